@@ -1,0 +1,60 @@
+# The one list of verbs. `make` alone prints it. Needs Python 3.11 or newer, git and make, nothing else.
+
+# The first of these that is Python 3.11 or newer.
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV ?= .venv
+# For example: make say PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu" for torch without CUDA.
+PIP_ARGS ?=
+TEXT ?= Hello. This is Nightingale, speaking from your own machine.
+OUT ?= hello.wav
+TESTS ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS) -c constraints.txt
+# Stamps: installed once, and again only when what is asked for changes.
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help say test check format parity docs clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+say: $(INSTALLED) ## install, then speak TEXT to OUT (hello.wav)
+	$(BIN)/nightingale say "$(TEXT)" -o "$(OUT)"
+
+test: $(INSTALLED_DEV) ## install what tests need, then run them all (TESTS=path for some)
+	$(BIN)/python -m pytest $(TESTS)
+
+check: $(INSTALLED_DEV) ## format, lint, strict types, house rules, fresh docs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/house
+
+format: $(INSTALLED_DEV) ## mend what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+parity: $(INSTALLED_DEV) ## compare every stage with upstream chatterbox-tts, in an environment of its own
+	parity/run.sh
+
+docs: $(INSTALLED_DEV) ## write the generated pages (docs/cli.md)
+	$(BIN)/python tools/make_docs.py
+
+clean: ## forget the environment and the caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Nightingale needs Python 3.11 or newer; none was found. Try: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e .
+	@touch $@
+
+$(INSTALLED_DEV): $(INSTALLED)
+	$(PIP) -e '.[dev]'
+	@touch $@

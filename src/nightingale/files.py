@@ -1,0 +1,41 @@
+"""Write a file whole or not at all.
+
+Voices and recordings are written by rooms that may not know each other, so the one careful way to do it
+lives on the ground floor: a temporary neighbour, then a rename. Whatever goes wrong, nothing half-written
+stays.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from secrets import token_hex
+
+from nightingale.errors import OutputError
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Put `data` at `path`; on any failure leave what was there before."""
+    try:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            # A device or a pipe (/dev/null, /dev/stdout) is written into; renaming over it would destroy it.
+            path.write_bytes(data)
+            return
+        target = path.resolve()  # through links, so that the link survives
+        temporary = target.with_name(f".{target.name}.{token_hex(4)}.part")
+        try:
+            # Not tempfile: its files are private (0600), and a result should follow the user's umask.
+            with temporary.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())  # a full disk may only speak up here
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(
+            "the file could not be written",
+            got=f"{error.strerror or error} for {path}",
+            allowed="a path in an existing, writable folder with room on its disk",
+            fix="Choose another path, or make room.",
+        ) from error

@@ -1,0 +1,72 @@
+"""Values that travel between the rooms. Frozen, and free of torch, so that anyone may hold them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Samples = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the next speech token is drawn. `None` in a request means the model family's own default."""
+
+    temperature: float = 0.8
+    top_p: float = 1.0
+    min_p: float = 0.05
+    top_k: int = 0
+    """0 keeps every id."""
+    repetition_penalty: float = 1.2
+    cfg_weight: float = 0.5
+    """Classifier-free guidance; 0 decodes a single row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metrics:
+    """What one request cost, measured from inside."""
+
+    ttfa_ms: float
+    """Time to first audio: from the call to the first audible chunk."""
+    total_ms: float
+    audio_seconds: float
+    tokens: int
+    stage_ms: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def rtf(self) -> float:
+        """Real-time factor: seconds of work per second of audio."""
+        return self.total_ms / 1000 / self.audio_seconds if self.audio_seconds else float("inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioChunk:
+    """A run of samples, in order, ready to be heard."""
+
+    samples: Samples
+    sample_rate_hz: int
+
+    @property
+    def seconds(self) -> float:
+        return len(self.samples) / self.sample_rate_hz
+
+    @property
+    def pcm16(self) -> bytes:
+        """Little-endian 16-bit samples, as players and sockets want them."""
+        return (np.clip(self.samples, -1.0, 1.0) * 32767.0).round().astype("<i2").tobytes()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audio(AudioChunk):
+    """A whole utterance: the joined chunks of a stream."""
+
+    seed: int
+    metrics: Metrics
+
+    @property
+    def sha256(self) -> str:
+        """Digest of the float32 samples: equal digests mean equal sound, bit for bit."""
+        return hashlib.sha256(np.ascontiguousarray(self.samples, dtype="<f4").tobytes()).hexdigest()

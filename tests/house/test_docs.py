@@ -1,0 +1,110 @@
+"""Documents must not outlive the code: paths exist, snippets compile, generated pages are fresh."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "AGENTS.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+FOLDERS = ("src/", "tests/", "tools/", "docs/", "dev/", "parity/", ".ci/")
+FILES = (
+    "Makefile",
+    "pyproject.toml",
+    "constraints.txt",
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+)
+
+
+def named_paths(text: str) -> set[str]:
+    """Repository paths in backticks or links. A path with a placeholder (<name>, *) is not one."""
+    spelled = re.findall(r"`([^`\n]+)`", text) + re.findall(r"\]\(([^)#\s]+)\)", text)
+    return {p for p in spelled if (p.startswith(FOLDERS) or p in FILES) and not re.search(r"[<>*{} …]", p)}
+
+
+def snippets(text: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
+def make_docs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_docs", ROOT / "tools" / "make_docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_path_a_page_names_exists(page: Path) -> None:
+    base = (ROOT, page.parent)
+    missing = {
+        p for p in named_paths(page.read_text()) if not any((b / p.split("::")[0]).exists() for b in base)
+    }
+    assert not missing, f"{page.name} names what is not there: {sorted(missing)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_python_snippet_compiles(page: Path) -> None:
+    for snippet in snippets(page.read_text()):
+        compile(snippet, page.name, "exec")
+
+
+def test_generated_pages_are_fresh() -> None:
+    for path, text in make_docs().pages().items():
+        assert (ROOT / path).read_text() == text, f"{path} is stale; run `make docs`"
+
+
+def test_every_verb_of_the_makefile_is_in_its_help() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    phony = re.search(r"^\.PHONY: (.+)$", makefile, flags=re.MULTILINE)
+    assert phony
+    explained = set(re.findall(r"^([a-z-]+):.*## ", makefile, flags=re.MULTILINE))
+    assert set(phony[1].split()) == explained
+
+
+def test_constraints_hold_an_exact_version_of_every_core_dependency() -> None:
+    pinned = {
+        line.split("==")[0].lower()
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
+    needed = re.search(
+        r"^dependencies = \[(.*?)^\]", (ROOT / "pyproject.toml").read_text(), re.DOTALL | re.MULTILINE
+    )
+    assert needed
+    names = {name.lower() for name in re.findall(r'"([A-Za-z0-9_-]+)', needed[1])}
+    assert names
+    assert names <= pinned, f"not pinned: {names - pinned}"
+
+
+def test_the_torch_of_the_constraints_is_plain_2_13() -> None:
+    assert "torch==2.13.0\n" in (ROOT / "constraints.txt").read_text()
+
+
+def test_every_parity_comment_names_a_test_that_exists() -> None:
+    """An oddity kept for upstream's sake without a test that pins it is only an oddity."""
+    broken = []
+    for path in sorted((ROOT / "src").rglob("*.py")):
+        text = path.read_text()
+        for match in re.finditer(r"# PARITY:", text):
+            comment = re.match(r"(?:[^\n]*\n)(?:\s*#[^\n]*\n)*", text[match.start() :])
+            named = re.search(r"(tests/[\w/]+\.py)::(\w+)", comment[0] if comment else "")
+            test_file = ROOT / named[1] if named else None
+            if not (
+                named and test_file and test_file.exists() and f"def {named[2]}(" in test_file.read_text()
+            ):
+                broken.append(f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}")
+    assert not broken, f"PARITY comments without a living test: {broken}"
