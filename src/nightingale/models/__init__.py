@@ -1,0 +1,1 @@
+"""Networks only: tensors in, tensors out. They hold weights; whatever changes is passed in."""

@@ -1,0 +1,81 @@
+"""Files and a preset in, networks out.
+
+Speaking needs T3, the flow and the vocoder. The three listeners, a fifth of the bytes, are needed only to make a
+voice from a clip, so they are loaded by a call of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
+from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
+from nightingale.models.chatterbox.encoders.xvector import XVector
+from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.presets import Preset
+from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.checkpoint import fold_weight_norm, load, part, read_tensors
+
+UNUSED_BY_T3 = frozenset({"tfmr.embed_tokens.weight", "tfmr.wte.weight", "text_head.weight"})
+"""Left over from training; nothing at inference reads them."""
+COMPUTED_BY_TOKENIZER = frozenset({"_mel_filters", "window"})
+"""Facts that some files hold and others do not; we compute them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speakers:
+    """The networks that speak."""
+
+    t3: T3
+    flow: Flow
+    hift: Hift
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listeners:
+    """The networks that make a voice of a clip."""
+
+    speech_tokenizer: SpeechTokenizer
+    voice_encoder: VoiceEncoder
+    xvector: XVector | None
+
+
+def load_speakers(preset: Preset, files: Mapping[str, Path]) -> Speakers:
+    """files: paths under the roles "t3" and "s3gen"."""
+    s3gen = read_tensors(files["s3gen"])
+    return Speakers(
+        t3=load(
+            lambda: T3(preset.t3), read_tensors(files["t3"]), source=files["t3"], unused=UNUSED_BY_T3
+        ),
+        flow=load(lambda: Flow(preset.flow), part(s3gen, "flow."), source=files["s3gen"]),
+        hift=load(
+            lambda: Hift(preset.hift), fold_weight_norm(part(s3gen, "mel2wav.")), source=files["s3gen"]
+        ),
+    )
+
+
+def load_listeners(preset: Preset, files: Mapping[str, Path]) -> Listeners:
+    """files: paths under the roles "s3gen" and "voice_encoder"."""
+    s3gen: dict[str, Tensor] = read_tensors(files["s3gen"])
+    voice = files["voice_encoder"]
+    return Listeners(
+        speech_tokenizer=load(
+            lambda: SpeechTokenizer(preset.speech_tokenizer),
+            part(s3gen, "tokenizer."),
+            source=files["s3gen"],
+            unused=COMPUTED_BY_TOKENIZER,
+        ),
+        voice_encoder=load(lambda: VoiceEncoder(preset.voice_encoder), read_tensors(voice), source=voice),
+        xvector=None
+        if preset.xvector is None
+        else load(
+            lambda: XVector(preset.xvector),  # type: ignore[arg-type]
+            part(s3gen, "speaker_encoder."),
+            source=files["s3gen"],
+        ),
+    )

@@ -1,0 +1,119 @@
+"""HiFT's trunk: mel and excitation to samples, through three upsampling stages and an inverse STFT."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nightingale.models.chatterbox.hift.config import (
+    ISTFT_HOP,
+    ISTFT_SIZE,
+    RESBLOCK_DILATIONS,
+    UPSAMPLE_KERNELS,
+    UPSAMPLE_RATES,
+    HiftConfig,
+)
+from nightingale.models.chatterbox.hift.f0 import F0Predictor
+from nightingale.models.chatterbox.hift.source import Source
+from nightingale.nn.conv import PaddedConv1d, UpsamplingConv1d, same_conv
+from nightingale.nn.stft import hann_window
+
+BINS = ISTFT_SIZE // 2 + 1
+MAGNITUDE_LIMIT = 100.0
+SAMPLE_LIMIT = 0.99
+
+
+class Snake(nn.Module):
+    """x + sin²(αx)/α: an activation that knows about periods."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        alpha = self.alpha[None, :, None]
+        return x + torch.sin(x * alpha).square() / (alpha + 1e-9)
+
+
+class ResBlock(nn.Module):
+    """Three dilated residual pairs."""
+
+    def __init__(self, channels: int, kernel: int, *, causal: bool) -> None:
+        super().__init__()
+
+        def convs(dilations: tuple[int, ...]) -> nn.ModuleList:
+            return nn.ModuleList(
+                same_conv(channels, channels, kernel, dilation=d, causal=causal) for d in dilations
+            )
+
+        def snakes() -> nn.ModuleList:
+            return nn.ModuleList(Snake(channels) for _ in RESBLOCK_DILATIONS)
+
+        self.convs1, self.convs2 = convs(RESBLOCK_DILATIONS), convs((1,) * len(RESBLOCK_DILATIONS))
+        self.activations1, self.activations2 = snakes(), snakes()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for snake1, conv1, snake2, conv2 in zip(
+            self.activations1, self.convs1, self.activations2, self.convs2, strict=True
+        ):
+            x = x + conv2(snake2(conv1(snake1(x))))
+        return x
+
+
+class Hift(nn.Module):
+    """(batch, mel, T frames) and an excitation of 480·T samples -> (batch, 480·T) samples."""
+
+    window: Tensor
+
+    def __init__(self, config: HiftConfig) -> None:
+        super().__init__()
+        causal = config.causal
+        self.config = config
+        self.f0_predictor = F0Predictor(config)
+        self.m_source = Source()
+        # The one layer of the trunk that looks ahead, also in a causal voice: three frames each way.
+        self.conv_pre = same_conv(config.mel_bands, config.base_channels, 7, causal=False)
+        self.ups, self.source_downs = nn.ModuleList(), nn.ModuleList()
+        self.source_resblocks, self.resblocks = nn.ModuleList(), nn.ModuleList()
+        for stage, (rate, kernel) in enumerate(zip(UPSAMPLE_RATES, UPSAMPLE_KERNELS, strict=True)):
+            channels = config.base_channels >> (stage + 1)
+            self.ups.append(UpsamplingConv1d(2 * channels, channels, kernel, rate, causal=causal))
+            self.source_downs.append(_source_down(channels, stage, causal=causal))
+            self.source_resblocks.append(ResBlock(channels, config.source_kernels[stage], causal=causal))
+            self.resblocks.extend(ResBlock(channels, k, causal=causal) for k in config.resblock_kernels)
+        self.conv_post = same_conv(channels, 2 * BINS, 7, causal=causal)
+        self.register_buffer("window", hann_window(ISTFT_SIZE), persistent=False)
+
+    def forward(self, mel: Tensor, source: Tensor) -> Tensor:
+        spectrum = torch.stft(
+            source.squeeze(1), ISTFT_SIZE, ISTFT_HOP, window=self.window, return_complex=True
+        )
+        excitation = torch.cat([spectrum.real, spectrum.imag], dim=1)  # (batch, 18, 120·T + 1)
+        x = self.conv_pre(mel)
+        last, kernels = len(self.ups) - 1, len(self.config.resblock_kernels)
+        for stage, up in enumerate(self.ups):
+            x = up(F.leaky_relu(x, 0.1))
+            if stage == last:
+                x = F.pad(x, (1, 0), mode="reflect")  # a centred STFT has one frame more than hops
+            x = x + self.source_resblocks[stage](self.source_downs[stage](excitation))
+            x = sum(block(x) for block in self.resblocks[stage * kernels : (stage + 1) * kernels]) / kernels
+        return self._synthesize(self.conv_post(F.leaky_relu(x)))  # slope 0.01 here, 0.1 above
+
+    def _synthesize(self, x: Tensor) -> Tensor:
+        magnitude = x[:, :BINS].exp().clamp(max=MAGNITUDE_LIMIT)
+        phase = torch.sin(x[:, BINS:])
+        spectrum = torch.complex(magnitude * torch.cos(phase), magnitude * torch.sin(phase))
+        samples = torch.istft(spectrum, ISTFT_SIZE, ISTFT_HOP, window=self.window)
+        return samples.clamp(-SAMPLE_LIMIT, SAMPLE_LIMIT)
+
+
+def _source_down(channels: int, stage: int, *, causal: bool) -> nn.Module:
+    """Bring the excitation's spectrum (one frame per ISTFT_HOP) to the rate of an upsampling stage."""
+    stride = 1
+    for rate in UPSAMPLE_RATES[stage + 1 :]:
+        stride *= rate
+    if stride == 1:
+        return nn.Conv1d(2 * BINS, channels, 1)
+    left, right = (stride, 0) if causal else (stride // 2, stride // 2)
+    return PaddedConv1d(2 * BINS, channels, 2 * stride, left=left, right=right, stride=stride)

@@ -1,0 +1,77 @@
+"""The members of the family, as data: a variant is what differs from its sibling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizerConfig
+from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoderConfig
+from nightingale.models.chatterbox.encoders.xvector import XVectorConfig
+from nightingale.models.chatterbox.hift.config import HiftConfig
+from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES, FlowConfig
+from nightingale.models.chatterbox.t3 import config as t3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """Sizes of every network of one model."""
+
+    t3: t3.T3Config
+    flow: FlowConfig = FlowConfig()
+    hift: HiftConfig = HiftConfig()
+    speech_tokenizer: SpeechTokenizerConfig = SpeechTokenizerConfig()
+    voice_encoder: VoiceEncoderConfig = VoiceEncoderConfig()
+    xvector: XVectorConfig | None = XVectorConfig()
+    """None: the flow is told the speaker by the voice encoder's vector."""
+
+
+ENGLISH: Final = Preset(t3=t3.ENGLISH)
+MULTILINGUAL: Final = Preset(t3=t3.MULTILINGUAL)
+TURBO: Final = Preset(t3=t3.TURBO, flow=FlowConfig(meanflow=True))
+NANO: Final = replace(TURBO, t3=t3.NANO)
+WREN: Final = Preset(
+    t3=t3.T3Config(
+        backbone=t3.LlamaConfig(layers=9, width=320, heads=5, ffn=864, rope_theta=10_000.0, rope_scaling=None),
+        text_vocab=512,
+        speech_vocab=SPEECH_CODES + 2,
+        prompt_tokens=0,
+        start_text=255,
+        stop_text=0,
+        starts=1,
+        learned_positions=None,
+        perceiver=False,
+        head_bias=False,
+    ),
+    flow=FlowConfig(
+        speaker_width=256,
+        encoder_width=256,
+        encoder_heads=4,
+        encoder_blocks=4,
+        encoder_up_blocks=2,
+        encoder_ffn=512,
+        estimator_width=192,
+        estimator_heads=3,
+        estimator_mid_stages=2,
+        estimator_stage_blocks=2,
+        mel_mean=-5.8,
+        mel_std=2.6,
+        meanflow=True,
+        block_causal=True,
+    ),
+    hift=HiftConfig(
+        base_channels=256, resblock_kernels=(3, 7), source_kernels=(5, 5, 5), f0_channels=256, causal=True
+    ),
+    speech_tokenizer=SpeechTokenizerConfig(width=256, heads=4, blocks=4),
+    xvector=None,
+)
+"""The voice in the box: trained by us (docs/training.md), shipped in the package."""
+
+PRESETS: Final[Mapping[str, Preset]] = {
+    "english": ENGLISH,
+    "multilingual": MULTILINGUAL,
+    "turbo": TURBO,
+    "nano": NANO,
+    "wren": WREN,
+}

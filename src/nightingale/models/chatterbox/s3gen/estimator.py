@@ -1,0 +1,175 @@
+"""The flow's estimator: which way, and how fast, should each mel frame move.
+
+A U-Net of one resolution: one stage down, several in the middle, one up with a skip. Its convolutions look back
+only; its attention looks wherever the mask allows.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nightingale.models.chatterbox.s3gen.config import FlowConfig
+from nightingale.nn.conv import same_conv
+
+HEAD_WIDTH = 64
+
+
+class ConvBlock(nn.Module):
+    """Causal convolution, norm over channels, Mish. Indices 0 and 2 are the checkpoint's names."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.block = nn.ModuleDict(
+            {"0": same_conv(inputs, outputs, 3, causal=True), "2": nn.LayerNorm(outputs, eps=1e-5)}
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.block["0"](x).transpose(1, 2)
+        return F.mish(self.block["2"](y).transpose(1, 2))
+
+
+class ResnetBlock(nn.Module):
+    def __init__(self, inputs: int, outputs: int, time_width: int) -> None:
+        super().__init__()
+        self.mlp = nn.ModuleDict({"1": nn.Linear(time_width, outputs)})
+        self.block1 = ConvBlock(inputs, outputs)
+        self.block2 = ConvBlock(outputs, outputs)
+        self.res_conv = nn.Conv1d(inputs, outputs, 1)
+
+    def forward(self, x: Tensor, time: Tensor) -> Tensor:
+        h = self.block1(x) + self.mlp["1"](F.mish(time))[..., None]
+        return self.block2(h) + self.res_conv(x)
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        inner = heads * HEAD_WIDTH
+        self.heads = heads
+        self.to_q = nn.Linear(width, inner, bias=False)
+        self.to_k = nn.Linear(width, inner, bias=False)
+        self.to_v = nn.Linear(width, inner, bias=False)
+        self.to_out = nn.ModuleList([nn.Linear(inner, width)])
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        q, k, v = (
+            project(x).unflatten(-1, (self.heads, HEAD_WIDTH)).transpose(1, 2)
+            for project in (self.to_q, self.to_k, self.to_v)
+        )
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return self.to_out[0](out.transpose(1, 2).flatten(2))
+
+
+class Gelu(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(inputs, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.proj(x))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.net = nn.ModuleDict({"0": Gelu(width, 4 * width), "2": nn.Linear(4 * width, width)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net["2"](self.net["0"](x))
+
+
+class TransformerBlock(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=1e-5)
+        self.attn1 = Attention(width, heads)
+        self.norm3 = nn.LayerNorm(width, eps=1e-5)
+        self.ff = FeedForward(width)
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        x = x + self.attn1(self.norm1(x), mask)
+        return x + self.ff(self.norm3(x))
+
+
+class Stage(nn.ModuleList):
+    """A resnet block, some transformer blocks and, at the ends of the U, a convolution.
+
+    It is a list because the checkpoint numbers its parts.
+    """
+
+    def __init__(self, config: FlowConfig, inputs: int, *, with_conv: bool) -> None:
+        width = config.estimator_width
+        blocks = nn.ModuleList(
+            TransformerBlock(width, config.estimator_heads) for _ in range(config.estimator_stage_blocks)
+        )
+        parts: list[nn.Module] = [ResnetBlock(inputs, width, 4 * width), blocks]
+        if with_conv:
+            parts.append(same_conv(width, width, 3, causal=True))
+        super().__init__(parts)
+
+    def forward(self, x: Tensor, time: Tensor, mask: Tensor | None) -> Tensor:
+        """Everything but the closing convolution, which the U applies after taking its skip."""
+        x = self[0](x, time).transpose(1, 2)
+        for block in self[1]:  # type: ignore[attr-defined]
+            x = block(x, mask)
+        return x.transpose(1, 2)
+
+
+class TimeEmbedding(nn.Module):
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.inputs = inputs
+        self.linear_1 = nn.Linear(inputs, outputs)
+        self.linear_2 = nn.Linear(outputs, outputs)
+
+    def forward(self, t: Tensor) -> Tensor:
+        half = self.inputs // 2
+        rate = torch.exp(torch.arange(half, device=t.device, dtype=t.dtype) * -(math.log(10000.0) / (half - 1)))
+        angle = 1000.0 * t[:, None] * rate
+        return self.linear_2(F.silu(self.linear_1(torch.cat([angle.sin(), angle.cos()], dim=-1))))
+
+
+class Estimator(nn.Module):
+    """x, mu, cond (batch, mel, frames), speaker (batch, mel), t and r (batch,) -> velocity, like x."""
+
+    def __init__(self, config: FlowConfig) -> None:
+        super().__init__()
+        width, inputs = config.estimator_width, 4 * config.mel_bands
+        self.time_mlp = TimeEmbedding(inputs, 4 * width)
+        if config.meanflow:
+            self.time_embed_mixer = nn.Linear(8 * width, 4 * width, bias=False)
+        self.down_blocks = nn.ModuleList([Stage(config, inputs, with_conv=True)])
+        self.mid_blocks = nn.ModuleList(
+            Stage(config, width, with_conv=False) for _ in range(config.estimator_mid_stages)
+        )
+        self.up_blocks = nn.ModuleList([Stage(config, 2 * width, with_conv=True)])
+        self.final_block = ConvBlock(width, width)
+        self.final_proj = nn.Conv1d(width, config.mel_bands, 1)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mu: Tensor,
+        speaker: Tensor,
+        cond: Tensor,
+        t: Tensor,
+        r: Tensor | None = None,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        """`r` is the time a meanflow step ends at; a plain flow has none."""
+        time = self.time_mlp(t)
+        if r is not None:
+            time = self.time_embed_mixer(torch.cat([time, self.time_mlp(r)], dim=1))
+        h = torch.cat([x, mu, speaker[..., None].expand_as(x), cond], dim=1)
+        down, up = self.down_blocks[0], self.up_blocks[0]
+        skip = down(h, time, mask)
+        h = down[2](skip)  # type: ignore[index]
+        for stage in self.mid_blocks:
+            h = stage(h, time, mask)
+        h = up[2](up(torch.cat([h, skip], dim=1), time, mask))  # type: ignore[index]
+        return self.final_proj(self.final_block(h))

@@ -1,0 +1,98 @@
+"""Speech ids to mel: encode the tokens once, then move noise along the flow."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES, FlowConfig
+from nightingale.models.chatterbox.s3gen.estimator import Estimator
+from nightingale.models.chatterbox.s3gen.solver import cosine_times, integrate, linear_times
+from nightingale.models.chatterbox.s3gen.token_encoder import TokenEncoder
+from nightingale.nn.masks import attention_mask
+
+GUIDANCE = 0.7
+GUIDED_STEPS = 10
+MEANFLOW_STEPS = 2
+
+
+class Flow(nn.Module):
+    """The flow's weights. Noise is an argument; nothing here remembers a call."""
+
+    def __init__(self, config: FlowConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.input_embedding = nn.Embedding(SPEECH_CODES, config.encoder_width)
+        self.spk_embed_affine_layer = nn.Linear(config.speaker_width, config.mel_bands)
+        self.encoder = TokenEncoder(config)
+        self.encoder_proj = nn.Linear(config.encoder_width, config.mel_bands)
+        self.decoder = nn.ModuleDict({"estimator": Estimator(config)})
+
+    def encode(self, ids: Tensor, valid: Tensor | None = None, blocks: Tensor | None = None) -> Tensor:
+        """(batch, tokens) ids below SPEECH_CODES -> mu (batch, mel, 2·tokens)."""
+        x = self.input_embedding(ids)
+        if valid is not None:
+            x = x * valid[..., None]
+        return self.encoder_proj(self.encoder(x, valid, blocks)).transpose(1, 2)
+
+    def speaker(self, vector: Tensor) -> Tensor:
+        """(batch, speaker_width) -> (batch, mel)."""
+        return self.spk_embed_affine_layer(F.normalize(vector, dim=1))
+
+    def estimate(
+        self, x: Tensor, *, mu: Tensor, speaker: Tensor, cond: Tensor, t: Tensor, r: Tensor, mask: Tensor | None
+    ) -> Tensor:
+        """One velocity: averaged over the step for a meanflow, guided for a plain one."""
+        estimator = self.decoder["estimator"]
+        if self.config.meanflow:
+            t, r = t.expand(len(x)), r.expand(len(x))
+            velocity: Tensor = estimator(x, mu=mu, speaker=speaker, cond=cond, t=t, r=r, mask=mask)
+            return velocity
+
+        def with_none(y: Tensor) -> Tensor:
+            return torch.cat([y, torch.zeros_like(y)])
+
+        both = estimator(
+            torch.cat([x, x]),
+            mu=with_none(mu),
+            speaker=with_none(speaker),
+            cond=with_none(cond),
+            t=t.expand(2 * len(x)),
+            mask=mask if mask is None or len(mask) == 1 else torch.cat([mask, mask]),
+        )
+        guided, free = both.chunk(2)
+        return (1 + GUIDANCE) * guided - GUIDANCE * free
+
+    def forward(
+        self,
+        ids: Tensor,
+        *,
+        prompt_mel: Tensor,
+        speaker: Tensor,
+        noise: Tensor,
+        steps: int | None = None,
+        valid: Tensor | None = None,
+        blocks: Tensor | None = None,
+    ) -> Tensor:
+        """Mel of everything after the prompt: (batch, mel, 2·tokens - prompt frames).
+
+        ids: (batch, tokens), the prompt's tokens first; prompt_mel: (batch, mel, prompt frames);
+        noise: (batch, mel, 2·tokens), addressed by absolute frame.
+        """
+        mu, spoken = self.encode(ids, valid, blocks), self.speaker(speaker)
+        shown = (prompt_mel - self.config.mel_mean) / self.config.mel_std
+        cond = F.pad(shown, (0, mu.shape[2] - shown.shape[2]))
+        mask = attention_mask(
+            None if valid is None else valid.repeat_interleave(2, dim=1),
+            None if blocks is None else blocks.repeat_interleave(2, dim=1),
+        )
+        times = (
+            linear_times(steps or MEANFLOW_STEPS)
+            if self.config.meanflow
+            else cosine_times(steps or GUIDED_STEPS)
+        )
+        mel = integrate(
+            lambda x, t, r: self.estimate(x, mu=mu, speaker=spoken, cond=cond, t=t, r=r, mask=mask), noise, times
+        )
+        return mel[:, :, prompt_mel.shape[2] :] * self.config.mel_std + self.config.mel_mean

@@ -1,0 +1,30 @@
+"""From noise to mel: the two ways the family integrates its flow, as pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(x, t, r) -> dx/dt, or its average from t to r; t and r are scalars of shape ()."""
+
+
+def cosine_times(steps: int) -> list[float]:
+    """Fine steps early, where the guided flow turns most."""
+    return [1 - math.cos(0.5 * math.pi * i / steps) for i in range(steps + 1)]
+
+
+def linear_times(steps: int) -> list[float]:
+    return [i / steps for i in range(steps + 1)]
+
+
+def integrate(velocity: Velocity, noise: Tensor, times: list[float]) -> Tensor:
+    """Euler's method along `times`, in the noise's precision."""
+    grid = torch.tensor(times, dtype=noise.dtype, device=noise.device)
+    x = noise
+    for t, r in zip(grid[:-1], grid[1:], strict=True):
+        x = x + (r - t) * velocity(x, t, r)
+    return x

@@ -1,0 +1,157 @@
+"""Speech tokens to mel-rate features: a Transformer-XL style encoder that doubles the rate half-way.
+
+Besides attention, only `pre_lookahead_layer` sees the future: three tokens of it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, FlowConfig
+from nightingale.nn.conv import PaddedConv1d
+from nightingale.nn.masks import attention_mask
+
+
+class RelativeAttention(nn.Module):
+    """Attention whose scores depend on content and on signed distance, as in Transformer-XL."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.head_width = heads, width // heads
+        self.linear_q = nn.Linear(width, width)
+        self.linear_k = nn.Linear(width, width)
+        self.linear_v = nn.Linear(width, width)
+        self.linear_out = nn.Linear(width, width)
+        self.linear_pos = nn.Linear(width, width, bias=False)
+        self.pos_bias_u = nn.Parameter(torch.zeros(heads, self.head_width))
+        self.pos_bias_v = nn.Parameter(torch.zeros(heads, self.head_width))
+
+    def forward(self, x: Tensor, distances: Tensor, mask: Tensor | None) -> Tensor:
+        q, k, v = (self._heads(project(x)) for project in (self.linear_q, self.linear_k, self.linear_v))
+        p = self._heads(self.linear_pos(distances))  # (1, heads, 2·time - 1, head)
+        scale = self.head_width**-0.5
+        by_distance = _align_distances((q + self.pos_bias_v[:, None]) @ p.transpose(2, 3)) * scale
+        if mask is not None:
+            by_distance = by_distance.masked_fill(~mask, -torch.inf)
+        out = F.scaled_dot_product_attention(q + self.pos_bias_u[:, None], k, v, attn_mask=by_distance)
+        return self.linear_out(out.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, self.head_width)).transpose(1, 2)
+
+
+def _align_distances(scores: Tensor) -> Tensor:
+    """(…, time, 2·time - 1) by distance, far past first -> (…, time, time) by key.
+
+    Row i must be shifted by i; reading the padded matrix with a row length one shorter does just that.
+    """
+    time = scores.shape[-2]
+    padded = F.pad(scores, (1, 0)).flatten(-2)[..., time:]
+    return padded.unflatten(-1, (time, 2 * time - 1))[..., :time]
+
+
+class FeedForward(nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.w_1 = nn.Linear(width, inner)
+        self.w_2 = nn.Linear(inner, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.w_2(F.silu(self.w_1(x)))
+
+
+class EncoderBlock(nn.Module):
+    def __init__(self, config: FlowConfig) -> None:
+        super().__init__()
+        width = config.encoder_width
+        self.self_attn = RelativeAttention(width, config.encoder_heads)
+        self.feed_forward = FeedForward(width, config.encoder_ffn)
+        self.norm_mha = nn.LayerNorm(width, eps=1e-12)
+        self.norm_ff = nn.LayerNorm(width, eps=1e-12)
+
+    def forward(self, x: Tensor, distances: Tensor, mask: Tensor | None) -> Tensor:
+        x = x + self.self_attn(self.norm_mha(x), distances, mask)
+        return x + self.feed_forward(self.norm_ff(x))
+
+
+class Embed(nn.Module):
+    """Linear and norm, then a scale by √width as the original positional module applied."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.out = nn.Sequential(nn.Linear(width, width), nn.LayerNorm(width, eps=1e-5))
+        self.scale = math.sqrt(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x) * self.scale
+
+
+class PreLookahead(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv1 = PaddedConv1d(width, width, LOOKAHEAD_TOKENS + 1, left=0, right=LOOKAHEAD_TOKENS)
+        self.conv2 = PaddedConv1d(width, width, 3, left=2, right=0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv2(F.leaky_relu(self.conv1(x.transpose(1, 2)))).transpose(1, 2)
+
+
+class Upsample(nn.Module):
+    """Each token twice, then a look back."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = PaddedConv1d(width, width, 5, left=4, right=0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x.repeat_interleave(2, dim=1).transpose(1, 2)).transpose(1, 2)
+
+
+class TokenEncoder(nn.Module):
+    """(batch, tokens, width) -> (batch, 2·tokens, width)."""
+
+    def __init__(self, config: FlowConfig) -> None:
+        super().__init__()
+        width = config.encoder_width
+        self.embed = Embed(width)
+        self.pre_lookahead_layer = PreLookahead(width)
+        self.encoders = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_blocks))
+        self.up_layer = Upsample(width)
+        self.up_embed = Embed(width)
+        self.up_encoders = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_up_blocks))
+        self.after_norm = nn.LayerNorm(width, eps=1e-5)
+
+    def forward(self, x: Tensor, valid: Tensor | None = None, blocks: Tensor | None = None) -> Tensor:
+        x = self.embed(x)
+        if valid is not None:
+            x = x * valid[..., None]  # the look-ahead past the end must read zeros, as it does alone
+        x = self.pre_lookahead_layer(x)
+        x = _run(self.encoders, x, attention_mask(valid, blocks))
+        x = self.up_embed(self.up_layer(x))
+        x = _run(self.up_encoders, x, attention_mask(_twice(valid), _twice(blocks)))
+        return self.after_norm(x)
+
+
+def _run(layers: nn.ModuleList, x: Tensor, mask: Tensor | None) -> Tensor:
+    distances = signed_distances(x.shape[1], x.shape[2], like=x)
+    for layer in layers:
+        x = layer(x, distances, mask)
+    return x
+
+
+def _twice(x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.repeat_interleave(2, dim=1)
+
+
+def signed_distances(time: int, width: int, *, like: Tensor) -> Tensor:
+    """Sinusoids of the distances time-1 … -(time-1), sines on even channels: (1, 2·time - 1, width)."""
+    distance = torch.arange(time - 1, -time, -1, device=like.device, dtype=torch.float32)
+    rate = torch.exp(
+        torch.arange(0, width, 2, device=like.device, dtype=torch.float32) * -(math.log(10000.0) / width)
+    )
+    angle = distance[:, None] * rate
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[None].to(like.dtype)

@@ -1,0 +1,1 @@
+"""T3: the language model that writes speech tokens."""

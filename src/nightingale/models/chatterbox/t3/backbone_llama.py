@@ -1,0 +1,88 @@
+"""The Llama backbone of the English and multilingual T3 (and of wren)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nightingale.models.chatterbox.t3.config import LlamaConfig
+from nightingale.nn.memory import LayerMemory
+from nightingale.nn.rope import inverse_frequencies, rotate, rotations
+
+
+class RmsNorm(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.q_proj = nn.Linear(config.width, config.width, bias=False)
+        self.k_proj = nn.Linear(config.width, config.width, bias=False)
+        self.v_proj = nn.Linear(config.width, config.width, bias=False)
+        self.o_proj = nn.Linear(config.width, config.width, bias=False)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], memory: LayerMemory) -> Tensor:
+        q, k, v = (
+            project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        out = memory.attend(rotate(q, *turn), rotate(k, *turn), v)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+class Mlp(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.width, config.ffn, bias=False)
+        self.up_proj = nn.Linear(config.width, config.ffn, bias=False)
+        self.down_proj = nn.Linear(config.ffn, config.width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.self_attn = Attention(config)
+        self.mlp = Mlp(config)
+        self.input_layernorm = RmsNorm(config.width)
+        self.post_attention_layernorm = RmsNorm(config.width)
+
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], memory: LayerMemory) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), turn, memory)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class LlamaBackbone(nn.Module):
+    """(rows, time, width) and one memory per layer -> (rows, time, width), normed."""
+
+    inverse: Tensor
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.norm = RmsNorm(config.width)
+        inverse = inverse_frequencies(
+            config.width // config.heads, theta=config.rope_theta, scaling=config.rope_scaling
+        )
+        self.register_buffer("inverse", inverse, persistent=False)
+
+    def forward(self, x: Tensor, memory: Sequence[LayerMemory]) -> Tensor:
+        start = memory[0].position
+        positions = torch.arange(start, start + x.shape[1], device=x.device)
+        turn = rotations(self.inverse, positions, x.dtype)
+        for layer, layer_memory in zip(self.layers, memory, strict=True):
+            x = layer(x, turn, layer_memory)
+        return self.norm(x)

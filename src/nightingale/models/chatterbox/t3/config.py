@@ -1,0 +1,79 @@
+"""Sizes and habits of T3 in each family."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nightingale.nn.rope import RopeScaling
+
+START_SPEECH = 6561
+STOP_SPEECH = 6562
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlamaConfig:
+    """Defaults are the official half-billion backbone."""
+
+    layers: int = 30
+    width: int = 1024
+    heads: int = 16
+    ffn: int = 4096
+    rope_theta: float = 500_000.0
+    rope_scaling: RopeScaling | None = RopeScaling()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpt2Config:
+    layers: int = 24
+    width: int = 1024
+    heads: int = 16
+    positions: int = 8196
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class T3Config:
+    backbone: LlamaConfig | Gpt2Config
+    text_vocab: int
+    speech_vocab: int
+    prompt_tokens: int
+    """At most this many tokens of the reference clip are shown to the model."""
+    start_text: int | None
+    stop_text: int | None
+    starts: int
+    """How often the start-of-speech token stands before the first generated one."""
+    learned_positions: tuple[int, int] | None
+    """Rows of the text and the speech position tables, if the model has them."""
+    perceiver: bool
+    """Compresses the prompt to 32 vectors and adds an emotion vector; otherwise the prompt stands as it is."""
+    head_bias: bool
+    speaker_width: int = 256
+
+
+ENGLISH = T3Config(
+    backbone=LlamaConfig(),
+    text_vocab=704,
+    speech_vocab=8194,
+    prompt_tokens=150,
+    start_text=255,
+    stop_text=0,
+    # PARITY: upstream feeds the start token twice; dropping one changes every token.
+    #         tests/models/test_t3.py::test_the_prompt_ends_with_two_equal_starts
+    starts=2,
+    learned_positions=(2050, 4100),
+    perceiver=True,
+    head_bias=False,
+)
+MULTILINGUAL = replace(ENGLISH, text_vocab=2454)
+TURBO = T3Config(
+    backbone=Gpt2Config(),
+    text_vocab=50276,
+    speech_vocab=6563,
+    prompt_tokens=375,
+    start_text=None,
+    stop_text=None,
+    starts=1,
+    learned_positions=None,
+    perceiver=False,
+    head_bias=True,
+)
+NANO = replace(TURBO, backbone=Gpt2Config(layers=12, width=768, heads=12))

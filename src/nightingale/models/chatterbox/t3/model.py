@@ -1,0 +1,106 @@
+"""T3: text ids and a voice in, scores of the next speech token out.
+
+The prompt is  conditioning ‖ text ‖ start-of-speech;  after it stand the speech tokens spoken so far. With
+guidance two rows run side by side: the first is told the text, the second sees zeros in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from nightingale.models.chatterbox.t3.backbone_gpt2 import Gpt2Backbone
+from nightingale.models.chatterbox.t3.backbone_llama import LlamaBackbone
+from nightingale.models.chatterbox.t3.conditioning import Conditioning
+from nightingale.models.chatterbox.t3.config import START_SPEECH, LlamaConfig, T3Config
+from nightingale.nn.memory import DenseMemory, LayerMemory
+
+
+class Positions(nn.Module):
+    """A learned table, nested once because the checkpoint's name is."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.emb = nn.Embedding(rows, width)
+
+    def forward(self, start: int, count: int) -> Tensor:
+        return self.emb.weight[start : start + count]
+
+
+class T3(nn.Module):
+    def __init__(self, config: T3Config) -> None:
+        super().__init__()
+        width = config.backbone.width
+        self.config = config
+        self.tfmr: LlamaBackbone | Gpt2Backbone = (
+            LlamaBackbone(config.backbone)
+            if isinstance(config.backbone, LlamaConfig)
+            else Gpt2Backbone(config.backbone)
+        )
+        self.cond_enc = Conditioning(config)
+        self.text_emb = nn.Embedding(config.text_vocab, width)
+        self.speech_emb = nn.Embedding(config.speech_vocab, width)
+        if config.learned_positions is not None:
+            text_rows, speech_rows = config.learned_positions
+            self.text_pos_emb = Positions(text_rows, width)
+            self.speech_pos_emb = Positions(speech_rows, width)
+        self.speech_head = nn.Linear(width, config.speech_vocab, bias=config.head_bias)
+
+    def new_memory(self, *, rows: int, capacity: int) -> list[LayerMemory]:
+        """Empty memory for `rows` utterances of at most `capacity` positions, prompt included."""
+        backbone, weight = self.config.backbone, self.speech_head.weight
+        return [
+            DenseMemory(
+                rows=rows,
+                heads=backbone.heads,
+                capacity=capacity,
+                width=backbone.width // backbone.heads,
+                dtype=weight.dtype,
+                device=weight.device,
+            )
+            for _ in range(backbone.layers)
+        ]
+
+    def frame_text(self, text_ids: list[int]) -> list[int]:
+        """Text ids between the start and stop ids, where the family has them."""
+        start, stop = self.config.start_text, self.config.stop_text
+        return [*([] if start is None else [start]), *text_ids, *([] if stop is None else [stop])]
+
+    def prompt(
+        self, text: Tensor, *, speaker: Tensor, prompt_ids: Tensor, exaggeration: Tensor, guided: bool
+    ) -> Tensor:
+        """Embeddings of everything before the first generated token.
+
+        text: (1, n) framed ids; speaker: (1, speaker_width); prompt_ids: (1, m); exaggeration: (1,).
+        Gives (1, time, width), or (2, time, width) when guided.
+        """
+        shown = self.speech_emb(prompt_ids)
+        # PARITY: only the perceiver's prompt is given learned positions; Turbo's stands bare.
+        if self.config.learned_positions is not None:
+            shown = shown + self.speech_pos_emb(0, shown.shape[1])
+        told = self.text_emb(text)
+        if guided:
+            told = torch.cat([told, torch.zeros_like(told)])
+        if self.config.learned_positions is not None:
+            told = told + self.text_pos_emb(0, told.shape[1])
+        rows = len(told)
+        cond = self.cond_enc(speaker, shown, exaggeration).expand(rows, -1, -1)
+        start = torch.full((rows, 1), START_SPEECH, device=text.device)
+        return torch.cat([cond, told, *[self.embed_speech(start, 0)] * self.config.starts], dim=1)
+
+    def embed_speech(self, ids: Tensor, position: int) -> Tensor:
+        """(rows, n) speech ids, the first standing at `position` after the start token."""
+        x = self.speech_emb(ids)
+        if self.config.learned_positions is not None:
+            x = x + self.speech_pos_emb(position, ids.shape[1])
+        return x
+
+    def forward(self, x: Tensor, memory: Sequence[LayerMemory]) -> Tensor:
+        """Embeddings (rows, time, width) -> scores after each of them (rows, time, speech_vocab)."""
+        return self.speech_head(self.tfmr(x, memory))
+
+    def next_scores(self, x: Tensor, memory: Sequence[LayerMemory]) -> Tensor:
+        """Scores after the last embedding only: (rows, speech_vocab)."""
+        return self.speech_head(self.tfmr(x, memory)[:, -1])

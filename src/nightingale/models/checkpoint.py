@@ -1,0 +1,102 @@
+"""Weights from files into networks, with a strict report and no second copy in memory.
+
+A network is built on the meta device, where it weighs nothing, and then adopts the file's tensors as they are
+mapped from disk. What does not fit is reported whole: every missing, extra and misshapen name at once.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from nightingale.errors import CheckpointError
+
+Net = TypeVar("Net", bound=nn.Module)
+NAMES_SHOWN = 6
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors or .pt file, mapped from disk where the format allows."""
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
+        raise CheckpointError(
+            "a weight file cannot be read",
+            got=f"{path}: {error}",
+            allowed="a whole .safetensors file, or a .pt file that holds tensors only",
+            fix="The file is truncated or of another kind: fetch it again with `nightingale models pull`.",
+        ) from error
+    # Old T3 files wrap their tensors once more.
+    if isinstance(found, dict) and isinstance(found.get("model"), list | tuple):
+        found = found["model"][0]
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise CheckpointError(
+            "a weight file holds something else",
+            got=f"{path} with a {type(found).__name__}",
+            allowed="a flat mapping of names to tensors",
+            fix="Check that this file belongs to the model.",
+        )
+    return found
+
+
+def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The tensors under a prefix, without it."""
+    return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+
+def fold_weight_norm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Replace each (g, v) pair of a weight-normed layer by the weight g·v/‖v‖ it stands for."""
+    gain, direction = ".parametrizations.weight.original0", ".parametrizations.weight.original1"
+    folded = {name: t for name, t in tensors.items() if not name.endswith((gain, direction))}
+    for name, g in tensors.items():
+        v = tensors.get(name.removesuffix(gain) + direction) if name.endswith(gain) else None
+        if v is not None:
+            # The norm is over every axis but the first, which for a transposed convolution is the input's.
+            folded[name.removesuffix(gain) + ".weight"] = torch._weight_norm(v, g, 0)
+    return folded
+
+
+def load(
+    build: Callable[[], Net], tensors: Mapping[str, Tensor], *, source: Path, unused: frozenset[str] = frozenset()
+) -> Net:
+    """A network in evaluation mode holding exactly `tensors`; names in `unused` may be there and are left out."""
+    with torch.device("meta"):
+        net = build()
+    expected = net.state_dict()
+    missing = sorted(expected.keys() - tensors.keys())
+    extra = sorted(tensors.keys() - expected.keys() - unused)
+    misshapen = [
+        f"{name} {tuple(tensors[name].shape)} instead of {tuple(expected[name].shape)}"
+        for name in sorted(expected.keys() & tensors.keys())
+        if tensors[name].shape != expected[name].shape
+    ]
+    broken = [name for name in sorted(expected.keys() & tensors.keys()) if not _finite(tensors[name])]
+    faults = {"missing": missing, "extra": extra, "misshapen": misshapen, "not finite": broken}
+    if any(faults.values()):
+        raise CheckpointError(
+            f"the weights do not fit {type(net).__name__}",
+            got=f"{source} with " + "; ".join(_list(kind, names) for kind, names in faults.items() if names),
+            allowed="exactly the tensors of this network, all finite",
+            fix="Check that the file belongs to this model and its variant, or pull it again.",
+        )
+    net.load_state_dict({name: tensors[name] for name in expected}, assign=True)
+    return net.eval().requires_grad_(False)
+
+
+def _finite(t: Tensor) -> bool:
+    # One pass without a mask as large as the tensor: a sum is finite only if every value is.
+    return not t.is_floating_point() or bool(torch.isfinite(t.sum(dtype=torch.float64)))
+
+
+def _list(kind: str, names: list[str]) -> str:
+    shown = ", ".join(names[:NAMES_SHOWN])
+    return f"{len(names)} {kind} ({shown}{', …' if len(names) > NAMES_SHOWN else ''})"

@@ -1,0 +1,43 @@
+"""Rotary positions, half-split: channel i turns together with channel i + width/2."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeScaling:
+    """Llama 3's stretch of slow rotations, for contexts longer than it was first trained on."""
+
+    factor: float = 8.0
+    low: float = 1.0
+    high: float = 4.0
+    original_context: int = 8192
+
+
+def inverse_frequencies(width: int, *, theta: float, scaling: RopeScaling | None) -> Tensor:
+    """Radians per position of each channel pair: (width / 2,)."""
+    # On the CPU even while a model is built on the meta device: a fact, not a weight.
+    plain = 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float32, device="cpu") / width)
+    if scaling is None:
+        return plain
+    turns = scaling.original_context * plain / (2 * math.pi)
+    blend = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
+    return (1 - blend) * plain / scaling.factor + blend * plain
+
+
+def rotations(inverse: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines for `positions` (…, time): each (…, time, width)."""
+    angle = positions[..., None].to(inverse.dtype) * inverse
+    angle = torch.cat([angle, angle], dim=-1)
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Turn (rows, heads, time, width) by angles given as (time, width) or (rows, 1, time, width)."""
+    first, second = x.chunk(2, dim=-1)
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
