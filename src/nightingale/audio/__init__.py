@@ -1,0 +1,1 @@
+"""Samples to samples: reading, resampling, levelling, trimming and judging clips. numpy only, no torch."""

@@ -1,0 +1,36 @@
+"""Where the sound in a clip begins and ends: the frames no more than 20 dB below the loudest one."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nightingale.values import Samples
+
+FRAME_SAMPLES = 2048
+HOP_SAMPLES = 512
+TOP_DB = 20.0
+_FLOOR_POWER = 1e-10
+"""Below this, all silence is alike; a clip of nothing else is kept whole."""
+
+
+def sound_span(samples: Samples, top_db: float = TOP_DB) -> tuple[int, int]:
+    """First sample and one past the last of the part that is loud enough, in whole hops."""
+    power = np.maximum(frame_power(samples), _FLOOR_POWER)
+    loud = np.flatnonzero(power > power.max() * 10 ** (-top_db / 10))
+    return int(loud[0]) * HOP_SAMPLES, min(len(samples), (int(loud[-1]) + 1) * HOP_SAMPLES)
+
+
+def trim_silence(samples: Samples, top_db: float = TOP_DB) -> Samples:
+    """The clip without quiet ends."""
+    start, end = sound_span(samples, top_db)
+    return samples[start:end]
+
+
+def frame_power(samples: Samples) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Mean square of each frame, one every 512 samples, the frame centred there; zeros beyond the ends."""
+    overlap = FRAME_SAMPLES // HOP_SAMPLES
+    frames = 1 + len(samples) // HOP_SAMPLES
+    padded = np.zeros((frames + overlap - 1) * HOP_SAMPLES + FRAME_SAMPLES)
+    padded[FRAME_SAMPLES // 2 :][: len(samples)] = samples
+    hops = np.square(padded[: (frames + overlap - 1) * HOP_SAMPLES]).reshape(-1, HOP_SAMPLES).sum(axis=1)
+    return np.convolve(hops, np.ones(overlap), mode="valid") / FRAME_SAMPLES

@@ -1,0 +1,60 @@
+"""`nightingale models`: which are known, which are here, how to get one."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from nightingale.cli import options
+from nightingale.cli.talk import note, size
+
+Name = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A name of `nightingale models list`.", show_default=False)
+]
+T3 = Annotated[
+    str | None, typer.Option(help="A variant of the speech model, such as v3.", show_default=False)
+]
+S3Gen = Annotated[str | None, typer.Option(help="A variant of the decoder, such as v3.", show_default=False)]
+
+
+def list_models(as_json: options.AsJson = False) -> None:
+    """Show the known models and what of them is on this machine."""
+    from nightingale.hub.cards import CARDS
+    from nightingale.hub.find import state
+
+    states = [state(card) for card in CARDS.values()]
+    if as_json:
+        print(json.dumps([asdict(one) for one in states]))
+        return
+    for one in states:
+        here = (
+            f"cached, {size(one.bytes_here)}"
+            if one.complete
+            else f"missing, about {size(one.bytes_to_get)} to get"
+        )
+        print(f"{one.name:<14}{here:<34}{one.summary}")
+
+
+def pull(name: Name, t3: T3 = None, s3gen: S3Gen = None) -> None:
+    """Download a model's files into the hub cache and check them."""
+    from nightingale.hub import find
+
+    found, remarks = find.pull(name, t3=t3, s3gen=s3gen, on_file=lambda file: note(f"getting {file}"))
+    for remark in remarks:
+        note(remark)
+    print(found.folder)
+
+
+def path(
+    name: Annotated[str, typer.Argument(metavar="MODEL", help="A name or a folder.", show_default=False)],
+    t3: T3 = None,
+    s3gen: S3Gen = None,
+) -> None:
+    """Print where each file of a model is; never touches the network."""
+    from nightingale.hub.find import locate
+
+    for role, file in locate(name, offline=True, t3=t3, s3gen=s3gen).paths.items():
+        print(f"{role}\t{file}")

@@ -1,0 +1,161 @@
+"""`nightingale say`: text in, a recording out."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nightingale.cli import options
+from nightingale.cli.talk import busy, note, read_options
+from nightingale.errors import ConfigError, EmptyText, OutputError, TextError
+
+if TYPE_CHECKING:
+    from nightingale.values import Audio
+
+PIPE = "-"
+
+
+def say(
+    text: options.Text,
+    out: options.Out = "nightingale.wav",
+    model: options.Model = "wren",
+    voice: options.VoiceName = None,
+    language: options.Language = None,
+    seed: options.Seed = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    min_p: options.MinP = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    cfg_weight: options.CfgWeight = None,
+    exaggeration: options.Exaggeration = None,
+    device: options.Device = "auto",
+    offline: options.Offline = False,
+    choices: options.Choices = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Speak TEXT into a file."""
+    # Everything that can be wrong without a model is found before one is loaded.
+    chosen = read_options(choices or [])
+    check_out(out, as_json)
+    words = read_text(text)
+
+    with busy(f"loading {model} …", quiet=quiet):
+        from nightingale.engine import TTS
+
+        tts = TTS(model, device=device, offline=offline, **chosen)
+    if tts.notice is not None:
+        note(f"note: {tts.notice}")
+    with busy("speaking …", quiet=quiet):
+        audio = tts.say(
+            words,
+            voice=voice,
+            language=language,
+            seed=seed,
+            temperature=temperature,
+            top_p=top_p,
+            min_p=min_p,
+            repetition_penalty=repetition_penalty,
+            cfg_weight=cfg_weight,
+            exaggeration=exaggeration,
+        )
+    write_out(out, audio)
+    if not quiet:
+        cost = audio.metrics
+        times = f"first sound {cost.ttfa_ms:.0f} ms, rtf {cost.rtf:.3f}"
+        note(f"{out}: {audio.seconds:.2f} s, {times}, seed {audio.seed}")
+    if as_json:
+        print(json.dumps(summary(tts.name, voice, audio)))
+
+
+def check_out(out: str, as_json: bool) -> None:
+    """Refuse an output that cannot work before the work is done."""
+    if out == PIPE:
+        if as_json:
+            raise ConfigError(
+                "stdout can hold the sound or the JSON, not both",
+                got="-o - with --json",
+                allowed="one of them",
+                fix="Write the sound to a file.",
+            )
+        if sys.stdout.isatty():
+            raise ConfigError(
+                "a terminal cannot play a WAV",
+                got="-o - on a terminal",
+                allowed="a pipe or a file",
+                fix="For example: nightingale say … -o - | aplay",
+            )
+        return
+    from nightingale.containers import encoder_for
+
+    path = Path(out)
+    encoder_for(path)
+    if path.is_dir() or not path.parent.is_dir():
+        raise OutputError(
+            "the recording cannot be written there",
+            got=f"{out} ({'a folder' if path.is_dir() else 'no such folder'})",
+            allowed="a file in an existing folder",
+            fix="Choose another path, or make the folder.",
+        )
+
+
+def read_text(text: str) -> str:
+    """TEXT, or stdin for `-`; blank or broken text is refused here, before a model is loaded."""
+    try:
+        words = sys.stdin.buffer.read().decode() if text == PIPE else text
+        words.encode()  # an argument that was not UTF-8 arrives with lone surrogates
+    except UnicodeError as error:
+        raise TextError(
+            "the text is not UTF-8",
+            got=str(error),
+            allowed="text encoded as UTF-8",
+            fix="Convert it, for example with iconv.",
+        ) from error
+    if not words.strip():
+        raise EmptyText(
+            "there is nothing to say",
+            got=repr(words[:20]),
+            allowed="text with at least one letter or digit",
+            fix='For example: nightingale say "Hello."',
+        )
+    return words
+
+
+def write_out(out: str, audio: Audio) -> None:
+    from nightingale.containers import save
+    from nightingale.containers.wav import wav_bytes
+
+    if out != PIPE:
+        save(out, audio)
+        return
+    try:
+        sys.stdout.buffer.write(wav_bytes(audio.samples, audio.sample_rate_hz))
+        sys.stdout.buffer.flush()
+    except OSError as error:
+        # The reader left. Python flushes stdout once more on its way out; let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise OutputError(
+            "stdout could not be written",
+            got=error.strerror or str(error),
+            allowed="an open pipe or file",
+            fix="Keep the reader running.",
+        ) from error
+
+
+def summary(model: str, voice: str | None, audio: Audio) -> dict[str, str | int | float | None]:
+    """What --json prints."""
+    cost = audio.metrics
+    return {
+        "model": model,
+        "voice": voice or "default",
+        "seed": audio.seed,
+        "tokens": cost.tokens,
+        "audio_seconds": round(cost.audio_seconds, 6),
+        "ttfa_ms": round(cost.ttfa_ms, 3),
+        "rtf": round(cost.rtf, 6) if math.isfinite(cost.rtf) else None,
+        "sha256": audio.sha256,
+    }

@@ -1,0 +1,187 @@
+"""Dates, clock times, decades and years."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from nightingale.text.english import words
+from nightingale.text.english.rule import Rule, any_of, listed, rule
+
+MONTHS: Final = listed(
+    "January February March April May June July August September October November December"
+)
+MONTH_OF: Final = {
+    **{month: month for month in MONTHS},
+    **{month[:3]: month for month in MONTHS},
+    "Sept": "September",
+}
+DAY_OF: Final = {
+    "Mon": "Monday", "Tue": "Tuesday", "Tues": "Tuesday", "Wed": "Wednesday", "Thu": "Thursday",
+    "Thur": "Thursday", "Thurs": "Thursday", "Fri": "Friday", "Sat": "Saturday", "Sun": "Sunday",
+}  # fmt: skip
+YEAR_CUES: Final = listed(
+    "in In since Since by By from From until Until till before Before after After of year years around "
+    "circa early late mid during During between and to summer winter spring fall autumn class vintage "
+    "BC AD copyright"
+)
+NOT_COUNTED: Final = listed(
+    "was is has its this as does says thus plus versus always perhaps yes his hers us"
+)
+"""Words in -s that may follow a year without being what is counted."""
+
+# Only a shortened month owns the full stop behind it, and not at the end of the text.
+_MONTH: Final = (
+    rf"\b(?P<month>{any_of(MONTH_OF)})\b"
+    r"(?:(?:(?<=Sept)|(?<=\b(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sep|Oct|Nov|Dec)))\.(?!$))?"
+)
+_DAY: Final = r"(?P<day>[12]\d|3[01]|0?[1-9])"
+_YEAR: Final = r"(?P<year>1\d{3}|20\d{2})"
+_HALF: Final = r"(?P<half>[AaPp])\.?\s?[Mm]\b(?:\.(?=\s+[a-z0-9]|\s+[A-Z]{2,4}\b|\S))?"
+
+
+def _day(figures: str) -> str:
+    return words.ordinal(int(figures))
+
+
+def _with_year(said: str, year: str | None) -> str:
+    return f"{said}, {words.year(year)}" if year else said
+
+
+def _month_day(match: re.Match[str]) -> str:
+    return _with_year(f"{MONTH_OF[match['month']]} {_day(match['day'])}", match["year"])
+
+
+def _day_month(match: re.Match[str]) -> str:
+    article = "" if match["the"] else "the "
+    return _with_year(
+        f"{match['the'] or article}{_day(match['day'])} of {MONTH_OF[match['month']]}", match["year"]
+    )
+
+
+def _slashed(match: re.Match[str]) -> str:
+    """Month first, as in America, unless only the other order is a date."""
+    month, day = int(match[1]), int(match[3])
+    if month > 12:
+        month, day = day, month
+    if not (1 <= month <= 12 and 1 <= day <= 31):
+        return match[0]
+    year = match[4] if len(match[4]) == 4 else f"20{match[4]}"
+    return f"{MONTHS[month - 1]} {words.ordinal(day)}, {words.year(year)}"
+
+
+def _month_slash_day(match: re.Match[str]) -> str:
+    month, day = int(match[2]), int(match[3])
+    if not (1 <= month <= 12 and 1 <= day <= 31):
+        return match[0]
+    return f"{match[1]} {MONTHS[month - 1]} {words.ordinal(day)}"
+
+
+def _iso(match: re.Match[str]) -> str:
+    return f"{MONTHS[int(match[2]) - 1]} {_day(match[3])}, {words.year(match[1])}"
+
+
+def _clock(match: re.Match[str]) -> str:
+    hour, minute, half = int(match["hour"]), int(match["minute"] or 0), match["half"]
+    if hour > 24 or minute > 59:
+        return match[0]
+    said = words.cardinal(hour)
+    if minute:
+        said += f" {'oh ' if minute < 10 else ''}{words.cardinal(minute)}"
+    elif not half:
+        said += " o'clock" if 1 <= hour <= 12 else " hundred"
+    if match["second"]:
+        said += f" and {words.cardinal(int(match['second']))} seconds"
+    return f"{said} {half.upper()} M" if half else said
+
+
+def _decade(match: re.Match[str]) -> str:
+    century, tens = match[1], match[2]
+    if tens == "0":
+        head = "two thousand" if century == "20" else f"{words.cardinal(int(century))} hundred"
+        return f"{head}s"
+    tail = words.plural(words.cardinal(int(tens) * 10))
+    return f"{words.cardinal(int(century))} {tail}"
+
+
+def _plain_year(match: re.Match[str]) -> str:
+    return words.year(match["year"])
+
+
+_NOT_IN_NUMBER: Final = r"(?<![\w.,$£€/:-])"
+_NUMBER_ENDS: Final = r"(?![\w%°]|[.,:/]\d)"
+
+WEEKDAYS: Final[tuple[Rule, ...]] = (
+    rule(
+        rf"\b({any_of(DAY_OF)})\.?\s?[-–]\s?({any_of(DAY_OF)})\b",
+        lambda m: f"{DAY_OF[m[1]]} to {DAY_OF[m[2]]}",
+    ),
+)
+
+DATES: Final[tuple[Rule, ...]] = (
+    rule(rf"{_NOT_IN_NUMBER}(1\d{{3}}|20\d{{2}})-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])(?![\w-])", _iso),
+    rule(
+        rf"{_NOT_IN_NUMBER}(\d{{1,2}})([/.])(\d{{1,2}})\2(\d{{4}}|\d{{2}}(?<=/\d\d))(?![\w/]|\.\d)", _slashed
+    ),
+    rule(r"\b([Oo]n|[Bb]y|[Uu]ntil|[Ss]ince) (\d{1,2})/(\d{1,2})(?![\d/])", _month_slash_day),
+    rule(
+        rf"\b({any_of(DAY_OF)})\b\.?(?=,? (?:{any_of(MONTH_OF)})\b|,? \d)",
+        lambda m: DAY_OF[m[1]],
+    ),
+    rule(
+        rf"(?P<the>\b[Tt]he )?(?<![\d.,:/$-]){_DAY}(?:st|nd|rd|th)?(?: of)? {_MONTH}"
+        rf"(?:,? {_YEAR})?{_NUMBER_ENDS}",
+        _day_month,
+    ),
+    rule(rf"{_MONTH} {_DAY}(?:st|nd|rd|th)?(?![\w%°]|[.:/]\d)(?:,? {_YEAR}(?![\w%°]|[.:/]\d))?", _month_day),
+    rule(rf"{_MONTH},? {_YEAR}{_NUMBER_ENDS}", lambda m: f"{MONTH_OF[m['month']]} {words.year(m['year'])}"),
+)
+
+TIMES: Final[tuple[Rule, ...]] = (
+    # "9-5pm", "9:30–11 am": the dash of a span, while both ends still look like times.
+    rule(rf"(?<=\d)\s?[-–—]\s?(?=\d{{1,2}}(?::\d\d)?\s?{_HALF})", " to "),
+    rule(r"(?<=[AaPp][Mm])\s?[-–—]\s?(?=\d)", " to "),
+    rule(r"(?<=:\d\d)\s?[-–—]\s?(?=\d{1,2}:\d\d)", " to "),
+    rule(
+        rf"(?<![\d:.,])(?P<hour>\d{{1,2}}):(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d))?(?![\d:]|\.\d)"
+        rf"(?:\s?{_HALF})?",
+        _clock,
+    ),
+    rule(rf"(?<![\d:.,$£€])(?P<hour>1[0-2]|0?[1-9])(?P<minute>)(?P<second>)\s?{_HALF}", _clock),
+    rule(r"(?<![\d:.])(\d{1,3}):(\d{1,3})(?![\d:]|\.\d)", r"\1 to \2"),
+)
+
+YEARS: Final[tuple[Rule, ...]] = (
+    rule(r"(?<![\w.,$£€])'?(1[1-9]|20)(\d)0'?s\b", _decade),
+    rule(r"(?<![\w.,$£€])'?([2-9])0'?s\b", lambda m: words.plural(words.cardinal(int(m[1]) * 10))),
+    rule(r"(?<![\w'])'(\d)(\d)(?![\w']|[.,]\d)", lambda m: _short_year(m[1], m[2])),
+    # The second half of a span of years, written short: 1939–45.
+    rule(
+        r"(?<![\w.,$£€-])(1[1-9]\d\d|20\d\d)\s?[-–—/]\s?(\d\d)(?![\w%°]|[.,:]\d)",
+        lambda m: f"{words.year(m[1])} to {_short_year(m[2][0], m[2][1])}",
+    ),
+    rule(
+        r"(?<![\w.,$£€-])(?P<year>1\d{3}|20\d{2}) ?[-–—] ?(?P<end>1\d{3}|20\d{2})(?![\w%°]|[.,:]\d)",
+        lambda m: f"{words.year(m['year'])} to {words.year(m['end'])}",
+    ),
+    rule(
+        rf"\b(?P<cue>{any_of(YEAR_CUES)})(?P<gap> |-)(?P<year>1\d{{3}}|20\d{{2}}){_NUMBER_ENDS}"
+        rf"(?! (?!(?:{any_of(NOT_COUNTED)})\b)[a-z]{{2,}}s\b)",
+        lambda m: f"{m['cue']}{m['gap']}{_plain_year(m)}",
+    ),
+    rule(
+        rf"{_NOT_IN_NUMBER}(?P<year>19\d{{2}}|20\d{{2}}){_NUMBER_ENDS}"
+        rf"(?! (?!(?:{any_of(NOT_COUNTED)})\b)[a-z]{{2,}}s\b| people\b| men\b| women\b| children\b)",
+        _plain_year,
+    ),
+    rule(
+        r"\b(?P<year>\d{1,4}) (?=(?:BCE?|AD|CE)\b)",
+        lambda m: f"{words.year(m['year']) if len(m['year']) > 2 else words.cardinal(int(m['year']))} ",
+    ),
+)
+
+
+def _short_year(tens: str, ones: str) -> str:
+    if tens == "0":
+        return f"oh {words.digits(ones)}"
+    return words.cardinal(int(tens + ones))

@@ -1,0 +1,98 @@
+"""What must go before reading: tags, Markdown, typographic variants and letters from outside the alphabet."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Final
+from unicodedata import category, decimal, normalize
+
+from nightingale.text.english.rule import Rule, listed, read_all, rule
+
+FRACTIONS: Final = {
+    "½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5",
+    "⅘": "4/5", "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8",
+}  # fmt: skip
+
+CHARACTERS: Final = str.maketrans(
+    {
+        **dict.fromkeys("“”„‟«»″", '"'),
+        **dict.fromkeys("‘’‚‛′`´", "'"),
+        **dict.fromkeys("‐‑‒⁃", "-"),
+        **dict.fromkeys("™®©\xad\u200b\u200c\u200d\u2060\ufeff︎️⃣", " "),
+        "−": "-",
+        "―": "—",
+        "…": "...",
+        "ß": "ss", "æ": "ae", "Æ": "Ae", "œ": "oe", "Œ": "Oe", "ø": "o", "Ø": "O", "ł": "l", "Ł": "L",
+        "đ": "d", "Đ": "D", "þ": "th", "Þ": "Th", "ð": "th", "ı": "i",
+    }
+)  # fmt: skip
+
+MICRO: Final = re.compile(r"(?<=[\d ])[µμ](?=[gsmlLAVWF]\b)")
+"""In front of a unit the letter is a prefix, which the units know as u."""
+
+GREEK: Final = dict(
+    zip(
+        "αβγδεζηθικλμνξοπρστυφχψω",
+        listed(
+            "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi "
+            "rho sigma tau upsilon phi chi psi omega"
+        ),
+        strict=True,
+    )
+)
+
+# Quantifiers are bounded: a page of unclosed brackets must cost linear time.
+MARKUP: Final[tuple[Rule, ...]] = (
+    rule(r"<!--.{0,2000}?-->", " ", re.DOTALL),
+    rule(r"<(script|style)\b[^<>]{0,300}>.{0,5000}?</\1>", " ", re.DOTALL | re.IGNORECASE),
+    rule(r"</?(?:p|br|div|li|ul|ol|tr|h[1-6]|table|blockquote)\b[^<>]{0,300}>", "\n\n", re.IGNORECASE),
+    rule(r"</?[a-zA-Z][a-zA-Z0-9]{0,15}(?:\s[^<>]{0,300})?/?>", " "),
+    rule(r"!?\[([^\[\]\n]{0,300})\]\([^()\s]{0,500}(?:\s+\"[^\"\n]{0,100}\")?\)", r"\1"),
+    rule(r"^[ \t]*(?:```|~~~).{0,40}$", " ", re.MULTILINE),
+    rule(r"^[ \t]*(?:[-*_=][ \t]?){3,}[ \t]*$", "\n\n", re.MULTILINE),
+    rule(r"^[ \t]{0,9}#{1,6}[ \t]+(.{0,300})$", r"\n\n\1\n\n", re.MULTILINE),
+    rule(r"^[ \t]{0,9}>[ \t]?", "", re.MULTILINE),
+    rule(r"^[ \t]{0,9}(?:[-*+•‣▪◦][ \t]+|(\d{1,3})[.)][ \t]+(?=\S))", r"\n\n\1 ", re.MULTILINE),
+    rule(r"(\*{1,3}|_{1,3}|~~)(?=\S)([^*_~\n]{1,300}?)(?<=\S)\1(?!\w)", r"\2"),
+    rule(r"[ \t]*\|[ \t]*", ", "),
+)
+
+# A heading or a list item has no full stop, but it is heard as if it had one.
+PARAGRAPHS: Final[tuple[Rule, ...]] = (
+    rule(r"([A-Za-z0-9%)\]\"'])\s{0,20}\n\s{0,20}\n\s*(?=\S)", r"\1. "),
+    rule(r"\s+", " "),
+)
+
+
+def clean(text: str) -> str:
+    """Plain text in plain characters: what a reader sees, without what only a screen needs."""
+    text = html.unescape(text)
+    for fraction, figures in FRACTIONS.items():
+        text = re.sub(rf"(\d) ?{fraction}", rf"\1 {figures}", text).replace(fraction, figures)
+    text = MICRO.sub("u", text)
+    text = text.translate(CHARACTERS).replace("²", " squared ").replace("³", " cubed ")
+    text = read_all(MARKUP, text)
+    return read_all(PARAGRAPHS, _plain_characters(text)).strip()
+
+
+def _plain_characters(text: str) -> str:
+    """Compatible forms folded, accents dropped, foreign digits made ours, lone Greek letters named."""
+    folded = normalize("NFKD", text)
+    kept: list[str] = []
+    for at, character in enumerate(folded):
+        if character.isascii():
+            kept.append(character)
+        elif character == "⁄":
+            kept.append("/")
+        elif category(character) == "Nd":
+            kept.append(str(decimal(character)))
+        elif character.lower() in GREEK:
+            neighbours = folded[max(at - 1, 0) : at] + folded[at + 1 : at + 2]
+            lone = not any(neighbour.lower() in GREEK for neighbour in neighbours)
+            kept.append(f" {GREEK[character.lower()]} " if lone else " ")
+        elif category(character) == "Mn":
+            continue
+        else:
+            kept.append(" " if character.isalpha() else character)
+    return "".join(kept).translate(CHARACTERS)

@@ -1,0 +1,165 @@
+"""Money, percentages and units: a figure and what it counts."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from nightingale.text.english import words
+from nightingale.text.english.rule import Rule, any_of, rule
+
+CURRENCIES: Final = {
+    # One, several, and the same of the hundredth part.
+    "$": ("dollar", "dollars", "cent", "cents"),
+    "US$": ("U S dollar", "U S dollars", "cent", "cents"),
+    "C$": ("Canadian dollar", "Canadian dollars", "cent", "cents"),
+    "A$": ("Australian dollar", "Australian dollars", "cent", "cents"),
+    "£": ("pound", "pounds", "penny", "pence"),
+    "€": ("euro", "euros", "cent", "cents"),
+    "¥": ("yen", "yen", "sen", "sen"),
+    "₹": ("rupee", "rupees", "paisa", "paise"),
+    "₽": ("ruble", "rubles", "kopeck", "kopecks"),
+    "₩": ("won", "won", "jeon", "jeon"),
+    "₿": ("bitcoin", "bitcoins", "cent", "cents"),
+}
+CURRENCY_CODES: Final = {
+    "USD": "U S dollars", "EUR": "euros", "GBP": "pounds", "JPY": "yen", "CHF": "Swiss francs",
+    "CAD": "Canadian dollars", "AUD": "Australian dollars", "INR": "rupees", "CNY": "yuan",
+}  # fmt: skip
+MULTIPLIERS: Final = {
+    "K": "thousand", "k": "thousand", "M": "million", "m": "million", "mn": "million", "B": "billion",
+    "b": "billion", "bn": "billion", "T": "trillion", "tn": "trillion", "thousand": "thousand",
+    "million": "million", "billion": "billion", "trillion": "trillion", "hundred": "hundred",
+}  # fmt: skip
+
+UNITS: Final = {
+    # As written, and what one and several of it are called.
+    "km": ("kilometer", "kilometers"), "cm": ("centimeter", "centimeters"),
+    "mm": ("millimeter", "millimeters"), "m": ("meter", "meters"), "nm": ("nanometer", "nanometers"),
+    "um": ("micrometer", "micrometers"), "mi": ("mile", "miles"), "ft": ("foot", "feet"),
+    "yd": ("yard", "yards"), "yds": ("yard", "yards"), "kg": ("kilogram", "kilograms"),
+    "g": ("gram", "grams"), "mg": ("milligram", "milligrams"), "ug": ("microgram", "micrograms"),
+    "lb": ("pound", "pounds"), "lbs": ("pound", "pounds"), "oz": ("ounce", "ounces"),
+    "L": ("liter", "liters"), "l": ("liter", "liters"), "ml": ("milliliter", "milliliters"),
+    "mL": ("milliliter", "milliliters"), "cl": ("centiliter", "centiliters"),
+    "km/h": ("kilometer per hour", "kilometers per hour"),
+    "kph": ("kilometer per hour", "kilometers per hour"), "mph": ("mile per hour", "miles per hour"),
+    "m/s": ("meter per second", "meters per second"), "mpg": ("mile per gallon", "miles per gallon"),
+    "rpm": ("R P M", "R P M"), "fps": ("frame per second", "frames per second"),
+    "bpm": ("beat per minute", "beats per minute"), "Hz": ("hertz", "hertz"),
+    "kHz": ("kilohertz", "kilohertz"), "MHz": ("megahertz", "megahertz"),
+    "GHz": ("gigahertz", "gigahertz"), "W": ("watt", "watts"), "kW": ("kilowatt", "kilowatts"),
+    "MW": ("megawatt", "megawatts"), "GW": ("gigawatt", "gigawatts"),
+    "kWh": ("kilowatt hour", "kilowatt hours"), "V": ("volt", "volts"), "kV": ("kilovolt", "kilovolts"),
+    "mV": ("millivolt", "millivolts"), "mA": ("milliamp", "milliamps"),
+    "mAh": ("milliamp hour", "milliamp hours"), "KB": ("kilobyte", "kilobytes"),
+    "kB": ("kilobyte", "kilobytes"), "MB": ("megabyte", "megabytes"), "GB": ("gigabyte", "gigabytes"),
+    "TB": ("terabyte", "terabytes"), "PB": ("petabyte", "petabytes"), "MiB": ("mebibyte", "mebibytes"),
+    "GiB": ("gibibyte", "gibibytes"), "kbps": ("kilobit per second", "kilobits per second"),
+    "Mbps": ("megabit per second", "megabits per second"),
+    "Gbps": ("gigabit per second", "gigabits per second"),
+    "MB/s": ("megabyte per second", "megabytes per second"),
+    "GB/s": ("gigabyte per second", "gigabytes per second"), "dB": ("decibel", "decibels"),
+    "px": ("pixel", "pixels"), "ms": ("millisecond", "milliseconds"),
+    "us": ("microsecond", "microseconds"), "ns": ("nanosecond", "nanoseconds"), "s": ("second", "seconds"),
+    "sec": ("second", "seconds"), "secs": ("second", "seconds"), "min": ("minute", "minutes"),
+    "mins": ("minute", "minutes"), "h": ("hour", "hours"), "hr": ("hour", "hours"),
+    "hrs": ("hour", "hours"), "yr": ("year", "years"), "yrs": ("year", "years"),
+    "kcal": ("kilocalorie", "kilocalories"), "kJ": ("kilojoule", "kilojoules"), "psi": ("P S I", "P S I"),
+    "kPa": ("kilopascal", "kilopascals"), "hPa": ("hectopascal", "hectopascals"),
+    "sq ft": ("square foot", "square feet"), "sq mi": ("square mile", "square miles"),
+    "ha": ("hectare", "hectares"),
+    "hp": ("horsepower", "horsepower"), "°C": ("degree Celsius", "degrees Celsius"),
+    "°F": ("degree Fahrenheit", "degrees Fahrenheit"), "°": ("degree", "degrees"),
+}  # fmt: skip
+ONLY_ATTACHED: Final = frozenset({"l", "us", "ha"})
+"""Behind a space these are more often a word or a letter than a unit."""
+PER: Final = {
+    "h": "hour", "hr": "hour", "hour": "hour", "day": "day", "week": "week", "wk": "week", "mo": "month",
+    "month": "month", "yr": "year", "year": "year", "kg": "kilogram", "lb": "pound", "min": "minute",
+    "s": "second", "sec": "second", "person": "person", "night": "night", "unit": "unit", "mi": "mile",
+    "km": "kilometer", "sq ft": "square foot", "gal": "gallon", "oz": "ounce", "g": "gram",
+    "mL": "milliliter",
+}  # fmt: skip
+
+_NUMBER: Final = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+_START: Final = r"(?<![\w.,])"
+_PER: Final = rf"(?:\s?/\s?(?P<per>{any_of(PER)})\b)?"
+_SIGN: Final = rf"(?P<sign>{any_of(CURRENCIES)})"
+
+
+def _is_one(figures: str) -> bool:
+    return figures.replace(",", "") == "1"
+
+
+def _per(match: re.Match[str]) -> str:
+    return f" per {PER[match['per']]}" if match["per"] else ""
+
+
+def _money(match: re.Match[str]) -> str:
+    one, many, cent, cents = CURRENCIES[match["sign"]]
+    figures, scale = match["figures"], match["scale"]
+    if scale:
+        return f"{words.number(figures)} {MULTIPLIERS[scale]} {many}{_per(match)}"
+    units, point, fraction = figures.replace(",", "").partition(".")
+    if not point:
+        return f"{words.number(figures)} {one if _is_one(figures) else many}{_per(match)}"
+    if len(fraction) != 2:
+        return f"{words.number(figures)} {many}{_per(match)}"
+    parts = []
+    if units.strip("0"):
+        parts.append(f"{words.whole(units)} {one if units == '1' else many}")
+    if fraction != "00":
+        parts.append(f"{words.cardinal(int(fraction))} {cent if fraction == '01' else cents}")
+    return (" and ".join(parts) or f"zero {many}") + _per(match)
+
+
+def _measure(match: re.Match[str]) -> str:
+    figures, gap, unit = match["figures"], match["gap"], match["unit"]
+    if gap and unit in ONLY_ATTACHED:
+        return match[0]
+    one, many = UNITS[unit]
+    if gap == "-":
+        return f"{words.number(figures)}-{one}"
+    if match["power"]:
+        power = "square" if match["power"] == "squared" else "cubic"
+        one, many = f"{power} {one}", f"{power} {many}"
+    return f"{words.number(figures)} {one if _is_one(figures) else many}{_per(match)}"
+
+
+RULES: Final[tuple[Rule, ...]] = (
+    rule(
+        rf"{_SIGN}\s?(?P<low>{_NUMBER})(?P<lows>[KkMBT]?)\s?(?:[-–—]|to)\s?(?P<figures>{_NUMBER})(?![\w%])"
+        rf"(?P<scale>)(?P<per>)(?!\s?(?:million|billion|trillion|thousand)\b)",
+        lambda m: f"{words.number(m['low'])} {MULTIPLIERS.get(m['lows'], '')} to {_money(m)}",
+    ),
+    rule(
+        rf"{_SIGN}\s?(?P<figures>{_NUMBER})(?:\s?(?P<scale>{any_of(MULTIPLIERS)})\b)?{_PER}",
+        _money,
+    ),
+    rule(
+        rf"{_START}(?P<figures>{_NUMBER})\s?(?P<sign>[€£¥₹])(?!\w)(?P<scale>)(?P<per>)",
+        _money,
+    ),
+    rule(
+        rf"{_START}(?P<figures>{_NUMBER})\s?(?P<code>{any_of(CURRENCY_CODES)})\b",
+        lambda m: f"{words.number(m['figures'])} {CURRENCY_CODES[m['code']]}",
+    ),
+    rule(
+        rf"\b(?P<code>{any_of(CURRENCY_CODES)})\s?(?P<figures>{_NUMBER})\b",
+        lambda m: f"{words.number(m['figures'])} {CURRENCY_CODES[m['code']]}",
+    ),
+    rule(
+        rf"{_START}({_NUMBER})\s?¢", lambda m: f"{words.number(m[1])} {'cent' if _is_one(m[1]) else 'cents'}"
+    ),
+    rule(rf"{_START}({_NUMBER})\s?%", lambda m: f"{words.number(m[1])} percent"),
+    rule(
+        r"(?<![\w.])(\d)\s?(?:ft\.?|'|feet)\s?(\d{1,2})\s?(?:in\.?\b|\"|inches)",
+        lambda m: f"{words.cardinal(int(m[1]))} foot {words.cardinal(int(m[2]))}",
+    ),
+    rule(
+        rf"{_START}(?P<figures>{_NUMBER})(?P<gap>[ -]?)(?P<unit>{any_of(UNITS)})(?![\w°])(?!'\w)"
+        rf"(?: (?P<power>squared|cubed))?{_PER}",
+        _measure,
+    ),
+)

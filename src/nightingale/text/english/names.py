@@ -1,0 +1,118 @@
+"""Abbreviations, initials, Roman numerals and words in capitals."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from nightingale.text.english import lexicon, words
+from nightingale.text.english.rule import Rule, any_of, rule
+
+ROMAN: Final = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
+_NUMERAL: Final = r"(?=[IVXLC])(?:C{0,3}(?:X[CL]|L?X{0,3})(?:I[XV]|V?I{0,3}))(?<=[IVXLC])"
+SHOUT_SHARE: Final = 0.6
+"""Above this share of capitals among its letters a text is shouting, and capitals prove nothing."""
+
+
+def roman(numeral: str) -> int:
+    values = [ROMAN[letter] for letter in numeral]
+    following = [*values[1:], 0]
+    return sum(-value if value < after else value for value, after in zip(values, following, strict=True))
+
+
+def letters(word: str) -> str:
+    return " ".join(word)
+
+
+def _dotted(match: re.Match[str]) -> str:
+    """U.S. becomes U S; its last full stop stays where the text ends with it."""
+    return letters(match[1].replace(".", "")) + ("." if match.end() == len(match.string) else "")
+
+
+def _short_form(match: re.Match[str]) -> str:
+    """The last full stop of a short form also ends the sentence where a new one begins."""
+    said = lexicon.SHORT_FORMS[match[1]]
+    rest = match.string[match.end() :]
+    ends = not rest.strip() or (match[1] == "etc." and re.match(r" [A-Z]", rest))
+    return f"{said}." if ends else said
+
+
+def _capitals(match: re.Match[str]) -> str:
+    word, plural = match[1], match[2] or ""
+    if not is_spelled(word):
+        return match[0]
+    return letters(word) + ("'s" if plural else "")
+
+
+def is_spelled(word: str) -> bool:
+    """Whether a word in capitals is said letter by letter. Unsure means no."""
+    if word in lexicon.SAID_AS_WORDS or len(word) > 6:
+        return False
+    if word in lexicon.SAID_AS_LETTERS or (len(word) == 2 and word not in lexicon.SHORT_WORDS):
+        return True
+    if not re.search(r"[AEIOUY]", word):
+        return True
+    onset = re.match(r"[^AEIOUY]*", word)
+    cluster = onset[0].lower() if onset else ""
+    return len(word) <= 5 and len(cluster) > 1 and cluster not in lexicon.ONSETS
+
+
+def _spell_capitals(text: str) -> str:
+    """Initialisms letter by letter, unless the whole text is in capitals: then only the unmistakable ones."""
+    capitals = sum(character.isupper() for character in text)
+    small = sum(character.islower() for character in text)
+    shouting = capitals > SHOUT_SHARE * (capitals + small) and len(text.split()) > 1
+
+    def say(match: re.Match[str]) -> str:
+        if not shouting:
+            return _capitals(match)
+        known = match[1] in lexicon.SAID_AS_LETTERS and match[1] not in lexicon.ALSO_WORDS
+        return _capitals(match) if known or not re.search(r"[AEIOUY]", match[1]) else match[0]
+
+    return re.sub(r"(?<![A-Za-z'])([A-Z]{2,6})(s(?![A-Za-z]))?(?![A-Za-z])", say, text)
+
+
+ABBREVIATIONS: Final[tuple[Rule, ...]] = (
+    rule(
+        rf"(?<=[a-z]) ({any_of(lexicon.STREETS)})\b"
+        r"(?:\.?(?=,| (?:in|and|at|near|is|was|to|[NSEW])\b)|(?=\.?$))",
+        lambda m: f" {lexicon.STREETS[m[1]]}",
+    ),
+    rule(rf"\b({any_of(lexicon.TITLES)})\. ?(?=[A-Z]|and [A-Z])", lambda m: f"{lexicon.TITLES[m[1]]} "),
+    rule(
+        rf"\b({any_of(lexicon.TRUSTED_WITHOUT_STOP)}) (?=[A-Z][a-z])",
+        lambda m: f"{lexicon.TITLES[m[1]]} ",
+    ),
+    rule(rf"(?<![\w.])({any_of(lexicon.SHORT_FORMS)})(?!\w)", _short_form),
+    rule(rf"(?<![\w/&])({any_of(lexicon.WHOLE_WORDS)})(?![\w&/]|'\w)", lambda m: lexicon.WHOLE_WORDS[m[1]]),
+    rule(r"\b([AaPp])\.[Mm]\.(?=\s+[a-z]|[,;])", lambda m: f"{m[1].upper()} M"),
+    rule(r"\b([AaPp])\.[Mm]\.", lambda m: f"{m[1].upper()} M."),
+    rule(r"(?<![\w.])((?:[A-Za-z]\.){2,8})(?!\w)", _dotted),
+    rule(
+        r"(?<![\w.'])((?:[A-Z]\. ?){2,4})(?=[A-Z][a-z])",
+        lambda m: f"{letters(re.sub(r'[^A-Z]', '', m[1]))} ",
+    ),
+    rule(rf"\b(?!(?:{any_of(lexicon.LETTERED)})\b)([A-Z][a-z]+) ([A-HJ-Z])\. (?=[A-Z][a-z])", r"\1 \2 "),
+)
+
+NUMERALS: Final[tuple[Rule, ...]] = (
+    rule(
+        rf"\b({any_of(lexicon.NUMBERED)}) ({_NUMERAL})\b(?!'|\.\w)",
+        lambda m: f"{m[1]} {words.cardinal(roman(m[2]))}",
+    ),
+    rule(
+        rf"\b({any_of(lexicon.MONARCHS)}) "
+        # "Elizabeth I think" is not a queen.
+        rf"(?!I\b(?! (?:of|was|reigned|ruled|and)\b|[,.;:!?)]|'s|$))({_NUMERAL})\b",
+        lambda m: f"{m[1]} the {words.ordinal(roman(m[2]))}",
+    ),
+    rule(r"\b([A-Z][a-z]+ [A-Z][a-z]+) (II|III|IV)\b", lambda m: f"{m[1]} the {words.ordinal(roman(m[2]))}"),
+    rule(r"\bWW(II?)\b", lambda m: f"World War {'two' if m[1] == 'II' else 'one'}"),
+)
+
+
+def read_names(text: str) -> str:
+    """Roman numerals where they are safe, then capitals."""
+    for each in NUMERALS:
+        text = each.read(text)
+    return _spell_capitals(text)

@@ -1,0 +1,173 @@
+"""Raw text to text ids, for the three vocabularies of the Chatterbox family.
+
+English and multilingual share a format: a byte-pair file whose space is the literal token [SPACE] and whose
+tags are single ids. Turbo and Nano speak GPT-2's byte-level vocabulary with sound tags such as [laugh] behind
+it. `encode` does everything between the user's string and the ids; the ids that start and stop a text are the
+prompt builder's business.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any, Final, Protocol
+from unicodedata import normalize
+
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+from nightingale.errors import CheckpointError
+from nightingale.text.languages import LANGUAGES, check_language
+from nightingale.text.languages.base import LanguageFiles, Step
+from nightingale.text.languages.zh import CANGJIE_FILE
+from nightingale.text.punctuation import ENGLISH, MULTILINGUAL, TURBO, tidy
+
+SPACE: Final = "[SPACE]"
+REQUIRED_TOKENS: Final = ("[STOP]", "[UNK]", SPACE, "[START]")
+END_OF_TEXT: Final = "<|endoftext|>"
+
+
+class TextTokenizer(Protocol):
+    """What the rest of the program may ask of a vocabulary."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id: the rows a text embedding must have."""
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        """The ids of the user's text, without start and stop."""
+
+
+class EnglishTokenizer:
+    """Case-sensitive byte pairs with [SPACE]; the vocabulary of the English model and of wren."""
+
+    def __init__(self, path: Path) -> None:
+        self._bpe = _read_bpe(path)
+        self.vocab_size = _vocab_size(self._bpe)
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        if language is not None:
+            check_language(language, ("en",))
+        return _ids(self._bpe, tidy(text, ENGLISH).replace(" ", SPACE))
+
+
+class MultilingualTokenizer:
+    """Lower-case decomposed graphemes behind a language tag. Language packages are opened on first use."""
+
+    def __init__(self, path: Path, cangjie_path: Path | None = None) -> None:
+        self._bpe = _read_bpe(path)
+        self._files = LanguageFiles(
+            folder=path.parent, cangjie=cangjie_path if cangjie_path else path.parent / CANGJIE_FILE
+        )
+        self._steps: dict[str, Step] = {}
+        # The language packages make no promise about threads; their steps take well under a millisecond.
+        self._lock = threading.Lock()
+        self.vocab_size = _vocab_size(self._bpe)
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        code = check_language(language) if language else None
+        spoken = normalize("NFKD", tidy(text, MULTILINGUAL).lower())
+        if code:
+            spoken = f"[{code}]{self._prepare(spoken, code)}"
+        return _ids(self._bpe, spoken.replace(" ", SPACE))
+
+    def _prepare(self, text: str, code: str) -> str:
+        open_step = LANGUAGES[code].open_step
+        if open_step is None:
+            return text
+        with self._lock:
+            if code not in self._steps:
+                self._steps[code] = open_step(self._files)
+            return self._steps[code](text)
+
+
+class TurboTokenizer:
+    """GPT-2's byte-level pairs, with the added sound tags taken whole wherever they stand."""
+
+    def __init__(self, folder: Path) -> None:
+        vocabulary = _read_json(folder / "vocab.json")
+        added = _read_json(folder / "added_tokens.json")
+        settings = _read_json(folder / "tokenizer_config.json", default={})
+        try:
+            pairs = _read_merges(folder / "merges.txt")
+            self._bpe = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
+        except Exception as error:  # the library raises bare exceptions for a merge outside the vocabulary
+            raise _unreadable(folder / "merges.txt", error) from error
+        self._bpe.pre_tokenizer = pre_tokenizers.ByteLevel(
+            add_prefix_space=bool(settings.get("add_prefix_space", False))
+        )
+        self._bpe.add_special_tokens([AddedToken(END_OF_TEXT, normalized=False, special=True)])
+        self._add_tokens(added, settings.get("added_tokens_decoder", {}), folder)
+        self.vocab_size = _vocab_size(self._bpe)
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        if language is not None:
+            check_language(language, ("en",))
+        return _ids(self._bpe, tidy(text, TURBO))
+
+    def _add_tokens(self, added: dict[str, int], flags: dict[str, Any], folder: Path) -> None:
+        """The library numbers added tokens by itself, so they go in by id and the result is checked."""
+        for content, number in sorted(added.items(), key=lambda item: item[1]):
+            flag = flags.get(str(number), {})
+            token = AddedToken(content, lstrip=flag.get("lstrip", False), rstrip=flag.get("rstrip", False))
+            self._bpe.add_tokens([token])
+            if self._bpe.token_to_id(content) != number:
+                raise CheckpointError(
+                    "the added tokens do not continue the vocabulary",
+                    got=f"{content!r} as {number}, where {self._bpe.token_to_id(content)} is next",
+                    allowed="ids that follow the last id of vocab.json without a gap",
+                    fix=f"Pull the model again: the files in {folder} belong to different models.",
+                )
+
+
+def _ids(bpe: Tokenizer, text: str) -> list[int]:
+    # Half a surrogate pair, as a badly decoded argument may hold, is not text and cannot be encoded.
+    return list(bpe.encode(text.encode("utf-8", "ignore").decode()).ids)
+
+
+def _vocab_size(bpe: Tokenizer) -> int:
+    return max(bpe.get_vocab().values()) + 1
+
+
+def _read_bpe(path: Path) -> Tokenizer:
+    try:
+        bpe = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # the library raises bare exceptions for every kind of bad file
+        raise _unreadable(path, error) from error
+    missing = [token for token in REQUIRED_TOKENS if bpe.token_to_id(token) is None]
+    if missing:
+        raise CheckpointError(
+            "the vocabulary lacks tokens this model needs",
+            got=f"{path} without {', '.join(missing)}",
+            allowed=f"a tokenizer file with {', '.join(REQUIRED_TOKENS)}",
+            fix="Pull the model again, or check that this file belongs to it.",
+        )
+    return bpe
+
+
+def _read_json(path: Path, default: dict[str, Any] | None = None) -> dict[str, Any]:
+    if default is not None and not path.exists():
+        return default
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise ValueError("not a JSON object")
+        return found
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _read_merges(path: Path) -> list[tuple[str, str]]:
+    """One pair a line, behind an optional version line."""
+    lines = path.read_text(encoding="utf-8").split("\n")
+    rows = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    return [(left, right) for left, right in rows]
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        "a tokenizer file cannot be read",
+        got=f"{path} ({error})",
+        allowed="the tokenizer files as the model's authors published them",
+        fix="Pull the model again, or check the folder.",
+    )

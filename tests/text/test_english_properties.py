@@ -1,0 +1,86 @@
+"""What holds for every text, however strange: it is read in plain letters, for good, and in good time."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from num2words import num2words
+
+from nightingale.text.english import normalize, words
+
+PLAIN = re.compile(r"[A-Za-z .,!?;:'\"()-]*")
+PIECES = [
+    piece
+    for line in (
+        "0 1 5 12 99 100 007 1984 2024 1,234 3.14 .5 1.2.3 1/2 24/7 12/31/99 2024-03-15 3:30 1e5 '90s 1990s",
+        "$ £ € ¥ % & @ # + = - – — * _ ~ ^ ° / \\ | < > [ ] { } ( ) . , ! ? ; : ' \" … ½ ² µ × ± ≈ § №",
+        "km kg s m GB am pm a.m. p.m. Dr. St. No. vs. etc. e.g. U.S. BC Mr. Jr. w/ Inc. K M B x st th",
+        "FBI NASA US IT XIV I V A HELLO Henry Chapter March Jan. Mon in the and John word 🙂 é ß π Ж 日",
+        "example.com joe@example.org https://a.io/b?c=d www.x.org report.pdf <b> </p> ** ``` ![a](b)",
+    )
+    for piece in line.split()
+] + [" ", "  ", "\n", "\n\n", "\t"]
+MESSY = st.lists(st.sampled_from(PIECES), max_size=14).map("".join) | st.lists(
+    st.sampled_from(PIECES), max_size=14
+).map(" ".join)
+EVERY = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+CHARACTERS = st.integers(32, 126) | st.integers(1, 0x2FFF) | st.integers(0x3000, 0x1FAFF)
+TEXTS = MESSY | st.lists(CHARACTERS, max_size=40).map(lambda codes: "".join(map(chr, codes)))
+
+
+@EVERY
+@given(TEXTS)
+def test_only_letters_spaces_and_plain_punctuation_come_out(text: str) -> None:
+    assert PLAIN.fullmatch(normalize(text)), normalize(text)
+
+
+@EVERY
+@given(TEXTS)
+def test_reading_twice_is_reading_once(text: str) -> None:
+    once = normalize(text)
+    assert normalize(once) == once
+
+
+@EVERY
+@given(TEXTS)
+def test_words_are_at_most_a_bounded_factor_longer_than_signs(text: str) -> None:
+    assert len(normalize(text)) <= 24 * len(text) + 24
+
+
+@EVERY
+@given(TEXTS)
+def test_the_result_has_no_stray_spaces(text: str) -> None:
+    said = normalize(text)
+    assert said == said.strip()
+    assert "  " not in said
+
+
+REPEATED = [
+    "7", "1,", "1.", "12-", "1/", "3:", "A.", "<", "![a](", "*a", "#", "@a", "a@b.", "http://a.", "é", "🙂",
+    "~", "v1.", "a-", "word ", "$1 ", "<!--", "\n- ", " -", "Henry V ", "+1 ", "= ",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("unit", REPEATED)
+def test_ten_thousand_characters_without_an_end_are_read_within_a_second(unit: str) -> None:
+    text = (unit * 10_000)[:10_000]
+    start_s = time.process_time()
+    said = normalize(text)
+    assert time.process_time() - start_s < 1.0
+    assert PLAIN.fullmatch(said)
+
+
+@EVERY
+@given(st.integers(min_value=0, max_value=10**15 - 1))
+def test_cardinals_agree_with_num2words(number: int) -> None:
+    assert words.cardinal(number) == num2words(number).replace(",", "").replace(" and ", " ")
+
+
+@EVERY
+@given(st.integers(min_value=1, max_value=10**12))
+def test_ordinals_agree_with_num2words(number: int) -> None:
+    assert words.ordinal(number) == num2words(number, to="ordinal").replace(",", "").replace(" and ", " ")

@@ -1,0 +1,174 @@
+"""Language steps, with stand-ins for the optional packages so that their absence here proves nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from nightingale.errors import CheckpointError, LanguagePackageMissing, UnsupportedLanguage
+from nightingale.text.languages import LANGUAGES, check_language, ja, ko, zh
+from nightingale.text.tokenizer import MultilingualTokenizer
+
+DATA = Path(__file__).parent / "data"
+TABLE = ["你\tonf", "好\tvnd", "世\tpt", "界\twoll", "甲\tonf", "乙\tonf\tmore"]
+
+
+def install(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
+    module = ModuleType(name)
+    module.__dict__.update(members)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def multilingual(cangjie: Path | None = None) -> MultilingualTokenizer:
+    return MultilingualTokenizer(DATA / "multilingual_small.json", cangjie)
+
+
+@pytest.fixture
+def cangjie(tmp_path: Path) -> Path:
+    path = tmp_path / "Cangjie5_TC.json"
+    path.write_text(json.dumps(TABLE, ensure_ascii=False), encoding="utf-8")
+    return path
+
+
+def test_there_are_twenty_three_languages_filed_under_their_own_codes() -> None:
+    assert len(LANGUAGES) == 23
+    assert all(code == language.code for code, language in LANGUAGES.items())
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"), [("fre", "fr"), ("French", "fr"), ("pt-BR", "pt"), ("zh_CN", "zh"), ("germann", "de")]
+)
+def test_an_unknown_language_lists_the_codes_and_guesses_the_one_meant(code: str, hint: str) -> None:
+    with pytest.raises(UnsupportedLanguage, match=f"ar, da, .* zh. Did you mean '{hint}'") as caught:
+        multilingual().encode("hello", code)
+    assert repr(code) in str(caught.value)
+
+
+def test_a_language_like_no_other_gets_no_hint() -> None:
+    with pytest.raises(UnsupportedLanguage, match="Choose one"):
+        check_language("qqq")
+
+
+@pytest.mark.parametrize(
+    ("code", "module", "text"),
+    [
+        ("zh", "spacy_pkuseg", "你好"),
+        ("ja", "pykakasi", "今日"),
+        ("he", "dicta_onnx", "שלום"),
+        ("ru", "russian_text_stresser.text_stresser", "привет"),
+    ],
+)
+def test_a_missing_language_package_names_its_extra(
+    monkeypatch: pytest.MonkeyPatch, cangjie: Path, code: str, module: str, text: str
+) -> None:
+    monkeypatch.setitem(sys.modules, module.split(".")[0], None)
+    with pytest.raises(LanguagePackageMissing, match=rf"pip install 'nightingale-tts\[{code}\]'"):
+        multilingual(cangjie).encode(text, code)
+    assert LANGUAGES[code].extra == code
+
+
+def test_korean_syllables_become_jamo() -> None:
+    assert ko.to_jamo(" 값 ") == "\u1100\u1161\u11b9"
+    assert ko.to_jamo("\u1100\u1161") == "\u1100\u1161"
+
+
+def test_japanese_kanji_are_read_in_hiragana(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What pykakasi 2.3 answers to this sentence in its decomposed form.
+    kanji = {"今日は": "こんにちは", "天気": "てんき"}
+    written = ["今日は", "天気", "か", "\u3099", "いいて", "\u3099", "すね", "。"]
+    segments = [{"orig": piece, "hira": kanji.get(piece, piece)} for piece in written]
+    install(monkeypatch, "pykakasi", kakasi=lambda: SimpleNamespace(convert=lambda text: segments))
+    ids = multilingual().encode("今日は天気がいいですね。", "ja")
+    golden = [723, 2164, 2208, 2177, 2171, 2181, 2174, 2208, 2161, 2159, 2160, 2152, 2152, 2174, 2160, 2167]
+    assert ids == [*golden, 2179, 2119]
+
+
+def test_a_japanese_reading_like_a_particle_gets_a_space() -> None:
+    assert ja.reading("母", "はは") == " はは"
+    assert ja.reading("部屋", "へや") == " へや"
+    assert ja.reading("東京", "とうきょう") == "とうきょう"
+    assert ja.reading("は", "は") == "は"
+    assert ja.reading("カタカナ", "かたかな") == "カタカナ"
+
+
+def test_chinese_glyphs_are_spelled_by_their_keys_and_rank(cangjie: Path) -> None:
+    codes = zh.read_cangjie(cangjie)
+    assert zh.spell("你", codes) == "[cj_o][cj_n][cj_f][cj_.]"
+    assert zh.spell("甲", codes) == "[cj_o][cj_n][cj_f][cj_1][cj_.]"
+    assert zh.spell("乙", codes) == "[cj_o][cj_n][cj_f][cj_2][cj_.]"
+    assert zh.spell("龘 a。", codes) == "龘 a。"
+
+
+def test_chinese_words_are_cut_then_spelled(
+    monkeypatch: pytest.MonkeyPatch, cangjie: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "pkuseg" / "spacy_ontonotes").mkdir(parents=True)
+    monkeypatch.setenv("PKUSEG_HOME", str(tmp_path / "pkuseg"))
+    opened: list[str] = []
+
+    def pkuseg(model: str) -> SimpleNamespace:
+        opened.append(model)
+        return SimpleNamespace(cut=lambda text: [text[:2], text[2:4], text[4:]])
+
+    install(monkeypatch, "spacy_pkuseg", pkuseg=pkuseg)
+    tokenizer = multilingual(cangjie)
+    words = [747, 746, 738, 2064, 754, 746, 736, 2064, 2, 748, 752, 2064, 755, 747, 744, 744, 2064]
+    golden = [725, *words, 2, 2119]
+    assert tokenizer.encode("你好世界。", "zh") == golden
+    assert tokenizer.encode("你好世界。", "zh") == golden
+    # Opened once, and by folder: by name the package would download its model.
+    assert opened == [str(tmp_path / "pkuseg" / "spacy_ontonotes")]
+
+
+def test_a_chinese_segmenter_without_local_files_is_not_downloaded(
+    monkeypatch: pytest.MonkeyPatch, cangjie: Path, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PKUSEG_HOME", str(tmp_path / "empty"))
+    install(monkeypatch, "spacy_pkuseg", pkuseg=lambda *_: pytest.fail("opened without files"))
+    with pytest.raises(LanguagePackageMissing, match="no model files"):
+        multilingual(cangjie).encode("你好", "zh")
+
+
+@pytest.mark.parametrize("content", [None, "{", "[1]", '["x"]', '{"a": 1}'])
+def test_a_missing_or_corrupt_cangjie_table_is_an_error(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "Cangjie5_TC.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(CheckpointError, match=r"Cangjie5_TC\.json"):
+        zh.read_cangjie(path)
+
+
+def test_russian_and_hebrew_marked_by_hand_need_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "russian_text_stresser", None)
+    monkeypatch.setitem(sys.modules, "dicta_onnx", None)
+    russian = [716, 1136, 1137, 1130, 1124, 1127, 764, 1139, 7, 2, 1133, 1130, 1137, 9]
+    assert multilingual().encode("Приве\u0301т, мир", "ru") == russian
+    assert multilingual().encode("שָׁלוֹם", "he") == [2110, 1414, 1373, 1382, 1401, 1394, 1374, 1402, 9]
+
+
+def test_russian_stress_comes_from_the_package_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stresser = SimpleNamespace(stress_text=lambda text: text.replace("е", "е\u0301"))
+    install(monkeypatch, "russian_text_stresser")
+    install(monkeypatch, "russian_text_stresser.text_stresser", RussianTextStresser=lambda: stresser)
+    tokenizer = multilingual()
+    assert tokenizer.encode("привет", "ru") == [716, 1136, 1137, 1130, 1124, 1127, 764, 1139, 9]
+
+
+def test_hebrew_points_come_from_the_network_in_the_model_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    pointed = "שָׁלוֹם."
+    dicta = SimpleNamespace(add_diacritics=lambda text: pointed)
+    install(monkeypatch, "dicta_onnx", Dicta=lambda path: dicta)
+    vocabulary = tmp_path / "vocabulary.json"
+    vocabulary.write_bytes((DATA / "multilingual_small.json").read_bytes())
+    with pytest.raises(CheckpointError, match="dicta"):
+        MultilingualTokenizer(vocabulary).encode("שלום", "he")
+    (tmp_path / "dicta-1.0.int8.onnx").write_bytes(b"")
+    ids = MultilingualTokenizer(vocabulary).encode("שלום", "he")
+    assert ids == [2110, 1414, 1373, 1382, 1401, 1394, 1374, 1402, 9]

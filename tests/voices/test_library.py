@@ -1,0 +1,132 @@
+"""Voices by name, and voices remembered by the content of their clip."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from nightingale.errors import BadReference, VoiceError, VoiceNotFound
+from nightingale.voices import cache, home, library
+from nightingale.voices.voice import Voice
+
+
+def voice(number: int = 1) -> Voice:
+    return Voice.checked(
+        name="unnamed",
+        family="wren",
+        speaker=torch.full((4,), float(number)),
+        prompt_ids=torch.tensor([number]),
+        flow_prompt_ids=torch.tensor([number]),
+        flow_prompt_mel=torch.zeros(2, 8),
+        flow_speaker=torch.zeros(3),
+        provenance="a test",
+    )
+
+
+@pytest.fixture(autouse=True)
+def empty_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("NIGHTINGALE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_a_voice_can_be_added_listed_loaded_exported_and_removed(tmp_path: Path) -> None:
+    library.add("anna", voice())
+    (entry,) = [e for e in library.entries() if not e.builtin]
+    assert (entry.name, entry.family, entry.provenance) == ("anna", "wren", "a test")
+    assert library.load("anna").name == "anna"
+    library.export("anna", tmp_path / "out.safetensors")
+    assert Voice.load(tmp_path / "out.safetensors") == voice()
+    library.remove("anna")
+    with pytest.raises(VoiceNotFound):
+        library.load("anna")
+
+
+def test_an_unknown_voice_is_answered_with_close_ones() -> None:
+    library.add("annabel", voice())
+    with pytest.raises(VoiceNotFound, match="Did you mean annabel") as caught:
+        library.load("anabel")
+    assert "annabel" in caught.value.allowed
+
+
+@pytest.mark.parametrize("name", ["", "../evil", "Anna", "a" * 65, "a b", "a/b", "ä", "anna.wav", "anna\n"])
+def test_a_name_that_could_be_a_path_is_never_looked_up(name: str) -> None:
+    for act in (lambda: library.find(name), lambda: library.add(name, voice()), lambda: library.remove(name)):
+        with pytest.raises(VoiceNotFound, match="not a voice name"):
+            act()
+
+
+def test_a_voice_is_not_overwritten_unless_told() -> None:
+    library.add("anna", voice(1))
+    with pytest.raises(VoiceError, match="exists"):
+        library.add("anna", voice(2))
+    assert library.load("anna") == voice(1)
+    library.add("anna", voice(2), replace=True)
+    assert library.load("anna") == voice(2)
+
+
+def test_a_built_in_voice_can_be_hidden_but_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assets = tmp_path / "assets"
+    assets.mkdir()
+    voice(1).save(assets / "wren.safetensors")
+    monkeypatch.setattr(library, "builtin_folder", lambda: assets)
+    assert library.load("wren") == voice(1)
+    with pytest.raises(VoiceError, match="stay"):
+        library.remove("wren")
+    library.add("wren", voice(2))
+    assert library.load("wren") == voice(2)
+    assert [e.builtin for e in library.entries() if e.name == "wren"] == [False]
+    library.remove("wren")
+    assert library.load("wren") == voice(1)
+
+
+def test_a_damaged_file_is_listed_as_unknown_and_does_not_hide_the_others() -> None:
+    library.add("anna", voice())
+    (home.voices_folder() / "broken.safetensors").write_bytes(b"\xff" * 40)
+    families = {e.name: e.family for e in library.entries() if not e.builtin}
+    assert families == {"anna": "wren", "broken": "?"}
+
+
+def test_a_clip_is_enrolled_once_whatever_it_is_called(tmp_path: Path) -> None:
+    made: list[int] = []
+
+    def make() -> Voice:
+        made.append(1)
+        return voice(len(made))
+
+    clip, same, other = tmp_path / "a.wav", tmp_path / "b.wav", tmp_path / "c.wav"
+    clip.write_bytes(b"RIFF one")
+    same.write_bytes(b"RIFF one")
+    other.write_bytes(b"RIFF two")
+    first = cache.enrolled(clip, "wren", "weights-1", make)
+    assert cache.enrolled(same, "wren", "weights-1", make) == first
+    assert len(made) == 1
+    assert cache.enrolled(other, "wren", "weights-1", make) != first
+    assert cache.enrolled(clip, "wren", "weights-2", make) != first
+    assert cache.enrolled(clip, "turbo", "weights-1", make) != first
+    assert len(made) == 4
+
+
+def test_a_damaged_cache_entry_is_made_again(tmp_path: Path) -> None:
+    clip = tmp_path / "a.wav"
+    clip.write_bytes(b"RIFF")
+    cache.enrolled(clip, "wren", "w", voice)
+    (entry,) = home.cache_folder().iterdir()
+    entry.write_bytes(b"nonsense")
+    assert cache.enrolled(clip, "wren", "w", lambda: voice(2)) == voice(2)
+    assert Voice.load(entry) == voice(2)
+
+
+def test_a_cache_that_cannot_be_written_does_not_cost_the_voice(tmp_path: Path, empty_home: Path) -> None:
+    clip = tmp_path / "a.wav"
+    clip.write_bytes(b"RIFF")
+    empty_home.write_text("a file where the folder should be")
+    assert cache.enrolled(clip, "wren", "w", voice) == voice()
+
+
+def test_a_clip_that_is_not_there_is_a_bad_reference(tmp_path: Path) -> None:
+    with pytest.raises(BadReference, match="cannot be read"):
+        cache.enrolled(tmp_path / "none.wav", "wren", "w", voice)
