@@ -1,0 +1,71 @@
+"""Text ids to speech ids: T3's loop, one token at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from nightingale.engine.habits import Habits
+from nightingale.engine.sampling import compose_sampler, draw, guide
+from nightingale.errors import TextTooLong
+from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH
+from nightingale.models.chatterbox.t3.model import T3
+from nightingale.values import Sampling
+from nightingale.voices.voice import Voice
+
+
+@torch.inference_mode()
+def speak(
+    t3: T3,
+    text_ids: list[int],
+    voice: Voice,
+    *,
+    habits: Habits,
+    sampling: Sampling,
+    exaggeration: float,
+    rng: torch.Generator,
+) -> Iterator[int]:
+    """Speech ids as they are drawn, control ids included, until the stop id or the limit."""
+    weight = t3.speech_head.weight
+    device, dtype = weight.device, weight.dtype
+    guided = sampling.cfg_weight > 0
+    text = torch.tensor([_framed(t3, text_ids)], device=device)
+    x = t3.prompt(
+        text,
+        speaker=voice.speaker[None].to(device, dtype),
+        prompt_ids=voice.prompt_ids[None, : t3.config.prompt_tokens].to(device),
+        exaggeration=torch.tensor([exaggeration], device=device, dtype=dtype),
+        guided=guided,
+    )
+    memory = t3.new_memory(rows=len(x), capacity=x.shape[1] + habits.max_new_tokens)
+    sampler, greedy = compose_sampler(habits.sampler, sampling), sampling.temperature == 0
+    seen = torch.zeros(t3.config.speech_vocab, dtype=torch.bool, device=device)
+    seen[START_SPEECH] = True
+    for position in range(habits.max_new_tokens):
+        scores = guide(t3.next_scores(x, memory).float(), sampling.cfg_weight)
+        token = draw(sampler(scores, seen), greedy=greedy, rng=rng)
+        yield token
+        if token == STOP_SPEECH and not (habits.sampler == "turbo" and position == 0):
+            # PARITY: Turbo does not look for the stop in its first draw.
+            #         tests/engine/test_decode.py::test_turbo_does_not_stop_at_its_first_draw
+            return
+        if habits.sampler == "turbo" and position == 0:
+            # PARITY: Turbo's penalty counts the start token for the first draw only.
+            #         tests/engine/test_decode.py::test_turbo_forgets_the_start_after_its_first_draw
+            seen[START_SPEECH] = False
+        seen[token] = True
+        x = t3.embed_speech(torch.full((len(x), 1), token, device=device), position + 1)
+
+
+def _framed(t3: T3, text_ids: list[int]) -> list[int]:
+    framed = t3.frame_text(text_ids)
+    limit = t3.config.learned_positions[0] if t3.config.learned_positions else None
+    if limit is not None and len(framed) > limit:
+        raise TextTooLong(
+            "the text is too long for this model",
+            got=f"{len(framed)} text ids",
+            allowed=f"at most {limit}",
+            fix="Split the text into sentences and speak them one by one.",
+        )
+    return framed

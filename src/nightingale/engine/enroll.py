@@ -1,0 +1,85 @@
+"""A reference clip to a Voice, as upstream prepares its conditionals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nightingale.audio.check import check_reference
+from nightingale.audio.loudness import normalise_loudness
+from nightingale.audio.read import read_audio
+from nightingale.audio.resample import resample, resample_sinc
+from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
+from nightingale.engine.habits import Habits
+from nightingale.models.chatterbox.build import Listeners
+from nightingale.nn.mel import FlowMel
+from nightingale.values import Samples
+from nightingale.voices.voice import Voice
+
+FLOW_PROMPT_SECONDS = 10
+"""The flow is shown the first ten seconds of the clip."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enrolled:
+    """A new voice, and what the clip's quality calls for saying."""
+
+    voice: Voice
+    warnings: tuple[str, ...]
+
+
+def enroll_file(
+    path: Path, *, name: str, family: str, listeners: Listeners, habits: Habits, prompt_tokens: int
+) -> Enrolled:
+    """The voice of a wav, flac, ogg or mp3 file."""
+    samples, rate_hz = read_audio(path)
+    report = check_reference(samples, rate_hz, longer_than_s=habits.reference_longer_than_s)
+    voice = enroll(
+        resample(samples, rate_hz, CLOCKS.sample_rate_hz),
+        name=name,
+        family=family,
+        listeners=listeners,
+        habits=habits,
+        prompt_tokens=prompt_tokens,
+        provenance=f"reference clip {path.name}, {report.seconds:.1f} s",
+    )
+    return Enrolled(voice=voice, warnings=report.warnings)
+
+
+@torch.inference_mode()
+def enroll(
+    clip: Samples,
+    *,
+    name: str,
+    family: str,
+    listeners: Listeners,
+    habits: Habits,
+    prompt_tokens: int,
+    provenance: str,
+) -> Voice:
+    """The voice of a clip at 24 kHz."""
+    if habits.reference_loudness_lufs is not None:
+        clip = normalise_loudness(clip, CLOCKS.sample_rate_hz, habits.reference_loudness_lufs)
+    heard = torch.from_numpy(resample(clip, CLOCKS.sample_rate_hz, ANALYSIS_RATE_HZ))
+    shown = clip[: FLOW_PROMPT_SECONDS * CLOCKS.sample_rate_hz]
+    # PARITY: the flow's side is brought to 16 kHz by another resampler than T3's.
+    #         tests/engine/test_enroll.py::test_the_two_sides_use_their_own_resamplers
+    shown_16k = torch.from_numpy(resample_sinc(shown, CLOCKS.sample_rate_hz, ANALYSIS_RATE_HZ))
+    mel = FlowMel()(torch.from_numpy(shown)[None])[0].T  # (frames, mel)
+    ids = listeners.speech_tokenizer.tokenize(shown_16k)[: len(mel) // CLOCKS.frames_per_token]
+    speaker = listeners.voice_encoder.embed(heard)
+    return Voice.checked(
+        name=name,
+        family=family,
+        speaker=speaker,
+        prompt_ids=listeners.speech_tokenizer.tokenize(
+            heard[: int(habits.prompt_seconds * ANALYSIS_RATE_HZ)], max_tokens=prompt_tokens
+        ),
+        flow_prompt_ids=ids,
+        # A clip of odd length leaves half a token of mel; upstream keeps it and shifts everything by a frame.
+        flow_prompt_mel=mel[: CLOCKS.frames_per_token * len(ids)],
+        flow_speaker=speaker if listeners.xvector is None else listeners.xvector.embed(shown_16k),
+        provenance=provenance,
+    )

@@ -1,0 +1,62 @@
+"""How each member of the family behaves around its networks: defaults, order of sampling, beginnings and ends.
+
+Sizes live with the networks (models/chatterbox/presets.py); this is everything else in which two members differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+from nightingale.values import Sampling
+
+SILENCE_TOKEN: Final = 4299
+"""The speech token of silence in the official vocabulary."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    sampling: Sampling
+    exaggeration: float
+    sampler: Literal["chatterbox", "turbo"]
+    """Whose order of sampling steps to follow."""
+    ignored: frozenset[str] = frozenset()
+    """Controls this member has no use for; setting one is refused rather than ignored."""
+    max_new_tokens: int = 1000
+    tail_silence_tokens: int = 0
+    """Silence appended before rendering."""
+    drop_last_token: bool = False
+    """The last token before the stop decodes to 40 ms of noise; its audio is cut."""
+    prompt_seconds: float = 6.0
+    """How much of the reference clip T3 is shown."""
+    reference_longer_than_s: float = 1.0
+    reference_loudness_lufs: float | None = None
+
+
+ENGLISH: Final = Habits(sampling=Sampling(), exaggeration=0.5, sampler="chatterbox")
+# PARITY: upstream HEAD drops the last token's audio for multilingual only.
+#         tests/engine/test_tts.py::test_multilingual_drops_the_audio_of_its_last_token
+MULTILINGUAL: Final = replace(ENGLISH, drop_last_token=True)
+TURBO: Final = Habits(
+    sampling=Sampling(top_p=0.95, min_p=0.0, top_k=1000, cfg_weight=0.0),
+    exaggeration=0.0,
+    sampler="turbo",
+    ignored=frozenset({"cfg_weight", "exaggeration", "min_p"}),
+    # PARITY: upstream draws once before its loop of 1000.
+    #         tests/engine/test_decode.py::test_turbo_draws_one_more_than_its_loop
+    max_new_tokens=1001,
+    tail_silence_tokens=3,
+    prompt_seconds=15.0,
+    reference_longer_than_s=5.0,
+    reference_loudness_lufs=-27.0,
+)
+
+HABITS: Final[Mapping[str, Habits]] = {
+    "english": ENGLISH,
+    "multilingual": MULTILINGUAL,
+    "turbo": TURBO,
+    "nano": TURBO,
+    # The stand-in never learned to stop, so it is stopped after two seconds.
+    "noise": replace(ENGLISH, max_new_tokens=50),
+}

@@ -1,0 +1,52 @@
+"""Randomness that belongs to a request.
+
+Every draw of a request comes from its seed, each purpose with a stream of its own, so that drawing more of one
+never shifts another. Noise is read by absolute position, in blocks of fixed size: the same frame gets the same
+noise whether it is rendered alone, in a chunk, or in a whole sentence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+import torch
+from torch import Tensor
+
+SEED_LIMIT = 2**32
+
+
+def fresh_seed() -> int:
+    return secrets.randbelow(SEED_LIMIT)
+
+
+def generator(seed: int, purpose: str) -> torch.Generator:
+    """A CPU generator for one purpose of one request."""
+    digest = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+class NoiseTape:
+    """An endless tape of standard normal rows, `width` values each, read by row number."""
+
+    def __init__(self, seed: int, purpose: str, *, width: int, block_rows: int) -> None:
+        self._rng = generator(seed, purpose)
+        self._width, self._block_rows = width, block_rows
+        self._blocks: dict[int, Tensor] = {}
+        self._next_block = 0
+
+    def read(self, start: int, count: int) -> Tensor:
+        """Rows start … start + count: (count, width)."""
+        size = self._block_rows
+        last = (start + count - 1) // size
+        while self._next_block <= last:
+            self._blocks[self._next_block] = torch.randn(size, self._width, generator=self._rng)
+            self._next_block += 1
+        first = start // size
+        rows = torch.cat([self._blocks[block] for block in range(first, last + 1)])
+        return rows[start - first * size : start - first * size + count]
+
+    def forget_before(self, row: int) -> None:
+        """Rows before this one will not be read again."""
+        for block in [b for b in self._blocks if (b + 1) * self._block_rows <= row]:
+            del self._blocks[block]

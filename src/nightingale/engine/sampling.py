@@ -1,0 +1,98 @@
+"""Scores to the next speech token, as small steps composed in each family's own, audible, order.
+
+A step takes scores (vocabulary,) and the set of ids seen so far as a boolean row (vocabulary,), and gives scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from nightingale.values import Sampling
+
+Step = Callable[[Tensor, Tensor], Tensor]
+
+
+def guide(scores: Tensor, weight: float) -> Tensor:
+    """Classifier-free guidance: (2, vocabulary), told and untold -> (vocabulary,). One row passes through."""
+    if len(scores) == 1:
+        return scores[0]
+    told, untold = scores
+    return told + weight * (told - untold)
+
+
+def repetition_penalty(penalty: float) -> Step:
+    """Make every id seen less likely, once, however often it was seen."""
+
+    def step(scores: Tensor, seen: Tensor) -> Tensor:
+        return torch.where(seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+
+    return step
+
+
+def temperature(value: float) -> Step:
+    return lambda scores, seen: scores / value
+
+
+def min_p(share: float) -> Step:
+    """Drop ids less likely than `share` of the likeliest."""
+
+    def step(scores: Tensor, seen: Tensor) -> Tensor:
+        likely = torch.softmax(scores, dim=-1)
+        return scores.masked_fill(likely < share * likely.max(), -torch.inf)
+
+    return step
+
+
+def top_k(count: int) -> Step:
+    def step(scores: Tensor, seen: Tensor) -> Tensor:
+        least = torch.topk(scores, min(count, len(scores))).values[-1]
+        return scores.masked_fill(scores < least, -torch.inf)
+
+    return step
+
+
+def top_p(mass: float) -> Step:
+    """Keep the likeliest ids that together hold `mass`, and at least one."""
+
+    def step(scores: Tensor, seen: Tensor) -> Tensor:
+        ascending, order = torch.sort(scores)
+        unlikely = torch.softmax(ascending, dim=-1).cumsum(dim=-1) <= 1 - mass
+        unlikely[-1] = False
+        return scores.masked_fill(torch.zeros_like(unlikely).scatter(0, order, unlikely), -torch.inf)
+
+    return step
+
+
+def compose_sampler(order: Literal["chatterbox", "turbo"], sampling: Sampling) -> Step:
+    """The steps between guidance and the draw. Steps that would change nothing are left out."""
+    penalise = [repetition_penalty(sampling.repetition_penalty)] if sampling.repetition_penalty != 1 else []
+    # A temperature of zero is the greedy draw, which no further step can change.
+    cool = [temperature(sampling.temperature)] if sampling.temperature not in (0, 1) else []
+    cut_min_p = [min_p(sampling.min_p)] if sampling.min_p > 0 else []
+    cut_top_k = [top_k(sampling.top_k)] if sampling.top_k > 0 else []
+    cut_top_p = [top_p(sampling.top_p)] if sampling.top_p < 1 else []
+    if order == "chatterbox":
+        steps = [*penalise, *cool, *cut_min_p, *cut_top_k, *cut_top_p]
+    else:
+        # PARITY: Turbo penalises last, after the cuts.
+        #         tests/engine/test_sampling.py::test_turbo_penalises_after_it_cuts
+        steps = [*cool, *cut_top_k, *cut_top_p, *penalise]
+
+    def sampler(scores: Tensor, seen: Tensor) -> Tensor:
+        for step in steps:
+            scores = step(scores, seen)
+        return scores
+
+    return sampler
+
+
+def draw(scores: Tensor, *, greedy: bool, rng: torch.Generator) -> int:
+    """One id. The draw happens on the CPU, so that a seed means the same on every device."""
+    if greedy:
+        return int(scores.argmax())
+    likely = torch.softmax(scores.float(), dim=-1).cpu()
+    return int(torch.multinomial(likely, 1, generator=rng))
