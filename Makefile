@@ -4,7 +4,7 @@
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
-# For example: make say PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu" for torch without CUDA.
+# Extra arguments for pip, such as an index that has torch without CUDA.
 PIP_ARGS ?=
 TEXT ?= Hello. This is Nightingale, speaking from your own machine.
 OUT ?= hello.wav
@@ -17,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help say test check format parity docs clean
+.PHONY: help say test check format parity judges docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,6 +40,9 @@ format: $(INSTALLED_DEV) ## mend what ruff can mend
 
 parity: $(INSTALLED_DEV) ## compare every stage with upstream chatterbox-tts, in an environment of its own
 	parity/run.sh
+
+judges: $(BIN)/python ## get the recognizers and quality models that score speech (.venv-judges, 0.8 GB)
+	$(BIN)/python src/nightingale/bench/judges/install.py
 
 docs: $(INSTALLED_DEV) ## write the generated pages (docs/cli.md)
 	$(BIN)/python tools/make_docs.py

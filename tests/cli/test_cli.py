@@ -46,10 +46,10 @@ class FakeTTS:
     said: dict[str, Any]
     failure: BaseException | None = None
 
-    def __init__(self, model: str = "wren", **options: Any) -> None:
+    def __init__(self, model: str | None = None, **options: Any) -> None:
         type(self).made = {"model": model, **options}
-        self.name = model
-        self.notice = "this is a hum, not speech" if model == "wren" else None
+        self.name = model or "wren"
+        self.notice = "this is a hum, not speech" if self.name == "wren" else None
 
     def say(self, text: str, **controls: Any) -> Audio:
         type(self).said = {"text": text, **controls}

@@ -27,10 +27,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hub": GROUND,
     "wren": GROUND,
     "accel": GROUND | {"nn", "models"},
-    "engine": GROUND | {"nn", "models", "text", "audio", "voices", "hub", "accel"},
+    "engine": GROUND | {"nn", "models", "text", "audio", "voices", "hub", "accel", "wren"},
     "server": GROUND | {"engine", "containers", "voices"},
     "bench": GROUND | {"engine", "audio", "text"},
-    "train": GROUND | {"nn", "models", "text", "audio", "voices"},
+    "train": GROUND | {"nn", "models", "text", "audio", "voices", "wren"},
     "cli": GROUND | {"engine", "containers", "voices", "hub", "server", "bench", "train"},
 }
 NOT_IN_THE_PRODUCT = {"transformers", "diffusers", "librosa", "torchaudio", "gradio", "scipy"}
@@ -55,6 +55,9 @@ GLOBAL_SEEDS = {
     "np.random.seed",
     "numpy.random.seed",
 }
+# Training runs on machines that lack what cli/ is made of, so it has a program of its own. Being one, and not
+# a guest in one, it may seed the process.
+PROGRAMS = {SRC / "train" / "__main__.py"}
 
 
 def source_files() -> list[Path]:
@@ -142,7 +145,7 @@ def test_no_room_below_cli_touches_the_process_it_lives_in() -> None:
     found = [
         f"{path.relative_to(ROOT)} {w}"
         for path in source_files()
-        if room_of(path) != "cli"
+        if room_of(path) != "cli" and path not in PROGRAMS
         for w in wrong_calls(tree_of(path))
     ]
     assert not found, "\n".join(found)

@@ -186,3 +186,29 @@ def test_a_voice_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) ->
 def test_a_renamed_voice_is_the_same_voice() -> None:
     voice = Voice.checked(**parts())
     assert replace(voice, name="berta") == voice
+
+
+def bare(family: str) -> Voice:
+    return Voice.checked(
+        name="bare",
+        family=family,
+        speaker=torch.ones(256),
+        prompt_ids=torch.zeros(0, dtype=torch.int64),
+        flow_prompt_ids=torch.zeros(0, dtype=torch.int64),
+        flow_prompt_mel=torch.zeros(0, 80),
+        flow_speaker=torch.ones(192),
+    )
+
+
+def test_a_wren_voice_needs_no_prompts(tmp_path: Path) -> None:
+    bare("wren").save(tmp_path / "bare.safetensors")
+    back = Voice.load(tmp_path / "bare.safetensors")
+    assert back == bare("wren")
+    assert back.flow_prompt_mel.shape == (0, 80)
+    assert back.prompt_ids.dtype == torch.int64
+
+
+@pytest.mark.parametrize("family", ["chatterbox", "turbo"])
+def test_the_official_families_need_prompts(family: str) -> None:
+    with pytest.raises(VoiceError, match="not empty"):
+        bare(family)

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from nightingale import __version__
-from nightingale.cli import doctor, models, say, voices
+from nightingale.cli import doctor, models, say, train, voices
 from nightingale.cli.talk import complain
 from nightingale.errors import NightingaleError
 
@@ -45,6 +45,7 @@ voices_app = typer.Typer(help="Keep voices by name.", **_PLAIN)
 
 app.command("say")(say.say)
 app.command("doctor")(doctor.doctor)
+app.command("train", context_settings=train.FORWARD)(train.train)
 app.add_typer(models_app, name="models")
 app.add_typer(voices_app, name="voices")
 models_app.command("list")(models.list_models)

@@ -9,7 +9,13 @@ import typer
 _OWN = "the model's"
 
 Model = Annotated[
-    str, typer.Option("-m", "--model", help="A name of `nightingale models list`, or a folder.")
+    str | None,
+    typer.Option(
+        "-m",
+        "--model",
+        help="A name of `nightingale models list`, or a folder.",
+        show_default="wren, the voice in the box",
+    ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
 Offline = Annotated[bool, typer.Option("--offline", help="Never touch the network.")]

@@ -22,7 +22,7 @@ PIPE = "-"
 def say(
     text: options.Text,
     out: options.Out = "nightingale.wav",
-    model: options.Model = "wren",
+    model: options.Model = None,
     voice: options.VoiceName = None,
     language: options.Language = None,
     seed: options.Seed = None,
@@ -44,7 +44,7 @@ def say(
     check_out(out, as_json)
     words = read_text(text)
 
-    with busy(f"loading {model} …", quiet=quiet):
+    with busy(f"loading {model or 'the voice in the box'} …", quiet=quiet):
         from nightingale.engine import TTS
 
         tts = TTS(model, device=device, offline=offline, **chosen)

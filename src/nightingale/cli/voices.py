@@ -11,7 +11,7 @@ import typer
 
 from nightingale.cli import options
 from nightingale.cli.talk import busy, note, read_options
-from nightingale.errors import VoiceNotFound
+from nightingale.errors import ConfigError, VoiceNotFound
 
 if TYPE_CHECKING:
     from nightingale.voices.voice import Voice
@@ -44,7 +44,7 @@ def list_voices(as_json: options.AsJson = False) -> None:
 def add(
     name: Name,
     reference: Reference,
-    model: options.Model = "wren",
+    model: options.Model = None,
     device: options.Device = "auto",
     offline: options.Offline = False,
     choices: options.Choices = None,
@@ -80,7 +80,9 @@ def export(
     library.export(name, out)
 
 
-def _voice_of(reference: Path, model: str, *, device: str, offline: bool, chosen: dict[str, str]) -> Voice:
+def _voice_of(
+    reference: Path, model: str | None, *, device: str, offline: bool, chosen: dict[str, str]
+) -> Voice:
     """The voice in a file. Only a clip needs a model to listen to it."""
     from nightingale.voices.voice import Voice
 
@@ -96,6 +98,13 @@ def _voice_of(reference: Path, model: str, *, device: str, offline: bool, chosen
     if reference.suffix == ".pt":
         from nightingale.hub.find import wanted
 
+        if model is None:
+            raise ConfigError(
+                "a conds.pt does not say whose voice it is",
+                got="no model",
+                allowed="-m english, multilingual, turbo or nano",
+                fix="Name the model it came with.",
+            )
         return Voice.from_conds_pt(reference, family=wanted(model).card.family)
     from nightingale.engine import TTS
 

@@ -27,7 +27,7 @@ def render_mel(flow: Flow, ids: list[int], voice: Voice, *, seed: int) -> Tensor
     tokens = torch.cat([voice.flow_prompt_ids, torch.tensor(ids, dtype=torch.int64)])[None].to(device)
     tape = NoiseTape(seed, "flow", width=flow.config.mel_bands, block_rows=NOISE_BLOCK_FRAMES)
     noise = tape.read(0, tokens.shape[1] * CLOCKS.frames_per_token).T[None]
-    mel = flow(
+    mel: Tensor = flow(
         tokens,
         prompt_mel=voice.flow_prompt_mel.T[None].to(device, dtype),
         speaker=voice.flow_speaker[None].to(device, dtype),

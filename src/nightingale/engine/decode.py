@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
 
 from nightingale.engine.habits import Habits
-from nightingale.engine.sampling import compose_sampler, draw, guide
+from nightingale.engine.sampling import compose_sampler, draw, guide, is_greedy
 from nightingale.errors import TextTooLong
-from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH
+from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH, Gpt2Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.values import Sampling
 from nightingale.voices.voice import Voice
+
+BUDGET_FLOOR_TOKENS = 30
+"""1.2 s that every utterance may take, however short its text."""
+
+
+def budget_tokens(text_ids: int, habits: Habits) -> int:
+    """How many speech tokens a text of so many ids may take."""
+    if habits.tokens_per_text_id is None:
+        return habits.max_new_tokens
+    return min(habits.max_new_tokens, BUDGET_FLOOR_TOKENS + math.ceil(habits.tokens_per_text_id * text_ids))
 
 
 @torch.inference_mode()
@@ -30,7 +41,7 @@ def speak(
     weight = t3.speech_head.weight
     device, dtype = weight.device, weight.dtype
     guided = sampling.cfg_weight > 0
-    text = torch.tensor([_framed(t3, text_ids)], device=device)
+    text = torch.tensor([_framed(t3, text_ids, habits.max_new_tokens)], device=device)
     x = t3.prompt(
         text,
         speaker=voice.speaker[None].to(device, dtype),
@@ -38,11 +49,12 @@ def speak(
         exaggeration=torch.tensor([exaggeration], device=device, dtype=dtype),
         guided=guided,
     )
-    memory = t3.new_memory(rows=len(x), capacity=x.shape[1] + habits.max_new_tokens)
-    sampler, greedy = compose_sampler(habits.sampler, sampling), sampling.temperature == 0
+    budget = budget_tokens(len(text_ids), habits)
+    memory = t3.new_memory(rows=len(x), capacity=x.shape[1] + budget)
+    sampler, greedy = compose_sampler(habits.sampler, sampling), is_greedy(sampling)
     seen = torch.zeros(t3.config.speech_vocab, dtype=torch.bool, device=device)
     seen[START_SPEECH] = True
-    for position in range(habits.max_new_tokens):
+    for position in range(budget):
         scores = guide(t3.next_scores(x, memory).float(), sampling.cfg_weight)
         token = draw(sampler(scores, seen), greedy=greedy, rng=rng)
         yield token
@@ -58,9 +70,14 @@ def speak(
         x = t3.embed_speech(torch.full((len(x), 1), token, device=device), position + 1)
 
 
-def _framed(t3: T3, text_ids: list[int]) -> list[int]:
-    framed = t3.frame_text(text_ids)
-    limit = t3.config.learned_positions[0] if t3.config.learned_positions else None
+def _framed(t3: T3, text_ids: list[int], max_new_tokens: int) -> list[int]:
+    framed, config = t3.frame_text(text_ids), t3.config
+    limit = None
+    if config.learned_positions is not None:
+        limit = config.learned_positions[0]
+    elif isinstance(config.backbone, Gpt2Config):
+        # One table for all: the speaker, the prompt, the text, the start and what will be spoken.
+        limit = config.backbone.positions - (1 + config.prompt_tokens + config.starts + max_new_tokens)
     if limit is not None and len(framed) > limit:
         raise TextTooLong(
             "the text is too long for this model",

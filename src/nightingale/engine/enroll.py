@@ -14,12 +14,9 @@ from nightingale.audio.resample import resample, resample_sinc
 from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
 from nightingale.engine.habits import Habits
 from nightingale.models.chatterbox.build import Listeners
-from nightingale.nn.mel import FlowMel
+from nightingale.nn.mel import FLOW_MEL, FlowMel
 from nightingale.values import Samples
 from nightingale.voices.voice import Voice
-
-FLOW_PROMPT_SECONDS = 10
-"""The flow is shown the first ten seconds of the clip."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +60,14 @@ def enroll(
     if habits.reference_loudness_lufs is not None:
         clip = normalise_loudness(clip, CLOCKS.sample_rate_hz, habits.reference_loudness_lufs)
     heard = torch.from_numpy(resample(clip, CLOCKS.sample_rate_hz, ANALYSIS_RATE_HZ))
-    shown = clip[: FLOW_PROMPT_SECONDS * CLOCKS.sample_rate_hz]
+    shown = clip[: int(habits.flow_prompt_seconds * CLOCKS.sample_rate_hz)]
     # PARITY: the flow's side is brought to 16 kHz by another resampler than T3's.
     #         tests/engine/test_enroll.py::test_the_two_sides_use_their_own_resamplers
     shown_16k = torch.from_numpy(resample_sinc(shown, CLOCKS.sample_rate_hz, ANALYSIS_RATE_HZ))
-    mel = FlowMel()(torch.from_numpy(shown)[None])[0].T  # (frames, mel)
-    ids = listeners.speech_tokenizer.tokenize(shown_16k)[: len(mel) // CLOCKS.frames_per_token]
+    mel, ids = torch.zeros(0, FLOW_MEL.bands), torch.zeros(0, dtype=torch.int64)
+    if len(shown):
+        mel = FlowMel()(torch.from_numpy(shown)[None])[0].T  # (frames, mel)
+        ids = listeners.speech_tokenizer.tokenize(shown_16k)[: len(mel) // CLOCKS.frames_per_token]
     speaker = listeners.voice_encoder.embed(heard)
     return Voice.checked(
         name=name,
@@ -76,7 +75,9 @@ def enroll(
         speaker=speaker,
         prompt_ids=listeners.speech_tokenizer.tokenize(
             heard[: int(habits.prompt_seconds * ANALYSIS_RATE_HZ)], max_tokens=prompt_tokens
-        ),
+        )
+        if prompt_tokens
+        else torch.zeros(0, dtype=torch.int64),
         flow_prompt_ids=ids,
         # A clip of odd length leaves half a token of mel; upstream keeps it and shifts everything by a frame.
         flow_prompt_mel=mel[: CLOCKS.frames_per_token * len(ids)],

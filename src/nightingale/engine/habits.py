@@ -1,6 +1,6 @@
-"""How each member of the family behaves around its networks: defaults, order of sampling, beginnings and ends.
+"""How each member of the family behaves around its networks: defaults, order of sampling, start and end.
 
-Sizes live with the networks (models/chatterbox/presets.py); this is everything else in which two members differ.
+Sizes live with the networks (models/chatterbox/presets.py); this is all else in which two members differ.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from nightingale.values import Sampling
+from nightingale.wren import SAMPLING as WREN_SAMPLING
 
 SILENCE_TOKEN: Final = 4299
 """The speech token of silence in the official vocabulary."""
@@ -24,12 +25,18 @@ class Habits:
     ignored: frozenset[str] = frozenset()
     """Controls this member has no use for; setting one is refused rather than ignored."""
     max_new_tokens: int = 1000
+    tokens_per_text_id: float | None = None
+    """If set, an utterance may have this many speech tokens per text id, and no more: it cannot run away."""
+    split_chars: int | None = None
+    """If set, text is spoken in pieces of about this many characters at most."""
     tail_silence_tokens: int = 0
     """Silence appended before rendering."""
     drop_last_token: bool = False
     """The last token before the stop decodes to 40 ms of noise; its audio is cut."""
     prompt_seconds: float = 6.0
     """How much of the reference clip T3 is shown."""
+    flow_prompt_seconds: float = 10.0
+    """How much of the reference clip the flow is shown."""
     reference_longer_than_s: float = 1.0
     reference_loudness_lufs: float | None = None
 
@@ -51,12 +58,26 @@ TURBO: Final = Habits(
     reference_longer_than_s=5.0,
     reference_loudness_lufs=-27.0,
 )
+WREN: Final = Habits(
+    sampling=WREN_SAMPLING,
+    exaggeration=0.0,
+    sampler="chatterbox",
+    ignored=frozenset({"cfg_weight", "exaggeration"}),
+    max_new_tokens=750,
+    # English speech has about three tokens per text id of wren's vocabulary.
+    tokens_per_text_id=6.0,
+    split_chars=220,
+    prompt_seconds=0.0,
+    # As long as the prompts it was trained with: shown only so that a clone's recording sounds alike.
+    flow_prompt_seconds=1.5,
+)
 
 HABITS: Final[Mapping[str, Habits]] = {
     "english": ENGLISH,
     "multilingual": MULTILINGUAL,
     "turbo": TURBO,
     "nano": TURBO,
+    "wren": WREN,
     # The stand-in never learned to stop, so it is stopped after two seconds.
     "noise": replace(ENGLISH, max_new_tokens=50),
 }

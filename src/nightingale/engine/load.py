@@ -1,7 +1,11 @@
-"""A model's name or folder to everything the engine needs of it."""
+"""A model's name or folder to everything the engine needs of it.
+
+Wren comes from the package (or from a folder that `nightingale train export` wrote), the others from the hub.
+"""
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -10,12 +14,15 @@ from typing import Any
 
 import torch
 
+from nightingale import wren
 from nightingale.engine.habits import HABITS, Habits
-from nightingale.errors import ConfigError, DeviceError
+from nightingale.errors import CheckpointError, ConfigError, DeviceError, ModelMissing
 from nightingale.hub.find import locate
 from nightingale.models.chatterbox.build import Listeners, Speakers, load_listeners, load_speakers
-from nightingale.models.chatterbox.presets import PRESETS
+from nightingale.models.chatterbox.presets import PRESETS, Preset
+from nightingale.models.compact import unpack
 from nightingale.text.frontend import Frontend, open_frontend
+from nightingale.values import Sampling
 from nightingale.voices.voice import Voice
 
 OPTIONS = ("kind", "t3", "s3gen")
@@ -23,10 +30,11 @@ OPTIONS = ("kind", "t3", "s3gen")
 
 
 class Once:
-    """A value made on first use, by whichever thread comes first."""
+    """The listeners, loaded on first use by whichever thread comes first."""
 
     def __init__(self, make: Callable[[], Listeners]) -> None:
-        self._make, self._lock, self._made = make, threading.Lock(), None
+        self._make, self._lock = make, threading.Lock()
+        self._made: Listeners | None = None
 
     def __call__(self) -> Listeners:
         with self._lock:
@@ -54,6 +62,11 @@ class Model:
     """What the user must know before listening."""
 
 
+def default_model() -> str:
+    """Wren, if its weights are in this copy of the package; else the stand-in, which says that it is one."""
+    return "noise" if wren.missing(wren.folder()) else "wren"
+
+
 def load_model(
     name: str | Path, *, device: str, dtype: str, offline: bool, options: Mapping[str, Any]
 ) -> Model:
@@ -63,19 +76,26 @@ def load_model(
             raise ConfigError(
                 "unknown option", got=repr(option), allowed=", ".join(OPTIONS), fix="Check the spelling."
             )
+        if name == "noise":
+            raise ConfigError(
+                "the model 'noise' has no options", got=repr(option), allowed="none", fix="Leave it out."
+            )
     place, precision = choose_device(device), choose_dtype(dtype)
     if name == "noise":
         from nightingale.engine.standin import load_noise
 
         model = load_noise()
+    elif name == "wren" or (Path(name).expanduser() / wren.FILES["card"]).is_file():
+        folder = wren.folder() if name == "wren" else Path(name).expanduser()
+        model = load_wren(folder, PRESETS["wren"])
     else:
         model = _load_official(name, offline=offline, options=options)
     return replace(
         model,
         speakers=Speakers(
             t3=model.speakers.t3.to(place, precision),
-            flow=model.speakers.flow.to(place),
-            hift=model.speakers.hift.to(place),
+            flow=model.speakers.flow.to(place, torch.float32),
+            hift=model.speakers.hift.to(place, torch.float32),
         ),
     )
 
@@ -95,6 +115,45 @@ def _load_official(name: str | Path, *, offline: bool, options: Mapping[str, Any
         default_voice=Voice.from_conds_pt(conds, family=card.family) if conds else None,
         fingerprint=files.fingerprint,
     )
+
+
+def load_wren(folder: Path, preset: Preset) -> Model:
+    """Wren from a folder with the files of `nightingale.wren`."""
+    if missing := wren.missing(folder):
+        raise ModelMissing(
+            "wren's weights are not in this copy of the package",
+            got=f"no {', '.join(missing)} in {folder}",
+            allowed=", ".join(wren.FILES.values()),
+            fix="Install a released package, train them (docs/training.md), or choose another model.",
+        )
+    files = {role: folder / name for role, name in wren.FILES.items()}
+    card = _read_card(files["card"])
+    return Model(
+        name="wren",
+        voice_family="wren",
+        frontend=open_frontend("wren", folder),
+        speakers=load_speakers(preset, files, unpack),
+        listeners=Once(lambda: load_listeners(preset, files, unpack)),
+        habits=replace(HABITS["wren"], sampling=Sampling(**card["sampling"])),
+        default_voice=Voice.load(folder / wren.VOICES / f"{card['default_voice']}.safetensors"),
+        fingerprint=card["fingerprint"],
+    )
+
+
+def _read_card(path: Path) -> dict[str, Any]:
+    try:
+        card: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        Sampling(**card["sampling"])
+        if not all(isinstance(card[key], str) for key in ("default_voice", "fingerprint")):
+            raise TypeError("default_voice and fingerprint must be strings")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            "wren's card cannot be read",
+            got=f"{path}: {type(error).__name__}: {error}",
+            allowed="a card that `nightingale train export` wrote",
+            fix="Install the package again.",
+        ) from error
+    return card
 
 
 def choose_device(asked: str) -> torch.device:
@@ -118,5 +177,7 @@ def choose_dtype(asked: str) -> torch.dtype:
     """T3's precision. The flow and the vocoder stay in float32: their error is heard directly."""
     dtypes = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
     if asked not in dtypes:
-        raise ConfigError("unknown dtype", got=repr(asked), allowed=", ".join(dtypes), fix="Pick one of these.")
+        raise ConfigError(
+            "unknown dtype", got=repr(asked), allowed=", ".join(dtypes), fix="Pick one of these."
+        )
     return dtypes[asked]

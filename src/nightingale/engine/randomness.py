@@ -1,8 +1,8 @@
 """Randomness that belongs to a request.
 
-Every draw of a request comes from its seed, each purpose with a stream of its own, so that drawing more of one
-never shifts another. Noise is read by absolute position, in blocks of fixed size: the same frame gets the same
-noise whether it is rendered alone, in a chunk, or in a whole sentence.
+Every draw of a request comes from its seed, each purpose with a stream of its own, so that drawing more of
+one never shifts another. Noise is read by absolute position, in blocks of fixed size: the same frame gets the
+same noise whether it is rendered alone, in a chunk, or in a whole sentence.
 """
 
 from __future__ import annotations
@@ -18,6 +18,14 @@ SEED_LIMIT = 2**32
 
 def fresh_seed() -> int:
     return secrets.randbelow(SEED_LIMIT)
+
+
+def nth_seed(seed: int, piece: int) -> int:
+    """The seed of one piece of a long request. The first piece is spoken as if it were alone."""
+    if piece == 0:
+        return seed
+    digest = hashlib.sha256(f"{seed}/piece/{piece}".encode()).digest()
+    return int.from_bytes(digest[:4], "little")
 
 
 def generator(seed: int, purpose: str) -> torch.Generator:
@@ -37,6 +45,8 @@ class NoiseTape:
 
     def read(self, start: int, count: int) -> Tensor:
         """Rows start … start + count: (count, width)."""
+        if count == 0:
+            return torch.empty(0, self._width)
         size = self._block_rows
         last = (start + count - 1) // size
         while self._next_block <= last:

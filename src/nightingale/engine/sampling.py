@@ -1,6 +1,6 @@
 """Scores to the next speech token, as small steps composed in each family's own, audible, order.
 
-A step takes scores (vocabulary,) and the set of ids seen so far as a boolean row (vocabulary,), and gives scores.
+A step takes scores (vocabulary,) and the ids seen so far as a boolean row (vocabulary,), and gives scores.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from nightingale.values import Sampling
 
 Step = Callable[[Tensor, Tensor], Tensor]
 
+COLDEST = 1e-5
+"""Below this temperature the likeliest id is taken: the division would leave float32, and change nothing."""
+
 
 def guide(scores: Tensor, weight: float) -> Tensor:
     """Classifier-free guidance: (2, vocabulary), told and untold -> (vocabulary,). One row passes through."""
     if len(scores) == 1:
         return scores[0]
-    told, untold = scores
+    told, untold = scores[0], scores[1]
     return told + weight * (told - untold)
 
 
@@ -34,13 +37,13 @@ def repetition_penalty(penalty: float) -> Step:
 
 
 def temperature(value: float) -> Step:
-    return lambda scores, seen: scores / value
+    return lambda scores, _: scores / value
 
 
 def min_p(share: float) -> Step:
     """Drop ids less likely than `share` of the likeliest."""
 
-    def step(scores: Tensor, seen: Tensor) -> Tensor:
+    def step(scores: Tensor, _: Tensor) -> Tensor:
         likely = torch.softmax(scores, dim=-1)
         return scores.masked_fill(likely < share * likely.max(), -torch.inf)
 
@@ -48,7 +51,9 @@ def min_p(share: float) -> Step:
 
 
 def top_k(count: int) -> Step:
-    def step(scores: Tensor, seen: Tensor) -> Tensor:
+    """Keep the `count` likeliest ids, and those as likely as the last of them."""
+
+    def step(scores: Tensor, _: Tensor) -> Tensor:
         least = torch.topk(scores, min(count, len(scores))).values[-1]
         return scores.masked_fill(scores < least, -torch.inf)
 
@@ -58,7 +63,7 @@ def top_k(count: int) -> Step:
 def top_p(mass: float) -> Step:
     """Keep the likeliest ids that together hold `mass`, and at least one."""
 
-    def step(scores: Tensor, seen: Tensor) -> Tensor:
+    def step(scores: Tensor, _: Tensor) -> Tensor:
         ascending, order = torch.sort(scores)
         unlikely = torch.softmax(ascending, dim=-1).cumsum(dim=-1) <= 1 - mass
         unlikely[-1] = False
@@ -70,8 +75,7 @@ def top_p(mass: float) -> Step:
 def compose_sampler(order: Literal["chatterbox", "turbo"], sampling: Sampling) -> Step:
     """The steps between guidance and the draw. Steps that would change nothing are left out."""
     penalise = [repetition_penalty(sampling.repetition_penalty)] if sampling.repetition_penalty != 1 else []
-    # A temperature of zero is the greedy draw, which no further step can change.
-    cool = [temperature(sampling.temperature)] if sampling.temperature not in (0, 1) else []
+    cool = [] if sampling.temperature == 1 or is_greedy(sampling) else [temperature(sampling.temperature)]
     cut_min_p = [min_p(sampling.min_p)] if sampling.min_p > 0 else []
     cut_top_k = [top_k(sampling.top_k)] if sampling.top_k > 0 else []
     cut_top_p = [top_p(sampling.top_p)] if sampling.top_p < 1 else []
@@ -88,6 +92,10 @@ def compose_sampler(order: Literal["chatterbox", "turbo"], sampling: Sampling) -
         return scores
 
     return sampler
+
+
+def is_greedy(sampling: Sampling) -> bool:
+    return sampling.temperature < COLDEST
 
 
 def draw(scores: Tensor, *, greedy: bool, rng: torch.Generator) -> int:

@@ -1,7 +1,7 @@
 """A stand-in of the real architecture, a thousand times smaller, with seeded random weights.
 
-It says nothing understandable, and says so. It exists so that an installation can be tried, and the whole path
-from text to samples tested, without a download.
+It says nothing understandable, and says so. It exists so that an installation can be tried, and the whole
+path from text to samples tested, without a download.
 """
 
 from __future__ import annotations
@@ -69,21 +69,25 @@ class ByteTokenizer:
 
     vocab_size = 256
 
-    def encode(self, text: str, language: str | None = None) -> list[int]:
-        return list(text.encode())
+    def encode(self, text: str, language: str | None = None) -> list[int]:  # noqa: ARG002, a protocol
+        return list(text.encode("utf-8", "ignore"))
 
 
 def load_noise() -> Model:
     """The stand-in, the same on every machine."""
     rng = torch.Generator().manual_seed(0)
-    speakers = Speakers(
-        t3=_seeded(T3(NOISE.t3), rng), flow=_seeded(Flow(NOISE.flow), rng), hift=_seeded(Hift(NOISE.hift), rng)
-    )
-    listeners = Listeners(
-        speech_tokenizer=_seeded(SpeechTokenizer(NOISE.speech_tokenizer), rng),
-        voice_encoder=_seeded(VoiceEncoder(NOISE.voice_encoder), rng),
-        xvector=None,
-    )
+    # torch fills new layers from the process's generator, which is not ours to move.
+    with torch.random.fork_rng(devices=[]):
+        speakers = Speakers(
+            t3=_seeded(T3(NOISE.t3), rng),
+            flow=_seeded(Flow(NOISE.flow), rng),
+            hift=_seeded(Hift(NOISE.hift), rng),
+        )
+        listeners = Listeners(
+            speech_tokenizer=_seeded(SpeechTokenizer(NOISE.speech_tokenizer), rng),
+            voice_encoder=_seeded(VoiceEncoder(NOISE.voice_encoder), rng),
+            xvector=None,
+        )
     voice = Voice.checked(
         name="noise",
         family="wren",

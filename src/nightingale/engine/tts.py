@@ -1,7 +1,7 @@
 """The face of the engine: one class, `TTS`.
 
-A model is loaded once and shared; whatever changes belongs to a request. `say` is the joined `stream`: there is
-one path from text to sound.
+A model is loaded once and shared; whatever changes belongs to a request. `say` is the joined `stream`: there
+is one path from text to sound.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from nightingale.engine.acoustic import audible, render_mel
 from nightingale.engine.decode import speak
 from nightingale.engine.enroll import enroll_file
 from nightingale.engine.habits import SILENCE_TOKEN, Habits
-from nightingale.engine.load import load_model
-from nightingale.engine.randomness import SEED_LIMIT, fresh_seed, generator
+from nightingale.engine.load import default_model, load_model
+from nightingale.engine.pieces import Piece, cut
+from nightingale.engine.randomness import SEED_LIMIT, fresh_seed, generator, nth_seed
 from nightingale.engine.vocode import render_samples
 from nightingale.errors import ConfigError, VoiceError, VoiceNotFound
 from nightingale.values import Audio, AudioChunk, Metrics, Samples, Sampling
@@ -38,6 +39,8 @@ RANGES = {
     "exaggeration": (0.0, 5.0),
     "seed": (0, SEED_LIMIT - 1),
 }
+WHOLE = frozenset({"top_k", "seed"})
+"""Controls that count; the others measure."""
 
 
 @dataclass(slots=True)
@@ -67,14 +70,16 @@ class TTS:
 
     def __init__(
         self,
-        model: str | Path = "wren",
+        model: str | Path | None = None,
         *,
         device: str = "auto",
         dtype: str = "auto",
         offline: bool = False,
         **options: Any,
     ) -> None:
-        self._model = load_model(model, device=device, dtype=dtype, offline=offline, options=options)
+        """model: a name of `nightingale models list`, a folder, or None for the voice in the box."""
+        name = default_model() if model is None else model
+        self._model = load_model(name, device=device, dtype=dtype, offline=offline, options=options)
 
     @property
     def name(self) -> str:
@@ -127,8 +132,8 @@ class TTS:
     ) -> Iterator[AudioChunk]:
         """Audio as it becomes audible.
 
-        controls: temperature, top_p, min_p, top_k, repetition_penalty, cfg_weight, exaggeration. None, or left
-        out, is the model's own default. The same text, voice, seed and controls give the same samples.
+        controls: temperature, top_p, min_p, top_k, repetition_penalty, cfg_weight, exaggeration. None, or
+        left out, is the model's own default. The same text, voice, seed and controls give the same samples.
         """
         return self._stream(self._open(text, voice, language, seed, controls))
 
@@ -149,7 +154,9 @@ class TTS:
         elif path.suffix == ".pt":
             voice = Voice.from_conds_pt(path, family=self._model.voice_family, name=path.stem)
         else:
-            voice = enrolled(path, self._model.voice_family, self._model.fingerprint, lambda: self._enroll(path))
+            voice = enrolled(
+                path, self._model.voice_family, self._model.fingerprint, lambda: self._enroll(path)
+            )
         self._check_fits(voice)
         return voice
 
@@ -203,39 +210,49 @@ class TTS:
     def _check_fits(self, voice: Voice) -> None:
         model = self._model
         widths = (model.speakers.t3.config.speaker_width, model.speakers.flow.config.speaker_width)
-        if voice.family != model.voice_family or (len(voice.speaker), len(voice.flow_speaker)) != widths:
+        sizes = (len(voice.speaker), len(voice.flow_speaker))
+        if voice.family != model.voice_family or sizes != widths:
             raise VoiceError(
                 f"the voice {voice.name!r} was made for another model",
-                got=f"a voice of the family {voice.family!r}",
-                allowed=f"a voice of the family {model.voice_family!r} for the model {model.name!r}",
-                fix="Make it again from its clip with this model.",
+                got=f"family {voice.family!r}, speaker vectors of sizes {sizes}",
+                allowed=f"family {model.voice_family!r}, sizes {widths}, for the model {model.name!r}",
+                fix="Choose one of this family (`nightingale voices list`), or make it again from its clip.",
             )
 
     def _stream(self, session: Session) -> Iterator[AudioChunk]:
         model = self._model
-        at = session.started_s
-        text_ids = model.frontend.encode(session.text, session.language)
-        at = session.lap("text", at)
+        pieces = cut(model.frontend, session.text, session.language, split_chars=model.habits.split_chars)
+        session.lap("text", session.started_s)
+        for number, piece in enumerate(pieces):
+            samples = self._render(piece, session, nth_seed(session.seed, number))
+            if session.first_audio_s is None:
+                session.first_audio_s = time.perf_counter()
+            yield AudioChunk(
+                samples=np.pad(samples, (0, piece.pause_samples)), sample_rate_hz=CLOCKS.sample_rate_hz
+            )
+
+    def _render(self, piece: Piece, session: Session, seed: int) -> Samples:
+        """text ids -> speech ids -> mel -> samples."""
+        model, at = self._model, time.perf_counter()
         drawn = speak(
             model.speakers.t3,
-            text_ids,
+            piece.text_ids,
             session.voice,
             habits=model.habits,
             sampling=session.sampling,
             exaggeration=session.exaggeration,
-            rng=generator(session.seed, "tokens"),
+            rng=generator(seed, "tokens"),
         )
         ids = audible(list(drawn)) + [SILENCE_TOKEN] * model.habits.tail_silence_tokens
-        session.tokens = len(ids)
+        session.tokens += len(ids)
         at = session.lap("t3", at)
-        samples = np.zeros(0, np.float32)
-        if ids:
-            mel = render_mel(model.speakers.flow, ids, session.voice, seed=session.seed)
-            at = session.lap("flow", at)
-            samples = _end(render_samples(model.speakers.hift, mel, seed=session.seed), len(ids), model.habits)
-            session.lap("vocoder", at)
-        session.first_audio_s = time.perf_counter()
-        yield AudioChunk(samples=samples, sample_rate_hz=CLOCKS.sample_rate_hz)
+        if not ids:
+            return np.zeros(0, np.float32)
+        mel = render_mel(model.speakers.flow, ids, session.voice, seed=seed)
+        at = session.lap("flow", at)
+        samples = _end(render_samples(model.speakers.hift, mel, seed=seed), len(ids), model.habits)
+        session.lap("vocoder", at)
+        return samples
 
 
 def _end(samples: Samples, tokens: int, habits: Habits) -> Samples:
@@ -260,11 +277,12 @@ def _check_controls(controls: dict[str, float | int | None], habits: Habits) -> 
                 fix="Leave it out, or choose a model that has it.",
             )
         low, high = RANGES[name]
+        number = isinstance(value, int if name in WHOLE else int | float) and not isinstance(value, bool)
         # Written so that NaN, too, is refused.
-        if not low <= value <= high:
+        if not (number and low <= value <= high):
             raise ConfigError(
                 f"{name} is out of range",
-                got=f"{value}",
-                allowed=f"from {low} to {high}",
+                got=repr(value),
+                allowed=f"a {'whole ' if name in WHOLE else ''}number from {low} to {high}",
                 fix="Choose a value inside the range.",
             )

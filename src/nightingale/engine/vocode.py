@@ -23,8 +23,10 @@ def render_samples(hift: Hift, mel: Tensor, *, seed: int) -> Samples:
     tape = NoiseTape(seed, "source", width=HARMONICS, block_rows=CLOCKS.samples_per_frame)
     noise = tape.read(0, mel.shape[1] * CLOCKS.samples_per_frame).T[None]
     mel = mel[None].to(device, dtype)
-    source, _ = hift.m_source(hift.f0_predictor(mel), harmonic_phase(seed).to(device, dtype), noise.to(device, dtype))
-    samples = hift(mel, source)[0].float().cpu().numpy()
+    source, _ = hift.m_source(
+        hift.f0_predictor(mel), harmonic_phase(seed).to(device, dtype), noise.to(device, dtype)
+    )
+    samples: Samples = hift(mel, source)[0].float().cpu().numpy()
     fade = fade_in()[: len(samples)]
     samples[: len(fade)] *= fade
     return samples

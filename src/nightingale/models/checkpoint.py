@@ -6,15 +6,15 @@ mapped from disk. What does not fit is reported whole: every missing, extra and 
 
 from __future__ import annotations
 
-import pickle
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from nightingale.errors import CheckpointError
 
@@ -27,18 +27,21 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        found = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (SafetensorError, RuntimeError, pickle.UnpicklingError, EOFError, OSError, ValueError) as error:
+        # Files of before 2020 are not archives and cannot be mapped.
+        found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+        # Old T3 files wrap their tensors once more.
+        if isinstance(found, dict) and isinstance(found.get("model"), list | tuple):
+            found = found["model"][0]
+    except Exception as error:  # a damaged archive or pickle raises whatever it stumbles over
         raise CheckpointError(
             "a weight file cannot be read",
             got=f"{path}: {error}",
             allowed="a whole .safetensors file, or a .pt file that holds tensors only",
             fix="The file is truncated or of another kind: fetch it again with `nightingale models pull`.",
         ) from error
-    # Old T3 files wrap their tensors once more.
-    if isinstance(found, dict) and isinstance(found.get("model"), list | tuple):
-        found = found["model"][0]
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+    if not isinstance(found, dict) or not all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in found.items()
+    ):
         raise CheckpointError(
             "a weight file holds something else",
             got=f"{path} with a {type(found).__name__}",
@@ -65,11 +68,27 @@ def fold_weight_norm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return folded
 
 
+class Unfilled(TorchFunctionMode):
+    """New layers are not given random weights: on the meta device that means nothing, and makes torch import
+    its compiler, which takes seconds."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "kaiming_uniform_"):
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
 def load(
-    build: Callable[[], Net], tensors: Mapping[str, Tensor], *, source: Path, unused: frozenset[str] = frozenset()
+    build: Callable[[], Net],
+    tensors: Mapping[str, Tensor],
+    *,
+    source: Path,
+    unused: frozenset[str] = frozenset(),
 ) -> Net:
-    """A network in evaluation mode holding exactly `tensors`; names in `unused` may be there and are left out."""
-    with torch.device("meta"):
+    """A network in evaluation mode holding exactly `tensors`; names in `unused` may be there."""
+    with torch.device("meta"), Unfilled():
         net = build()
     expected = net.state_dict()
     missing = sorted(expected.keys() - tensors.keys())
@@ -93,8 +112,8 @@ def load(
 
 
 def _finite(t: Tensor) -> bool:
-    # One pass without a mask as large as the tensor: a sum is finite only if every value is.
-    return not t.is_floating_point() or bool(torch.isfinite(t.sum(dtype=torch.float64)))
+    # One pass and no copy: the least and the greatest are finite only if every value is.
+    return not t.is_floating_point() or not t.numel() or all(bool(torch.isfinite(x)) for x in t.aminmax())
 
 
 def _list(kind: str, names: list[str]) -> str:

@@ -23,4 +23,4 @@ def cache_folder() -> Path:
 
 def builtin_folder() -> Path:
     """Voices that came with the package."""
-    return Path(__file__).parent / "assets"
+    return Path(__file__).parents[1] / "wren" / "voices"

@@ -27,7 +27,8 @@ SPEECH_CODES: Final = 6561
 """Speech ids are below this; the ids above it start and stop an utterance and have no sound."""
 FRAMES_PER_TOKEN: Final = 2
 SIZES: Final = {"chatterbox": (256, 192, 80, 150), "turbo": (256, 192, 80, 375)}
-"""family -> speaker width, flow speaker width, mel bands, most prompt ids. "wren" may have any size."""
+"""family -> speaker width, flow speaker width, mel bands, most prompt ids. "wren" may have any size, and
+needs no prompts: its networks were trained to go by the speaker vectors alone."""
 FAMILIES: Final = (*SIZES, "wren")
 
 _TENSORS: Final = ("speaker", "prompt_ids", "flow_prompt_ids", "flow_prompt_mel", "flow_speaker")
@@ -76,11 +77,12 @@ class Voice:
         """A voice whose parts fit together, on the CPU, its own copies; anything else is a `VoiceError`."""
         if family not in FAMILIES:
             raise _bad(name, f"family {family!r}", ", ".join(FAMILIES))
+        bare = family not in SIZES
         parts = {
             "speaker": _floats(name, "speaker", speaker, dims=1),
-            "prompt_ids": _ids(name, "prompt_ids", prompt_ids),
-            "flow_prompt_ids": _ids(name, "flow_prompt_ids", flow_prompt_ids),
-            "flow_prompt_mel": _floats(name, "flow_prompt_mel", flow_prompt_mel, dims=2),
+            "prompt_ids": _ids(name, "prompt_ids", prompt_ids, may_be_empty=bare),
+            "flow_prompt_ids": _ids(name, "flow_prompt_ids", flow_prompt_ids, may_be_empty=bare),
+            "flow_prompt_mel": _floats(name, "flow_prompt_mel", flow_prompt_mel, dims=2, may_be_empty=bare),
             "flow_speaker": _floats(name, "flow_speaker", flow_speaker, dims=1),
         }
         frames, tokens = parts["flow_prompt_mel"].shape[0], parts["flow_prompt_ids"].shape[0]
@@ -174,27 +176,29 @@ def _check_sizes(name: str, family: str, parts: dict[str, Tensor]) -> None:
         raise _bad(name, f"{len(parts['prompt_ids'])} prompt ids", f"at most {most_ids} for {family!r}")
 
 
-def _floats(name: str, part: str, value: Tensor, *, dims: int) -> Tensor:
-    if value.dim() != dims or value.numel() == 0 or not value.is_floating_point():
+def _floats(name: str, part: str, value: Tensor, *, dims: int, may_be_empty: bool = False) -> Tensor:
+    empty = value.numel() == 0 and not may_be_empty
+    if value.dim() != dims or empty or not value.is_floating_point():
         raise _bad(
             name,
             f"{part} of shape {tuple(value.shape)}, {value.dtype}",
-            f"floats with {dims} axes, not empty",
+            f"floats with {dims} axes" + ("" if may_be_empty else ", not empty"),
         )
     if not torch.isfinite(value).all():
         raise _bad(name, f"{part} with NaN or infinite numbers", "finite numbers")
     return value.detach().to("cpu", torch.float32, copy=True).contiguous()
 
 
-def _ids(name: str, part: str, value: Tensor) -> Tensor:
-    if value.dim() != 1 or value.numel() == 0 or value.is_floating_point() or value.dtype == torch.bool:
+def _ids(name: str, part: str, value: Tensor, *, may_be_empty: bool) -> Tensor:
+    empty = value.numel() == 0 and not may_be_empty
+    if value.dim() != 1 or empty or value.is_floating_point() or value.dtype == torch.bool:
         raise _bad(
             name,
             f"{part} of shape {tuple(value.shape)}, {value.dtype}",
-            "whole numbers with one axis, not empty",
+            "whole numbers with one axis" + ("" if may_be_empty else ", not empty"),
         )
     ids = value.detach().to("cpu", torch.int64, copy=True).contiguous()
-    if int(ids.min()) < 0 or int(ids.max()) >= SPEECH_CODES:
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= SPEECH_CODES):
         raise _bad(
             name,
             f"{part} from {int(ids.min())} to {int(ids.max())}",

@@ -1,12 +1,12 @@
 """Files and a preset in, networks out.
 
-Speaking needs T3, the flow and the vocoder. The three listeners, a fifth of the bytes, are needed only to make a
-voice from a clip, so they are loaded by a call of their own.
+Speaking needs T3, the flow and the vocoder. The three listeners, a fifth of the bytes, are needed only to
+make a voice from a clip, so they are loaded by a call of their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,10 @@ COMPUTED_BY_TOKENIZER = frozenset({"_mel_filters", "window"})
 """Facts that some files hold and others do not; we compute them."""
 
 
+Unpack = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
+"""From tensors as they are stored to tensors as the networks hold them; official files hold the latter."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speakers:
     """The networks that speak."""
@@ -45,37 +49,41 @@ class Listeners:
     xvector: XVector | None
 
 
-def load_speakers(preset: Preset, files: Mapping[str, Path]) -> Speakers:
+def load_speakers(preset: Preset, files: Mapping[str, Path], unpack: Unpack = dict) -> Speakers:
     """files: paths under the roles "t3" and "s3gen"."""
     s3gen = read_tensors(files["s3gen"])
     return Speakers(
         t3=load(
-            lambda: T3(preset.t3), read_tensors(files["t3"]), source=files["t3"], unused=UNUSED_BY_T3
+            lambda: T3(preset.t3), unpack(read_tensors(files["t3"])), source=files["t3"], unused=UNUSED_BY_T3
         ),
-        flow=load(lambda: Flow(preset.flow), part(s3gen, "flow."), source=files["s3gen"]),
+        flow=load(lambda: Flow(preset.flow), unpack(part(s3gen, "flow.")), source=files["s3gen"]),
         hift=load(
-            lambda: Hift(preset.hift), fold_weight_norm(part(s3gen, "mel2wav.")), source=files["s3gen"]
+            lambda: Hift(preset.hift),
+            fold_weight_norm(unpack(part(s3gen, "mel2wav."))),
+            source=files["s3gen"],
         ),
     )
 
 
-def load_listeners(preset: Preset, files: Mapping[str, Path]) -> Listeners:
+def load_listeners(preset: Preset, files: Mapping[str, Path], unpack: Unpack = dict) -> Listeners:
     """files: paths under the roles "s3gen" and "voice_encoder"."""
     s3gen: dict[str, Tensor] = read_tensors(files["s3gen"])
     voice = files["voice_encoder"]
     return Listeners(
         speech_tokenizer=load(
             lambda: SpeechTokenizer(preset.speech_tokenizer),
-            part(s3gen, "tokenizer."),
+            unpack(part(s3gen, "tokenizer.")),
             source=files["s3gen"],
             unused=COMPUTED_BY_TOKENIZER,
         ),
-        voice_encoder=load(lambda: VoiceEncoder(preset.voice_encoder), read_tensors(voice), source=voice),
+        voice_encoder=load(
+            lambda: VoiceEncoder(preset.voice_encoder), unpack(read_tensors(voice)), source=voice
+        ),
         xvector=None
         if preset.xvector is None
         else load(
             lambda: XVector(preset.xvector),  # type: ignore[arg-type]
-            part(s3gen, "speaker_encoder."),
+            unpack(part(s3gen, "speaker_encoder.")),
             source=files["s3gen"],
         ),
     )

@@ -96,8 +96,8 @@ class SpeechTokenizer(nn.Module):
         half = OVERLAP_FRAMES // FRAMES_PER_TOKEN // 2
         last = len(windows) - 1
         # PARITY: when the last window is shorter than the overlap, both it and its predecessor are cut back
-        #         over the same sound, and up to 2 s near the end have no tokens. tests/models/encoders/
-        #         test_speech_tokenizer.py::test_long_clips_are_read_as_upstream_reads_them
+        #         over the same sound, and up to 2 s near the end have no tokens.
+        # tests/models/encoders/test_speech_tokenizer.py::test_long_clips_are_read_as_upstream_reads_them
         kept = [
             row[(half if index else 0) : (count - half if index < last else count)]
             for index, (row, count) in enumerate(zip(ids, counts.tolist(), strict=True))

@@ -18,7 +18,7 @@ class F0Predictor(nn.Module):
         widths = [config.mel_bands] + [config.f0_channels] * LAYERS
         layers: list[nn.Module] = []
         for i in range(LAYERS):
-            # Each two-sided k3 layer sees one frame ahead, so a causal voice keeps exactly its look-ahead's worth.
+            # Each two-sided k3 layer sees one frame ahead: a causal voice keeps just its look-ahead's worth.
             causal = config.causal and i >= CAUSAL_LOOKAHEAD_FRAMES
             layers += [same_conv(widths[i], widths[i + 1], 3, causal=causal), nn.ELU()]
         self.condnet = nn.Sequential(*layers)

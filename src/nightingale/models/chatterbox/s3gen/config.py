@@ -31,6 +31,6 @@ class FlowConfig:
     mel_std: float = 1.0
     """The flow moves noise to (mel - mel_mean) / mel_std; the official one works on the mel as it is."""
     meanflow: bool = False
-    """Predicts the average velocity over a step, so two steps without guidance do the work of twenty passes."""
+    """Predicts the average velocity over a step: two steps without guidance do the work of twenty passes."""
     block_causal: bool = False
     """Attention never looks past the current streaming block, so a stream equals the whole."""

@@ -1,7 +1,7 @@
 """The flow's estimator: which way, and how fast, should each mel frame move.
 
-A U-Net of one resolution: one stage down, several in the middle, one up with a skip. Its convolutions look back
-only; its attention looks wherever the mask allows.
+A U-Net of one resolution: one stage down, several in the middle, one up with a skip. Its convolutions look
+back only; its attention looks wherever the mask allows.
 """
 
 from __future__ import annotations
@@ -128,7 +128,9 @@ class TimeEmbedding(nn.Module):
 
     def forward(self, t: Tensor) -> Tensor:
         half = self.inputs // 2
-        rate = torch.exp(torch.arange(half, device=t.device, dtype=t.dtype) * -(math.log(10000.0) / (half - 1)))
+        rate = torch.exp(
+            torch.arange(half, device=t.device, dtype=t.dtype) * -(math.log(10000.0) / (half - 1))
+        )
         angle = 1000.0 * t[:, None] * rate
         return self.linear_2(F.silu(self.linear_1(torch.cat([angle.sin(), angle.cos()], dim=-1))))
 

@@ -41,7 +41,15 @@ class Flow(nn.Module):
         return self.spk_embed_affine_layer(F.normalize(vector, dim=1))
 
     def estimate(
-        self, x: Tensor, *, mu: Tensor, speaker: Tensor, cond: Tensor, t: Tensor, r: Tensor, mask: Tensor | None
+        self,
+        x: Tensor,
+        *,
+        mu: Tensor,
+        speaker: Tensor,
+        cond: Tensor,
+        t: Tensor,
+        r: Tensor,
+        mask: Tensor | None,
     ) -> Tensor:
         """One velocity: averaged over the step for a meanflow, guided for a plain one."""
         estimator = self.decoder["estimator"]
@@ -93,6 +101,8 @@ class Flow(nn.Module):
             else cosine_times(steps or GUIDED_STEPS)
         )
         mel = integrate(
-            lambda x, t, r: self.estimate(x, mu=mu, speaker=spoken, cond=cond, t=t, r=r, mask=mask), noise, times
+            lambda x, t, r: self.estimate(x, mu=mu, speaker=spoken, cond=cond, t=t, r=r, mask=mask),
+            noise,
+            times,
         )
         return mel[:, :, prompt_mel.shape[2] :] * self.config.mel_std + self.config.mel_mean

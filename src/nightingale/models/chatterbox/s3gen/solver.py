@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -25,6 +26,6 @@ def integrate(velocity: Velocity, noise: Tensor, times: list[float]) -> Tensor:
     """Euler's method along `times`, in the noise's precision."""
     grid = torch.tensor(times, dtype=noise.dtype, device=noise.device)
     x = noise
-    for t, r in zip(grid[:-1], grid[1:], strict=True):
+    for t, r in pairwise(grid):
         x = x + (r - t) * velocity(x, t, r)
     return x

@@ -36,7 +36,8 @@ class Perceiver(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.pre_attention_query = nn.Parameter(torch.empty(1, QUERIES, width).uniform_(-1, 1) * width**-0.5)
+        reach = width**-0.5
+        self.pre_attention_query = nn.Parameter(torch.empty(1, QUERIES, width).uniform_(-reach, reach))
         self.attn = PerceiverAttention(width)
 
     def forward(self, prompt: Tensor) -> Tensor:
@@ -63,4 +64,6 @@ class Conditioning(nn.Module):
         who = self.spkr_enc(speaker)[:, None]
         if not self.expressive:
             return torch.cat([who, prompt], dim=1)
-        return torch.cat([who, self.perceiver(prompt), self.emotion_adv_fc(exaggeration[:, None, None])], dim=1)
+        return torch.cat(
+            [who, self.perceiver(prompt), self.emotion_adv_fc(exaggeration[:, None, None])], dim=1
+        )

@@ -44,7 +44,7 @@ class T3Config:
     learned_positions: tuple[int, int] | None
     """Rows of the text and the speech position tables, if the model has them."""
     perceiver: bool
-    """Compresses the prompt to 32 vectors and adds an emotion vector; otherwise the prompt stands as it is."""
+    """Compresses the prompt to 32 vectors and adds an emotion vector; otherwise the prompt stands bare."""
     head_bias: bool
     speaker_width: int = 256
 

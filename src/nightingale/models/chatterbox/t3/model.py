@@ -78,6 +78,7 @@ class T3(nn.Module):
         """
         shown = self.speech_emb(prompt_ids)
         # PARITY: only the perceiver's prompt is given learned positions; Turbo's stands bare.
+        #         tests/models/test_t3.py::test_turbos_prompt_stands_bare
         if self.config.learned_positions is not None:
             shown = shown + self.speech_pos_emb(0, shown.shape[1])
         told = self.text_emb(text)

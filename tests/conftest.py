@@ -1,0 +1,48 @@
+"""What every test shares: a home of its own, and the stand-in model, loaded once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from nightingale import TTS
+    from nightingale.engine.load import Model
+
+BRIEF_TOKENS = 6
+
+
+@pytest.fixture(autouse=True)
+def _a_home_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test sees the voices of the user or fills the cache of the user."""
+    monkeypatch.setenv("NIGHTINGALE_HOME", str(tmp_path_factory.mktemp("home")))
+
+
+@pytest.fixture(scope="session")
+def noise_model() -> Model:
+    from nightingale.engine.standin import load_noise
+
+    return load_noise()
+
+
+@pytest.fixture(scope="session")
+def tts_with(noise_model: Model) -> Callable[..., TTS]:
+    """A TTS around the stand-in: `tts_with(default_voice=None, habits={"drop_last_token": True})`."""
+    from nightingale import TTS
+
+    def make(*, habits: dict[str, Any] | None = None, **changes: Any) -> TTS:
+        short = replace(noise_model.habits, **{"max_new_tokens": BRIEF_TOKENS, **(habits or {})})
+        tts = object.__new__(TTS)
+        tts._model = replace(noise_model, habits=short, **changes)
+        return tts
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def brief(tts_with: Callable[..., TTS]) -> TTS:
+    """The stand-in, stopped after a quarter of a second."""
+    return tts_with()

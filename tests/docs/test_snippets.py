@@ -1,0 +1,74 @@
+"""What the pages tell people to type is typed here, with the stand-in in the place of a model to download."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from nightingale import TTS, save
+from nightingale.cli.main import app
+from nightingale.engine import standin
+from nightingale.values import AudioChunk
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(language: str) -> list[tuple[str, str]]:
+    """(page, text) of every fenced block of a language."""
+    return [
+        (page.name, text)
+        for page in PAGES
+        for text in re.findall(rf"```{language}\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    ]
+
+
+PYTHON = [(page, text) for page, text in blocks("python") if "TTS(" in text]
+SAYINGS = [
+    (page, line)
+    for page, text in blocks("sh")
+    for line in text.splitlines()
+    if line.startswith("nightingale say")
+]
+
+
+@pytest.fixture(autouse=True)
+def _work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief: TTS) -> None:
+    monkeypatch.setattr(standin, "load_noise", lambda: brief._model)
+    monkeypatch.chdir(tmp_path)
+
+
+def record(path: str) -> None:
+    t = np.arange(48_000) / 24_000
+    samples = (0.3 * np.sin(2 * np.pi * 200 * t * (1 + t))).astype(np.float32)
+    save(path, AudioChunk(samples=samples, sample_rate_hz=24_000))
+
+
+def test_the_readme_has_something_to_try() -> None:
+    assert "README.md" in {page for page, _ in PYTHON}
+    assert "README.md" in {page for page, _ in SAYINGS}
+
+
+@pytest.mark.parametrize(("page", "text"), PYTHON, ids=[page for page, _ in PYTHON])
+def test_a_python_snippet_runs(page: str, text: str) -> None:
+    for clip in re.findall(r'voice\("([^"]+\.wav)"\)', text):
+        record(clip)
+    exec(compile(re.sub(r'TTS\("\w+"', 'TTS("noise"', text), page, "exec"), {"__name__": "snippet"})
+    for written in re.findall(r'save\("([^"]+)"', text):
+        assert Path(written).stat().st_size > 1000
+
+
+@pytest.mark.parametrize(("page", "line"), SAYINGS, ids=[page for page, _ in SAYINGS])
+def test_a_say_command_runs(page: str, line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    if "-m" in words:
+        words[words.index("-m") + 1] = "noise"
+    else:
+        words += ["-m", "noise"]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output

@@ -1,0 +1,259 @@
+"""The face of the engine: what it promises, and what it refuses."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from math import inf, nan
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nightingale import (
+    TTS,
+    ConfigError,
+    DeviceError,
+    EmptyText,
+    NightingaleError,
+    TextTooLong,
+    UnknownModel,
+    VoiceNotFound,
+)
+from nightingale.engine.habits import HABITS
+from nightingale.engine.tts import RANGES
+
+
+def four_parts(error: NightingaleError) -> None:
+    assert all(part.strip() for part in (error.what, error.got, error.allowed, error.fix))
+
+
+def test_say_is_the_joined_stream(brief: TTS) -> None:
+    said = brief.say("Hello there.", seed=5)
+    chunks = list(brief.stream("Hello there.", seed=5))
+    assert np.array_equal(said.samples, np.concatenate([chunk.samples for chunk in chunks]))
+    assert {chunk.sample_rate_hz for chunk in chunks} == {said.sample_rate_hz, brief.sample_rate_hz, 24_000}
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_does_not(brief: TTS) -> None:
+    one = brief.say("Hello there.", seed=5)
+    assert brief.say("Hello there.", seed=5).sha256 == one.sha256
+    assert brief.say("Hello there.", seed=6).sha256 != one.sha256
+
+
+def test_without_a_seed_each_call_draws_one_and_tells_it(brief: TTS) -> None:
+    one, two = brief.say("Hello"), brief.say("Hello")
+    assert one.seed != two.seed
+    assert brief.say("Hello", seed=one.seed).sha256 == one.sha256
+
+
+def test_a_model_loaded_again_says_the_same(brief: TTS) -> None:
+    again = TTS("noise")
+    again._model = replace(again._model, habits=brief._model.habits)
+    assert again.say("Hello", seed=5).sha256 == brief.say("Hello", seed=5).sha256
+
+
+def test_a_stream_takes_its_request_when_it_is_asked(brief: TTS) -> None:
+    """A bad control or voice is refused by the call, not by the first chunk."""
+    with pytest.raises(ConfigError):
+        brief.stream("Hello", temperature=-1)
+    with pytest.raises(VoiceNotFound):
+        brief.stream("Hello", voice="nobody")
+
+
+def test_interleaved_streams_equal_streams_alone(brief: TTS, noise_model: Any) -> None:
+    other = replace(noise_model.default_voice, speaker=-noise_model.default_voice.speaker)
+    alone = [brief.say("One.", seed=1).samples, brief.say("Two.", voice=other, seed=2).samples]
+    first, second = brief.stream("One.", seed=1), brief.stream("Two.", voice=other, seed=2)
+    heard: list[list[np.ndarray]] = [[], []]
+    for pair in zip(first, second, strict=True):
+        for chunks, chunk in zip(heard, pair, strict=True):
+            chunks.append(chunk.samples)
+    for mine, theirs in zip(heard, alone, strict=True):
+        assert np.array_equal(np.concatenate(mine), theirs)
+
+
+def test_threads_share_a_model(brief: TTS) -> None:
+    alone = {seed: brief.say("Hello", seed=seed).sha256 for seed in (1, 2, 3)}
+    heard: dict[int, str] = {}
+    threads = [
+        threading.Thread(target=lambda s=seed: heard.update({s: brief.say("Hello", seed=s).sha256}))
+        for seed in alone
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert heard == alone
+
+
+def test_a_stream_left_early_disturbs_nobody(brief: TTS) -> None:
+    before = brief.say("Hello", seed=1).sha256
+    abandoned = iter(brief.stream("Something else.", seed=9))
+    next(abandoned)
+    del abandoned
+    assert brief.say("Hello", seed=1).sha256 == before
+
+
+def test_the_cost_is_measured(brief: TTS) -> None:
+    audio = brief.say("Hello", seed=1)
+    cost = audio.metrics
+    assert set(cost.stage_ms) == {"text", "t3", "flow", "vocoder"}
+    assert cost.tokens * 960 == len(audio.samples)
+    assert cost.audio_seconds == audio.seconds == len(audio.samples) / 24_000
+    assert 0 < cost.ttfa_ms <= cost.total_ms
+    assert sum(cost.stage_ms.values()) <= cost.total_ms
+    assert cost.rtf == pytest.approx(cost.total_ms / 1000 / cost.audio_seconds)
+
+
+def test_multilingual_drops_the_audio_of_its_last_token(tts_with: Any) -> None:
+    assert [name for name, habits in HABITS.items() if habits.drop_last_token] == ["multilingual"]
+    whole, cut = (
+        tts_with().say("Hello", seed=1),
+        tts_with(habits={"drop_last_token": True}).say("Hello", seed=1),
+    )
+    assert len(whole.samples) - len(cut.samples) == 960
+    assert np.array_equal(cut.samples, whole.samples[:-960])
+
+
+def test_multilingual_keeps_its_only_token(tts_with: Any) -> None:
+    tts = tts_with(habits={"drop_last_token": True, "max_new_tokens": 1})
+    assert len(tts.say("Hello", seed=1).samples) == 960
+
+
+@pytest.mark.parametrize(
+    ("control", "value"),
+    [
+        ("temperature", 0.0),
+        ("temperature", 5.0),
+        ("temperature", 1e-38),
+        ("top_p", 0.0),
+        ("min_p", 1.0),
+        ("top_k", 1),
+        ("top_k", 1_000_000),
+        ("repetition_penalty", 0.1),
+        ("repetition_penalty", 10.0),
+        ("cfg_weight", 0.0),
+        ("cfg_weight", 10),
+        ("exaggeration", 0),
+        ("exaggeration", 5.0),
+        ("seed", 2**32 - 1),
+    ],
+)
+def test_the_edge_of_every_control_can_be_spoken(control: str, value: float, brief: TTS) -> None:
+    audio = brief.say("Hello", **{"seed": 1, control: value})
+    assert np.isfinite(audio.samples).all()
+    assert len(audio.samples) == 960 * audio.metrics.tokens
+
+
+@pytest.mark.parametrize(
+    ("control", "value"),
+    [
+        *((name, low - 0.01) for name, (low, _) in RANGES.items()),
+        *((name, high + 1) for name, (_, high) in RANGES.items()),
+        *((name, bad) for name in RANGES for bad in (nan, inf, -inf)),
+        ("temperature", "0.8"),
+        ("temperature", True),
+        ("top_k", 2.5),
+        ("seed", 1.0),
+        ("seed", "7"),
+    ],
+)
+def test_a_control_out_of_range_is_refused_by_name(control: str, value: Any, brief: TTS) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        brief.say("Hello", **{control: value})
+    assert control in refusal.value.what
+    assert "from" in refusal.value.allowed
+    four_parts(refusal.value)
+
+
+def test_a_control_of_none_is_the_models_own(brief: TTS) -> None:
+    named = dict.fromkeys(("temperature", "top_p", "min_p", "top_k", "repetition_penalty", "cfg_weight"))
+    assert brief.say("Hello", seed=1, **named).sha256 == brief.say("Hello", seed=1).sha256
+
+
+@pytest.mark.parametrize("control", ["temprature", "length_penalty", "voices", "max_new_tokens"])
+def test_an_unknown_control_is_refused_by_name(control: str, brief: TTS) -> None:
+    with pytest.raises(ConfigError, match=repr(control)) as refusal:
+        brief.say("Hello", **{control: None})
+    assert "temperature" in refusal.value.allowed
+
+
+@pytest.mark.parametrize("control", ["cfg_weight", "exaggeration", "min_p"])
+@pytest.mark.parametrize("family", ["turbo", "nano"])
+def test_a_control_the_family_ignores_is_refused(control: str, family: str, tts_with: Any) -> None:
+    tts = tts_with(habits={"ignored": HABITS[family].ignored})
+    with pytest.raises(ConfigError, match=f"has no {control}") as refusal:
+        tts.say("Hello", **{control: 0.5})
+    assert control not in refusal.value.allowed.split(", ")
+    tts.say("Hello", **{control: None})
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n\t", "…", "?!", "\u200b"])
+def test_nothing_to_say_is_refused(text: str, brief: TTS) -> None:
+    with pytest.raises(EmptyText) as refusal:
+        brief.say(text)
+    four_parts(refusal.value)
+
+
+def test_a_text_over_the_limit_is_refused(brief: TTS) -> None:
+    with pytest.raises(TextTooLong, match="10001 characters"):
+        brief.say("a" * 10_001)
+    with pytest.raises(TextTooLong, match="2051 text ids"):  # the table holds 2050, start and stop included
+        brief.say("a" * 2049)
+
+
+@pytest.mark.parametrize("text", ["a", "Ünïcödé, 你好, 👋", "x" * 500, "1", "Hello\0world", "\ud800 lone"])
+def test_odd_text_is_spoken(text: str, brief: TTS) -> None:
+    assert len(brief.say(text, seed=1).samples) > 0
+
+
+def test_a_model_without_a_voice_says_so(tts_with: Any, noise_model: Any) -> None:
+    mute = tts_with(default_voice=None)
+    with pytest.raises(VoiceNotFound, match="no voice of its own") as refusal:
+        mute.say("Hello")
+    four_parts(refusal.value)
+    assert len(mute.say("Hello", voice=noise_model.default_voice, seed=1).samples) > 0
+
+
+@pytest.mark.parametrize("model", ["turbbo", "wrenn", "no/such/folder", "Noise"])
+def test_an_unknown_model_is_refused(model: str) -> None:
+    with pytest.raises(UnknownModel) as refusal:
+        TTS(model, offline=True)
+    four_parts(refusal.value)
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "gpu", "meta", "", "cpu:x"])
+def test_a_device_that_is_not_there_is_refused(device: str) -> None:
+    with pytest.raises(DeviceError) as refusal:
+        TTS("noise", device=device)
+    four_parts(refusal.value)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8", "double", ""])
+def test_an_unknown_dtype_is_refused(dtype: str) -> None:
+    with pytest.raises(ConfigError, match="unknown dtype"):
+        TTS("noise", dtype=dtype)
+
+
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without it takes the slow way
+def test_bfloat16_is_t3s_alone(noise_model: Any) -> None:
+    tts = TTS("noise", dtype="bfloat16")
+    speakers = tts._model.speakers
+    assert {p.dtype for p in speakers.t3.parameters()} == {torch.bfloat16}
+    assert {p.dtype for net in (speakers.flow, speakers.hift) for p in net.parameters()} == {torch.float32}
+    tts._model = replace(tts._model, habits=replace(tts._model.habits, max_new_tokens=3))
+    assert len(tts.say("Hello", seed=1).samples) == 3 * 960
+
+
+@pytest.mark.parametrize("option", [{"colour": "blue"}, {"t3": "v3"}, {"steps": 2}])
+def test_an_option_the_model_does_not_have_is_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=repr(next(iter(option)))):
+        TTS("noise", **option)
+
+
+def test_the_stand_in_says_that_it_is_noise() -> None:
+    notice = TTS("noise").notice
+    assert notice is not None
+    assert "noise, not speech" in notice

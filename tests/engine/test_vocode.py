@@ -1,0 +1,116 @@
+"""Speech ids to mel to samples."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nightingale.engine import tts as tts_module
+from nightingale.engine.acoustic import audible, render_mel
+from nightingale.engine.habits import SILENCE_TOKEN
+from nightingale.engine.load import Model
+from nightingale.engine.vocode import fade_in, harmonic_phase, render_samples
+
+IDS = [5, 4000, 6560, 17]
+
+
+def test_only_ids_that_sound_are_audible() -> None:
+    assert audible([6561, 0, 6560, 8193, 6562, 7]) == [0, 6560, 7]
+
+
+def speaks(monkeypatch: pytest.MonkeyPatch, ids: list[int]) -> list[list[int]]:
+    """Let T3 say `ids`; gives what the flow was asked to render."""
+    rendered: list[list[int]] = []
+
+    def render(flow: Any, ids: list[int], voice: Any, *, seed: int) -> torch.Tensor:
+        rendered.append(ids)
+        return render_mel(flow, ids, voice, seed=seed)
+
+    monkeypatch.setattr(tts_module, "speak", lambda *_, **__: iter(ids))
+    monkeypatch.setattr(tts_module, "render_mel", render)
+    return rendered
+
+
+def test_illegal_ids_never_reach_the_flow(tts_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = speaks(monkeypatch, [6562, 5, 6561, 8000, 7, 6562])
+    audio = tts_with().say("Hello", seed=0)
+    assert rendered == [[5, 7]]
+    assert len(audio.samples) == 2 * 960
+    assert audio.metrics.tokens == 2
+
+
+def test_a_model_that_stops_at_once_says_nothing(tts_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = speaks(monkeypatch, [6562])
+    for dropping in (False, True):
+        audio = tts_with(habits={"drop_last_token": dropping}).say("Hello", seed=0)
+        assert audio.samples.shape == (0,)
+        assert audio.samples.dtype == np.float32
+    assert rendered == []
+
+
+def test_turbos_tail_of_silence_is_rendered(tts_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered = speaks(monkeypatch, [5, 6562])
+    tts_with(habits={"tail_silence_tokens": 3}).say("Hello", seed=0)
+    assert rendered == [[5, 4299, 4299, 4299]]
+    assert SILENCE_TOKEN == 4299
+
+
+def test_two_frames_and_960_samples_per_token(noise_model: Model) -> None:
+    voice = noise_model.default_voice
+    assert voice is not None
+    mel = render_mel(noise_model.speakers.flow, IDS, voice, seed=3)
+    samples = render_samples(noise_model.speakers.hift, mel, seed=3)
+    assert mel.shape == (80, 2 * len(IDS))
+    assert samples.shape == (960 * len(IDS),)
+    assert samples.dtype == np.float32
+    assert np.abs(samples).max() <= 0.99
+
+
+def test_the_voice_and_the_seed_are_heard_in_the_mel(noise_model: Model) -> None:
+    from dataclasses import replace
+
+    voice, flow = noise_model.default_voice, noise_model.speakers.flow
+    assert voice is not None
+    mel = render_mel(flow, IDS, voice, seed=3)
+    assert torch.equal(mel, render_mel(flow, IDS, voice, seed=3))
+    assert not torch.equal(mel, render_mel(flow, IDS, voice, seed=4))
+    assert not torch.equal(
+        mel, render_mel(flow, IDS, replace(voice, flow_speaker=-voice.flow_speaker), seed=3)
+    )
+
+
+def test_the_fade_is_upstreams() -> None:
+    fade = fade_in()
+    ramp = [(math.cos(math.pi - math.pi * i / 479) + 1) / 2 for i in range(480)]
+    assert fade.dtype == np.float32
+    assert fade[:480].tolist() == [0.0] * 480
+    assert fade[480:] == pytest.approx(ramp, abs=1e-6)
+    assert (fade[600], fade[720], fade[959]) == pytest.approx((0.147027, 0.501640, 1.0), abs=1e-5)
+
+
+def test_sound_begins_after_20_ms_and_is_whole_after_40(
+    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nightingale.engine import vocode
+
+    mel = torch.randn(80, 4, generator=torch.Generator().manual_seed(0))
+    faded = render_samples(noise_model.speakers.hift, mel, seed=1)
+    monkeypatch.setattr(vocode, "fade_in", lambda: np.ones(960, np.float32))
+    bare = render_samples(noise_model.speakers.hift, mel, seed=1)
+    assert not faded[:480].any()
+    assert bare[:480].any()
+    assert np.array_equal(faded[960:], bare[960:])
+    assert np.array_equal(faded[:960], bare[:960] * fade_in())
+
+
+def test_the_fundamental_starts_at_zero_and_its_overtones_anywhere() -> None:
+    phase = harmonic_phase(1)
+    assert phase.shape == (1, 9, 1)
+    assert phase[0, 0, 0] == 0
+    assert len(set(phase.flatten().tolist())) == 9
+    assert phase.abs().max() <= math.pi
+    assert not torch.equal(phase, harmonic_phase(2))

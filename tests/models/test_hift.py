@@ -1,0 +1,120 @@
+"""HiFT: equal to upstream on a recorded case; exact in length; and, built causal, deaf to the far future."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from nightingale.models.chatterbox.hift.config import CAUSAL_LOOKAHEAD_FRAMES
+from nightingale.models.chatterbox.hift.generator import Hift
+from parity import tiny
+
+NOT_WEIGHT_NORMED = ("source_downs.", "m_source.", "f0_predictor.classifier.")
+
+
+@pytest.fixture(scope="module")
+def net() -> Hift:
+    return tiny.fill_weight_normed(Hift(tiny.TINY_HIFT), NOT_WEIGHT_NORMED)
+
+
+@pytest.fixture(scope="module")
+def causal() -> Hift:
+    return tiny.fill_weight_normed(Hift(replace(tiny.TINY_HIFT, causal=True)), NOT_WEIGHT_NORMED)
+
+
+def mel(frames: int = tiny.FRAMES, seed: int = 8) -> Tensor:
+    return tiny.gaussian((1, 80, frames), seed)
+
+
+def phase() -> Tensor:
+    phase = 3 * tiny.scatter((1, 9, 1), 10)
+    phase[:, 0] = 0
+    return phase
+
+
+def noise(frames: int = tiny.FRAMES) -> Tensor:
+    return tiny.gaussian((1, 9, 480 * frames), 9)
+
+
+def test_pitch_equals_upstreams(net: Hift) -> None:
+    torch.testing.assert_close(net.f0_predictor(mel()), tiny.goldens()["hift.f0_hz"], rtol=1e-4, atol=1e-3)
+
+
+def test_excitation_for_fixed_phase_and_noise_equals_upstreams(net: Hift) -> None:
+    source, _ = net.m_source(tiny.goldens()["hift.f0_hz"], phase(), noise())
+    torch.testing.assert_close(source, tiny.goldens()["hift.source"], rtol=1e-4, atol=1e-5)
+
+
+def test_samples_for_a_fixed_excitation_equal_upstreams(net: Hift) -> None:
+    samples = net(mel(), tiny.goldens()["hift.source"])
+    torch.testing.assert_close(samples, tiny.goldens()["hift.samples"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 7])
+@pytest.mark.parametrize("build", ["net", "causal"])
+def test_every_frame_becomes_480_samples(request: pytest.FixtureRequest, build: str, frames: int) -> None:
+    hift: Hift = request.getfixturevalue(build)
+    source, _ = hift.m_source(hift.f0_predictor(mel(frames)), phase(), noise(frames))
+    assert source.shape == (1, 1, 480 * frames)
+    assert hift(mel(frames), source).shape == (1, 480 * frames)
+
+
+def test_only_noise_sounds_where_there_is_no_pitch(net: Hift) -> None:
+    f0_hz = torch.tensor([[0.0, 10.0, 10.1]])
+    quiet, _ = net.m_source(f0_hz, phase(), torch.zeros(1, 9, 1440))
+    rest = torch.tanh(net.m_source.l_linear.bias)
+    torch.testing.assert_close(quiet[0, 0, :960], rest.expand(960))
+    assert not torch.allclose(quiet[0, 0, 960:], rest.expand(480), atol=1e-3)
+
+
+def test_excitation_in_pieces_equals_excitation_in_one(net: Hift) -> None:
+    f0_hz = 80 + 40 * tiny.scatter((1, 6), 30)
+    whole, end = net.m_source(f0_hz, phase(), noise(6))
+    first, cycles = net.m_source(f0_hz[:, :2], phase(), noise(6)[..., :960])
+    second, last = net.m_source(f0_hz[:, 2:], phase(), noise(6)[..., 960:], cycles)
+    torch.testing.assert_close(torch.cat([first, second], dim=2), whole, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(last, end, rtol=1e-3, atol=1e-3)
+
+
+def test_samples_stay_inside_their_limit(net: Hift) -> None:
+    source, _ = net.m_source(net.f0_predictor(mel()), phase(), noise())
+    loud = net(5000 * mel(), source)
+    assert loud.abs().max() == 0.99
+
+
+def first_change(one: Tensor, other: Tensor) -> int:
+    return int(((one - other).abs()[0] > 1e-6).nonzero()[0])
+
+
+@pytest.mark.parametrize("known", [6, 9])
+def test_a_causal_voice_hears_three_frames_ahead(causal: Hift, known: int) -> None:
+    source, _ = causal.m_source(torch.full((1, 12), 120.0), phase(), noise(12))
+    heard, other = mel(12), mel(12, seed=31)
+    other[..., :known] = heard[..., :known]
+    first = first_change(causal(heard, source), causal(other, source))
+    settled = 480 * (known - CAUSAL_LOOKAHEAD_FRAMES)
+    # The inverse transform's window reaches back over half of its 16 samples.
+    assert settled - 8 <= first < settled + 480
+
+
+@pytest.mark.parametrize("known", [6, 9])
+def test_a_causal_voice_hears_no_further_through_its_pitch(causal: Hift, known: int) -> None:
+    heard, other = mel(12), mel(12, seed=31)
+    other[..., :known] = heard[..., :known]
+    rendered = []
+    for x in (heard, other):
+        source, _ = causal.m_source(causal.f0_predictor(x), phase(), noise(12))
+        rendered.append(causal(x, source))
+    settled = 480 * (known - CAUSAL_LOOKAHEAD_FRAMES)
+    # The excitation's transform looks 8 samples ahead, and so touches the 60 samples of the cell before.
+    assert settled - 60 - 8 <= first_change(*rendered) < settled + 480
+
+
+def test_a_two_sided_voice_does_not(net: Hift) -> None:
+    source = tiny.goldens()["hift.source"].repeat(1, 1, 3)[..., : 480 * 12]
+    heard, other = mel(12), mel(12, seed=31)
+    other[..., :9] = heard[..., :9]
+    assert first_change(net(heard, source), net(other, source)) < 480 * (9 - CAUSAL_LOOKAHEAD_FRAMES) - 68

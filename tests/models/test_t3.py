@@ -1,0 +1,213 @@
+"""T3: what stands in the prompt, and that remembering, forgetting and guiding change nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from nightingale.errors import MemoryFull
+from nightingale.models.chatterbox.t3.config import ENGLISH, START_SPEECH, TURBO, Gpt2Config, T3Config
+from nightingale.models.chatterbox.t3.model import T3
+from nightingale.nn.memory import NoMemory
+from nightingale.nn.rope import RopeScaling, inverse_frequencies
+from parity import tiny
+
+CONFIGS = {"llama": tiny.TINY_LLAMA, "gpt2": tiny.TINY_GPT2}
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def nets() -> dict[str, T3]:
+    return {name: tiny.fill(T3(config)) for name, config in CONFIGS.items()}
+
+
+def prompt(net: T3, *, guided: bool, exaggeration: float = tiny.EXAGGERATION) -> Tensor:
+    return net.prompt(
+        torch.tensor([net.frame_text(tiny.TEXT)]),
+        speaker=tiny.scatter((1, 256), 1),
+        prompt_ids=tiny.ids(net.config.prompt_tokens, 2),
+        exaggeration=torch.tensor([exaggeration]),
+        guided=guided,
+    )
+
+
+def greedy(net: T3, tokens: int) -> list[int]:
+    guided = net.config.perceiver
+    x = prompt(net, guided=guided)
+    memory = net.new_memory(rows=len(x), capacity=x.shape[1] + tokens)
+    ids: list[int] = []
+    for position in range(tokens):
+        scores = net.next_scores(x, memory)
+        told = scores[0] + tiny.CFG_WEIGHT * (scores[0] - scores[1]) if guided else scores[0]
+        ids.append(int(told.argmax()))
+        x = net.embed_speech(torch.full((len(x), 1), ids[-1]), position + 1)
+    return ids
+
+
+def tokens_after(x: Tensor, net: T3, count: int) -> Tensor:
+    """A prompt of one row continued by `count` speech ids, embedded."""
+    return torch.cat([x, net.embed_speech(tiny.ids(count, 11), 1)], dim=1)
+
+
+def test_scores_after_the_prompt_equal_upstreams(nets: dict[str, T3], kind: str) -> None:
+    net = nets[kind]
+    x = prompt(net, guided=kind == "llama")
+    scores = net.next_scores(x, net.new_memory(rows=len(x), capacity=x.shape[1]))
+    golden = tiny.goldens()[f"{kind}.prefill_scores"]
+    torch.testing.assert_close(scores[:, tiny.SEEN_LOGITS], golden, rtol=1e-4, atol=1e-4)
+
+
+def test_greedy_tokens_equal_upstreams(nets: dict[str, T3], kind: str) -> None:
+    assert greedy(nets[kind], tiny.GREEDY_TOKENS) == tiny.goldens()[f"{kind}.greedy_ids"].tolist()
+
+
+def test_conditioning_equals_upstreams(nets: dict[str, T3], kind: str) -> None:
+    golden = tiny.goldens()[f"{kind}.conditioning"]
+    ours = prompt(nets[kind], guided=False)[:, : golden.shape[1]]
+    torch.testing.assert_close(ours, golden, rtol=1e-4, atol=1e-5)
+
+
+def test_the_prompt_ends_with_two_equal_starts(nets: dict[str, T3]) -> None:
+    net = nets["llama"]
+    x = prompt(net, guided=True)
+    start = net.embed_speech(torch.tensor([[START_SPEECH]]), 0)[0, 0]
+    assert x.shape[1] == 34 + len(tiny.TEXT) + 2 + 2
+    for row in x:
+        assert torch.equal(row[-1], start)
+        assert torch.equal(row[-2], start)
+        assert not torch.equal(row[-3], start)
+
+
+def test_turbos_prompt_ends_with_one_start(nets: dict[str, T3]) -> None:
+    net = nets["gpt2"]
+    x = prompt(net, guided=False)
+    start = net.speech_emb.weight[START_SPEECH]
+    assert x.shape[1] == 1 + net.config.prompt_tokens + len(tiny.TEXT) + 1
+    assert torch.equal(x[0, -1], start)
+    assert not torch.equal(x[0, -2], start)
+
+
+def test_turbos_prompt_stands_bare(nets: dict[str, T3]) -> None:
+    net = nets["gpt2"]
+    shown = prompt(net, guided=False)[:, 1 : 1 + net.config.prompt_tokens]
+    assert torch.equal(shown, net.speech_emb(tiny.ids(net.config.prompt_tokens, 2)))
+
+
+def test_the_perceiver_uses_its_block_twice(nets: dict[str, T3]) -> None:
+    perceiver = nets["llama"].cond_enc.perceiver
+    seen = tiny.scatter((1, 20, 64), 12)
+    once = perceiver.attn(perceiver.pre_attention_query, seen)
+    torch.testing.assert_close(perceiver(seen), perceiver.attn(once, once))
+    golden = tiny.goldens()["llama.conditioning"][:, 1:33]
+    shown = nets["llama"].speech_emb(tiny.ids(20, 2)) + nets["llama"].speech_pos_emb(0, 20)
+    torch.testing.assert_close(perceiver(shown), golden, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(perceiver.attn(perceiver.pre_attention_query, shown), golden, atol=1e-2)
+
+
+def test_the_untold_row_keeps_positions_and_loses_content(nets: dict[str, T3]) -> None:
+    net = nets["llama"]
+    told, untold = prompt(net, guided=True)
+    text = slice(34, 34 + len(tiny.TEXT) + 2)
+    assert torch.equal(untold[text], net.text_pos_emb(0, len(tiny.TEXT) + 2))
+    assert torch.equal(told[:34], untold[:34])
+    assert not torch.equal(told[text], untold[text])
+
+
+def test_exaggeration_moves_one_vector_only(nets: dict[str, T3]) -> None:
+    calm, wild = (prompt(nets["llama"], guided=False, exaggeration=e) for e in (0.2, 1.5))
+    changed = (calm != wild).any(dim=-1)[0].nonzero().flatten().tolist()
+    assert changed == [33]
+
+
+def test_text_stands_between_its_start_and_stop(nets: dict[str, T3]) -> None:
+    assert nets["llama"].frame_text([7, 8]) == [255, 7, 8, 0]
+    assert nets["gpt2"].frame_text([7, 8]) == [7, 8]
+
+
+def test_a_single_row_equals_the_told_row_of_two(nets: dict[str, T3]) -> None:
+    net = nets["llama"]
+    one, two = prompt(net, guided=False), prompt(net, guided=True)
+    assert torch.equal(one[0], two[0])
+    size = one.shape[1] + 3
+    alone, pair = net.new_memory(rows=1, capacity=size), net.new_memory(rows=2, capacity=size)
+    torch.testing.assert_close(net.next_scores(one, alone)[0], net.next_scores(two, pair)[0])
+    step = net.embed_speech(tiny.ids(1, 13), 1)
+    torch.testing.assert_close(
+        net.next_scores(step, alone)[0], net.next_scores(step.expand(2, -1, -1), pair)[0]
+    )
+
+
+def test_token_by_token_equals_all_at_once(nets: dict[str, T3], kind: str) -> None:
+    net = nets[kind]
+    start = prompt(net, guided=False)
+    whole = tokens_after(start, net, 9)
+    memory = net.new_memory(rows=1, capacity=whole.shape[1])
+    pieces = [net(start, memory)]
+    pieces += [net(whole[:, [at]], memory) for at in range(start.shape[1], whole.shape[1])]
+    at_once = net(whole, [NoMemory()] * net.config.backbone.layers)
+    torch.testing.assert_close(torch.cat(pieces, dim=1), at_once, rtol=1e-4, atol=1e-4)
+
+
+def test_several_tokens_after_some_equal_all_at_once(nets: dict[str, T3], kind: str) -> None:
+    net = nets[kind]
+    whole = tokens_after(prompt(net, guided=False), net, 9)
+    memory = net.new_memory(rows=1, capacity=whole.shape[1])
+    cuts = [0, 5, 6, whole.shape[1] - 4, whole.shape[1]]
+    pieces = [net(whole[:, a:b], memory) for a, b in pairwise(cuts)]
+    at_once = net(whole, [NoMemory()] * net.config.backbone.layers)
+    torch.testing.assert_close(torch.cat(pieces, dim=1), at_once, rtol=1e-4, atol=1e-4)
+
+
+def test_a_rejected_draft_leaves_no_trace(nets: dict[str, T3], kind: str) -> None:
+    net = nets[kind]
+    start, kept = prompt(net, guided=False), net.embed_speech(tiny.ids(2, 14), 1)
+    plain, drafted = (net.new_memory(rows=1, capacity=start.shape[1] + 8) for _ in range(2))
+    net(start, plain)
+    net(start, drafted)
+    net(net.embed_speech(tiny.ids(5, 15), 1), drafted)
+    for layer in drafted:
+        layer.rewind(start.shape[1])
+    assert torch.equal(net(kept, drafted), net(kept, plain))
+
+
+def test_memory_is_full_one_past_the_end(nets: dict[str, T3], kind: str) -> None:
+    net = nets[kind]
+    x = prompt(net, guided=False)
+    memory = net.new_memory(rows=1, capacity=x.shape[1] + 1)
+    step = net.embed_speech(tiny.ids(1, 16), 1)
+    net(x, memory)
+    net(step, memory)
+    with pytest.raises(MemoryFull, match=f"{x.shape[1] + 2} positions.*at most {x.shape[1] + 1}"):
+        net(step, memory)
+
+
+@pytest.mark.parametrize("config", [ENGLISH, TURBO, tiny.TINY_LLAMA], ids=["english", "turbo", "tiny"])
+def test_any_size_is_built_by_config(config: T3Config) -> None:
+    with torch.device("meta"):
+        net = T3(config)
+    assert net.speech_head.weight.shape == (config.speech_vocab, config.backbone.width)
+    assert (net.speech_head.bias is not None) == config.head_bias
+
+
+def test_nano_differs_from_turbo_in_its_backbone_only() -> None:
+    with torch.device("meta"):
+        net = T3(replace(TURBO, backbone=Gpt2Config(layers=12, width=768, heads=12)))
+    assert sum(p.numel() for p in net.parameters()) == pytest.approx(140e6, rel=0.01)
+
+
+def test_slow_rotations_are_stretched_as_llama_3_stretches_them() -> None:
+    inverse = inverse_frequencies(64, theta=500_000.0, scaling=RopeScaling())
+    plain = inverse_frequencies(64, theta=500_000.0, scaling=None)
+    assert torch.equal(inverse[:15], plain[:15])
+    torch.testing.assert_close(
+        inverse[15:18], torch.tensor([1.37189e-3, 5.24846e-4, 1.78508e-4]), rtol=1e-5, atol=0
+    )
+    torch.testing.assert_close(inverse[18:], plain[18:] / 8)
