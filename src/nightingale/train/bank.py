@@ -1,0 +1,178 @@
+"""All training audio as one array, so that a GPU can hold it and cut random pieces out of it by arithmetic.
+
+A bank is four arrays in a folder. Clip i owns audio[offsets[i]:offsets[i + 1]] and, at 50 frames a second,
+f0_hz[frame_offsets[i]:frame_offsets[i + 1]]; frame t is centred on sample 480·t + 240, like a frame of the
+24 kHz mel. A clip is a whole number of frames long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from nightingale.clocks import CLOCKS
+from nightingale.errors import ConfigError
+
+FIELDS = {"audio": np.int16, "offsets": np.int64, "f0_hz": np.float16, "frame_offsets": np.int64}
+HOP = CLOCKS.samples_per_frame
+FULL_SCALE = 32768.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AudioBank:
+    """Clips of 24 kHz audio, back to back, with one f0 per mel frame (0 where unvoiced)."""
+
+    audio: NDArray[np.int16]
+    offsets: NDArray[np.int64]
+    f0_hz: NDArray[np.float16]
+    frame_offsets: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        for name, dtype in FIELDS.items():
+            array = getattr(self, name)
+            if array.ndim != 1 or array.dtype != dtype:
+                raise _bad(
+                    f"{name} is {array.dtype} of shape {array.shape}", f"a flat array of {np.dtype(dtype)}"
+                )
+        if not np.array_equal(np.diff(self.offsets), np.diff(self.frame_offsets) * HOP):
+            raise _bad("clips whose samples and frames disagree", f"{HOP} samples per frame in every clip")
+        if self.offsets[-1] != len(self.audio) or self.frame_offsets[-1] != len(self.f0_hz):
+            raise _bad(
+                "offsets that do not end where the arrays end",
+                "offsets[-1] == len(audio), likewise for frames",
+            )
+
+    @property
+    def clips(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def seconds(self) -> float:
+        return len(self.audio) / CLOCKS.sample_rate_hz
+
+    @classmethod
+    def join(cls, clips: Iterable[tuple[NDArray[np.int16], NDArray[np.floating]]]) -> AudioBank:
+        """A bank of (samples, f0 in Hz per frame) pairs; each clip is cut to the frames that both have."""
+        audio, f0_hz, frames = [], [], [0]
+        for samples, f0 in clips:
+            count = min(len(samples) // HOP, len(f0))
+            audio.append(np.asarray(samples[: count * HOP], dtype=np.int16))
+            f0_hz.append(np.asarray(f0[:count], dtype=np.float16))
+            frames.append(count)
+        frame_offsets = np.cumsum(frames, dtype=np.int64)
+        return cls(
+            audio=np.concatenate(audio),
+            offsets=frame_offsets * HOP,
+            f0_hz=np.concatenate(f0_hz),
+            frame_offsets=frame_offsets,
+        )
+
+    def save(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in FIELDS:
+            np.save(folder / f"{name}.npy", getattr(self, name))
+
+    @classmethod
+    def load(cls, folder: Path) -> AudioBank:
+        missing = [name for name in FIELDS if not (folder / f"{name}.npy").is_file()]
+        if missing:
+            raise _bad(
+                f"no {', '.join(missing)} in {folder}",
+                "a folder holding " + ", ".join(f"{n}.npy" for n in FIELDS),
+            )
+        return cls(**{name: np.load(folder / f"{name}.npy") for name in FIELDS})
+
+
+def _bad(got: str, allowed: str) -> ConfigError:
+    return ConfigError(
+        "the audio bank is malformed", got=got, allowed=allowed, fix="Build it again with AudioBank.join."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crops:
+    """One batch. The window is what losses see; the frames around it are what a causal network remembers."""
+
+    audio: Tensor
+    """(batch, window samples) in [-1, 1)."""
+    wide_audio: Tensor
+    """(batch, margin + crop samples + margin): enough for the mel of every frame of the crop."""
+    frame_index: Tensor
+    """(batch, crop frames): where these frames lie in the bank."""
+    f0_hz: Tensor
+    """(batch, crop frames)."""
+    start_frame: Tensor
+    """(batch, 1): the window's first frame inside the crop."""
+
+
+class BankSampler:
+    """Random windows of a bank on one device: every window of every clip is equally likely.
+
+    The crop around a window reaches `before` and `after` frames further where the clip has them. At a clip's
+    ends it is shifted inwards instead, so a window at the very start has no history, as in a fresh rendering.
+    No step synchronises with the host, and all shapes are fixed, so a CUDA graph can hold it.
+    """
+
+    def __init__(
+        self,
+        bank: AudioBank,
+        device: torch.device,
+        *,
+        window_frames: int,
+        before: int,
+        after: int,
+        margin_samples: int,
+    ) -> None:
+        self.window_frames = window_frames
+        self.before = before
+        self.crop_frames = before + window_frames + after
+        frames = np.diff(bank.frame_offsets)
+        keep = np.flatnonzero(frames >= max(self.crop_frames, margin_samples // HOP + 1))
+        if not len(keep):
+            raise ConfigError(
+                "no clip of the bank is long enough",
+                got=f"{int(frames.max(initial=0))} frames at most",
+                allowed=f"clips of at least {self.crop_frames} frames",
+                fix="Use longer clips or a smaller window.",
+            )
+        windows = np.cumsum(frames[keep] - window_frames + 1)
+        self.total_windows = int(windows[-1])
+
+        def there(values: NDArray[np.generic]) -> Tensor:
+            return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+
+        self.audio, self.f0_hz = there(bank.audio), there(bank.f0_hz)
+        self.clip_frames, self.clip_frame_offset = there(frames[keep]), there(bank.frame_offsets[:-1][keep])
+        self.window_ends = there(windows)
+        self.crop_range = torch.arange(self.crop_frames, device=device)
+        self.window_range = torch.arange(window_frames * HOP, device=device)
+        self.wide_range = torch.arange(
+            -margin_samples, self.crop_frames * HOP + margin_samples, device=device
+        )
+
+    def crops(self, pick: Tensor) -> Crops:
+        """pick: (batch,) integers in [0, total_windows)."""
+        clip = torch.searchsorted(self.window_ends, pick, right=True)
+        frames, frame_offset = self.clip_frames[clip], self.clip_frame_offset[clip]
+        window = pick - self.window_ends[clip] + frames - self.window_frames + 1  # frame within the clip
+        crop = (window - self.before).clamp(min=0).minimum(frames - self.crop_frames)
+        frame_index = (frame_offset + crop)[:, None] + self.crop_range
+        base, last = (frame_offset * HOP)[:, None], (frames * HOP - 1)[:, None]
+        wide = (crop * HOP)[:, None] + self.wide_range
+        wide = last - (last - wide.abs()).abs()  # mirrored at the clip's ends, as the mel pads
+        return Crops(
+            audio=self._samples(base + (window * HOP)[:, None] + self.window_range),
+            wide_audio=self._samples(base + wide),
+            frame_index=frame_index,
+            f0_hz=self.f0_hz[frame_index].float(),
+            start_frame=(window - crop)[:, None],
+        )
+
+    def _samples(self, index: Tensor) -> Tensor:
+        return self.audio[index].float() / FULL_SCALE

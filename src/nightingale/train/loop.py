@@ -1,0 +1,241 @@
+"""What every training stage shares: a schedule, averaged weights, safe checkpoints, a log, and captured
+steps.
+
+A stage is a class with step functions that touch only tensors it owns (no `.item()`, no shape that changes).
+`GraphedStep` then runs them as CUDA graphs, because a host that launches kernels one by one cannot keep a
+fast GPU busy; on a CPU, or when asked, the same functions run as they are.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nightingale.errors import CheckpointError
+
+GRAPH_WARMUP_CALLS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Linear warm-up by steps, then a cosine over the whole plan down to `floor` of the peak."""
+
+    peak: float
+    warmup_steps: int
+    floor: float = 0.05
+
+    def at(self, fresh_steps: int, progress: float) -> float:
+        """fresh_steps: since the optimizer was created; progress: 0 to 1 through the plan."""
+        warm = min(1.0, (fresh_steps + 1) / self.warmup_steps)
+        cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, max(0.0, progress))))
+        return self.peak * warm * (self.floor + (1.0 - self.floor) * cosine)
+
+
+class Ema:
+    """A running average of parameters, updated in one launch per group."""
+
+    def __init__(self, parameters: Iterable[Tensor], decay: float) -> None:
+        self.live = [p.detach() for p in parameters]
+        self.average = [p.clone() for p in self.live]
+        self.decay = decay
+
+    def update(self) -> None:
+        torch._foreach_lerp_(self.average, self.live, 1.0 - self.decay)
+
+    def reset(self) -> None:
+        torch._foreach_copy_(self.average, self.live)
+
+
+class Optimizer:
+    """AdamW that a CUDA graph can hold: rate, clipping and the skipping of broken steps are all tensors.
+
+    Gradients are clipped at `slack` times their own running norm, so nothing has to be known about the loss's
+    scale. A step with a gradient that is not finite changes nothing.
+    """
+
+    def __init__(
+        self, parameters: Iterable[Tensor], *, betas: tuple[float, float] = (0.8, 0.99), slack: float = 3.0
+    ) -> None:
+        self.parameters = list(parameters)
+        device = self.parameters[0].device
+        for p in self.parameters:
+            p.grad = torch.zeros_like(p)
+        self.lr = torch.zeros((), device=device)
+        self.adamw = torch.optim.AdamW(
+            self.parameters,
+            lr=self.lr,
+            betas=betas,
+            weight_decay=0.01,
+            fused=True,
+            capturable=device.type == "cuda",
+        )
+        self.slack = slack
+        self.usual_norm = torch.zeros((), device=device)
+        self.skip = torch.zeros((), device=device)
+        # The fused kernel reads this flag on the device, so a broken step is skipped without asking the host.
+        self.adamw.found_inf = self.skip  # type: ignore[attr-defined]
+
+    def step(self, loss: Tensor, *, retain_graph: bool = False) -> Tensor:
+        """Update from the gradient of `loss`; the gradient's norm before clipping."""
+        gradients = torch.autograd.grad(loss, self.parameters, retain_graph=retain_graph)
+        own: list[Tensor] = [p.grad for p in self.parameters if p.grad is not None]
+        torch._foreach_copy_(
+            own, gradients
+        )  # own layout: the fused kernel wants parameter and gradient alike
+        norm = torch.nn.utils.get_total_norm(own)
+        finite = torch.isfinite(norm)
+        self.skip.copy_(1.0 - finite.float())
+        usual = torch.where(self.usual_norm > 0, self.usual_norm, norm)
+        bounded = torch.where(finite, torch.minimum(norm, self.slack * usual), usual)
+        torch._foreach_mul_(own, torch.where(finite, bounded / (norm + 1e-12), torch.ones_like(norm)))
+        self.usual_norm.copy_(
+            torch.where(torch.isfinite(usual), torch.lerp(usual, bounded, 0.02), self.usual_norm)
+        )
+        self.adamw.step()
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"adamw": self.adamw.state_dict(), "usual_norm": self.usual_norm}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.adamw.load_state_dict(state["adamw"])
+        for group in self.adamw.param_groups:
+            group["lr"] = self.lr  # loading puts a copy there, which nobody would turn
+        self.usual_norm.copy_(state["usual_norm"])
+
+
+class GraphedStep:
+    """A step function that is captured as a CUDA graph after a few plain calls, and replayed from then on.
+
+    The plain calls are real steps; they let cuDNN, cuFFT, Triton and the allocator settle. If the capture
+    fails the step goes on uncaptured and `refusal` says why.
+    """
+
+    def __init__(self, step: Callable[[], None], *, eager: bool) -> None:
+        self.step, self.eager = step, eager
+        self.calls = 0
+        self.refusal: str | None = None
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.side = None if eager else torch.cuda.Stream()
+
+    def __call__(self) -> None:
+        self.calls += 1
+        if self.eager:
+            self.step()
+        elif self.graph is not None:
+            self.graph.replay()
+        elif self.side is not None and self.calls <= GRAPH_WARMUP_CALLS:
+            self.side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.side):
+                self.step()
+            torch.cuda.current_stream().wait_stream(self.side)
+        else:
+            self._capture()
+
+    def _capture(self) -> None:
+        graph = torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph, stream=self.side):
+                self.step()
+        except RuntimeError as error:
+            self.refusal, self.eager = str(error).splitlines()[0], True
+            torch.cuda.synchronize()
+            self.step()
+            return
+        self.graph = graph
+        graph.replay()
+
+
+def silent(record: dict[str, Any]) -> None:
+    """The listener of a stage that nobody listens to."""
+    del record
+
+
+class JsonlLog:
+    """One JSON object per line, appended, readable while training runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def write(self, record: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({k: _short(v) for k, v in record.items()}) + "\n")
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+
+
+def _short(value: Any) -> Any:
+    """Six digits are enough for a curve; JSON has no word for a number that is not finite."""
+    if not isinstance(value, float):
+        return value
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def progress_line(record: dict[str, Any]) -> str:
+    """`step 120 | mel 0.53 | …`, for a terminal."""
+    return " | ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items())
+
+
+def draw_curves(log: Path, png: Path, keys: Sequence[str], *, across: str = "step") -> None:
+    """Loss curves from a JSONL log, one panel per key."""
+    import matplotlib  # here, because the training machine has none
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    records = read_log(log)
+    figure, axes = plt.subplots(len(keys), 1, figsize=(8, 2.2 * len(keys)), sharex=True, squeeze=False)
+    for axis, key in zip(axes[:, 0], keys, strict=True):
+        points = [(r[across], r[key]) for r in records if r.get(key) is not None and across in r]
+        axis.plot([p[0] for p in points], [p[1] for p in points], linewidth=0.9)
+        axis.set_ylabel(key)
+        axis.grid(alpha=0.3)
+    axes[-1, 0].set_xlabel(across)
+    figure.tight_layout()
+    figure.savefig(png, dpi=110)
+    plt.close(figure)
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Write all of it or nothing: a job killed at its time limit leaves the previous file whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    torch.save(state, partial)
+    os.replace(partial, path)
+
+
+def load_state(path: Path, device: torch.device) -> dict[str, Any]:
+    try:
+        state: dict[str, Any] = torch.load(path, map_location=device, weights_only=True)
+    except (OSError, RuntimeError, EOFError) as error:
+        raise CheckpointError(
+            "the training state cannot be read",
+            got=f"{path}: {error}",
+            allowed="a file that save_state wrote",
+            fix="Delete it to start over, or resume from an earlier one.",
+        ) from error
+    return state
+
+
+class Every:
+    """True once per `seconds`, by a clock that the stage passes in."""
+
+    def __init__(self, seconds: float, now_s: float) -> None:
+        self.seconds, self.due_s = seconds, now_s + seconds
+
+    def __call__(self, now_s: float) -> bool:
+        if now_s < self.due_s:
+            return False
+        self.due_s = now_s + self.seconds
+        return True

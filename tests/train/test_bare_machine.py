@@ -1,0 +1,73 @@
+"""Training must run where only torch, numpy and safetensors are installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from nightingale.train.__main__ import build_parser, main
+from nightingale.train.seeding import seeded
+
+ABSENT = (
+    "soxr",
+    "soundfile",
+    "tokenizers",
+    "typer",
+    "rich",
+    "num2words",
+    "platformdirs",
+    "huggingface_hub",
+    "matplotlib",
+)
+MODULES = (
+    "__main__", "bank", "cast", "corpus", "discriminators", "export", "flow", "loop", "pieces",
+    "prepare", "resample", "synthesize", "t3", "tokenizer", "vocoder", "voice_encoder", "weights",
+    "teachers.kokoro",
+)  # fmt: skip
+
+
+def test_every_stage_can_be_imported_on_a_bare_machine() -> None:
+    block = f"import sys; sys.modules.update(dict.fromkeys({ABSENT!r}))"
+    imports = "; ".join(f"import nightingale.train.{name}" for name in MODULES)
+    work = "import torch; from nightingale.train.resample import To16k; To16k()(torch.zeros(1, 960))"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{block}; {imports}; {work}"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_list_of_stages_needs_no_torch() -> None:
+    block = "import sys; sys.modules['torch'] = None"
+    code = f"{block}; from nightingale.train.__main__ import main; main(['--help'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for stage in ("data", "tokenizer", "voice-encoder", "t3", "flow", "vocoder", "export"):
+        assert f"    {stage}" in done.stdout
+
+
+@pytest.mark.parametrize("stage", ["voice-encoder", "tokenizer", "t3", "flow"])
+def test_every_stage_asks_for_its_corpus_and_its_budget(
+    stage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        build_parser().parse_args([stage])
+    told = capsys.readouterr().err
+    assert "--corpus" in told
+    assert "-s" in told
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(SystemExit):
+        main(["export", "--source", "x", "--sauce", "y"])
+
+
+def test_seeded_construction_leaves_the_process_as_it_was() -> None:
+    before = torch.get_rng_state()
+    with seeded(1):
+        first = torch.randn(3)
+    with seeded(1):
+        assert torch.equal(torch.randn(3), first)
+    assert torch.equal(torch.get_rng_state(), before)
