@@ -333,6 +333,8 @@ ROMAN = [
     ("Elizabeth I think", "Elizabeth I think"),
     ("Chapter IV", "Chapter four"),
     ("Part I", "Part one"),
+    ("the last book I read", "the last book I read"),
+    ("see chapter I.", "see chapter one."),
     ("World War II", "World War two"),
     ("Malcolm X", "Malcolm X"),
     ("vitamin C", "vitamin C"),

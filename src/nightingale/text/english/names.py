@@ -37,6 +37,12 @@ def _short_form(match: re.Match[str]) -> str:
     return f"{said}." if ends else said
 
 
+def _numbered(match: re.Match[str]) -> str:
+    """"Chapter IV" is numbered; in "the last book I read" somebody reads."""
+    speaks = match[2] == "I" and match[1].islower() and match.string[match.end() :][:1] == " "
+    return match[0] if speaks else f"{match[1]} {words.cardinal(roman(match[2]))}"
+
+
 def _capitals(match: re.Match[str]) -> str:
     word, plural = match[1], match[2] or ""
     if not is_spelled(word):
@@ -98,7 +104,7 @@ ABBREVIATIONS: Final[tuple[Rule, ...]] = (
 NUMERALS: Final[tuple[Rule, ...]] = (
     rule(
         rf"\b({any_of(lexicon.NUMBERED)}) ({_NUMERAL})\b(?!'|\.\w)",
-        lambda m: f"{m[1]} {words.cardinal(roman(m[2]))}",
+        _numbered,
     ),
     rule(
         rf"\b({any_of(lexicon.MONARCHS)}) "
