@@ -95,6 +95,8 @@ def main() -> int:
             gc.collect()
             if not options.keep:
                 shutil.rmtree(folder, ignore_errors=True)
+    if not options.keep:
+        shutil.rmtree(FOLDER, ignore_errors=True)
     missed = [row for row in rows if not row.passed]
     result = {
         "passed": not missed,

@@ -45,7 +45,7 @@ def make_audible(hift: Any) -> None:
         line = hift.f0_predictor.classifier
         line.weight.mul_(2000.0)
         line.bias.fill_(75.0)
-        hift.conv_post.parametrizations.weight.original0.mul_(3.0)
+        hift.conv_post.parametrizations.weight.original0.mul_(2.0)
 
 
 def spread_codes(tokenizer: Any) -> None:
