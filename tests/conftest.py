@@ -35,9 +35,7 @@ def tts_with(noise_model: Model) -> Callable[..., TTS]:
 
     def make(*, habits: dict[str, Any] | None = None, **changes: Any) -> TTS:
         short = replace(noise_model.habits, **{"max_new_tokens": BRIEF_TOKENS, **(habits or {})})
-        tts = object.__new__(TTS)
-        tts._model = replace(noise_model, habits=short, **changes)
-        return tts
+        return TTS.over(replace(noise_model, habits=short, **changes))
 
     return make
 

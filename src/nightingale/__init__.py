@@ -16,6 +16,7 @@ from nightingale.errors import (
     ConfigError,
     DeviceError,
     EmptyText,
+    EngineFault,
     LanguagePackageMissing,
     MemoryFull,
     ModelError,
@@ -33,7 +34,7 @@ from nightingale.errors import (
 
 if TYPE_CHECKING:
     from nightingale.containers import save
-    from nightingale.engine import TTS
+    from nightingale.engine import TTS, AsyncTTS
     from nightingale.values import Audio, AudioChunk, Metrics, Sampling
     from nightingale.voices.voice import Voice
 
@@ -41,6 +42,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "TTS",
+    "AsyncTTS",
     "Audio",
     "AudioChunk",
     "BadReference",
@@ -49,6 +51,7 @@ __all__ = [
     "ConfigError",
     "DeviceError",
     "EmptyText",
+    "EngineFault",
     "LanguagePackageMissing",
     "MemoryFull",
     "Metrics",
@@ -71,6 +74,7 @@ __all__ = [
 
 _LATE = {
     "TTS": "nightingale.engine",
+    "AsyncTTS": "nightingale.engine",
     "Audio": "nightingale.values",
     "AudioChunk": "nightingale.values",
     "Metrics": "nightingale.values",

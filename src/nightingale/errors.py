@@ -17,6 +17,7 @@
     ├── CapacityError
     │   ├── MemoryFull           the utterance outgrew its cache
     │   └── QueueFull
+    ├── EngineFault              something broke while speaking that no caller caused
     ├── DeviceError              the device asked for is not there
     └── OutputError              the result could not be written
 
@@ -107,3 +108,7 @@ class DeviceError(NightingaleError):
 
 class OutputError(NightingaleError):
     exit_code = 8
+
+
+class EngineFault(NightingaleError):
+    exit_code = 9

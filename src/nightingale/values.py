@@ -34,7 +34,20 @@ class Metrics:
     total_ms: float
     audio_seconds: float
     tokens: int
+    retries: int = 0
+    """Pieces of the text that went wrong and were drawn again."""
+    queue_ms: float = 0.0
+    """How long the request waited for a slot."""
     stage_ms: dict[str, float] = field(default_factory=dict)
+    """Time by stage: text, prefill, t3 (shared with whoever was decoded beside it), flow, vocoder."""
+    chunk_gaps_ms: tuple[float, ...] = ()
+    """Between one chunk and the next."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Speech tokens per second of T3's own time."""
+        t3_ms = self.stage_ms.get("prefill", 0.0) + self.stage_ms.get("t3", 0.0)
+        return 1000 * self.tokens / t3_ms if t3_ms else 0.0
 
     @property
     def rtf(self) -> float:

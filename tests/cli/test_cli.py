@@ -134,11 +134,19 @@ def test_every_control_reaches_the_engine(tts: type[FakeTTS]) -> None:
         "repetition_penalty": 1.4,
         "cfg_weight": 0.0,
         "exaggeration": 0.6,
+        "speed": 1.5,
     }
     flags = [word for name, value in numbers.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     named = ["-m", "multilingual", "-v", "anna", "-l", "fr", "--device", "cpu", "--offline", "-O", "t3=v3"]
+    named += ["--profile", "exact"]
     assert run("say", "Bonjour.", *flags, *named, "--seed", "5").exit_code == 0
-    assert tts.made == {"model": "multilingual", "device": "cpu", "offline": True, "t3": "v3"}
+    assert tts.made == {
+        "model": "multilingual",
+        "device": "cpu",
+        "profile": "exact",
+        "offline": True,
+        "t3": "v3",
+    }
     assert tts.said == {"text": "Bonjour.", "voice": "anna", "language": "fr", "seed": 5, **numbers}
 
 

@@ -139,7 +139,6 @@ def test_a_clip_given_as_voice_is_worn(work: Path) -> None:
         (["...", "-m", "noise", "-o", "out.wav"], 2, "nothing to say"),
         ([" ", "-m", "noise", "-o", "out.wav"], 2, "nothing to say"),
         (["a" * 10_001, "-m", "noise", "-o", "out.wav"], 2, "10001 characters"),
-        (["a" * 2_100, "-m", "noise", "-o", "out.wav"], 2, "2102 text ids"),
     ],
 )
 def test_what_cannot_be_said_is_refused_and_leaves_no_file(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from nightingale.engine.decode import BUDGET_FLOOR_TOKENS, budget_tokens
 from nightingale.engine.habits import HABITS
-from nightingale.engine.pieces import cut
+from nightingale.engine.pieces import cut, parse_pauses, pieces_of
 from nightingale.engine.randomness import SEED_LIMIT, nth_seed
-from nightingale.errors import EmptyText, TextTooLong
+from nightingale.errors import EmptyText, TextError, TextTooLong
 from nightingale.text.frontend import Frontend
 
 FIRST, SECOND = "The first sentence is this one.", "The second is longer, and has a comma in it."
@@ -24,6 +25,13 @@ class Letters:
 
 
 FRONTEND = Frontend(tokenizer=Letters())
+
+
+def pieces(text: str, split_chars: int | None = 220, fill: bool = False) -> list[tuple[str, int]]:
+    """What is spoken, and the milliseconds of silence after it."""
+    found = cut(FRONTEND, text, None, split_chars=split_chars, fill=fill)
+    assert all(bytes(piece.text_ids).decode() == piece.text for piece in found)
+    return [(piece.text, piece.pause_samples // 24) for piece in found]
 
 
 def test_without_splitting_the_text_is_one_piece() -> None:
@@ -55,10 +63,130 @@ def test_what_cannot_be_spoken_is_refused_before_it_is_cut() -> None:
         cut(FRONTEND, "a" * 10_001, None, split_chars=220)
 
 
-def test_only_wren_is_split_and_budgeted() -> None:
-    """The official families speak the whole text with upstream's limit of 1000 tokens."""
+def test_a_paragraph_is_followed_by_the_longest_pause() -> None:
+    assert pieces(f"Chapter one\n\n{FIRST} {SECOND}\n\nThe end") == [
+        ("Chapter one", 300),
+        (FIRST, 120),
+        (SECOND, 300),
+        ("The end", 0),
+    ]
+
+
+def test_a_sentence_that_goes_on_in_the_next_piece_is_held_with_a_comma() -> None:
+    assert pieces("one two three four five six seven eight", 30) == [
+        ("one two three four,", 60),
+        ("five six seven eight", 0),
+    ]
+
+
+def test_a_filled_breath_is_spoken_exactly_as_it_was_written() -> None:
+    text = f" {FIRST}  {SECOND}\n\nThe end."
+    assert pieces(text, 280, fill=True) == [(text, 0)]
+    assert [pause for _, pause in pieces(f"{FIRST} " * 20, 280, fill=True)] == [120, 120, 0]
+    assert len(pieces(f"{FIRST} " * 20, 280)) == 20
+
+
+def test_the_pieces_of_a_book_are_made_as_they_are_asked_for() -> None:
+    asked = 0
+
+    def book() -> Iterator[str]:
+        nonlocal asked
+        while True:
+            asked += 1
+            yield f"{FIRST} {SECOND}\n\n"
+
+    stream = pieces_of(FRONTEND, book(), None, split_chars=220)
+    first = [next(stream).text for _ in range(4)]
+    assert first == [FIRST, SECOND] * 2
+    assert asked < 100
+
+
+def test_a_book_gives_the_same_pieces_in_lines_as_in_one() -> None:
+    text = f"{FIRST} {SECOND}\nand more of it, [pause:1s] and more.\n\n" * 40
+    lines = text.splitlines(keepends=True)
+    assert list(pieces_of(FRONTEND, lines, None, split_chars=220)) == list(
+        pieces_of(FRONTEND, text, None, split_chars=220)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("one [pause:500ms] two", ["one ", 500, " two"]),
+        ("[pause:1s]", [1000]),
+        ("[pause:1.25s][pause: 10 MS ]x", [1250, 10, "x"]),
+        ("[Pause:0ms]a", [0, "a"]),
+        ("a[pause:10s]", ["a", 10_000]),
+        ("", []),
+        ("no tag", ["no tag"]),
+    ],
+)
+def test_a_pause_is_read(text: str, parts: list[str | int]) -> None:
+    assert parse_pauses(text) == parts
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[pause]", "[pause:]", "[pause:500]", "[pause:-5ms]", "[pause:1m]", "[pause 500ms]", "(pause:500ms)",
+        "[pause:500ms", "pause:500ms]", "[pause:1e3ms]", "[pause:.5s]", "[pause:1..5s]", "[pause:٥s]",
+        "[pause:5000000s]", "[laugh]", "[clear throat]", "[[pause:x]]",
+    ],
+)  # fmt: skip
+def test_what_is_not_quite_a_pause_stays_text(text: str) -> None:
+    assert parse_pauses(f"a {text} b") == [f"a {text} b"]
+
+
+def test_a_pause_is_heard_in_place_of_the_natural_one() -> None:
+    assert pieces("To begin with [pause:500ms] this. [pause:1s][pause:500ms] And [pause:0ms] that") == [
+        ("To begin with,", 500),
+        ("this.", 1500),
+        ("And,", 0),
+        ("that", 0),
+    ]
+
+
+@pytest.mark.parametrize("split_chars", [None, 220])
+def test_a_pause_cuts_whether_or_not_the_text_is_split(split_chars: int | None) -> None:
+    assert [p for _, p in pieces(f"{FIRST} [pause:2s] {SECOND}", split_chars)] == [2000, 0]
+
+
+def test_a_pause_may_begin_and_end_a_request() -> None:
+    assert pieces("[pause:1s] Hello there. [pause:250ms]\n") == [("", 1000), ("Hello there.", 250)]
+
+
+@pytest.mark.parametrize("split_chars", [None, 220])
+def test_a_segment_that_others_follow_has_a_pause_after_it(split_chars: int | None) -> None:
+    def segment(text: str) -> list[tuple[str, int]]:
+        found = pieces_of(FRONTEND, text, None, split_chars=split_chars, more=True)
+        return [(piece.text.strip(), piece.pause_samples // 24) for piece in found]
+
+    assert segment(FIRST) == [(FIRST, 120)]
+    assert segment(" Well, to begin with,") == [("Well, to begin with,", 60)]
+    assert segment("Hello, [pause:1s]") == [("Hello,", 1000)]
+    assert segment("[pause:1s]") == [("", 1000)]
+    assert segment(" ... ") == []
+
+
+def test_pauses_alone_say_nothing() -> None:
+    with pytest.raises(EmptyText):
+        pieces("[pause:1s] ... [pause:1s]")
+
+
+def test_a_pause_of_a_minute_is_refused() -> None:
+    with pytest.raises(TextError, match=r"\[pause:60s\].*at most \[pause:10s\]"):
+        pieces("one [pause:60s] two")
+
+
+@pytest.mark.parametrize("split_chars", [None, 60])
+def test_the_sounds_that_turbo_knows_pass_through(split_chars: int | None) -> None:
+    text = "That is so funny! [laugh] Oh, dear. [clear throat] Where were we? [pause:1s] [sigh] I see."
+    said = " ".join(text for text, _ in pieces(text, split_chars))
+    assert said == text.replace("[pause:1s] ", "")
+
+
+def test_only_wren_is_budgeted_by_its_text_ids() -> None:
     for name, habits in HABITS.items():
-        assert (habits.split_chars is not None) == (name == "wren")
         assert (habits.tokens_per_text_id is not None) == (name == "wren")
     assert budget_tokens(5, HABITS["english"]) == 1000
     assert budget_tokens(5, HABITS["turbo"]) == 1001

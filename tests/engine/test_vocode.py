@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from nightingale.engine import tts as tts_module
+from nightingale.engine import acoustic
 from nightingale.engine.acoustic import audible, render_mel
+from nightingale.engine.decode import Decoding
 from nightingale.engine.habits import SILENCE_TOKEN
 from nightingale.engine.load import Model
 from nightingale.engine.vocode import fade_in, harmonic_phase, render_samples
@@ -23,20 +24,25 @@ def test_only_ids_that_sound_are_audible() -> None:
 
 
 def speaks(monkeypatch: pytest.MonkeyPatch, ids: list[int]) -> list[list[int]]:
-    """Let T3 say `ids`; gives what the flow was asked to render."""
+    """Let T3 say `ids`, each time anew; gives what the flow was asked to render."""
     rendered: list[list[int]] = []
 
     def render(flow: Any, ids: list[int], voice: Any, *, seed: int) -> torch.Tensor:
         rendered.append(ids)
         return render_mel(flow, ids, voice, seed=seed)
 
-    monkeypatch.setattr(tts_module, "speak", lambda *_, **__: iter(ids))
-    monkeypatch.setattr(tts_module, "render_mel", render)
+    def accept(self: Decoding, scores: torch.Tensor) -> int:
+        self.drawn += 1
+        self.finished = self.drawn == len(ids)
+        return ids[self.drawn - 1]
+
+    monkeypatch.setattr(Decoding, "accept", accept)
+    monkeypatch.setattr(acoustic, "render_mel", render)
     return rendered
 
 
 def test_illegal_ids_never_reach_the_flow(tts_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    rendered = speaks(monkeypatch, [6562, 5, 6561, 8000, 7, 6562])
+    rendered = speaks(monkeypatch, [6562, 5, 6561, 6562, 7, 6562])
     audio = tts_with().say("Hello", seed=0)
     assert rendered == [[5, 7]]
     assert len(audio.samples) == 2 * 960

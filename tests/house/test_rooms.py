@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "wren": GROUND,
     "accel": GROUND | {"nn", "models"},
     "engine": GROUND | {"nn", "models", "text", "audio", "voices", "hub", "accel", "wren"},
+    "compat": GROUND | {"engine", "text", "voices"},
     "server": GROUND | {"engine", "containers", "voices"},
     "bench": GROUND | {"engine", "audio", "text"},
     "train": GROUND | {"nn", "models", "text", "audio", "voices", "wren"},

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
+import tracemalloc
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightingale.text.sentences import ends_sentence, split
+from nightingale.text.sentences import BREATH_CHARS, Ending, ends_sentence, paragraphs_of, sentences_of, split
+from nightingale.text.stops import spoken_length
 
 FIRST = "The quick brown fox jumps over the lazy dog."
 SECOND = "It was a bright cold day in April, and the clocks were striking."
@@ -27,10 +31,49 @@ SECOND = "It was a bright cold day in April, and the clocks were striking."
         ["Some of it (the better part, I think.)", SECOND],
         ["The file is called main.py and it is short.", FIRST],
         ["It was the older brother and I.", SECOND],
+        ["See https://example.com/a.b?c=1.5 for more of it.", SECOND],
+        [
+            "Version 2.0.1 came out at 5 p.m. on a rainy Tuesday.",
+            "The office closed at exactly 6 p.m.",
+            FIRST,
+        ],
+        ["The answer stands in No. 5 of the papers, on p. 12.", SECOND],
+        ["Well . . . maybe we should not go there.", SECOND],
+        ["That was funny, I have to say!", "[laugh] Really, it was quite something."],
+        ["Nobody saw it coming. [sigh] or perhaps she did.", SECOND],
+        ["¿Quién viene con nosotros esta noche?", "¡Nadie lo sabe todavía, amigo mío!"],
     ],
 )
 def test_a_sentence_is_a_piece(sentences: list[str]) -> None:
     assert split(" ".join(sentences), 220) == sentences
+
+
+@pytest.mark.parametrize(
+    ("language", "glue", "sentences"),
+    [
+        ("de", " ", ["Es geschah am 3. Mai vor der Tür von Hr. Müller.", "Danach war alles ganz anders."]),
+        ("fr", " ", ["Voici M. Dupont, qui vient de Paris.", "Il est vraiment là depuis hier ?"]),
+        ("el", " ", ["Πού πηγαίνεις σήμερα το πρωί;", "Πηγαίνω στο σχολείο με τα παιδιά."]),
+        ("hi", " ", ["यह पहला वाक्य है जो काफी लंबा है।", "यह दूसरा वाक्य है जो भी लंबा है॥"]),
+        ("ar", " ", ["هل أنت قادم معنا إلى المدينة اليوم؟", "نعم سوف آتي معكم بعد قليل."]),
+        ("ur", " ", ["یہ پہلا جملہ ہے جو کافی لمبا ہے۔", "یہ دوسرا جملہ ہے جو کافی لمبا ہے۔"]),
+        (
+            "zh",
+            "",
+            ["今天天气很好，我们去公园玩吧。", "你想跟我们一起来吗？", "因为今天是星期天，大家都有空！"],
+        ),
+        ("ja", "", ["「行くよ。」と彼は静かに言った。", "彼女は笑って、何も言わなかった。"]),
+        (None, "", ["这是版本3.14的说明，请仔细阅读。", "“他说：明天再来吧。”", "于是大家都慢慢地走了。"]),
+    ],
+)
+def test_each_language_has_its_own_stops(language: str | None, glue: str, sentences: list[str]) -> None:
+    assert split(glue.join(sentences), 220, language) == sentences
+
+
+def test_a_semicolon_asks_in_greek_only() -> None:
+    text = "It rained for a whole day; Nobody went out into the street."
+    assert split(text, 220) == [text]
+    assert len(split(text, 220, "el")) == 2
 
 
 def test_short_sentences_join_their_neighbours() -> None:
@@ -50,11 +93,50 @@ def test_a_long_sentence_is_cut_at_its_best_mark() -> None:
     ]
 
 
-def test_a_cut_between_words_is_given_a_comma() -> None:
-    pieces = split("word " * 50, 60)
-    assert all(piece.endswith("word,") for piece in pieces[:-1])
-    assert pieces[-1].endswith("word")
-    assert min(map(len, pieces)) > 30, "parts of about equal length"
+def test_a_cut_between_words_is_spoken_with_a_comma() -> None:
+    parts = list(sentences_of("word " * 50, 60))
+    assert all(part.spoken == part.text + "," and part.ending is Ending.WORD for part in parts[:-1])
+    assert parts[-1].spoken.endswith("word")
+    assert min(len(part.text) for part in parts) > 30, "parts of about equal length"
+
+
+def test_each_part_knows_what_it_ends() -> None:
+    text = f"Chapter one\n\n{FIRST} one two three four five, six seven eight nine\n \n{SECOND}"
+    assert [(part.text, part.ending) for part in sentences_of(text, 64)] == [
+        ("Chapter one", Ending.PARAGRAPH),
+        (f"{FIRST}", Ending.SENTENCE),
+        ("one two three four five, six seven eight nine", Ending.PARAGRAPH),
+        (SECOND, Ending.PARAGRAPH),
+    ]
+    assert [part.ending for part in sentences_of("one two three four five, six seven eight", 30)] == [
+        Ending.CLAUSE,
+        Ending.PARAGRAPH,
+    ]
+
+
+def test_a_breath_can_be_filled() -> None:
+    text = " ".join([FIRST, SECOND] * 5)
+    full = [part.text for part in sentences_of(text, BREATH_CHARS, join_below=BREATH_CHARS)]
+    assert [text.count(".") for text in full] == [5, 4, 1]
+    assert max(map(len, full)) <= BREATH_CHARS
+
+
+def test_a_chinese_breath_has_fewer_characters() -> None:
+    pieces = split("我们在公园里走了很久，" * 40, BREATH_CHARS)
+    assert max(map(len, pieces)) <= BREATH_CHARS // 2
+    assert all(spoken_length(piece) <= BREATH_CHARS and piece.endswith("，") for piece in pieces)
+
+
+@pytest.mark.parametrize("tag", ["[laugh]", "[clear throat]", "[pause: 500ms]"])
+def test_no_cut_falls_inside_a_tag(tag: str) -> None:
+    for before in range(60):
+        pieces = split("a" * before + " " + f"{tag} so " * 8, 40)
+        assert sum(piece.count(tag) for piece in pieces) == 8
+
+
+def test_a_letter_keeps_the_signs_upon_it() -> None:
+    pieces = split("कि" * 200, 41)
+    assert all(piece.startswith("क") and piece.endswith("ि") for piece in pieces)
 
 
 def test_text_in_small_letters_is_cut_after_its_full_stops() -> None:
@@ -74,19 +156,84 @@ def test_without_a_letter_there_is_no_piece(text: str) -> None:
     assert split(text, 220) == []
 
 
+def test_marks_without_a_word_are_not_spoken() -> None:
+    assert split(f"{FIRST}\n\n* * *\n\n{SECOND}", 220) == [FIRST, SECOND]
+
+
 def test_ten_thousand_letters_without_a_space_are_cut_all_the_same() -> None:
     pieces = split("a" * 10_000, 220)
-    assert "".join(pieces).replace(",", "") == "a" * 10_000
-    assert max(map(len, pieces)) <= 221
+    assert "".join(pieces) == "a" * 10_000
+    assert max(map(len, pieces)) <= 220
 
 
-@given(st.text(alphabet="abAB .,;:!?…\"'()-\n1", max_size=400), st.integers(8, 80))
+ANY_TEXT = st.text(alphabet="abAB .,;:!?…\"'()-\n1[]今か한。、」कि।", max_size=400)
+WORDS = st.lists(
+    st.sampled_from(
+        ["Dr.", "3.14", "e.g.", "I.", "so", "word,", "End.", "Really?!", '"Yes."', "well…", "one;", "—",
+         "[laugh]", "\n\n", "\n", "今天。", "公园，", "第一"]
+    ),
+    max_size=60,
+).map(" ".join)  # fmt: skip
+
+
+def bare(text: str) -> str:
+    return "".join(text.split())
+
+
+@given(ANY_TEXT, st.integers(8, 80))
 def test_no_letter_is_lost_no_piece_is_long_and_each_has_something_to_say(text: str, max_chars: int) -> None:
     pieces = split(text, max_chars)
     letters = [c for piece in pieces for c in piece if c.isalnum()]
     assert letters == [c for c in text if c.isalnum()]
-    assert all(len(piece) <= max_chars + 1 for piece in pieces)
+    assert all(spoken_length(piece) <= max_chars for piece in pieces)
     assert all(any(c.isalnum() for c in piece) for piece in pieces)
+
+
+@given(WORDS, st.integers(40, 300))
+def test_the_pieces_of_words_are_the_text_but_for_its_spaces(text: str, max_chars: int) -> None:
+    text = f"Start {text.strip(' —').removesuffix('—')} end"
+    paragraphs = [part for part in text.split("\n\n") if any(map(str.isalnum, part))]
+    assert bare("".join(split(text, max_chars))) == bare("".join(paragraphs))
+
+
+@given(st.one_of(ANY_TEXT, WORDS), st.integers(8, 80), st.integers(1, 50))
+def test_the_blocks_a_text_comes_in_do_not_matter(text: str, max_chars: int, size: int) -> None:
+    text = text * 8
+    blocks = [text[at : at + size] for at in range(0, len(text), size)]
+    assert list(sentences_of(blocks, max_chars)) == list(sentences_of(text, max_chars))
+    assert "".join(part for part, _ in paragraphs_of(blocks)) == text
+
+
+BOOK = (f"{FIRST} {SECOND} " * 20 + "\n\n") * 46
+
+
+def test_a_book_is_read_quickly_and_page_by_page() -> None:
+    assert len(BOOK) > 100_000
+    start_s = time.process_time()
+    assert sum(1 for _ in sentences_of(BOOK, BREATH_CHARS)) == 46 * 40
+    assert time.process_time() - start_s < 1, "0.04 s on an idle machine"
+    tracemalloc.start()
+    for _ in sentences_of(BOOK, BREATH_CHARS):
+        pass
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < len(BOOK) / 2
+
+
+@pytest.mark.parametrize("page", ["word ", "a", ".", "今", " ", "\n", "a. [b ", "Dr. ", "।", "A.\n"])
+def test_no_text_is_slow_to_read(page: str) -> None:
+    text = page * (20_000 // len(page))
+    start_s = time.process_time()
+    for _ in sentences_of(text, BREATH_CHARS):
+        pass
+    assert time.process_time() - start_s < 1, "under 0.1 s on an idle machine"
+
+
+def test_a_paragraph_is_given_whole_and_a_long_one_in_runs_of_sentences() -> None:
+    found = list(paragraphs_of(f"{FIRST}\n{SECOND}\n\n" + f"{FIRST} " * 100))
+    assert found[0] == (f"{FIRST}\n{SECOND}", True)
+    assert [whole for _, whole in found] == [True, False, False, True]
+    assert all(text.rstrip().endswith(".") for text, _ in found)
 
 
 def test_the_voice_falls_at_the_end_of_a_sentence_only() -> None:

@@ -61,4 +61,9 @@ RepetitionPenalty = Annotated[
 CfgWeight = Annotated[
     float | None, typer.Option(help="Guidance towards the text; 0 is off and faster.", show_default=_OWN)
 ]
+Speed = Annotated[float | None, typer.Option(help="0.5 to 2.0; the pitch stays.", show_default="1.0")]
+Profile = Annotated[
+    str | None,
+    typer.Option(help="exact: rendered whole, as upstream does; balanced: streamed.", show_default=_OWN),
+]
 Exaggeration = Annotated[float | None, typer.Option(help="Strength of emotion.", show_default=_OWN)]

@@ -32,6 +32,8 @@ def say(
     repetition_penalty: options.RepetitionPenalty = None,
     cfg_weight: options.CfgWeight = None,
     exaggeration: options.Exaggeration = None,
+    speed: options.Speed = None,
+    profile: options.Profile = None,
     device: options.Device = "auto",
     offline: options.Offline = False,
     choices: options.Choices = None,
@@ -47,7 +49,7 @@ def say(
     with busy(f"loading {model or 'the voice in the box'} …", quiet=quiet):
         from nightingale.engine import TTS
 
-        tts = TTS(model, device=device, offline=offline, **chosen)
+        tts = TTS(model, device=device, profile=profile, offline=offline, **chosen)
     if tts.notice is not None:
         note(f"note: {tts.notice}")
     with busy("speaking …", quiet=quiet):
@@ -62,6 +64,7 @@ def say(
             repetition_penalty=repetition_penalty,
             cfg_weight=cfg_weight,
             exaggeration=exaggeration,
+            speed=speed,
         )
     write_out(out, audio)
     if not quiet:

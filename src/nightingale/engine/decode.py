@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from nightingale.engine.habits import Habits
 from nightingale.engine.sampling import compose_sampler, draw, guide, is_greedy
@@ -26,6 +27,57 @@ def budget_tokens(text_ids: int, habits: Habits) -> int:
     return min(habits.max_new_tokens, BUDGET_FLOOR_TOKENS + math.ceil(habits.tokens_per_text_id * text_ids))
 
 
+class Decoding:
+    """One utterance on its way from text ids to speech ids: what was drawn, and what may come next."""
+
+    def __init__(
+        self, t3: T3, *, habits: Habits, sampling: Sampling, text_ids: int, rng: torch.Generator
+    ) -> None:
+        self.habits, self.sampling, self.rng = habits, sampling, rng
+        self.budget = budget_tokens(text_ids, habits)
+        self.drawn = 0
+        self.finished = False
+        self._sampler, self._greedy = compose_sampler(habits.sampler, sampling), is_greedy(sampling)
+        self._seen = torch.zeros(
+            t3.config.speech_vocab, dtype=torch.bool, device=t3.speech_head.weight.device
+        )
+        self._seen[START_SPEECH] = True
+
+    @torch.inference_mode()
+    def accept(self, scores: Tensor) -> int:
+        """The next token, drawn from T3's scores (rows, vocab); control ids are tokens too."""
+        guided = guide(scores.float(), self.sampling.cfg_weight)
+        token = draw(self._sampler(guided, self._seen), greedy=self._greedy, rng=self.rng)
+        first_of_turbo = self.habits.sampler == "turbo" and self.drawn == 0
+        if first_of_turbo:
+            # PARITY: Turbo's penalty counts the start token for the first draw only.
+            #         tests/engine/test_decode.py::test_turbo_forgets_the_start_after_its_first_draw
+            self._seen[START_SPEECH] = False
+        self._seen[token] = True
+        self.drawn += 1
+        # PARITY: Turbo does not look for the stop in its first draw.
+        #         tests/engine/test_decode.py::test_turbo_does_not_stop_at_its_first_draw
+        stopped = token == STOP_SPEECH and not first_of_turbo
+        self.finished = stopped or self.drawn >= self.budget
+        return token
+
+
+@torch.inference_mode()
+def prompt_of(
+    t3: T3, text_ids: list[int], voice: Voice, *, habits: Habits, sampling: Sampling, exaggeration: float
+) -> Tensor:
+    """What T3 reads before its first token: one row, or two when guided."""
+    weight = t3.speech_head.weight
+    device, dtype = weight.device, weight.dtype
+    return t3.prompt(
+        torch.tensor([_framed(t3, text_ids, habits.max_new_tokens)], device=device),
+        speaker=voice.speaker[None].to(device, dtype),
+        prompt_ids=voice.prompt_ids[None, : t3.config.prompt_tokens].to(device),
+        exaggeration=torch.tensor([exaggeration], device=device, dtype=dtype),
+        guided=sampling.cfg_weight > 0,
+    )
+
+
 @torch.inference_mode()
 def speak(
     t3: T3,
@@ -37,37 +89,14 @@ def speak(
     exaggeration: float,
     rng: torch.Generator,
 ) -> Iterator[int]:
-    """Speech ids as they are drawn, control ids included, until the stop id or the limit."""
-    weight = t3.speech_head.weight
-    device, dtype = weight.device, weight.dtype
-    guided = sampling.cfg_weight > 0
-    text = torch.tensor([_framed(t3, text_ids, habits.max_new_tokens)], device=device)
-    x = t3.prompt(
-        text,
-        speaker=voice.speaker[None].to(device, dtype),
-        prompt_ids=voice.prompt_ids[None, : t3.config.prompt_tokens].to(device),
-        exaggeration=torch.tensor([exaggeration], device=device, dtype=dtype),
-        guided=guided,
-    )
-    budget = budget_tokens(len(text_ids), habits)
-    memory = t3.new_memory(rows=len(x), capacity=x.shape[1] + budget)
-    sampler, greedy = compose_sampler(habits.sampler, sampling), is_greedy(sampling)
-    seen = torch.zeros(t3.config.speech_vocab, dtype=torch.bool, device=device)
-    seen[START_SPEECH] = True
-    for position in range(budget):
-        scores = guide(t3.next_scores(x, memory).float(), sampling.cfg_weight)
-        token = draw(sampler(scores, seen), greedy=greedy, rng=rng)
+    """Speech ids of one utterance by itself: the plain loop that every faster way is measured against."""
+    x = prompt_of(t3, text_ids, voice, habits=habits, sampling=sampling, exaggeration=exaggeration)
+    decoding = Decoding(t3, habits=habits, sampling=sampling, text_ids=len(text_ids), rng=rng)
+    memory = t3.new_memory(rows=len(x), capacity=x.shape[1] + decoding.budget)
+    while not decoding.finished:
+        token = decoding.accept(t3.next_scores(x, memory))
         yield token
-        if token == STOP_SPEECH and not (habits.sampler == "turbo" and position == 0):
-            # PARITY: Turbo does not look for the stop in its first draw.
-            #         tests/engine/test_decode.py::test_turbo_does_not_stop_at_its_first_draw
-            return
-        if habits.sampler == "turbo" and position == 0:
-            # PARITY: Turbo's penalty counts the start token for the first draw only.
-            #         tests/engine/test_decode.py::test_turbo_forgets_the_start_after_its_first_draw
-            seen[START_SPEECH] = False
-        seen[token] = True
-        x = t3.embed_speech(torch.full((len(x), 1), token, device=device), position + 1)
+        x = t3.embed_speech(torch.full((len(x), 1), token, device=x.device), decoding.drawn)
 
 
 def _framed(t3: T3, text_ids: list[int], max_new_tokens: int) -> list[int]:

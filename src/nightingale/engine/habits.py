@@ -24,11 +24,19 @@ class Habits:
     """Whose order of sampling steps to follow."""
     ignored: frozenset[str] = frozenset()
     """Controls this member has no use for; setting one is refused rather than ignored."""
+    profile: str = "exact"
+    """The profile used when none is asked for: upstream's rendering, unless the model was made to stream."""
     max_new_tokens: int = 1000
+    max_text_ids: int = 700
+    """The longest piece of text there is memory for."""
     tokens_per_text_id: float | None = None
     """If set, an utterance may have this many speech tokens per text id, and no more: it cannot run away."""
-    split_chars: int | None = None
+    split_chars: int | None = 280
     """If set, text is spoken in pieces of about this many characters at most."""
+    fill_pieces: bool = True
+    """As much as fits goes into one piece: short text is spoken whole. Otherwise each sentence is one."""
+    guarded: bool = True
+    """Watched for loops, silence and a missing end, and drawn again where that helps."""
     tail_silence_tokens: int = 0
     """Silence appended before rendering."""
     drop_last_token: bool = False
@@ -59,6 +67,7 @@ TURBO: Final = Habits(
     reference_loudness_lufs=-27.0,
 )
 WREN: Final = Habits(
+    profile="balanced",
     sampling=WREN_SAMPLING,
     exaggeration=0.0,
     sampler="chatterbox",
@@ -67,6 +76,7 @@ WREN: Final = Habits(
     # English speech has about three tokens per text id of wren's vocabulary.
     tokens_per_text_id=6.0,
     split_chars=220,
+    fill_pieces=False,
     prompt_seconds=0.0,
     # As long as the prompts it was trained with: shown only so that a clone's recording sounds alike.
     flow_prompt_seconds=1.5,
@@ -78,6 +88,6 @@ HABITS: Final[Mapping[str, Habits]] = {
     "turbo": TURBO,
     "nano": TURBO,
     "wren": WREN,
-    # The stand-in never learned to stop, so it is stopped after two seconds.
-    "noise": replace(ENGLISH, max_new_tokens=50),
+    # The stand-in never learned to stop, so it is stopped after two seconds, and nobody tries again.
+    "noise": replace(ENGLISH, max_new_tokens=50, guarded=False),
 }

@@ -79,13 +79,13 @@ def load_noise() -> Model:
     # torch fills new layers from the process's generator, which is not ours to move.
     with torch.random.fork_rng(devices=[]):
         speakers = Speakers(
-            t3=_seeded(T3(NOISE.t3), rng),
-            flow=_seeded(Flow(NOISE.flow), rng),
-            hift=_seeded(Hift(NOISE.hift), rng),
+            t3=seeded(T3(NOISE.t3), rng),
+            flow=seeded(Flow(NOISE.flow), rng),
+            hift=seeded(Hift(NOISE.hift), rng),
         )
         listeners = Listeners(
-            speech_tokenizer=_seeded(SpeechTokenizer(NOISE.speech_tokenizer), rng),
-            voice_encoder=_seeded(VoiceEncoder(NOISE.voice_encoder), rng),
+            speech_tokenizer=seeded(SpeechTokenizer(NOISE.speech_tokenizer), rng),
+            voice_encoder=seeded(VoiceEncoder(NOISE.voice_encoder), rng),
             xvector=None,
         )
     voice = Voice.checked(
@@ -111,7 +111,7 @@ def load_noise() -> Model:
     )
 
 
-def _seeded(net: Net, rng: torch.Generator) -> Net:
+def seeded(net: Net, rng: torch.Generator) -> Net:
     """Every weight drawn from `rng`, scaled by its fan-in; biases zero; gains as they were built."""
     for name, weight in net.named_parameters():
         if weight.dim() > 1:

@@ -6,67 +6,28 @@ is one path from text to sound.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, replace
+import weakref
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nightingale.clocks import CLOCKS
-from nightingale.engine.acoustic import audible, render_mel
-from nightingale.engine.decode import speak
-from nightingale.engine.enroll import enroll_file
-from nightingale.engine.habits import SILENCE_TOKEN, Habits
-from nightingale.engine.load import default_model, load_model
-from nightingale.engine.pieces import Piece, cut
-from nightingale.engine.randomness import SEED_LIMIT, fresh_seed, generator, nth_seed
-from nightingale.engine.vocode import render_samples
-from nightingale.errors import ConfigError, VoiceError, VoiceNotFound
-from nightingale.values import Audio, AudioChunk, Metrics, Samples, Sampling
-from nightingale.voices import library
-from nightingale.voices.cache import enrolled
+from nightingale.engine.controls import settle
+from nightingale.engine.live import LiveSession
+from nightingale.engine.load import Model, default_model, load_model
+from nightingale.engine.pieces import cut
+from nightingale.engine.profiles import profile_named
+from nightingale.engine.session import Pieces, Session
+from nightingale.engine.voicing import Voicing
+from nightingale.engine.worker import Worker
+from nightingale.values import Audio, AudioChunk
 from nightingale.voices.voice import Voice
-
-RANGES = {
-    "temperature": (0.0, 5.0),
-    "top_p": (0.0, 1.0),
-    "min_p": (0.0, 1.0),
-    "top_k": (0, 1_000_000),
-    "repetition_penalty": (0.1, 10.0),
-    "cfg_weight": (0.0, 10.0),
-    "exaggeration": (0.0, 5.0),
-    "seed": (0, SEED_LIMIT - 1),
-}
-WHOLE = frozenset({"top_k", "seed"})
-"""Controls that count; the others measure."""
-
-
-@dataclass(slots=True)
-class Session:
-    """Everything that changes while one request is spoken. A model never holds any of it."""
-
-    text: str
-    voice: Voice
-    language: str | None
-    sampling: Sampling
-    exaggeration: float
-    seed: int
-    started_s: float = field(default_factory=time.perf_counter)
-    first_audio_s: float | None = None
-    tokens: int = 0
-    stage_ms: dict[str, float] = field(default_factory=dict)
-
-    def lap(self, stage: str, since_s: float) -> float:
-        """Book the time since `since_s` on a stage; gives the time now."""
-        now = time.perf_counter()
-        self.stage_ms[stage] = self.stage_ms.get(stage, 0.0) + 1000 * (now - since_s)
-        return now
 
 
 class TTS:
-    """A loaded model. Safe to use from several threads."""
+    """A loaded model. Safe to use from several threads: requests are decoded together, and heard apart."""
 
     def __init__(
         self,
@@ -74,12 +35,32 @@ class TTS:
         *,
         device: str = "auto",
         dtype: str = "auto",
+        profile: str | None = None,
         offline: bool = False,
         **options: Any,
     ) -> None:
-        """model: a name of `nightingale models list`, a folder, or None for the voice in the box."""
+        """model: a name of `nightingale models list`, a folder, or None for the voice in the box.
+
+        profile: "exact" renders each piece of text whole, as upstream does; "balanced" streams it. None is
+        the model's own choice.
+        """
         name = default_model() if model is None else model
-        self._model = load_model(name, device=device, dtype=dtype, offline=offline, options=options)
+        self._start(load_model(name, device=device, dtype=dtype, offline=offline, options=options), profile)
+
+    @classmethod
+    def over(cls, model: Model, profile: str | None = None) -> TTS:
+        """An engine over a model that is already loaded."""
+        tts = cls.__new__(cls)
+        tts._start(model, profile)
+        return tts
+
+    def _start(self, model: Model, profile: str | None) -> None:
+        self._model = model
+        self._profile = profile_named(profile or model.habits.profile)
+        self._voicing = Voicing(model)
+        self._worker = Worker(model, self._profile)
+        # A forgotten TTS must not leave its thread behind.
+        weakref.finalize(self, self._worker.stop)
 
     @property
     def name(self) -> str:
@@ -94,33 +75,6 @@ class TTS:
     def sample_rate_hz(self) -> int:
         return CLOCKS.sample_rate_hz
 
-    def say(
-        self,
-        text: str,
-        *,
-        voice: Voice | str | Path | None = None,
-        language: str | None = None,
-        seed: int | None = None,
-        **controls: float | None,
-    ) -> Audio:
-        """The whole utterance. `controls` are those of `stream`."""
-        session = self._open(text, voice, language, seed, controls)
-        chunks = list(self._stream(session))
-        samples = np.concatenate([chunk.samples for chunk in chunks])
-        now_s = time.perf_counter()
-        return Audio(
-            samples=samples,
-            sample_rate_hz=CLOCKS.sample_rate_hz,
-            seed=session.seed,
-            metrics=Metrics(
-                ttfa_ms=1000 * ((session.first_audio_s or now_s) - session.started_s),
-                total_ms=1000 * (now_s - session.started_s),
-                audio_seconds=len(samples) / CLOCKS.sample_rate_hz,
-                tokens=session.tokens,
-                stage_ms=dict(session.stage_ms),
-            ),
-        )
-
     def stream(
         self,
         text: str,
@@ -130,159 +84,116 @@ class TTS:
         seed: int | None = None,
         **controls: float | None,
     ) -> Iterator[AudioChunk]:
-        """Audio as it becomes audible.
+        """Audio as it becomes audible; leaving the loop stops the work.
 
-        controls: temperature, top_p, min_p, top_k, repetition_penalty, cfg_weight, exaggeration. None, or
-        left out, is the model's own default. The same text, voice, seed and controls give the same samples.
+        controls: temperature, top_p, min_p, top_k, repetition_penalty, cfg_weight, exaggeration, speed.
+        None, or left out, is the model's own default. The same text, voice, seed and controls give the
+        same samples.
         """
-        return self._stream(self._open(text, voice, language, seed, controls))
+        session = self.open(text, voice=voice, language=language, seed=seed, **controls)
+        return self._chunks(session)
+
+    def say(
+        self,
+        text: str,
+        *,
+        voice: Voice | str | Path | None = None,
+        language: str | None = None,
+        seed: int | None = None,
+        **controls: float | None,
+    ) -> Audio:
+        """The whole utterance: the stream, joined. `controls` are those of `stream`."""
+        return _joined(self.open(text, voice=voice, language=language, seed=seed, **controls))
+
+    def say_many(
+        self,
+        texts: Iterable[str],
+        *,
+        voice: Voice | str | Path | None = None,
+        language: str | None = None,
+        seed: int | None = None,
+        **controls: float | None,
+    ) -> list[Audio]:
+        """Several utterances, decoded together. Each is what `say` would give it with the same seed."""
+        sessions = [self.open(text, voice=voice, language=language, seed=seed, **controls) for text in texts]
+        return [_joined(session) for session in sessions]
 
     def voice(self, reference: str | Path) -> Voice:
         """A voice by name, from a voice file, or from a clip (computed once, then kept by content hash)."""
-        path = Path(reference).expanduser()
-        if library.is_name(str(reference)) and not path.is_file():
-            voice = library.load(str(reference))
-        elif not path.is_file():
-            raise VoiceNotFound(
-                "no such voice",
-                got=repr(str(reference)),
-                allowed="a voice's name, a voice file, or a wav, flac, ogg or mp3 clip",
-                fix="See `nightingale voices list`, or check the path.",
-            )
-        elif path.suffix == ".safetensors":
-            voice = Voice.load(path)
-        elif path.suffix == ".pt":
-            voice = Voice.from_conds_pt(path, family=self._model.voice_family, name=path.stem)
-        else:
-            voice = enrolled(
-                path, self._model.voice_family, self._model.fingerprint, lambda: self._enroll(path)
-            )
-        self._check_fits(voice)
-        return voice
+        return self._voicing.find(reference)
 
-    def _enroll(self, path: Path) -> Voice:
-        model = self._model
-        return enroll_file(
-            path,
-            name=path.stem,
-            family=model.voice_family,
-            listeners=model.listeners(),
-            habits=model.habits,
-            prompt_tokens=model.speakers.t3.config.prompt_tokens,
-        ).voice
+    def close(self) -> None:
+        """End what is being said, and the engine's thread. Also done when the object is forgotten."""
+        self._worker.stop()
 
-    def _open(
+    def __enter__(self) -> TTS:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _chunks(self, session: Session) -> Iterator[AudioChunk]:
+        """A method and not the bare iterator, so that whoever listens keeps the engine alive."""
+        try:
+            yield from session.chunks()
+        finally:
+            session.cancel()
+
+    def open(
         self,
         text: str,
-        voice: Voice | str | Path | None,
-        language: str | None,
-        seed: int | None,
-        controls: dict[str, float | None],
+        *,
+        voice: Voice | str | Path | None = None,
+        language: str | None = None,
+        seed: int | None = None,
+        **controls: float | None,
     ) -> Session:
-        habits = self._model.habits
-        _check_controls({**controls, "seed": seed}, habits)
-        chosen = {name: value for name, value in controls.items() if value is not None}
-        exaggeration = chosen.pop("exaggeration", habits.exaggeration)
-        return Session(
-            text=text,
-            voice=self._resolve(voice),
+        """A session in the engine's line. What is wrong with a request is said here, before it is spoken."""
+        model = self._model
+        session = self._session(voice, seed, controls)
+        pieces = cut(
+            model.frontend,
+            text,
+            language,
+            split_chars=model.habits.split_chars,
+            fill=model.habits.fill_pieces,
+        )
+        session.timing.lap("text", session.timing.opened_s)
+        self._worker.submit(session, Pieces(iter(pieces)))
+        return session
+
+    def session(
+        self,
+        *,
+        voice: Voice | str | Path | None = None,
+        language: str | None = None,
+        seed: int | None = None,
+        **controls: float | None,
+    ) -> LiveSession:
+        """Text in as it is written, audio out while it still arrives. `controls` are those of `stream`."""
+        session, pieces = self._session(voice, seed, controls), Pieces()
+        self._worker.submit(session, pieces)
+        return LiveSession(
+            session,
+            pieces,
+            frontend=self._model.frontend,
+            habits=self._model.habits,
             language=language,
-            sampling=replace(habits.sampling, **chosen),  # type: ignore[arg-type]
-            exaggeration=exaggeration,
-            seed=fresh_seed() if seed is None else seed,
+            wake=self._worker.wake,
         )
 
-    def _resolve(self, voice: Voice | str | Path | None) -> Voice:
-        if isinstance(voice, Voice):
-            self._check_fits(voice)
-            return voice
-        if voice is not None:
-            return self.voice(voice)
-        if self._model.default_voice is None:
-            raise VoiceNotFound(
-                f"the model {self.name!r} has no voice of its own here",
-                got="no voice, and no conds.pt beside the weights",
-                allowed="a voice's name, a voice file, or a clip of the speaker",
-                fix="Pass one, on the command line with -v.",
-            )
-        return self._model.default_voice
-
-    def _check_fits(self, voice: Voice) -> None:
-        model = self._model
-        widths = (model.speakers.t3.config.speaker_width, model.speakers.flow.config.speaker_width)
-        sizes = (len(voice.speaker), len(voice.flow_speaker))
-        if voice.family != model.voice_family or sizes != widths:
-            raise VoiceError(
-                f"the voice {voice.name!r} was made for another model",
-                got=f"family {voice.family!r}, speaker vectors of sizes {sizes}",
-                allowed=f"family {model.voice_family!r}, sizes {widths}, for the model {model.name!r}",
-                fix="Choose one of this family (`nightingale voices list`), or make it again from its clip.",
-            )
-
-    def _stream(self, session: Session) -> Iterator[AudioChunk]:
-        model = self._model
-        pieces = cut(model.frontend, session.text, session.language, split_chars=model.habits.split_chars)
-        session.lap("text", session.started_s)
-        for number, piece in enumerate(pieces):
-            samples = self._render(piece, session, nth_seed(session.seed, number))
-            if session.first_audio_s is None:
-                session.first_audio_s = time.perf_counter()
-            yield AudioChunk(
-                samples=np.pad(samples, (0, piece.pause_samples)), sample_rate_hz=CLOCKS.sample_rate_hz
-            )
-
-    def _render(self, piece: Piece, session: Session, seed: int) -> Samples:
-        """text ids -> speech ids -> mel -> samples."""
-        model, at = self._model, time.perf_counter()
-        drawn = speak(
-            model.speakers.t3,
-            piece.text_ids,
-            session.voice,
-            habits=model.habits,
-            sampling=session.sampling,
-            exaggeration=session.exaggeration,
-            rng=generator(seed, "tokens"),
-        )
-        ids = audible(list(drawn)) + [SILENCE_TOKEN] * model.habits.tail_silence_tokens
-        session.tokens += len(ids)
-        at = session.lap("t3", at)
-        if not ids:
-            return np.zeros(0, np.float32)
-        mel = render_mel(model.speakers.flow, ids, session.voice, seed=seed)
-        at = session.lap("flow", at)
-        samples = _end(render_samples(model.speakers.hift, mel, seed=seed), len(ids), model.habits)
-        session.lap("vocoder", at)
-        return samples
+    def _session(
+        self, voice: Voice | str | Path | None, seed: int | None, controls: dict[str, float | None]
+    ) -> Session:
+        request = settle(self._model.habits, self._voicing.resolve(voice), seed, controls)
+        return Session(request, ahead_seconds=self._profile.ahead_seconds, on_change=self._worker.wake)
 
 
-def _end(samples: Samples, tokens: int, habits: Habits) -> Samples:
-    """Without the audio of the last token, where the family is known to garble it."""
-    return samples[: max(1, tokens - 1) * CLOCKS.samples_per_token] if habits.drop_last_token else samples
-
-
-def _check_controls(controls: dict[str, float | int | None], habits: Habits) -> None:
-    known = {*(f.name for f in fields(Sampling)), "exaggeration", "seed"}
-    for name, value in controls.items():
-        if name not in known:
-            raise ConfigError(
-                "unknown control", got=repr(name), allowed=", ".join(sorted(known)), fix="Check the spelling."
-            )
-        if value is None:
-            continue
-        if name in habits.ignored:
-            raise ConfigError(
-                f"this model has no {name}",
-                got=f"{name}={value}",
-                allowed=", ".join(sorted(known - habits.ignored)),
-                fix="Leave it out, or choose a model that has it.",
-            )
-        low, high = RANGES[name]
-        number = isinstance(value, int if name in WHOLE else int | float) and not isinstance(value, bool)
-        # Written so that NaN, too, is refused.
-        if not (number and low <= value <= high):
-            raise ConfigError(
-                f"{name} is out of range",
-                got=repr(value),
-                allowed=f"a {'whole ' if name in WHOLE else ''}number from {low} to {high}",
-                fix="Choose a value inside the range.",
-            )
+def _joined(session: Session) -> Audio:
+    samples = [chunk.samples for chunk in session.chunks()]
+    return Audio(
+        samples=np.concatenate(samples) if samples else np.zeros(0, np.float32),
+        sample_rate_hz=CLOCKS.sample_rate_hz,
+        seed=session.request.seed,
+        metrics=session.timing.metrics(),
+    )

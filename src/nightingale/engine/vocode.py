@@ -1,4 +1,4 @@
-"""Mel frames to samples."""
+"""Mel frames to samples, whole or as they come."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from nightingale.clocks import CLOCKS
 from nightingale.engine.randomness import NoiseTape, generator
 from nightingale.models.chatterbox.hift.config import HARMONICS
 from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.hift.reach import lookahead_samples
+from nightingale.models.chatterbox.hift.stream import HiftStream
 from nightingale.values import Samples
+
+HOLD_FRAMES = 4
+"""So many frames of sound wait for their future, even if the network would like to know more of it."""
+BLEND_SAMPLES = 120
+"""5 ms: a longer cross-fade keeps more of the guess, a shorter one begins to be heard."""
 
 
 @torch.inference_mode()
@@ -20,16 +27,89 @@ def render_samples(hift: Hift, mel: Tensor, *, seed: int) -> Samples:
     """(mel, frames) -> 480 samples per frame, with the family's fade over the first 40 ms."""
     weight = hift.conv_pre.weight
     device, dtype = weight.device, weight.dtype
-    tape = NoiseTape(seed, "source", width=HARMONICS, block_rows=CLOCKS.samples_per_frame)
-    noise = tape.read(0, mel.shape[1] * CLOCKS.samples_per_frame).T[None]
+    noise = source_noise(seed).read(0, mel.shape[1] * CLOCKS.samples_per_frame).T[None]
     mel = mel[None].to(device, dtype)
     source, _ = hift.m_source(
         hift.f0_predictor(mel), harmonic_phase(seed).to(device, dtype), noise.to(device, dtype)
     )
     samples: Samples = hift(mel, source)[0].float().cpu().numpy()
-    fade = fade_in()[: len(samples)]
-    samples[: len(fade)] *= fade
-    return samples
+    return faded(samples, 0)
+
+
+class SampleStream:
+    """The samples of one utterance, from pieces of mel: 480 for each frame once the last piece is in.
+
+    Streaming, what the network needs of the future is held back, and the pieces equal the whole: a causal
+    voice needs 3 frames and 63 samples. The official network needs 19 frames, too many to wait for. All but
+    `hold_frames` is given out then, rendered as if the last frame were held; where the next piece brings the
+    real future, the two renderings are cross-faded.
+    """
+
+    def __init__(self, hift: Hift, *, seed: int, streaming: bool, hold_frames: int = HOLD_FRAMES) -> None:
+        self._hift, self._seed, self._streaming = hift, seed, streaming
+        self._waiting: list[Tensor] = []
+        self._tape = source_noise(seed)
+        self._stream = HiftStream(hift, phase=harmonic_phase(seed), noise=self._tape.read)
+        self._hold = hold_frames * CLOCKS.samples_per_frame
+        self._blend = min(BLEND_SAMPLES, self._hold)
+        missing = lookahead_samples(hift) - self._hold
+        self._guessed_frames = (
+            math.ceil((missing + self._blend) / CLOCKS.samples_per_frame) if missing > 0 else 0
+        )
+        self._known, self._settled, self._emitted = 0, 0, 0
+        """In samples: what mel is there for, what no later mel can change, what was given out."""
+        self._last_frame: Tensor | None = None
+        self._unheard = np.zeros(0, np.float32)
+        """What was rendered beyond the last sample given out."""
+
+    @torch.inference_mode()
+    def push(self, mel: Tensor, *, final: bool) -> Samples:
+        """(mel, frames) -> the samples that are ready now, perhaps none."""
+        if self._streaming:
+            return self._push(mel, final=final)
+        self._waiting.append(mel)
+        if not final:
+            return np.zeros(0, np.float32)
+        whole = torch.cat(self._waiting, dim=1)
+        return (
+            render_samples(self._hift, whole, seed=self._seed) if whole.shape[1] else np.zeros(0, np.float32)
+        )
+
+    def _push(self, mel: Tensor, *, final: bool) -> Samples:
+        self._known += mel.shape[1] * CLOCKS.samples_per_frame
+        if not self._known:
+            return np.zeros(0, np.float32)
+        weight = self._hift.conv_pre.weight
+        mel = mel[None].to(weight.device, weight.dtype)
+        samples = _numpy(self._stream.push(mel, close=final))
+        self._tape.forget_before(self._stream.excited_samples)
+        if self._guessed_frames:
+            self._last_frame = mel[..., -1:].clone() if mel.shape[-1] else self._last_frame
+            samples = self._with_guess(samples, final=final)
+        samples = faded(samples, self._emitted)
+        self._emitted += len(samples)
+        return samples
+
+    def _with_guess(self, samples: Samples, *, final: bool) -> Samples:
+        """Go on from the settled samples to `hold_frames` before the last known one."""
+        start, self._settled = self._settled, self._settled + len(samples)
+        if not final:
+            assert self._last_frame is not None
+            held = self._last_frame.expand(-1, -1, self._guessed_frames)
+            samples = np.concatenate([samples, _numpy(self._stream.fork().push(held, close=False))])
+        samples = samples[self._emitted - start :]
+        overlap = min(len(self._unheard), len(samples))
+        rise = (np.arange(overlap, dtype=np.float32) + 1) / (overlap + 1)
+        # Equal gain: both are the same sound, in phase.
+        samples[:overlap] = rise * samples[:overlap] + (1 - rise) * self._unheard[:overlap]
+        ready = len(samples) if final else max(0, self._known - self._hold - self._emitted)
+        self._unheard = samples[ready : ready + self._blend].copy()
+        return samples[:ready]
+
+
+def source_noise(seed: int) -> NoiseTape:
+    """The excitation's noise: a row per sample."""
+    return NoiseTape(seed, "source", width=HARMONICS, block_rows=CLOCKS.samples_per_frame)
 
 
 def harmonic_phase(seed: int) -> Tensor:
@@ -45,3 +125,15 @@ def fade_in() -> Samples:
     half = CLOCKS.samples_per_frame
     ramp = (np.cos(np.linspace(np.pi, 0, half)) + 1) / 2
     return np.concatenate([np.zeros(half), ramp]).astype(np.float32)
+
+
+def faded(samples: Samples, start: int) -> Samples:
+    """`samples`, of which the first is number `start` of its utterance, with the utterance's fade."""
+    fade = fade_in()[start : start + len(samples)]
+    samples[: len(fade)] *= fade
+    return samples
+
+
+def _numpy(samples: Tensor) -> Samples:
+    array: Samples = samples.float().cpu().numpy()
+    return array

@@ -8,6 +8,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nightingale.nn.carry import Carry
+
 
 class PaddedConv1d(nn.Conv1d):
     """A convolution over (batch, channels, time) with explicit zero padding on each side."""
@@ -28,8 +30,11 @@ class PaddedConv1d(nn.Conv1d):
         super().__init__(inputs, outputs, kernel, stride=stride, dilation=dilation, groups=groups, bias=bias)
         self.left, self.right = left, right
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(F.pad(x, (self.left, self.right)))
+    def forward(self, x: Tensor, carry: Carry | None = None) -> Tensor:
+        """With a carry, x continues what came before it and zeros are padded on the right only."""
+        if carry is None:
+            return super().forward(F.pad(x, (self.left, self.right)))
+        return super().forward(F.pad(carry.behind(x, self.left), (0, self.right)))
 
 
 def same_conv(inputs: int, outputs: int, kernel: int, *, dilation: int = 1, causal: bool) -> PaddedConv1d:

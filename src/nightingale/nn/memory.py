@@ -17,9 +17,11 @@ from nightingale.errors import MemoryFull
 
 
 class LayerMemory(Protocol):
-    @property
-    def position(self) -> int:
-        """Absolute position of the next token, however much has been forgotten since."""
+    def positions(self, x: Tensor) -> Tensor:
+        """Absolute positions of the tokens x (rows, time, width), however much has been forgotten since.
+
+        (time,), or (rows, time) where the rows have come differently far.
+        """
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Remember k and v, then attend causally with q over everything remembered."""
@@ -36,14 +38,20 @@ class DenseMemory:
     ) -> None:
         self.keys = torch.empty(rows, heads, capacity, width, dtype=dtype, device=device)
         self.values = torch.empty_like(self.keys)
-        self._position = 0
+        self.position = 0
 
-    @property
-    def position(self) -> int:
-        return self._position
+    def of_rows(self, first: int, count: int) -> DenseMemory:
+        """An empty memory of its own over some of the rows: what a pool hands out."""
+        part = object.__new__(DenseMemory)
+        part.keys, part.values = self.keys[first : first + count], self.values[first : first + count]
+        part.position = 0
+        return part
+
+    def positions(self, x: Tensor) -> Tensor:
+        return torch.arange(self.position, self.position + x.shape[1], device=x.device)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        start, end = self._position, self._position + k.shape[2]
+        start, end = self.position, self.position + k.shape[2]
         if end > self.keys.shape[2]:
             raise MemoryFull(
                 "the utterance outgrew its memory",
@@ -53,7 +61,7 @@ class DenseMemory:
             )
         self.keys[:, :, start:end] = k
         self.values[:, :, start:end] = v
-        self._position = end
+        self.position = end
         mask = None
         if k.shape[2] > 1:
             at = torch.arange(end, device=q.device)
@@ -63,16 +71,43 @@ class DenseMemory:
         )
 
     def rewind(self, position: int) -> None:
-        self._position = position
+        self.position = position
 
 
 class NoMemory:
     """A whole sequence at once, remembered by nobody: training, and scoring a finished utterance."""
 
-    position = 0
+    def positions(self, x: Tensor) -> Tensor:
+        return torch.arange(x.shape[1], device=x.device)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
     def rewind(self, position: int) -> None:
         """There is nothing to forget."""
+
+
+class RowsMemory:
+    """Rows that have come differently far, one more token each: a step of continuous batching."""
+
+    def __init__(self, whole: DenseMemory, lengths: Tensor, longest: int) -> None:
+        """lengths: (rows,), how much each row remembers; longest: the largest of them, known to the host."""
+        self.whole, self.lengths, self.longest = whole, lengths, longest
+
+    def positions(self, x: Tensor) -> Tensor:
+        return self.lengths[:, None].expand(-1, x.shape[1])
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows, end = torch.arange(len(q), device=q.device), self.longest + 1
+        self.whole.keys[rows, :, self.lengths] = k[:, :, 0]
+        self.whole.values[rows, :, self.lengths] = v[:, :, 0]
+        mask = torch.arange(end, device=q.device)[None] <= self.lengths[:, None]
+        return F.scaled_dot_product_attention(
+            q,
+            self.whole.keys[: len(q), :, :end],
+            self.whole.values[: len(q), :, :end],
+            attn_mask=mask[:, None, None],
+        )
+
+    def rewind(self, position: int) -> None:
+        self.lengths = self.lengths.clamp(max=position)

@@ -38,7 +38,7 @@ def _short_form(match: re.Match[str]) -> str:
 
 
 def _numbered(match: re.Match[str]) -> str:
-    """"Chapter IV" is numbered; in "the last book I read" somebody reads."""
+    """ "Chapter IV" is numbered; in "the last book I read" somebody reads."""
     speaks = match[2] == "I" and match[1].islower() and match.string[match.end() :][:1] == " "
     return match[0] if speaks else f"{match[1]} {words.cardinal(roman(match[2]))}"
 

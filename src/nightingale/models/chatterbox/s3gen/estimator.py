@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
+from nightingale.nn.carry import Carry
 from nightingale.nn.conv import same_conv
 
 HEAD_WIDTH = 64
@@ -27,8 +28,8 @@ class ConvBlock(nn.Module):
             {"0": same_conv(inputs, outputs, 3, causal=True), "2": nn.LayerNorm(outputs, eps=1e-5)}
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.block["0"](x).transpose(1, 2)
+    def forward(self, x: Tensor, carry: Carry | None = None) -> Tensor:
+        y = self.block["0"](x, carry).transpose(1, 2)
         return F.mish(self.block["2"](y).transpose(1, 2))
 
 
@@ -40,9 +41,9 @@ class ResnetBlock(nn.Module):
         self.block2 = ConvBlock(outputs, outputs)
         self.res_conv = nn.Conv1d(inputs, outputs, 1)
 
-    def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        h = self.block1(x) + self.mlp["1"](F.mish(time))[..., None]
-        return self.block2(h) + self.res_conv(x)
+    def forward(self, x: Tensor, time: Tensor, carry: Carry | None = None) -> Tensor:
+        h = self.block1(x, carry) + self.mlp["1"](F.mish(time))[..., None]
+        return self.block2(h, carry) + self.res_conv(x)
 
 
 class Attention(nn.Module):
@@ -55,11 +56,13 @@ class Attention(nn.Module):
         self.to_v = nn.Linear(width, inner, bias=False)
         self.to_out = nn.ModuleList([nn.Linear(inner, width)])
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, carry: Carry | None = None) -> Tensor:
         q, k, v = (
             project(x).unflatten(-1, (self.heads, HEAD_WIDTH)).transpose(1, 2)
             for project in (self.to_q, self.to_k, self.to_v)
         )
+        if carry is not None:
+            k, v = carry.among(k), carry.among(v)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         return self.to_out[0](out.transpose(1, 2).flatten(2))
 
@@ -90,8 +93,8 @@ class TransformerBlock(nn.Module):
         self.norm3 = nn.LayerNorm(width, eps=1e-5)
         self.ff = FeedForward(width)
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        x = x + self.attn1(self.norm1(x), mask)
+    def forward(self, x: Tensor, mask: Tensor | None, carry: Carry | None = None) -> Tensor:
+        x = x + self.attn1(self.norm1(x), mask, carry)
         return x + self.ff(self.norm3(x))
 
 
@@ -111,11 +114,11 @@ class Stage(nn.ModuleList):
             parts.append(same_conv(width, width, 3, causal=True))
         super().__init__(parts)
 
-    def forward(self, x: Tensor, time: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, time: Tensor, mask: Tensor | None, carry: Carry | None = None) -> Tensor:
         """Everything but the closing convolution, which the U applies after taking its skip."""
-        x = self[0](x, time).transpose(1, 2)
+        x = self[0](x, time, carry).transpose(1, 2)
         for block in self[1]:  # type: ignore[attr-defined]
-            x = block(x, mask)
+            x = block(x, mask, carry)
         return x.transpose(1, 2)
 
 
@@ -162,16 +165,17 @@ class Estimator(nn.Module):
         t: Tensor,
         r: Tensor | None = None,
         mask: Tensor | None = None,
+        carry: Carry | None = None,
     ) -> Tensor:
-        """`r` is the time a meanflow step ends at; a plain flow has none."""
+        """`r` is the time a meanflow step ends at; a plain flow has none. `carry`: x continues a stream."""
         time = self.time_mlp(t)
         if r is not None:
             time = self.time_embed_mixer(torch.cat([time, self.time_mlp(r)], dim=1))
         h = torch.cat([x, mu, speaker[..., None].expand_as(x), cond], dim=1)
         down, up = self.down_blocks[0], self.up_blocks[0]
-        skip = down(h, time, mask)
-        h = down[2](skip)  # type: ignore[index]
+        skip = down(h, time, mask, carry)
+        h = down[2](skip, carry)  # type: ignore[index]
         for stage in self.mid_blocks:
-            h = stage(h, time, mask)
-        h = up[2](up(torch.cat([h, skip], dim=1), time, mask))  # type: ignore[index]
-        return self.final_proj(self.final_block(h))
+            h = stage(h, time, mask, carry)
+        h = up[2](up(torch.cat([h, skip], dim=1), time, mask, carry), carry)  # type: ignore[index]
+        return self.final_proj(self.final_block(h, carry))

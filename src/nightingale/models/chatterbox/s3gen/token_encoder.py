@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, FlowConfig
+from nightingale.nn.carry import Carry
 from nightingale.nn.conv import PaddedConv1d
 from nightingale.nn.masks import attention_mask
 
@@ -30,9 +31,13 @@ class RelativeAttention(nn.Module):
         self.pos_bias_u = nn.Parameter(torch.zeros(heads, self.head_width))
         self.pos_bias_v = nn.Parameter(torch.zeros(heads, self.head_width))
 
-    def forward(self, x: Tensor, distances: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, distances: Tensor, mask: Tensor | None, carry: Carry | None = None
+    ) -> Tensor:
         q, k, v = (self._heads(project(x)) for project in (self.linear_q, self.linear_k, self.linear_v))
-        p = self._heads(self.linear_pos(distances))  # (1, heads, 2·time - 1, head)
+        if carry is not None:
+            k, v = carry.among(k), carry.among(v)
+        p = self._heads(self.linear_pos(distances))  # (1, heads, keys + queries - 1, head)
         scale = self.head_width**-0.5
         by_distance = _align_distances((q + self.pos_bias_v[:, None]) @ p.transpose(2, 3)) * scale
         if mask is not None:
@@ -45,13 +50,13 @@ class RelativeAttention(nn.Module):
 
 
 def _align_distances(scores: Tensor) -> Tensor:
-    """(…, time, 2·time - 1) by distance, far past first -> (…, time, time) by key.
+    """(…, queries, keys + queries - 1) by distance, far past first -> (…, queries, keys) by key.
 
     Row i must be shifted by i; reading the padded matrix with a row length one shorter does just that.
     """
-    time = scores.shape[-2]
-    padded = F.pad(scores, (1, 0)).flatten(-2)[..., time:]
-    return padded.unflatten(-1, (time, 2 * time - 1))[..., :time]
+    queries, spans = scores.shape[-2:]
+    padded = F.pad(scores, (1, 0)).flatten(-2)[..., queries:]
+    return padded.unflatten(-1, (queries, spans))[..., : spans - queries + 1]
 
 
 class FeedForward(nn.Module):
@@ -73,8 +78,10 @@ class EncoderBlock(nn.Module):
         self.norm_mha = nn.LayerNorm(width, eps=1e-12)
         self.norm_ff = nn.LayerNorm(width, eps=1e-12)
 
-    def forward(self, x: Tensor, distances: Tensor, mask: Tensor | None) -> Tensor:
-        x = x + self.self_attn(self.norm_mha(x), distances, mask)
+    def forward(
+        self, x: Tensor, distances: Tensor, mask: Tensor | None, carry: Carry | None = None
+    ) -> Tensor:
+        x = x + self.self_attn(self.norm_mha(x), distances, mask, carry)
         return x + self.feed_forward(self.norm_ff(x))
 
 
@@ -96,8 +103,11 @@ class PreLookahead(nn.Module):
         self.conv1 = PaddedConv1d(width, width, LOOKAHEAD_TOKENS + 1, left=0, right=LOOKAHEAD_TOKENS)
         self.conv2 = PaddedConv1d(width, width, 3, left=2, right=0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.conv2(F.leaky_relu(self.conv1(x.transpose(1, 2)))).transpose(1, 2)
+    def forward(self, x: Tensor, *, ahead: int = 0, carry: Carry | None = None) -> Tensor:
+        """The last `ahead` tokens are only looked at."""
+        tokens = x.shape[1] - ahead
+        seen = F.leaky_relu(self.conv1(x.transpose(1, 2))[..., :tokens])
+        return x[:, :tokens] + self.conv2(seen, carry).transpose(1, 2)
 
 
 class Upsample(nn.Module):
@@ -107,12 +117,12 @@ class Upsample(nn.Module):
         super().__init__()
         self.conv = PaddedConv1d(width, width, 5, left=4, right=0)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(x.repeat_interleave(2, dim=1).transpose(1, 2)).transpose(1, 2)
+    def forward(self, x: Tensor, carry: Carry | None = None) -> Tensor:
+        return self.conv(x.repeat_interleave(2, dim=1).transpose(1, 2), carry).transpose(1, 2)
 
 
 class TokenEncoder(nn.Module):
-    """(batch, tokens, width) -> (batch, 2·tokens, width)."""
+    """(batch, tokens, width) -> (batch, 2·tokens, width); tokens that are only looked ahead to give none."""
 
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
@@ -125,21 +135,30 @@ class TokenEncoder(nn.Module):
         self.up_encoders = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_up_blocks))
         self.after_norm = nn.LayerNorm(width, eps=1e-5)
 
-    def forward(self, x: Tensor, valid: Tensor | None = None, blocks: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        valid: Tensor | None = None,
+        blocks: Tensor | None = None,
+        *,
+        ahead: int = 0,
+        carry: Carry | None = None,
+    ) -> Tensor:
         x = self.embed(x)
         if valid is not None:
             x = x * valid[..., None]  # the look-ahead past the end must read zeros, as it does alone
-        x = self.pre_lookahead_layer(x)
-        x = _run(self.encoders, x, attention_mask(valid, blocks))
-        x = self.up_embed(self.up_layer(x))
-        x = _run(self.up_encoders, x, attention_mask(_twice(valid), _twice(blocks)))
+        x = self.pre_lookahead_layer(x, ahead=ahead, carry=carry)
+        x = _run(self.encoders, x, attention_mask(valid, blocks), carry)
+        x = self.up_embed(self.up_layer(x, carry))
+        x = _run(self.up_encoders, x, attention_mask(_twice(valid), _twice(blocks)), carry)
         return self.after_norm(x)
 
 
-def _run(layers: nn.ModuleList, x: Tensor, mask: Tensor | None) -> Tensor:
-    distances = signed_distances(x.shape[1], x.shape[2], like=x)
+def _run(layers: nn.ModuleList, x: Tensor, mask: Tensor | None, carry: Carry | None) -> Tensor:
+    known = 0 if carry is None else carry.known
+    distances = signed_distances(x.shape[1], known + x.shape[1], x.shape[2], like=x)
     for layer in layers:
-        x = layer(x, distances, mask)
+        x = layer(x, distances, mask, carry)
     return x
 
 
@@ -147,9 +166,12 @@ def _twice(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.repeat_interleave(2, dim=1)
 
 
-def signed_distances(time: int, width: int, *, like: Tensor) -> Tensor:
-    """Sinusoids of the distances time-1 … -(time-1), sines on even channels: (1, 2·time - 1, width)."""
-    distance = torch.arange(time - 1, -time, -1, device=like.device, dtype=torch.float32)
+def signed_distances(queries: int, keys: int, width: int, *, like: Tensor) -> Tensor:
+    """Sinusoids of the distances keys-1 … -(queries-1), sines on even channels, for the last queries of keys.
+
+    (1, keys + queries - 1, width)
+    """
+    distance = torch.arange(keys - 1, -queries, -1, device=like.device, dtype=torch.float32)
     rate = torch.exp(
         torch.arange(0, width, 2, device=like.device, dtype=torch.float32) * -(math.log(10000.0) / width)
     )

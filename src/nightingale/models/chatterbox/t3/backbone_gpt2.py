@@ -71,8 +71,7 @@ class Gpt2Backbone(nn.Module):
         self.ln_f = nn.LayerNorm(config.width, eps=1e-5)
 
     def forward(self, x: Tensor, memory: Sequence[LayerMemory]) -> Tensor:
-        start = memory[0].position
-        x = x + self.wpe.weight[start : start + x.shape[1]]
+        x = x + self.wpe(memory[0].positions(x))
         for layer, layer_memory in zip(self.h, memory, strict=True):
             x = layer(x, layer_memory)
         return self.ln_f(x)

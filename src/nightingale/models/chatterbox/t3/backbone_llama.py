@@ -80,9 +80,9 @@ class LlamaBackbone(nn.Module):
         self.register_buffer("inverse", inverse, persistent=False)
 
     def forward(self, x: Tensor, memory: Sequence[LayerMemory]) -> Tensor:
-        start = memory[0].position
-        positions = torch.arange(start, start + x.shape[1], device=x.device)
-        turn = rotations(self.inverse, positions, x.dtype)
+        cos, sin = rotations(self.inverse, memory[0].positions(x), x.dtype)
+        # (time, head) is the same for all rows; (rows, time, head) needs an axis for the heads.
+        turn = (cos, sin) if cos.dim() == 2 else (cos[:, None], sin[:, None])
         for layer, layer_memory in zip(self.layers, memory, strict=True):
             x = layer(x, turn, layer_memory)
         return self.norm(x)

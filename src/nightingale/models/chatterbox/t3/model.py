@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nightingale.models.chatterbox.t3.backbone_gpt2 import Gpt2Backbone
 from nightingale.models.chatterbox.t3.backbone_llama import LlamaBackbone
-from nightingale.models.chatterbox.t3.conditioning import Conditioning
+from nightingale.models.chatterbox.t3.conditioning import QUERIES, Conditioning
 from nightingale.models.chatterbox.t3.config import START_SPEECH, LlamaConfig, T3Config
 from nightingale.nn.memory import DenseMemory, LayerMemory
 
@@ -63,6 +63,11 @@ class T3(nn.Module):
             for _ in range(backbone.layers)
         ]
 
+    def prompt_length(self, text_ids: int) -> int:
+        """How many positions `prompt` takes at most, for so many text ids."""
+        shown = QUERIES + 1 if self.config.perceiver else self.config.prompt_tokens
+        return 1 + shown + len(self.frame_text([0] * text_ids)) + self.config.starts
+
     def frame_text(self, text_ids: list[int]) -> list[int]:
         """Text ids between the start and stop ids, where the family has them."""
         start, stop = self.config.start_text, self.config.stop_text
@@ -93,9 +98,14 @@ class T3(nn.Module):
 
     def embed_speech(self, ids: Tensor, position: int) -> Tensor:
         """(rows, n) speech ids, the first standing at `position` after the start token."""
+        at = torch.arange(position, position + ids.shape[1], device=ids.device)
+        return self.embed_speech_at(ids, at)
+
+    def embed_speech_at(self, ids: Tensor, positions: Tensor) -> Tensor:
+        """(rows, n) speech ids at positions (n,) or (rows, n) after the start token."""
         x = self.speech_emb(ids)
         if self.config.learned_positions is not None:
-            x = x + self.speech_pos_emb(position, ids.shape[1])
+            x = x + self.speech_pos_emb.emb(positions)
         return x
 
     def forward(self, x: Tensor, memory: Sequence[LayerMemory]) -> Tensor:

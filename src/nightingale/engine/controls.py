@@ -1,0 +1,71 @@
+"""What a caller may turn, and how far."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+from nightingale.engine.habits import Habits
+from nightingale.engine.randomness import SEED_LIMIT, fresh_seed
+from nightingale.engine.session import Request
+from nightingale.engine.speed import FASTEST, SLOWEST
+from nightingale.errors import ConfigError
+from nightingale.values import Sampling
+from nightingale.voices.voice import Voice
+
+RANGES = {
+    "temperature": (0.0, 5.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "top_k": (0, 1_000_000),
+    "repetition_penalty": (0.1, 10.0),
+    "cfg_weight": (0.0, 10.0),
+    "exaggeration": (0.0, 5.0),
+    "speed": (SLOWEST, FASTEST),
+    "seed": (0, SEED_LIMIT - 1),
+}
+WHOLE = frozenset({"top_k", "seed"})
+"""Controls that count; the others measure."""
+
+
+def settle(habits: Habits, voice: Voice, seed: int | None, controls: dict[str, Any]) -> Request:
+    """A request with every default filled in; unknown or impossible controls are refused by name."""
+    check_controls({**controls, "seed": seed}, habits)
+    chosen = {name: value for name, value in controls.items() if value is not None}
+    exaggeration = chosen.pop("exaggeration", habits.exaggeration)
+    speed = chosen.pop("speed", 1.0)
+    return Request(
+        voice=voice,
+        sampling=replace(habits.sampling, **chosen),
+        exaggeration=exaggeration,
+        seed=fresh_seed() if seed is None else seed,
+        speed=float(speed),
+    )
+
+
+def check_controls(controls: dict[str, Any], habits: Habits) -> None:
+    known = {*(f.name for f in fields(Sampling)), "exaggeration", "seed", "speed"}
+    for name, value in controls.items():
+        if name not in known:
+            raise ConfigError(
+                "unknown control", got=repr(name), allowed=", ".join(sorted(known)), fix="Check the spelling."
+            )
+        if value is None:
+            continue
+        if name in habits.ignored:
+            raise ConfigError(
+                f"this model has no {name}",
+                got=f"{name}={value}",
+                allowed=", ".join(sorted(known - habits.ignored)),
+                fix="Leave it out, or choose a model that has it.",
+            )
+        low, high = RANGES[name]
+        number = isinstance(value, int if name in WHOLE else int | float) and not isinstance(value, bool)
+        # Written so that NaN, too, is refused.
+        if not (number and low <= value <= high):
+            raise ConfigError(
+                f"{name} is out of range",
+                got=repr(value),
+                allowed=f"a {'whole ' if name in WHOLE else ''}number from {low} to {high}",
+                fix="Choose a value inside the range.",
+            )

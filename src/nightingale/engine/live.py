@@ -1,0 +1,89 @@
+"""Text in as it is written, audio out while it still arrives: what a voice agent holds on to.
+
+    with tts.session(voice="heart") as session:
+        for token in language_model:
+            session.push(token)
+        session.end()
+        for chunk in session:
+            play(chunk)
+
+Pushing and listening may happen in different threads. `cancel` is barge-in: decoding stops within a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from nightingale.engine.habits import Habits
+from nightingale.engine.incoming import IncomingText
+from nightingale.engine.pieces import pieces_of
+from nightingale.engine.session import Pieces, Session
+from nightingale.text.frontend import Frontend
+from nightingale.text.sentences import BREATH_CHARS
+from nightingale.values import AudioChunk, Metrics
+
+
+class LiveSession:
+    """One answer that is still being written. Iterating over it gives audio until `end` and silence."""
+
+    def __init__(
+        self,
+        session: Session,
+        pieces: Pieces,
+        *,
+        frontend: Frontend,
+        habits: Habits,
+        language: str | None,
+        wake: Callable[[], None],
+    ) -> None:
+        self._session, self._pieces = session, pieces
+        self._frontend, self._language, self._wake = frontend, language, wake
+        self._max_chars = habits.split_chars or BREATH_CHARS
+        self._incoming = IncomingText(max_chars=self._max_chars, language=language)
+
+    def push(self, text: str) -> None:
+        """More of the text, in pieces of any size."""
+        self._speak(self._incoming.push(text))
+
+    def flush(self) -> None:
+        """Say what has come so far, without waiting for the end of its sentence."""
+        self._speak(self._incoming.flush())
+
+    def end(self) -> None:
+        """That was all of it. Asking twice is harmless."""
+        self._speak(self._incoming.end())
+        self._pieces.close()
+        self._wake()
+
+    def cancel(self) -> None:
+        """Say no more: what was not heard yet is forgotten."""
+        self._pieces.close()
+        self._session.cancel()
+
+    @property
+    def metrics(self) -> Metrics:
+        """What it has cost so far."""
+        return self._session.timing.metrics()
+
+    def __iter__(self) -> Iterator[AudioChunk]:
+        return self._session.chunks()
+
+    def __enter__(self) -> LiveSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+    def _speak(self, segments: list[str]) -> None:
+        for segment in segments:
+            for piece in pieces_of(
+                self._frontend,
+                segment,
+                self._language,
+                split_chars=self._max_chars,
+                fill=True,
+                more=True,
+            ):
+                self._pieces.add(piece)
+        if segments:
+            self._wake()

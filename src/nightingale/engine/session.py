@@ -1,0 +1,176 @@
+"""A request from its opening to its last sample: everything that changes lives here, and nothing else does.
+
+The worker's thread writes; the listener's thread reads. They meet in one small buffer behind one lock.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from nightingale.clocks import CLOCKS
+from nightingale.engine.pieces import Piece
+from nightingale.errors import NightingaleError
+from nightingale.values import AudioChunk, Metrics, Samples, Sampling
+from nightingale.voices.voice import Voice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What was asked for, settled: defaults filled in, the voice resolved, the seed drawn."""
+
+    voice: Voice
+    sampling: Sampling
+    exaggeration: float
+    seed: int
+    speed: float = 1.0
+    """Of the finished speech; its pitch stays."""
+
+
+class Session:
+    """One request. `pieces` may still be arriving while the first of them is heard."""
+
+    def __init__(self, request: Request, *, ahead_seconds: float, on_change: Callable[[], None]) -> None:
+        """on_change: called when the listener has read or left, so that the worker may go on."""
+        self.request = request
+        self._on_change = on_change
+        self.timing = Timing()
+        self._ahead_seconds = ahead_seconds
+        self._changed = threading.Condition()
+        self._chunks: deque[AudioChunk] = deque()
+        self._error: NightingaleError | None = None
+        self._ended = False
+        self._cancelled = False
+
+    def put(self, samples: Samples) -> None:
+        """The worker has rendered something."""
+        with self._changed:
+            self.timing.heard(len(samples))
+            if len(samples):
+                self._chunks.append(AudioChunk(samples=samples, sample_rate_hz=CLOCKS.sample_rate_hz))
+            self._changed.notify_all()
+
+    def end(self, error: NightingaleError | None = None) -> None:
+        """Nothing more will come, for this reason if there is one."""
+        with self._changed:
+            if not self._ended:
+                self._ended, self._error = True, error
+                self.timing.end()
+            self._changed.notify_all()
+
+    def cancel(self) -> None:
+        """The listener has left; the worker frees the slot at its next step."""
+        with self._changed:
+            self._cancelled = True
+            self._chunks.clear()
+            self._changed.notify_all()
+        self._on_change()
+
+    @property
+    def cancelled(self) -> bool:
+        return self._cancelled
+
+    @property
+    def is_ahead(self) -> bool:
+        """The listener has enough to listen to for a while."""
+        with self._changed:
+            return sum(chunk.seconds for chunk in self._chunks) >= self._ahead_seconds
+
+    def chunks(self) -> Iterator[AudioChunk]:
+        """What was rendered, as it comes, until the end."""
+        while True:
+            with self._changed:
+                while not self._chunks and not self._ended and not self._cancelled:
+                    self._changed.wait()
+                if not self._chunks:
+                    if self._error is not None:
+                        raise self._error
+                    return
+                chunk = self._chunks.popleft()
+            self._on_change()
+            yield chunk
+
+
+@dataclass(slots=True)
+class Timing:
+    """When things happened, measured from the opening of the request."""
+
+    opened_s: float = field(default_factory=time.perf_counter)
+    admitted_s: float | None = None
+    first_audio_s: float | None = None
+    ended_s: float | None = None
+    samples: int = 0
+    tokens: int = 0
+    retries: int = 0
+    """Pieces that went wrong and were drawn again."""
+    stage_ms: dict[str, float] = field(default_factory=dict)
+    gaps_ms: list[float] = field(default_factory=list)
+    """Between one chunk and the next."""
+    _last_chunk_s: float | None = None
+
+    def heard(self, samples: int) -> None:
+        now = time.perf_counter()
+        if samples:
+            self.first_audio_s = self.first_audio_s or now
+            if self._last_chunk_s is not None:
+                self.gaps_ms.append(1000 * (now - self._last_chunk_s))
+            self._last_chunk_s = now
+        self.samples += samples
+
+    def end(self) -> None:
+        self.ended_s = time.perf_counter()
+
+    def lap(self, stage: str, since_s: float) -> float:
+        """Book the time since `since_s` on a stage; gives the time now."""
+        now = time.perf_counter()
+        self.stage_ms[stage] = self.stage_ms.get(stage, 0.0) + 1000 * (now - since_s)
+        return now
+
+    def metrics(self) -> Metrics:
+        end = self.ended_s or time.perf_counter()
+        return Metrics(
+            ttfa_ms=1000 * ((self.first_audio_s or end) - self.opened_s),
+            total_ms=1000 * (end - self.opened_s),
+            queue_ms=1000 * ((self.admitted_s or end) - self.opened_s),
+            audio_seconds=self.samples / CLOCKS.sample_rate_hz,
+            tokens=self.tokens,
+            retries=self.retries,
+            stage_ms=dict(self.stage_ms),
+            chunk_gaps_ms=tuple(self.gaps_ms),
+        )
+
+
+class Pieces:
+    """The pieces of a request's text, in order; more may be added until it is closed."""
+
+    def __init__(self, known: Iterator[Piece] | None = None) -> None:
+        self._known = known
+        self._added: deque[Piece] = deque()
+        self._lock = threading.Lock()
+        self._closed = known is not None
+
+    def add(self, piece: Piece) -> None:
+        with self._lock:
+            self._added.append(piece)
+
+    def close(self) -> None:
+        self._closed = True
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is a piece to take, or the news that none will come."""
+        return bool(self._added) or self._closed
+
+    def next(self) -> Piece | None:
+        """The next piece, or None if there is none yet (or, when closed, none any more)."""
+        if self._known is not None:
+            return next(self._known, None)
+        with self._lock:
+            return self._added.popleft() if self._added else None

@@ -1,0 +1,138 @@
+"""One piece of text being spoken: tokens as they are drawn, blocks as they become audible."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+from torch import Tensor
+
+from nightingale.clocks import CLOCKS
+from nightingale.engine.acoustic import MelStream, PromptState, audible
+from nightingale.engine.decode import Decoding, prompt_of
+from nightingale.engine.guards import ATTEMPTS, Action, Guard, limits_for, retry_seed
+from nightingale.engine.habits import SILENCE_TOKEN
+from nightingale.engine.load import Model
+from nightingale.engine.pieces import Piece
+from nightingale.engine.profiles import Profile
+from nightingale.engine.randomness import generator
+from nightingale.engine.sampling import is_greedy
+from nightingale.engine.session import Request, Timing
+from nightingale.engine.speed import Stretcher
+from nightingale.engine.vocode import SampleStream
+from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
+from nightingale.models.chatterbox.t3.config import STOP_SPEECH
+from nightingale.values import Samples
+
+
+class Utterance:
+    """Holds no weights and no memory of T3's; those are the model's and the runner's."""
+
+    def __init__(
+        self,
+        model: Model,
+        profile: Profile,
+        piece: Piece,
+        request: Request,
+        *,
+        seed: int,
+        prompt_state: PromptState | None,
+    ) -> None:
+        self.model, self.profile, self.piece, self.request = model, profile, piece, request
+        self._seed = seed
+        self._attempt = 0
+        self._begin_attempt()
+        self.last_token = 0
+        self.rendered = False
+        """Whether its last block was rendered."""
+        self._mel = MelStream(
+            model.speakers.flow, request.voice, seed=seed, streaming=profile.streaming, prompt=prompt_state
+        )
+        self._samples = SampleStream(model.speakers.hift, seed=seed, streaming=profile.streaming)
+        self._speed = Stretcher(CLOCKS.sample_rate_hz, request.speed)
+        self._block = profile.first_block_tokens
+
+    def _begin_attempt(self) -> None:
+        """Nothing drawn yet. The first attempt draws as if there were no guard."""
+        habits, sampling = self.model.habits, self.request.sampling
+        self.decoding = Decoding(
+            self.model.speakers.t3,
+            habits=habits,
+            sampling=sampling,
+            text_ids=len(self.piece.text_ids),
+            rng=generator(retry_seed(self._seed, self._attempt), "tokens"),
+        )
+        again = self._attempt + 1 < ATTEMPTS and not is_greedy(sampling)
+        limits = limits_for(self.piece.text, ceiling=self.decoding.budget)
+        self._guard = Guard(limits, stop_id=STOP_SPEECH, may_retry=again) if habits.guarded else None
+        self._new: list[int] = []
+        """Audible tokens that no block has taken yet."""
+        self._tokens = 0
+        """Tokens that blocks have taken."""
+        self.must_restart = False
+
+    def restart(self, timing: Timing) -> None:
+        """Draw everything again: what came out was not speech, and nobody has heard any of it."""
+        self._attempt += 1
+        timing.retries += 1
+        self._begin_attempt()
+
+    def prompt(self) -> Tensor:
+        """What T3 reads first."""
+        return prompt_of(
+            self.model.speakers.t3,
+            self.piece.text_ids,
+            self.request.voice,
+            habits=self.model.habits,
+            sampling=self.request.sampling,
+            exaggeration=self.request.exaggeration,
+        )
+
+    def accept(self, scores: Tensor) -> None:
+        """Draw the next token."""
+        self.last_token = self.decoding.accept(scores)
+        self._new += audible([self.last_token])
+        if self._guard is not None:
+            self._heed(self._guard)
+        if self.decoding.finished and not self.must_restart:
+            self._new += [SILENCE_TOKEN] * self.model.habits.tail_silence_tokens
+
+    def _heed(self, guard: Guard) -> None:
+        """Stop or begin anew if the tokens so far are no speech."""
+        if self.last_token == STOP_SPEECH and not self.decoding.finished:
+            return  # Turbo's first draw, which is not looked at
+        verdict = guard.observe(self.last_token)
+        self.must_restart = verdict.action is Action.RETRY
+        if verdict.action is Action.STOP:
+            self.decoding.finished = True
+            del self._new[max(0, verdict.keep_tokens - self._tokens) :]
+
+    @property
+    def block_ready(self) -> bool:
+        """Whether there is something to render now."""
+        if self.rendered or self.must_restart:
+            return False
+        held_back = 0 if self._tokens == 0 else LOOKAHEAD_TOKENS
+        enough = len(self._new) + held_back >= self._block + LOOKAHEAD_TOKENS
+        return self.decoding.finished or (self.profile.streaming and enough)
+
+    def render(self, timing: Timing) -> Samples:
+        """speech ids -> mel -> samples, for the tokens of this block."""
+        ids, self._new = self._new, []
+        final, at = self.decoding.finished, time.perf_counter()
+        self._tokens += len(ids)
+        if self._guard is not None:
+            self._guard.commit(self._tokens)
+        timing.tokens += len(ids)
+        self._block = min(2 * self._block, self.profile.largest_block_tokens)
+        self.rendered = final
+        if not self._tokens:
+            return np.zeros(0, np.float32)
+        mel = self._mel.push(ids, final=final)
+        at = timing.lap("flow", at)
+        samples = self._samples.push(mel, final=final)
+        timing.lap("vocoder", at)
+        if final and self.model.habits.drop_last_token and self._tokens > 1:
+            samples = samples[: len(samples) - CLOCKS.samples_per_token]  # which the family garbles
+        samples = self._speed.push(samples, final=final)
+        return np.pad(samples, (0, self.piece.pause_samples)) if final else samples

@@ -1,0 +1,313 @@
+"""The engine's one thread: decides, computes, renders, a step at a time, for everybody at once.
+
+    admit one waiting utterance · one token for each running one · render one block that is ready
+
+Rendering one block a step keeps everybody's tokens coming while somebody's block is rendered. What fails in
+one request ends that request with a typed error; the others never notice.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+
+import numpy as np
+from torch import Tensor
+
+from nightingale.engine.acoustic import PromptState, prepare_prompt
+from nightingale.engine.load import Model
+from nightingale.engine.pieces import Piece
+from nightingale.engine.profiles import Profile
+from nightingale.engine.randomness import nth_seed
+from nightingale.engine.runner import Runner, Turn
+from nightingale.engine.scheduler import Scheduler
+from nightingale.engine.session import Pieces, Session
+from nightingale.engine.utterance import Utterance
+from nightingale.errors import EngineFault, NightingaleError
+
+PROMPTS_KEPT = 32
+"""Voices whose prompt state is remembered."""
+
+
+@dataclass(slots=True)
+class Job:
+    """A request in the worker's hands."""
+
+    session: Session
+    pieces: Pieces
+    begun: int = 0
+    """How many pieces were begun."""
+    piece: Piece | None = None
+    """The next to be spoken."""
+    utterance: Utterance | None = None
+    """What is being spoken."""
+    parked: bool = False
+    """Waits for more text."""
+
+
+class Worker:
+    """Starts its thread with the first request, and sleeps when there is nothing to say."""
+
+    def __init__(self, model: Model, profile: Profile) -> None:
+        self.model, self.profile = model, profile
+        self.scheduler = Scheduler(slots=profile.slots, queue_limit=profile.queue_limit)
+        t3, habits = model.speakers.t3, model.habits
+        self.runner = Runner(
+            t3,
+            slots=profile.slots,
+            rows_per_slot=1 if "cfg_weight" in habits.ignored else 2,
+            capacity=t3.prompt_length(habits.max_text_ids) + habits.max_new_tokens,
+            batched=profile.batched,
+        )
+        self._jobs: dict[int, Job] = {}
+        self._tickets = count()
+        self._ready: deque[int] = deque()
+        """Tickets whose block waits to be rendered."""
+        self._prompts: dict[str, PromptState] = {}
+        self._changed = threading.Condition()
+        self._stopped = False
+        self._thread: threading.Thread | None = None
+
+    def submit(self, session: Session, pieces: Pieces) -> None:
+        """Join the line; QueueFull at once if it is too long."""
+        with self._changed:
+            if self._stopped:
+                raise _closed()
+            ticket = next(self._tickets)
+            self.scheduler.submit(ticket)
+            self._jobs[ticket] = Job(session=session, pieces=pieces)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="nightingale", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Something changed outside: text came, a listener caught up or left."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """End every session, and the thread."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=30)
+
+    def _run(self) -> None:
+        reason = _closed()
+        try:
+            while True:
+                with self._changed:
+                    while not self._stopped and not self._has_work():
+                        self._changed.wait()
+                    if self._stopped:
+                        return
+                self._step()
+        except BaseException as error:  # the engine's own fault: nobody may be left waiting for ever
+            reason = _fault(error)
+        finally:
+            with self._changed:
+                self._stopped = True
+                jobs, self._jobs = list(self._jobs.values()), {}
+            for job in jobs:
+                job.session.end(reason)
+
+    def _has_work(self) -> bool:
+        jobs = self._jobs.values()
+        return (
+            bool(self._ready)
+            or (bool(self.scheduler.waiting) and len(self.scheduler.running) < self.profile.slots)
+            or any(self._may_decode(ticket) for ticket in self.scheduler.running)
+            or any(job.session.cancelled or (job.parked and job.pieces.waiting) for job in jobs)
+        )
+
+    def _may_decode(self, ticket: int) -> bool:
+        job = self._jobs[ticket]
+        return job.utterance is not None and not job.utterance.decoding.finished and not job.session.is_ahead
+
+    def _step(self) -> None:
+        with self._changed:
+            self._sweep()
+            admitted = self.scheduler.admit()
+        if admitted is not None:
+            self._for(admitted[0], partial(self._begin, *admitted))
+        self._decode()
+        self._render()
+
+    def _sweep(self) -> None:
+        """Let go of those who left; put those who got more text back in line."""
+        for ticket, job in list(self._jobs.items()):
+            if job.session.cancelled:
+                self._drop(ticket)
+            elif job.parked and job.pieces.waiting:
+                job.parked = False
+                self._next_piece(ticket, job)
+
+    def _begin(self, ticket: int, slot: int) -> None:
+        """Read the prompt of the next piece, and draw its first token."""
+        job = self._jobs[ticket]
+        job.piece = job.piece or job.pieces.next()
+        if job.piece is None:
+            with self._changed:
+                self._release(ticket)
+                self._next_piece(ticket, job)
+            return
+        timing, at = job.session.timing, time.perf_counter()
+        timing.admitted_s = timing.admitted_s or at
+        if not job.piece.text_ids:  # a pause, and nothing else
+            job.session.put(np.zeros(job.piece.pause_samples, np.float32))
+            with self._changed:
+                self._release(ticket)
+                self._next_piece(ticket, job)
+            return
+        job.utterance = Utterance(
+            self.model,
+            self.profile,
+            job.piece,
+            job.session.request,
+            seed=nth_seed(job.session.request.seed, job.begun),
+            prompt_state=self._prompt_state(job.session),
+        )
+        job.begun, job.piece = job.begun + 1, None
+        scores = self.runner.begin(slot, job.utterance.prompt())
+        timing.lap("prefill", at)
+        self._accept(ticket, scores)
+
+    def _decode(self) -> None:
+        """One token for everybody who may have one."""
+        turns, tickets = [], []
+        for slot, ticket in enumerate(self.scheduler.running):
+            if self._may_decode(ticket):
+                spoken = self._jobs[ticket].utterance
+                assert spoken is not None
+                turns.append(Turn(slot=slot, token=spoken.last_token, position=spoken.decoding.drawn))
+                tickets.append(ticket)
+        if not turns:
+            return
+        at = time.perf_counter()
+        # All scores first: accepting one may end an utterance and move another to its slot.
+        for ticket, scores in zip(tickets, self._scores(turns), strict=True):
+            self._jobs[ticket].session.timing.lap("t3", at)
+            if isinstance(scores, Exception):
+                self._drop(ticket, _fault(scores))
+            else:
+                self._for(ticket, partial(self._accept, ticket, scores))
+
+    def _scores(self, turns: list[Turn]) -> list[Tensor | Exception]:
+        """Of all together; if that fails, each alone, which shows whose fault it was."""
+        try:
+            return list(self.runner.step(turns))
+        except Exception:
+            return [self._scores_alone(turn) for turn in turns]
+
+    def _scores_alone(self, turn: Turn) -> Tensor | Exception:
+        try:
+            return self.runner.step([turn])[0]
+        except Exception as error:
+            return error
+
+    def _accept(self, ticket: int, scores: Tensor) -> None:
+        spoken = self._jobs[ticket].utterance
+        assert spoken is not None
+        spoken.accept(scores)
+        if spoken.must_restart:
+            spoken.restart(self._jobs[ticket].session.timing)
+            slot = self.scheduler.running.index(ticket)
+            self._accept(ticket, self.runner.begin(slot, spoken.prompt()))
+            return
+        if spoken.decoding.finished:
+            self._release(ticket)  # its memory is free while its last block still waits to be rendered
+        if spoken.block_ready and ticket not in self._ready:
+            self._ready.append(ticket)
+
+    def _render(self) -> None:
+        """The block that has waited longest."""
+        if not self._ready:
+            return
+        ticket = self._ready.popleft()
+        self._for(ticket, partial(self._render_one, ticket))
+
+    def _render_one(self, ticket: int) -> None:
+        job = self._jobs[ticket]
+        spoken = job.utterance
+        assert spoken is not None
+        job.session.put(spoken.render(job.session.timing))
+        if spoken.rendered:
+            job.utterance = None
+            with self._changed:
+                self._next_piece(ticket, job)
+        elif spoken.block_ready:
+            self._ready.append(ticket)
+
+    def _next_piece(self, ticket: int, job: Job) -> None:
+        """Back in line with the next piece, or wait for text, or the end. Called under the lock."""
+        job.piece = job.pieces.next()
+        if job.piece is not None:
+            self.scheduler.submit(ticket, limited=False)
+        elif job.pieces.closed:
+            del self._jobs[ticket]
+            job.session.end()
+        else:
+            job.parked = True
+
+    def _prompt_state(self, session: Session) -> PromptState | None:
+        """What the flow remembers of the voice's prompt: computed once per voice."""
+        if not self.profile.streaming:
+            return None
+        voice = session.request.voice
+        if voice.content_hash not in self._prompts:
+            while len(self._prompts) >= PROMPTS_KEPT:
+                self._prompts.pop(next(iter(self._prompts)))
+            self._prompts[voice.content_hash] = prepare_prompt(self.model.speakers.flow, voice)
+        return self._prompts[voice.content_hash]
+
+    def _release(self, ticket: int) -> None:
+        with self._changed:
+            move = self.scheduler.leave(ticket)
+        if move is not None:
+            self.runner.move(move.source, move.target)
+
+    def _drop(self, ticket: int, error: NightingaleError | None = None) -> None:
+        """Forget a request and free all it holds."""
+        self._release(ticket)
+        if ticket in self._ready:
+            self._ready.remove(ticket)
+        with self._changed:
+            job = self._jobs.pop(ticket, None)
+        if job is not None:
+            job.session.end(error)
+
+    def _for(self, ticket: int, act: Callable[[], None]) -> None:
+        """Do something for one request; if it fails, that request alone ends."""
+        try:
+            act()
+        except NightingaleError as error:
+            self._drop(ticket, error)
+        except Exception as error:
+            self._drop(ticket, _fault(error))
+
+
+def _closed() -> EngineFault:
+    return EngineFault(
+        "the engine was closed",
+        got="a request that was not finished",
+        allowed="requests while it is open",
+        fix="Open a new TTS.",
+    )
+
+
+def _fault(error: BaseException) -> EngineFault:
+    fault = EngineFault(
+        "the engine failed while speaking",
+        got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+        allowed="no fault",
+        fix="Try again; if it happens again, report it with the text and `nightingale doctor`.",
+    )
+    fault.__cause__ = error
+    return fault

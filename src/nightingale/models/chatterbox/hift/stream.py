@@ -1,0 +1,215 @@
+"""HiFT over a mel that arrives in pieces.
+
+The arithmetic is that of generator.py, f0.py and source.py. What is added is memory: every layer keeps the
+few columns of its past that its next output depends on, so that a piece costs its own frames only, however
+much was rendered before, and the pieces joined are the whole (tests/equivalence/test_vocoder_stream.py). The
+memory is a value beside the network, which holds weights only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nightingale.clocks import CLOCKS
+from nightingale.models.chatterbox.hift.config import HARMONICS, ISTFT_HOP, ISTFT_SIZE
+from nightingale.models.chatterbox.hift.generator import BINS, MAGNITUDE_LIMIT, SAMPLE_LIMIT, Hift, ResBlock
+from nightingale.models.chatterbox.hift.source import (
+    SINE_AMPLITUDE,
+    UNVOICED_NOISE,
+    VOICED_ABOVE_HZ,
+    VOICED_NOISE,
+)
+from nightingale.nn.conv import PaddedConv1d, UpsamplingConv1d
+
+HALF_WINDOW = ISTFT_SIZE // 2
+Noise = Callable[[int, int], Tensor]
+"""Standard normal rows by absolute sample: (start, count) -> (count, HARMONICS)."""
+
+
+class HiftStream:
+    """One utterance on its way through Hift. Tensors inside are (1, channels, columns).
+
+    `close` says that nothing follows: a layer then pads its right edge as it does when it renders the whole.
+    """
+
+    def __init__(self, hift: Hift, *, phase: Tensor, noise: Noise) -> None:
+        """phase: (1, HARMONICS, 1) radians, where each harmonic starts."""
+        self._hift, self._phase, self._noise = hift, phase, noise
+        self._kept: dict[str, Tensor] = {}
+        self._cycles = torch.zeros(1, HARMONICS, 1, dtype=torch.float64)
+        self.excited_samples = 0
+        """How far the excitation is known: noise before it will not be read again."""
+
+    def fork(self) -> HiftStream:
+        """A stream that goes its own way from here. What is kept is never written to, so it is shared."""
+        twin = HiftStream(self._hift, phase=self._phase, noise=self._noise)
+        twin._kept, twin._cycles, twin.excited_samples = dict(self._kept), self._cycles, self.excited_samples
+        return twin
+
+    @property
+    def kept_values(self) -> int:
+        """The size of the memory, in numbers."""
+        return sum(kept.numel() for kept in self._kept.values())
+
+    def push(self, mel: Tensor, *, close: bool) -> Tensor:
+        """(1, mel, frames) -> (samples,): all that no later frame can change."""
+        hift = self._hift
+        excitation = self._analyse(self._excite(self._pitch(mel, close)), close)
+        x = self._conv("pre", hift.conv_pre, mel, close)
+        last, kernels = len(hift.ups) - 1, len(hift.config.resblock_kernels)
+        for stage, up in enumerate(hift.ups):
+            x = self._upsample(f"up{stage}", up, F.leaky_relu(x, 0.1), close)
+            if stage == last:
+                x = self._mirror(x)
+            source = self._conv(f"down{stage}", hift.source_downs[stage], excitation, close)
+            source = self._block(f"source{stage}", hift.source_resblocks[stage], source, close)
+            x = self._sum(f"join{stage}", [x, source])
+            blocks = hift.resblocks[stage * kernels : (stage + 1) * kernels]
+            paths = [self._block(f"block{stage}.{i}", block, x, close) for i, block in enumerate(blocks)]
+            x = self._sum(f"mean{stage}", paths) / kernels
+        return self._synthesize(self._conv("post", hift.conv_post, F.leaky_relu(x), close), close)
+
+    def _pitch(self, mel: Tensor, close: bool) -> Tensor:
+        """f0 of the frames whose f0 is settled: (1, frames) Hz."""
+        predictor = self._hift.f0_predictor
+        for i, layer in enumerate(predictor.condnet):
+            mel = self._conv(f"f0.{i}", layer, mel, close) if isinstance(layer, nn.Conv1d) else layer(mel)
+        return predictor.classifier(mel.transpose(1, 2)).squeeze(-1).abs()
+
+    def _excite(self, f0_hz: Tensor) -> Tensor:
+        """The excitation of the frames that follow: (1, samples).
+
+        Source.forward once more, for the sake of the running phase. The whole adds it up in double precision
+        and rounds the sum to single: by 1e-3 of a cycle after ten seconds. A phase carried modulo one would
+        be rounded less, and so differ. Made on the CPU, since not every device has doubles.
+        """
+        count = f0_hz.shape[1] * CLOCKS.samples_per_frame
+        f0 = f0_hz.to("cpu", torch.promote_types(f0_hz.dtype, torch.float32))
+        f0 = f0[:, None].repeat_interleave(CLOCKS.samples_per_frame, dim=2)
+        harmonic = torch.arange(1, HARMONICS + 1, dtype=f0.dtype)[None, :, None]
+        steps = f0 * harmonic / CLOCKS.sample_rate_hz
+        cycles = self._cycles + torch.cumsum(steps, dim=-1, dtype=torch.float64)
+        sines = SINE_AMPLITUDE * torch.sin(2 * math.pi * (cycles.to(f0.dtype) % 1) + self._phase)
+        voiced = (f0 > VOICED_ABOVE_HZ).to(f0.dtype)
+        level = voiced * VOICED_NOISE + (1 - voiced) * UNVOICED_NOISE
+        mixed = sines * voiced + level * self._noise(self.excited_samples, count).T[None]
+        self._cycles = cycles[..., -1:].clone() if count else self._cycles
+        self.excited_samples += count
+        return torch.tanh(self._hift.m_source.l_linear(mixed.transpose(1, 2).to(f0_hz))).squeeze(-1)
+
+    def _analyse(self, source: Tensor, close: bool) -> Tensor:
+        """The excitation's spectrum: (1, 18, columns), a column every 4 samples, which looks 8 ahead."""
+        if not source.shape[1] and "stft" not in self._kept:
+            return source.new_empty(1, 2 * BINS, 0)
+        kept = self._kept.get("stft")
+        # The whole mirrors its two ends. A piece is at least a frame long, so it can do the same.
+        source = _mirrored(source, HALF_WINDOW, 0) if kept is None else torch.cat([kept, source], dim=1)
+        source = _mirrored(source, 0, HALF_WINDOW) if close else source
+        columns = (source.shape[1] - ISTFT_SIZE) // ISTFT_HOP + 1
+        self._kept["stft"] = source[:, columns * ISTFT_HOP :].clone()
+        if not columns:
+            return source.new_empty(1, 2 * BINS, 0)
+        window = self._hift.window
+        spectrum = torch.stft(source, ISTFT_SIZE, ISTFT_HOP, window=window, center=False, return_complex=True)
+        return torch.cat([spectrum.real, spectrum.imag], dim=1)
+
+    def _synthesize(self, x: Tensor, close: bool) -> Tensor:
+        magnitude = x[:, :BINS].exp().clamp(max=MAGNITUDE_LIMIT)
+        phase = torch.sin(x[:, BINS:])
+        spectrum = torch.complex(magnitude * torch.cos(phase), magnitude * torch.sin(phase))
+        window = self._hift.window[None, :, None]
+        columns = torch.fft.irfft(spectrum, n=ISTFT_SIZE, dim=1) * window
+        # The windows' energy is overlapped as the signal is, and divided out.
+        both = torch.cat([columns, window.square().expand_as(columns)])
+        place = torch.eye(ISTFT_SIZE, device=x.device, dtype=x.dtype)[:, None]
+        tail = ISTFT_SIZE - ISTFT_HOP - HALF_WINDOW
+        both = self._overlap("istft", both, place, ISTFT_HOP, head=HALF_WINDOW, tail=tail if close else 0)
+        return (both[0, 0] / both[1, 0]).clamp(-SAMPLE_LIMIT, SAMPLE_LIMIT)
+
+    def _conv(self, name: str, layer: nn.Module, x: Tensor, close: bool) -> Tensor:
+        assert isinstance(layer, nn.Conv1d)
+        left, right = (layer.left, layer.right) if isinstance(layer, PaddedConv1d) else (0, 0)
+        kept = self._kept.get(name)
+        x = F.pad(x, (left, 0)) if kept is None else torch.cat([kept, x], dim=-1)
+        x = F.pad(x, (0, right)) if close else x
+        span, stride = (layer.kernel_size[0] - 1) * layer.dilation[0] + 1, layer.stride[0]
+        columns = max(0, (x.shape[-1] - span) // stride + 1)
+        self._kept[name] = x[..., columns * stride :].clone()
+        if not columns:
+            return x.new_empty(1, layer.out_channels, 0)
+        return F.conv1d(x, layer.weight, layer.bias, stride, 0, layer.dilation)
+
+    def _block(self, name: str, block: nn.Module, x: Tensor, close: bool) -> Tensor:
+        assert isinstance(block, ResBlock)
+        layers = zip(block.activations1, block.convs1, block.activations2, block.convs2, strict=True)
+        for i, (snake1, conv1, snake2, conv2) in enumerate(layers):
+            hidden = snake2(self._conv(f"{name}.{i}.conv1", conv1, snake1(x), close))
+            x = self._sum(f"{name}.{i}", [x, self._conv(f"{name}.{i}.conv2", conv2, hidden, close)])
+        return x
+
+    def _upsample(self, name: str, layer: nn.Module, x: Tensor, close: bool) -> Tensor:
+        assert isinstance(layer, UpsamplingConv1d)
+        assert layer.bias is not None
+        padding = int(layer.padding[0])
+        y = self._overlap(name, x, layer.weight, layer.stride[0], head=padding, tail=padding if close else 0)
+        return y + layer.bias[:, None]
+
+    def _overlap(self, name: str, x: Tensor, weight: Tensor, stride: int, *, head: int, tail: int) -> Tensor:
+        """Each column of x spread over `kernel` places, a stride apart; what overlaps the future is kept.
+
+        head: so many results before the first are dropped; tail: so many beyond the last are wanted.
+        """
+        outputs, kernel = weight.shape[1:]
+        kept, done = self._kept.get(name), x.shape[-1] * stride
+        # What is still to be dropped stands before the first column, as places of its own.
+        kept = x.new_zeros(x.shape[0], outputs, kernel - stride) if kept is None else kept
+        y = kept
+        if done:
+            y = F.conv_transpose1d(x, weight, stride=stride)
+            y = torch.cat([y[..., : kernel - stride] + kept, y[..., kernel - stride :]], dim=-1)
+        self._kept[name] = y[..., done:].clone()
+        return self._dropped(name, y[..., : done + tail], head)
+
+    def _dropped(self, name: str, x: Tensor, head: int) -> Tensor:
+        """x without the first `head` columns of the stream."""
+        before = self._kept.get(f"{name}.dropped")
+        gone = 0 if before is None else before.shape[-1]
+        now = min(head - gone, x.shape[-1])
+        self._kept[f"{name}.dropped"] = x.new_empty(gone + now)
+        return x[..., now:]
+
+    def _mirror(self, x: Tensor) -> Tensor:
+        """The stream led by a copy of its second column: a centred STFT has one frame more than hops."""
+        if "mirrored" in self._kept:
+            return x
+        waiting = self._kept.pop("mirror", None)
+        x = x if waiting is None else torch.cat([waiting, x], dim=-1)
+        if x.shape[-1] < 2:
+            self._kept["mirror"] = x
+            return x[..., :0]
+        self._kept["mirrored"] = x.new_empty(0)
+        return torch.cat([x[..., 1:2], x], dim=-1)
+
+    def _sum(self, name: str, terms: Sequence[Tensor]) -> Tensor:
+        """As far as all terms go; the rest of the longer ones waits."""
+        kept = [self._kept.get(f"{name}+{i}") for i in range(len(terms))]
+        terms = [
+            term if rest is None else torch.cat([rest, term], dim=-1)
+            for rest, term in zip(kept, terms, strict=True)
+        ]
+        columns = min(term.shape[-1] for term in terms)
+        for i, term in enumerate(terms):
+            if columns < term.shape[-1]:
+                self._kept[f"{name}+{i}"] = term[..., columns:].clone()
+            else:
+                self._kept.pop(f"{name}+{i}", None)
+        return sum((term[..., :columns] for term in terms[1:]), terms[0][..., :columns])
+
+
+def _mirrored(wav: Tensor, left: int, right: int) -> Tensor:
+    return F.pad(wav[None], (left, right), mode="reflect")[0]

@@ -1,0 +1,267 @@
+"""Many at once: nobody hears anybody else, nobody waits for ever, nothing is lost or left behind."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from nightingale import TTS
+from nightingale.engine import profiles
+from nightingale.engine.load import Model
+from nightingale.engine.runner import Runner
+from nightingale.engine.utterance import Utterance
+from nightingale.errors import EngineFault, NightingaleError, QueueFull
+
+TEXTS = ["Hello there.", "A second voice, a little longer.", "Three.", "And the fourth one speaks as well."]
+LIMIT_S = 60.0
+
+
+@pytest.fixture(params=["exact", "balanced"])
+def profile(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def engine(model: Model, profile: str, *, tokens: int = 24, **plan: Any) -> TTS:
+    """The stand-in with a short breath; `plan` changes the profile."""
+    model = replace(model, habits=replace(model.habits, max_new_tokens=tokens))
+    tts = TTS.over(model, profile)
+    if plan:
+        tts.close()
+        changed = replace(profiles.PROFILES[profile], **plan)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(profiles, "PROFILES", {**profiles.PROFILES, profile: changed})
+            tts = TTS.over(model, profile)
+    return tts
+
+
+def within(seconds: float, done: Callable[[], bool]) -> bool:
+    end = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def test_in_the_exact_profile_a_crowd_changes_no_bit(noise_model: Model) -> None:
+    tts = engine(noise_model, "exact")
+    alone = [tts.say(text, seed=i).sha256 for i, text in enumerate(TEXTS)]
+    crowd = [tts.stream(text, seed=i) for i, text in enumerate(TEXTS)]
+    heard = [np.concatenate([chunk.samples for chunk in stream]) for stream in crowd]
+    again = [tts.say(text, seed=i) for i, text in enumerate(TEXTS)]
+    assert [audio.sha256 for audio in again] == alone
+    for samples, audio in zip(heard, again, strict=True):
+        assert np.array_equal(samples, audio.samples)
+
+
+def tokens_of(
+    tts: TTS, open_all: Callable[[TTS], list[Iterator[Any]]], monkeypatch: pytest.MonkeyPatch
+) -> list[list[int]]:
+    """What each request drew, in the order the requests were opened."""
+    drawn: dict[int, list[int]] = {}
+    plain = Utterance.accept
+
+    def accept(self: Utterance, scores: torch.Tensor) -> None:
+        plain(self, scores)
+        drawn.setdefault(self.request.seed, []).append(self.last_token)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Utterance, "accept", accept)
+        for stream in open_all(tts):
+            list(stream)
+    return [drawn[seed] for seed in sorted(drawn)]
+
+
+def test_at_temperature_zero_a_crowd_changes_no_token(
+    noise_model: Model, profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tts = engine(noise_model, profile)
+
+    def together(tts: TTS) -> list[Iterator[Any]]:
+        return [tts.stream(text, seed=i, temperature=0.0) for i, text in enumerate(TEXTS)]
+
+    def one_by_one(tts: TTS) -> list[Iterator[Any]]:
+        return [
+            iter(list(stream))
+            for stream in (tts.stream(t, seed=i, temperature=0.0) for i, t in enumerate(TEXTS))
+        ]
+
+    assert tokens_of(tts, together, monkeypatch) == tokens_of(tts, one_by_one, monkeypatch)
+
+
+def test_requests_join_and_leave_while_others_speak(noise_model: Model, profile: str) -> None:
+    """Different lengths, guidance on and off, different temperatures, more requests than slots."""
+    tts = engine(noise_model, profile, slots=2)
+    wishes = [{"cfg_weight": 0.0}, {"temperature": 1.2}, {}, {"cfg_weight": 1.0, "top_p": 0.8}]
+    streams = [tts.stream(t, seed=i, **w) for i, (t, w) in enumerate(zip(TEXTS, wishes, strict=True))]
+    for stream in reversed(streams):
+        assert sum(len(chunk.samples) for chunk in stream) == 24 * 960
+    assert tts._worker.scheduler.idle
+
+
+def test_a_listener_who_leaves_frees_the_slot(noise_model: Model) -> None:
+    tts = engine(noise_model, "balanced", tokens=400, slots=1)
+    stream = tts.stream("This would go on for a long while.", seed=1)
+    next(stream)
+    stream.close()
+    assert within(5, lambda: tts._worker.scheduler.idle and not tts._worker._jobs)
+    assert len(tts.say("Now I can speak.", seed=2).samples) > 0
+
+
+def test_a_full_line_is_refused_at_once_and_recovers(noise_model: Model) -> None:
+    tts = engine(noise_model, "balanced", tokens=200, slots=1, queue_limit=2)
+    opened = [tts.stream(TEXTS[0], seed=0)]
+    assert within(5, lambda: len(tts._worker.scheduler.running) == 1)
+    opened += [tts.stream(TEXTS[0], seed=i) for i in (1, 2)]
+    with pytest.raises(QueueFull):
+        tts.stream(TEXTS[0], seed=3)
+    for stream in opened:
+        stream.close()
+        list(stream)
+    assert within(10, lambda: tts._worker.scheduler.idle)
+    assert len(tts.say(TEXTS[2], seed=1).samples) > 0
+
+
+def test_who_fails_fails_alone(noise_model: Model, profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tts = engine(noise_model, profile)
+    want = tts.say(TEXTS[1], seed=1, temperature=0.0).metrics.tokens
+    plain = Utterance.render
+
+    def render(self: Utterance, timing: Any) -> Any:
+        if self.request.seed == 13:
+            raise RuntimeError("a fault was planted here")
+        return plain(self, timing)
+
+    monkeypatch.setattr(Utterance, "render", render)
+    good, bad = tts.stream(TEXTS[1], seed=1, temperature=0.0), tts.stream(TEXTS[0], seed=13)
+    with pytest.raises(EngineFault, match="a fault was planted here"):
+        list(bad)
+    assert sum(len(chunk.samples) for chunk in good) == 960 * want
+    assert within(5, lambda: tts._worker.scheduler.idle)
+
+
+def test_out_of_memory_in_a_prompt_ends_that_request_only(
+    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tts = engine(noise_model, "balanced")
+    plain = Runner.begin
+
+    def begin(self: Runner, slot: int, prompt: torch.Tensor) -> torch.Tensor:
+        if prompt.shape[1] > 60:
+            raise torch.OutOfMemoryError("no room for a prompt this long")
+        return plain(self, slot, prompt)
+
+    monkeypatch.setattr(Runner, "begin", begin)
+    with pytest.raises(EngineFault, match="no room"):
+        tts.say("This text is long enough to be refused by the planted fault in the runner.")
+    assert len(tts.say("Short.", seed=1).samples) > 0
+
+
+def test_a_step_that_fails_together_is_tried_apart(
+    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tts = engine(noise_model, "balanced")
+    monkeypatch.setattr(Runner, "_together", lambda *_: (_ for _ in ()).throw(RuntimeError("not together")))
+    streams = [tts.stream(text, seed=i) for i, text in enumerate(TEXTS)]
+    for stream in streams:
+        assert sum(len(chunk.samples) for chunk in stream) == 24 * 960
+
+
+def test_a_listener_who_does_not_read_is_not_decoded_for(noise_model: Model) -> None:
+    tts = engine(noise_model, "balanced", tokens=300, ahead_seconds=0.5, largest_block_tokens=8)
+    slow = tts.stream("Nobody reads this for now.", seed=1)
+    next(slow)
+    assert within(10, lambda: not tts._worker._has_work())
+    assert len(tts.say("Others go on.", seed=2).samples) > 0
+    assert sum(len(chunk.samples) for chunk in slow) > 200 * 960
+
+
+def test_a_thousand_requests_leave_nothing_behind(
+    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def silence(self: Utterance, timing: Any) -> Any:  # what is measured is who is remembered, not the sound
+        self.rendered = self.decoding.finished
+        return np.zeros(960, np.float32)
+
+    monkeypatch.setattr(Utterance, "render", silence)
+    tts = engine(noise_model, "balanced", tokens=2)
+    pool = tts._worker.runner.bytes
+    tts.say("Warm up.", seed=0)
+    gc.collect()
+    before = sum(1 for thing in gc.get_objects() if type(thing) is torch.Tensor)
+    for i in range(1000):
+        stream = tts.stream("Go.", seed=i)
+        if i % 3:
+            list(stream)
+        else:
+            stream.close()
+    assert within(LIMIT_S, lambda: tts._worker.scheduler.idle and not tts._worker._jobs)
+    gc.collect()
+    assert tts._worker.runner.bytes == pool
+    assert sum(1 for thing in gc.get_objects() if type(thing) is torch.Tensor) <= before + 20
+
+
+def test_closing_ends_what_is_being_said(noise_model: Model) -> None:
+    tts = engine(noise_model, "balanced", tokens=400)
+    stream = tts.stream("This will not be finished.", seed=1)
+    next(stream)
+    tts.close()
+    with pytest.raises(EngineFault, match="closed"):
+        list(stream)
+    with pytest.raises(EngineFault, match="closed"):
+        tts.say("Too late.")
+
+
+def test_a_forgotten_engine_takes_its_thread_along(noise_model: Model) -> None:
+    tts = engine(noise_model, "balanced")
+    tts.say("Hello.", seed=1)
+    thread, gone = tts._worker._thread, weakref.ref(tts)
+    del tts
+    gc.collect()
+    assert gone() is None
+    assert thread is not None
+    assert within(10, lambda: not thread.is_alive())
+
+
+def test_a_stream_keeps_its_engine_alive(noise_model: Model) -> None:
+    stream = engine(noise_model, "balanced").stream("Nobody else holds the engine.", seed=1)
+    gc.collect()
+    assert sum(len(chunk.samples) for chunk in stream) == 24 * 960
+
+
+def test_threads_may_share_one_engine(noise_model: Model, profile: str) -> None:
+    tts = engine(noise_model, profile, slots=3)
+    want = [tts.say(text, seed=i, temperature=0.0).metrics.tokens for i, text in enumerate(TEXTS)]
+    got: dict[int, int | NightingaleError] = {}
+
+    def speak(i: int) -> None:
+        got[i] = tts.say(TEXTS[i], seed=i, temperature=0.0).metrics.tokens
+
+    threads = [threading.Thread(target=speak, args=(i,)) for i in range(len(TEXTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert [got[i] for i in range(len(TEXTS))] == want
+
+
+def test_say_many_is_say_many_times(noise_model: Model) -> None:
+    tts = engine(noise_model, "exact")
+    assert [a.sha256 for a in tts.say_many(TEXTS, seed=5)] == [tts.say(t, seed=5).sha256 for t in TEXTS]
+
+
+def test_the_stream_is_heard_before_the_last_token_is_drawn(noise_model: Model) -> None:
+    tts = engine(noise_model, "balanced", tokens=200)
+    audio = tts.say("A sentence that takes a while.", seed=1)
+    assert audio.metrics.ttfa_ms < 0.5 * audio.metrics.total_ms
+    assert len(audio.metrics.chunk_gaps_ms) >= 3
+    assert audio.metrics.tokens_per_s > 0
