@@ -265,3 +265,30 @@ def test_the_stream_is_heard_before_the_last_token_is_drawn(noise_model: Model) 
     assert audio.metrics.ttfa_ms < 0.5 * audio.metrics.total_ms
     assert len(audio.metrics.chunk_gaps_ms) >= 3
     assert audio.metrics.tokens_per_s > 0
+
+
+def test_voices_are_remembered_within_bounds(noise_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nightingale.engine import worker
+    from nightingale.voices.voice import Voice
+
+    voice = noise_model.default_voice
+    assert voice is not None
+
+    def another(number: int) -> Voice:
+        return Voice.checked(
+            name=f"v{number}",
+            family=voice.family,
+            speaker=voice.speaker,
+            prompt_ids=voice.prompt_ids,
+            flow_prompt_ids=voice.flow_prompt_ids,
+            flow_prompt_mel=voice.flow_prompt_mel + number,
+            flow_speaker=voice.flow_speaker,
+        )
+
+    tts = engine(noise_model, "balanced", tokens=2)
+    tts.say("Hi.", seed=1)
+    (one,) = tts._worker._prompts.values()
+    monkeypatch.setattr(worker, "PROMPTS_KEPT_BYTES", 3 * one.nbytes)
+    for number in range(1, 6):
+        tts.say("Hi.", voice=another(number), seed=1)
+    assert len(tts._worker._prompts) == 3

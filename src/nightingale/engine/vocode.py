@@ -19,7 +19,7 @@ from nightingale.values import Samples
 HOLD_FRAMES = 4
 """So many frames of sound wait for their future, even if the network would like to know more of it."""
 BLEND_SAMPLES = 120
-"""5 ms: a longer cross-fade keeps more of the guess, a shorter one begins to be heard."""
+"""5 ms: the shortest that is surely no click. A longer one would only keep more of the guess."""
 
 
 @torch.inference_mode()
@@ -40,7 +40,7 @@ class SampleStream:
     """The samples of one utterance, from pieces of mel: 480 for each frame once the last piece is in.
 
     Streaming, what the network needs of the future is held back, and the pieces equal the whole: a causal
-    voice needs 3 frames and 63 samples. The official network needs 19 frames, too many to wait for. All but
+    voice needs 3 frames and 64 samples. The official network needs 19 frames, too many to wait for. All but
     `hold_frames` is given out then, rendered as if the last frame were held; where the next piece brings the
     real future, the two renderings are cross-faded.
     """
@@ -71,9 +71,9 @@ class SampleStream:
         if not final:
             return np.zeros(0, np.float32)
         whole = torch.cat(self._waiting, dim=1)
-        return (
-            render_samples(self._hift, whole, seed=self._seed) if whole.shape[1] else np.zeros(0, np.float32)
-        )
+        if not whole.shape[1]:
+            return np.zeros(0, np.float32)
+        return render_samples(self._hift, whole, seed=self._seed)
 
     def _push(self, mel: Tensor, *, final: bool) -> Samples:
         self._known += mel.shape[1] * CLOCKS.samples_per_frame

@@ -30,8 +30,8 @@ from nightingale.engine.session import Pieces, Session
 from nightingale.engine.utterance import Utterance
 from nightingale.errors import EngineFault, NightingaleError
 
-PROMPTS_KEPT = 32
-"""Voices whose prompt state is remembered."""
+PROMPTS_KEPT_BYTES = 3 << 30
+"""How much may be remembered of voices' prompts. Ten seconds of a guided flow's take 2.3 GB in float32."""
 
 
 @dataclass(slots=True)
@@ -261,11 +261,14 @@ class Worker:
         if not self.profile.streaming:
             return None
         voice = session.request.voice
-        if voice.content_hash not in self._prompts:
-            while len(self._prompts) >= PROMPTS_KEPT:
-                self._prompts.pop(next(iter(self._prompts)))
-            self._prompts[voice.content_hash] = prepare_prompt(self.model.speakers.flow, voice)
-        return self._prompts[voice.content_hash]
+        state = self._prompts.pop(voice.content_hash, None) or prepare_prompt(self.model.speakers.flow, voice)
+        while (
+            self._prompts
+            and state.nbytes + sum(p.nbytes for p in self._prompts.values()) > PROMPTS_KEPT_BYTES
+        ):
+            self._prompts.pop(next(iter(self._prompts)))  # the one that was not used for the longest time
+        self._prompts[voice.content_hash] = state
+        return state
 
     def _release(self, ticket: int) -> None:
         with self._changed:

@@ -14,12 +14,12 @@ from nightingale.nn.conv import PaddedConv1d, UpsamplingConv1d
 
 Span = tuple[int, int]
 """First and last column, or sample, that feels a change."""
-HALF = ISTFT_SIZE // 2 - 1
-"""How far a transform's window hears to each side: the periodic Hann window begins with a zero."""
+BEFORE, AFTER = ISTFT_SIZE // 2, ISTFT_SIZE // 2 - 1
+"""Column j of a transform stands for samples 4j - 8 to 4j + 7."""
 
 
 def lookahead_samples(hift: Hift) -> int:
-    """So many samples before its own first one a mel frame is heard, through the trunk or through the pitch."""
+    """So long before its own first sample a mel frame is heard, through the trunk or through the pitch."""
     pitch_frames = sum(layer.right for layer in hift.f0_predictor.condnet if isinstance(layer, PaddedConv1d))
     through_pitch = pitch_frames * CLOCKS.samples_per_frame - source_reach(hift)[0]
     return max(-mel_reach(hift)[0], through_pitch)
@@ -33,7 +33,7 @@ def mel_reach(hift: Hift) -> Span:
 def source_reach(hift: Hift) -> Span:
     """The samples that the 480 samples of excitation of frame 0 change under a fixed mel."""
     first, last = 0, CLOCKS.samples_per_frame - 1
-    return _trunk(hift, None, (-((HALF - first) // ISTFT_HOP), (last + HALF) // ISTFT_HOP))
+    return _trunk(hift, None, (-((AFTER - first) // ISTFT_HOP), (last + BEFORE) // ISTFT_HOP))
 
 
 def _trunk(hift: Hift, mel: Span | None, excitation: Span | None) -> Span:
@@ -51,7 +51,7 @@ def _trunk(hift: Hift, mel: Span | None, excitation: Span | None) -> Span:
         x = _union(*(_block(b, heard) for b in hift.resblocks[stage * kernels : (stage + 1) * kernels]))
     assert x is not None
     first, final = _conv(hift.conv_post, x)
-    return first * ISTFT_HOP - HALF, final * ISTFT_HOP + HALF
+    return first * ISTFT_HOP - BEFORE, final * ISTFT_HOP + AFTER
 
 
 def _conv(layer: nn.Module, span: Span) -> Span:

@@ -1,0 +1,277 @@
+"""The flow's stream: exact for block-causal flows, bounded in cost for bidirectional ones."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from itertools import accumulate
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from nightingale.engine import acoustic
+from nightingale.engine.acoustic import CONTEXT_TOKENS, MelStream, PromptState, prepare_prompt
+from nightingale.engine.randomness import NoiseTape
+from nightingale.models.chatterbox.presets import PRESETS
+from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, FlowConfig
+from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale.models.chatterbox.s3gen.incremental import FlowPast, render_piece
+from nightingale.voices.voice import Voice
+from parity import tiny
+
+SEED = 7
+ROUNDING = 1e-4
+KINDS = {"guided": tiny.TINY_FLOW, "meanflow": tiny.TINY_MEANFLOW}
+CAUSAL = {
+    kind: tiny.fill(Flow(replace(config, block_causal=True, mel_mean=-0.5, mel_std=1.5)))
+    for kind, config in KINDS.items()
+}
+BIDIRECTIONAL = {kind: tiny.fill(Flow(config)) for kind, config in KINDS.items()}
+
+
+def ids_of(count: int, *, seed: int = 3) -> list[int]:
+    return [int(token) for token in tiny.ids(count, seed)[0]]
+
+
+def voice_of(prompt_tokens: int) -> Voice:
+    return Voice.checked(
+        name="somebody",
+        family="wren",
+        speaker=tiny.scatter((16,), 1),
+        prompt_ids=torch.zeros(0, dtype=torch.int64),
+        flow_prompt_ids=tiny.ids(prompt_tokens, 2)[0],
+        flow_prompt_mel=tiny.scatter((2 * prompt_tokens, 80), 5),
+        flow_speaker=tiny.scatter((192,), 6),
+    )
+
+
+def streamed(flow: Flow, ids: list[int], cuts: list[int], voice: Voice, **kept: PromptState) -> list[Tensor]:
+    """What each push of so many ids gave; the last says that it is the last."""
+    assert sum(cuts) == len(ids)
+    stream = MelStream(flow, voice, seed=SEED, streaming=True, **kept)
+    ends = list(accumulate(cuts))
+    return [
+        stream.push(ids[end - cut : end], final=place == len(cuts) - 1)
+        for place, (cut, end) in enumerate(zip(cuts, ends, strict=True))
+    ]
+
+
+def blocks_of(prompt_tokens: int, cuts: list[int]) -> Tensor:
+    """Which push renders each token: the one that knows three more. The prompt was heard before."""
+    known = [prompt_tokens + end for end in accumulate(cuts)]
+    ready = [*(k - LOOKAHEAD_TOKENS for k in known[:-1]), known[-1]]
+    ready = [r if r > prompt_tokens else 0 for r in ready]
+    heard = max(0, prompt_tokens - LOOKAHEAD_TOKENS)
+    rows = [
+        -1 if token < heard else next(push for push, r in enumerate(ready) if r > token)
+        for token in range(known[-1])
+    ]
+    return torch.tensor([rows])
+
+
+def noise_of(flow: Flow, voice: Voice, tokens: int) -> Tensor:
+    """The voice's noise where its prompt was heard, the request's from there on."""
+    heard = 2 * max(0, len(voice.flow_prompt_ids) - LOOKAHEAD_TOKENS)
+    own, asked = (
+        NoiseTape(seed, purpose, width=80, block_rows=64).read(0, 2 * tokens)
+        for seed, purpose in ((0, f"prompt/{voice.content_hash}"), (SEED, "flow"))
+    )
+    return torch.cat([own[:heard], asked[heard:]]).T[None]
+
+
+def whole(flow: Flow, ids: list[int], voice: Voice, blocks: Tensor | None) -> Tensor:
+    tokens = torch.cat([voice.flow_prompt_ids, torch.tensor(ids)])[None]
+    mel: Tensor = flow(
+        tokens,
+        prompt_mel=voice.flow_prompt_mel.T[None],
+        speaker=voice.flow_speaker[None],
+        noise=noise_of(flow, voice, tokens.shape[1]),
+        blocks=blocks,
+    )
+    return mel[0]
+
+
+CUTS = [[14], [1] * 14, [8, 1, 5, 0], [4, 4, 4, 2], [2, 1, 1, 10], [0, 11, 0, 3]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "prompt_tokens", "cuts"),
+    [
+        *(("meanflow", prompt_tokens, cuts) for prompt_tokens in (0, 2, 9) for cuts in CUTS),
+        ("guided", 0, CUTS[2]),
+        ("guided", 5, CUTS[3]),
+    ],
+)
+def test_a_block_causal_stream_equals_the_whole_in_those_blocks(
+    kind: str, prompt_tokens: int, cuts: list[int]
+) -> None:
+    flow, voice, ids = CAUSAL[kind], voice_of(prompt_tokens), ids_of(14)
+    mel = torch.cat(streamed(flow, ids, cuts, voice), dim=1)
+    expected = whole(flow, ids, voice, blocks_of(prompt_tokens, cuts))
+    assert mel.shape == expected.shape == (80, 28)
+    assert (mel - expected).abs().max() <= ROUNDING
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(cuts=st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any), prompt=st.integers(0, 6))
+def test_any_chunking_equals_the_whole_in_those_blocks(cuts: list[int], prompt: int) -> None:
+    flow, voice, ids = CAUSAL["meanflow"], voice_of(prompt), ids_of(sum(cuts))
+    mel = torch.cat(streamed(flow, ids, cuts, voice), dim=1)
+    expected = whole(flow, ids, voice, blocks_of(prompt, cuts))
+    assert (mel - expected).abs().max() <= ROUNDING
+
+
+def test_the_blocks_of_a_stream_matter() -> None:
+    """Or the equality above would say nothing."""
+    flow, voice, ids = CAUSAL["meanflow"], voice_of(5), ids_of(14)
+    mel = torch.cat(streamed(flow, ids, [7, 7], voice), dim=1)
+    assert (mel - whole(flow, ids, voice, None)).abs().max() > 10 * ROUNDING
+
+
+@pytest.mark.parametrize("flow", [CAUSAL["meanflow"], BIDIRECTIONAL["meanflow"]], ids=["causal", "windows"])
+def test_more_future_never_changes_the_past(flow: Flow) -> None:
+    voice, ids, known = voice_of(5), ids_of(20), 12
+    other = ids[:known] + ids_of(20, seed=9)[known:]
+    a, b = (streamed(flow, x, [5, 7, 4, 4], voice) for x in (ids, other))
+    assert torch.equal(torch.cat(a[:2], dim=1), torch.cat(b[:2], dim=1))
+    assert not torch.allclose(a[2], b[2], atol=1e-2)
+
+
+@pytest.mark.parametrize("flow", [CAUSAL["meanflow"], BIDIRECTIONAL["meanflow"]], ids=["causal", "windows"])
+def test_streams_that_share_a_prompt_do_not_hear_each_other(flow: Flow) -> None:
+    voice = voice_of(9)
+    prompt = prepare_prompt(flow, voice)
+    texts = [ids_of(16), ids_of(16, seed=9)]
+    streams = [MelStream(flow, voice, seed=SEED, streaming=True, prompt=prompt) for _ in texts]
+    together: list[list[Tensor]] = [[], []]
+    for start in range(0, 16, 4):
+        for row, (stream, ids) in enumerate(zip(streams, texts, strict=True)):
+            together[row].append(stream.push(ids[start : start + 4], final=start == 12))
+    for row, ids in enumerate(texts):
+        alone = streamed(flow, ids, [4] * 4, voice)
+        assert torch.equal(torch.cat(together[row], dim=1), torch.cat(alone, dim=1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_windows_that_reach_back_to_the_start_are_the_whole(kind: str) -> None:
+    """What was spoken still fits the context and there is no prompt: nothing is approximated."""
+    flow, voice, ids = BIDIRECTIONAL[kind], voice_of(0), ids_of(14)
+    first = CONTEXT_TOKENS + LOOKAHEAD_TOKENS
+    mel = streamed(flow, ids, [first, 14 - first], voice)
+    expected = whole(flow, ids, voice, None)
+    assert (mel[1] - expected[:, 2 * CONTEXT_TOKENS :]).abs().max() <= ROUNDING
+    # The first chunk could not see the second.
+    assert (mel[0] - expected[:, : 2 * CONTEXT_TOKENS]).abs().max() > 10 * ROUNDING
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bidirectional_stream_stays_near_the_whole(kind: str) -> None:
+    flow, voice, ids = BIDIRECTIONAL[kind], voice_of(20), ids_of(40)
+    expected = whole(flow, ids, voice, None)
+    mel = torch.cat(streamed(flow, ids, ramp(40), voice), dim=1)
+    assert relative_l2(mel, expected) < 0.1
+    assert relative_l2(mel.roll(1, dims=1), expected) > 1  # one frame late is another sound
+
+
+def test_a_window_costs_the_same_however_much_was_spoken(monkeypatch: pytest.MonkeyPatch) -> None:
+    flow, voice = BIDIRECTIONAL["meanflow"], voice_of(12)
+    seen: list[tuple[int, int]] = []
+
+    def watched(flow: Flow, ids: Tensor, *, past: FlowPast, **rest: Any) -> tuple[Tensor, FlowPast]:
+        mel, left = render_piece(flow, ids, past=past, **rest)
+        seen.append((ids.shape[1], left.nbytes))
+        return mel, left
+
+    prompt = prepare_prompt(flow, voice)
+    monkeypatch.setattr(acoustic, "render_piece", watched)
+    streamed(flow, ids_of(120), [4] * 30, voice, prompt=prompt)
+    steady = seen[4:-1]
+    assert set(steady) == {(CONTEXT_TOKENS + 4 + LOOKAHEAD_TOKENS, prompt.nbytes)}
+
+
+def test_a_prompt_is_heard_the_same_by_every_request() -> None:
+    flow, voice = BIDIRECTIONAL["guided"], voice_of(9)
+    a, b = (prepare_prompt(flow, voice) for _ in range(2))
+    assert a.past is not None
+    assert b.past is not None
+    for one, two in zip((a.past.encoder, *a.past.steps), (b.past.encoder, *b.past.steps), strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(one, two, strict=True))
+    assert a.tokens == 9 - LOOKAHEAD_TOKENS
+    assert len(a.past.steps) == 10
+    assert prepare_prompt(flow, voice_of(3)).past is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("preset", "megabytes"), [("turbo", 241), ("english", 2282)])
+def test_a_prompt_takes_as_much_memory_as_docs_streaming_says(preset: str, megabytes: int) -> None:
+    with torch.device("meta"):  # shapes alone
+        flow = Flow(PRESETS[preset].flow)
+    assert prepare_prompt(flow, voice_of(250)).nbytes / 1e6 == pytest.approx(megabytes, abs=1)
+
+
+def ramp(tokens: int, *, first: int = 8, most: int = 64) -> list[int]:
+    """Pushes that render chunks of 8, 16, 32, … tokens."""
+    cuts, size = [first + LOOKAHEAD_TOKENS], first
+    while sum(cuts) < tokens:
+        size = min(2 * size, most)
+        cuts.append(min(size, tokens - sum(cuts)))
+    return cuts
+
+
+def relative_l2(mel: Tensor, expected: Tensor) -> float:
+    """Of what varies: the mean of each band says nothing of the speech."""
+    return float((mel - expected).norm() / (expected - expected.mean(dim=1, keepdim=True)).norm())
+
+
+MIDDLING = FlowConfig(
+    encoder_width=128,
+    encoder_heads=4,
+    encoder_blocks=3,
+    encoder_up_blocks=2,
+    encoder_ffn=256,
+    estimator_width=64,
+    estimator_heads=2,
+    estimator_mid_stages=4,
+    estimator_stage_blocks=2,
+)
+RAMPS = {"8, 16, 32, 64": (8, 64), "all of 8": (8, 8), "all of 25": (25, 25)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("meanflow", [False, True], ids=["guided", "meanflow"])
+def test_the_distances_in_docs_streaming(meanflow: bool) -> None:
+    flow = tiny.fill(Flow(replace(MIDDLING, meanflow=meanflow)))
+    voice, ids = voice_of(100), ids_of(120)
+    expected = whole(flow, ids, voice, None)
+    kind = "meanflow" if meanflow else "guided"
+    for name, (first, most) in RAMPS.items():
+        mel = torch.cat(streamed(flow, ids, ramp(120, first=first, most=most), voice), dim=1)
+        print(f"\n| {kind} | {name} | {relative_l2(mel, expected):.3f} |", end="")
+        assert relative_l2(mel, expected) < 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "config", "prompt_tokens", "limit"),
+    [
+        ("guided, windows", MIDDLING, 100, 1.25),
+        ("meanflow, windows", replace(MIDDLING, meanflow=True), 100, 1.25),
+        ("wren, exact", replace(PRESETS["wren"].flow, speaker_width=192), 0, 2.0),
+    ],
+)
+def test_the_costs_in_docs_streaming(name: str, config: FlowConfig, prompt_tokens: int, limit: float) -> None:
+    """Chunks of 16 tokens, 20 s of speech in one utterance. CPU time, not the clock on the wall."""
+    flow, voice = tiny.fill(Flow(config)), voice_of(prompt_tokens)
+    stream, costs_ms = MelStream(flow, voice, seed=SEED, streaming=True), []
+    for _ in range(32):
+        start = time.process_time()
+        stream.push(ids_of(16), final=False)
+        costs_ms.append(1000 * (time.process_time() - start))
+    early, late = median(costs_ms[1:6]), median(costs_ms[-5:])
+    print(f"\n| {name} | {early:.0f} | {late:.0f} |", end="")
+    assert late / early < limit

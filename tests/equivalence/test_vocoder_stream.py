@@ -1,0 +1,255 @@
+"""The vocoder in pieces is the vocoder in one, and what it holds back is what it must.
+
+Most of it in double precision, where the two differ by the rounding of the result to float32 and no more. In
+single precision they differ by a little of the pitch: a convolution rounds its sums by the length of its
+input, a hundredth of a millihertz, and the phase adds that up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from nightingale.bench.seams import seam_report
+from nightingale.engine.vocode import SampleStream, harmonic_phase, render_samples, source_noise
+from nightingale.models.chatterbox.hift.config import HiftConfig
+from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.hift.reach import lookahead_samples, mel_reach, source_reach
+from nightingale.models.chatterbox.hift.stream import HiftStream
+from nightingale.values import Samples
+
+FRAMES = 79
+CUTS = {
+    "ones": [1] * 14,
+    "sevens": [7] * 4,
+    "uneven": [3, 25, 1, 50],
+    "whole": [30],
+    "ramp": [14, 8, 12, 16, 5],
+    "nothing now and then": [2, 0, 0, 30, 0, 9, 0],
+}
+MIXED = (3, 7)
+
+
+def hift(*, causal: bool, kernels: tuple[int, ...] = MIXED, source: tuple[int, ...] = (3, 5, 7)) -> Hift:
+    """A narrow vocoder with random weights that, unlike most random vocoders, hears a voice in its mel."""
+    config = HiftConfig(
+        base_channels=16, resblock_kernels=kernels, source_kernels=source, f0_channels=8, causal=causal
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        net = Hift(config)
+    classifier = net.f0_predictor.classifier
+    classifier.weight.data *= 4000
+    classifier.bias.data.fill_(-80.0)
+    return net.double().eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def causal() -> Hift:
+    return hift(causal=True)
+
+
+@pytest.fixture(scope="module")
+def two_sided() -> Hift:
+    return hift(causal=False)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def mel(frames: int = FRAMES, seed: int = 1) -> Tensor:
+    return torch.randn(80, frames, generator=torch.Generator().manual_seed(seed))
+
+
+def in_pieces(stream: SampleStream, mel: Tensor, cuts: Sequence[int]) -> list[Samples]:
+    ends = np.cumsum(cuts)
+    return [
+        stream.push(mel[:, end - cut : end], final=i == len(cuts) - 1)
+        for i, (cut, end) in enumerate(zip(cuts, ends, strict=True))
+    ]
+
+
+def assert_equal_within(got: Samples, whole: Samples, bound: float = 1e-7) -> None:
+    assert got.shape == whole.shape
+    difference = np.abs(got - whole)
+    assert difference.max() <= bound, f"max {difference.max():.2e} at {difference.argmax()}"
+
+
+def test_the_voice_of_these_tests_is_voiced_and_unvoiced(causal: Hift, two_sided: Hift) -> None:
+    for net in (causal, two_sided):
+        f0_hz = net.f0_predictor(mel()[None].double())
+        assert f0_hz.min() < 10 < 200 < f0_hz.max()
+
+
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+def test_a_causal_voice_in_pieces_equals_the_whole(causal: Hift, cuts: list[int]) -> None:
+    mels = mel(sum(cuts))
+    pieces = in_pieces(SampleStream(causal, seed=3, streaming=True), mels, cuts)
+    assert_equal_within(np.concatenate(pieces), render_samples(causal, mels, seed=3))
+
+
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_in_single_precision_the_difference_is_below_1e_5(is_causal: bool, cuts: list[int]) -> None:
+    net = hift(causal=is_causal).float()
+    net.f0_predictor.classifier.weight *= 0.1
+    net.f0_predictor.classifier.bias.fill_(90.0)
+    mels = mel(sum(cuts))
+    pieces = in_pieces(SampleStream(net, seed=3, streaming=True, hold_frames=20), mels, cuts)
+    assert_equal_within(np.concatenate(pieces), render_samples(net, mels, seed=3), 1e-5)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_ramps_equal_the_whole(causal: Hift, two_sided: Hift, seed: int) -> None:
+    cuts = np.random.default_rng(seed).integers(0, 24, 6).tolist()
+    mels = mel(sum(cuts), seed)
+    for net, hold in ((causal, 4), (two_sided, 30)):
+        pieces = in_pieces(SampleStream(net, seed=seed, streaming=True, hold_frames=hold), mels, cuts)
+        assert_equal_within(np.concatenate(pieces), render_samples(net, mels, seed=seed))
+
+
+@pytest.mark.parametrize("cuts", [[5] * 16, [14, 8, 12, 16, 30], [30, 50]], ids=str)
+def test_a_stream_has_no_seams(causal: Hift, cuts: list[int]) -> None:
+    pieces = in_pieces(SampleStream(causal, seed=3, streaming=True), mel(sum(cuts)), cuts)
+    boundaries = np.cumsum([len(piece) for piece in pieces])[:-1].tolist()
+    samples = np.concatenate(pieces)
+    assert seam_report(samples, boundaries, 24_000).clean
+    hole = np.insert(samples, boundaries[0], np.zeros(240, np.float32))
+    assert seam_report(hole, boundaries[:1], 24_000).seams == (boundaries[0],)
+
+
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+def test_a_two_sided_voice_that_waits_for_its_whole_future_equals_the_whole(
+    two_sided: Hift, cuts: list[int]
+) -> None:
+    mels = mel(sum(cuts))
+    hold = -(-lookahead_samples(two_sided) // 480)
+    pieces = in_pieces(SampleStream(two_sided, seed=3, streaming=True, hold_frames=hold), mels, cuts)
+    assert_equal_within(np.concatenate(pieces), render_samples(two_sided, mels, seed=3))
+
+
+@pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
+def test_an_impatient_two_sided_voice_gives_every_sample_once(two_sided: Hift, cuts: list[int]) -> None:
+    mels = mel(sum(cuts))
+    pieces = in_pieces(SampleStream(two_sided, seed=3, streaming=True), mels, cuts)
+    known = np.cumsum(cuts) * 480
+    expected = [*np.maximum(0, known[:-1] - 4 * 480), known[-1]]
+    assert np.cumsum([len(piece) for piece in pieces]).tolist() == expected
+
+
+def test_an_impatient_voice_settles_on_the_whole_between_the_seams(two_sided: Hift) -> None:
+    """Each guess is replaced: what differs is near a seam, and not before it was known to differ."""
+    mels, cut = mel(100), 50
+    got = np.concatenate(in_pieces(SampleStream(two_sided, seed=3, streaming=True), mels, [cut, 50]))
+    differs = np.nonzero(np.abs(got - render_samples(two_sided, mels, seed=3)) > 1e-7)[0]
+    assert differs.min() >= 480 * cut - lookahead_samples(two_sided)
+    assert differs.max() < 480 * (cut - 4) + 120
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_whole_mode_is_the_whole_bit_for_bit(causal: Hift, streaming: bool) -> None:
+    pieces = in_pieces(SampleStream(causal, seed=3, streaming=False), mel(), CUTS["uneven"])
+    assert [len(piece) for piece in pieces] == [0, 0, 0, 480 * FRAMES]
+    assert np.array_equal(pieces[-1], render_samples(causal, mel(), seed=3))
+    nothing = SampleStream(causal, seed=3, streaming=streaming).push(mel(0), final=True)
+    assert nothing.shape == (0,)
+    assert nothing.dtype == np.float32
+
+
+def test_more_future_never_changes_the_past(causal: Hift) -> None:
+    heard, other = mel(), mel(seed=2)
+    other[:, :40] = heard[:, :40]
+    one, two = (SampleStream(causal, seed=3, streaming=True) for _ in range(2))
+    assert np.array_equal(one.push(heard[:, :40], final=False), two.push(other[:, :40], final=False))
+    assert not np.array_equal(one.push(heard[:, 40:], final=True), two.push(other[:, 40:], final=True))
+
+
+def test_two_streams_through_one_network_do_not_hear_each_other(causal: Hift) -> None:
+    alone = in_pieces(SampleStream(causal, seed=3, streaming=True), mel(), CUTS["uneven"])
+    one, other = (SampleStream(causal, seed=seed, streaming=True) for seed in (3, 4))
+    at = 0
+    for i, cut in enumerate(CUTS["uneven"]):
+        other.push(mel(5, seed=i), final=False)
+        assert np.array_equal(one.push(mel()[:, at : at + cut], final=i == 3), alone[i])
+        at += cut
+
+
+def test_a_causal_voice_holds_back_three_frames_and_64_samples(causal: Hift) -> None:
+    stream = SampleStream(causal, seed=3, streaming=True)
+    assert len(stream.push(mel(3), final=False)) == 0
+    assert len(stream.push(mel(1), final=False)) == 480 - 64
+    assert len(stream.push(mel(9), final=False)) == 9 * 480
+    assert len(stream.push(mel(0), final=True)) == 3 * 480 + 64
+
+
+def test_the_memory_of_a_stream_does_not_grow_with_what_was_spoken(causal: Hift) -> None:
+    tape = source_noise(0)
+    stream = HiftStream(causal, phase=harmonic_phase(0), noise=tape.read)
+    sizes = []
+    for _ in range(30):
+        stream.push(mel(6)[None].double(), close=False)
+        tape.forget_before(stream.excited_samples)
+        sizes.append(stream.kept_values)
+    assert len(set(sizes[1:])) == 1
+    assert len(tape._blocks) <= 1
+
+
+def changed(before: Tensor, after: Tensor) -> tuple[int, int]:
+    places = (before != after)[0].nonzero()
+    return int(places[0]), int(places[-1])
+
+
+@pytest.mark.parametrize("kernels", [(3,), (3, 7), (11,)])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_the_reach_worked_out_is_the_reach_felt(is_causal: bool, kernels: tuple[int, ...]) -> None:
+    """Change one frame of mel, or its excitation, and see which samples change."""
+    net = hift(causal=is_causal, kernels=kernels)
+    frames, at = 60, 25
+    clean = mel(frames).double()[None]
+    source = torch.rand(1, 1, 480 * frames, generator=torch.Generator().manual_seed(0)).double()
+    other_mel, other_source = clean.clone(), source.clone()
+    other_mel[..., at] += 1
+    other_source[..., 480 * at : 480 * (at + 1)] += 0.5
+    reference = net(clean, source)
+    for felt, predicted in (
+        (changed(reference, net(other_mel, source)), mel_reach(net)),
+        (changed(reference, net(clean, other_source)), source_reach(net)),
+    ):
+        # Far from the middle a change may be too small for even a double to hold: never further, hardly less.
+        first, last = (480 * at + edge for edge in predicted)
+        assert first <= felt[0] <= first + 120
+        assert last - 120 <= felt[1] <= last
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_no_sample_hears_further_ahead_than_the_lookahead(is_causal: bool) -> None:
+    net = hift(causal=is_causal)
+    known = 40
+    heard, other = mel(60), mel(60, seed=2)
+    other[:, :known] = heard[:, :known]
+    difference = np.abs(render_samples(net, heard, seed=3) - render_samples(net, other, seed=3))
+    first = int(np.nonzero(difference > 1e-7)[0][0])
+    settled = 480 * known - lookahead_samples(net)
+    # The outermost frames of a two-sided field are felt too little for float32.
+    assert settled <= first < settled + (120 if is_causal else 4 * 480)
+
+
+def test_the_reach_of_the_shapes_that_ship() -> None:
+    with torch.device("meta"):
+        wren = Hift(
+            HiftConfig(base_channels=32, resblock_kernels=MIXED, source_kernels=(5, 5, 5), causal=True)
+        )
+        official = Hift(HiftConfig(base_channels=32))
+    assert lookahead_samples(wren) == 3 * 480 + 64
+    assert mel_reach(wren) == (-1444, 7991)
+    assert lookahead_samples(official) == 9240
+    assert mel_reach(official) == (-6300, 6783)
