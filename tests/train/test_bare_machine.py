@@ -23,8 +23,9 @@ ABSENT = (
     "matplotlib",
 )
 MODULES = (
-    "__main__", "bank", "cast", "corpus", "discriminators", "export", "flow", "loop", "pieces",
-    "prepare", "resample", "synthesize", "t3", "tokenizer", "vocoder", "voice_encoder", "weights",
+    "__main__", "asset_files", "bank", "cast", "corpus", "discriminators", "export", "flow", "flow_step",
+    "loop", "pieces", "plan", "prepare", "resample", "session", "stages", "supervisor", "synthesize", "t3",
+    "t3_rows", "token_bank", "tokenizer", "vocoder", "vocoder_feed", "voice_encoder", "volumes", "weights",
     "teachers.kokoro",
 )  # fmt: skip
 
@@ -44,18 +45,31 @@ def test_the_list_of_stages_needs_no_torch() -> None:
     code = f"{block}; from nightingale.train.__main__ import main; main(['--help'])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for stage in ("data", "tokenizer", "voice-encoder", "t3", "flow", "vocoder", "export"):
+    for stage in (
+        "assets",
+        "session",
+        "data",
+        "tokenizer",
+        "voice-encoder",
+        "t3",
+        "flow",
+        "vocoder",
+        "export",
+    ):
         assert f"    {stage}" in done.stdout
 
 
-@pytest.mark.parametrize("stage", ["voice-encoder", "tokenizer", "t3", "flow"])
-def test_every_stage_asks_for_its_corpus_and_its_budget(
-    stage: str, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("stage", "source"),
+    [("voice-encoder", "--corpus"), ("tokenizer", "--corpus"), ("t3", "--assets"), ("flow", "--corpus")],
+)
+def test_every_stage_asks_for_what_it_learns_from_and_its_budget(
+    stage: str, source: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
         build_parser().parse_args([stage])
     told = capsys.readouterr().err
-    assert "--corpus" in told
+    assert source in told
     assert "-s" in told
 
 

@@ -2,87 +2,128 @@
 
 `nightingale train STAGE …` is the same program behind the product's command line. A stage reads a corpus
 folder, works for its budget of seconds, resumes from what it left in its out folder, and says how it is doing
-on stderr. The order, with what each costs and reaches, is docs/training.md.
+on stderr. `session` runs them all. The order, with what each costs and reaches, is docs/training.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from nightingale.errors import NightingaleError
-
-FINAL_MARKS = ".!?,;:"
+from nightingale.train import stages
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="nightingale train", description="Train wren, stage by stage.")
-    stages = parser.add_subparsers(dest="stage", required=True, metavar="STAGE")
+    commands = parser.add_subparsers(dest="stage", required=True, metavar="STAGE")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--out", type=Path, required=True, help="folder of states, logs and weights")
     common.add_argument("--device", default="cuda")
     common.add_argument("--seed", type=int, default=0)
-    timed = argparse.ArgumentParser(add_help=False, parents=[common])
-    timed.add_argument("--corpus", type=Path, required=True, help="folder that the stage data wrote")
+    fed = argparse.ArgumentParser(add_help=False, parents=[common])
+    fed.add_argument("--corpus", type=Path, required=True, help="folder that the stage data wrote")
+    timed = argparse.ArgumentParser(add_help=False)
+    timed.add_argument("--budget-s", type=float, required=True, help="seconds of this call")
+    timed.add_argument("--plan-s", type=float, help="seconds of all calls; default: this call's and before")
+    helped = argparse.ArgumentParser(add_help=False)
+    helped.add_argument("--assets", type=Path, required=True, help="folder that the stage assets wrote")
     batched = argparse.ArgumentParser(add_help=False)
     batched.add_argument("--batch", type=int, help="clips per step; the stage's own default if left out")
     graphed = argparse.ArgumentParser(add_help=False)
     graphed.add_argument("--eager", action="store_true", help="no CUDA graphs; needed on a CPU")
+    graphed.add_argument("--start-from", type=Path, help="weights of another machine, if there is no state")
 
-    data = stages.add_parser("data", parents=[common], help="lines of text -> corpus, spoken by the teacher")
-    data.add_argument("--lines", type=Path, required=True, help="lines.npz (nightingale.train.prepare)")
-    data.add_argument("--vocabulary", type=Path, required=True, help="wren_tokenizer.json")
-    data.add_argument("--kokoro", type=Path, required=True, nargs="+", help="parts of the teacher's weights")
-    data.add_argument("--voices", type=Path, required=True, help="the teacher's voices.npz")
-    data.add_argument("--listener", type=Path, required=True, help="resemblyzer.safetensors")
+    # These two have command lines of their own, and get whatever follows their name.
+    commands.add_parser("assets", add_help=False, help="on a CPU: texts, phonemes, teachers (assets --help)")
+    commands.add_parser("session", add_help=False, help="all stages, within a deadline (session --help)")
+
+    data = commands.add_parser(
+        "data", parents=[common, helped], help="lines of text -> corpus, by the teacher"
+    )
     data.add_argument("--budget-s", type=float, required=True)
+    data.add_argument("--hours", type=float, default=36.0, help="stop after so much speech")
+    data.add_argument("--first-hours", type=float, default=6.0, help="size of the first part")
+    data.add_argument("--part-hours", type=float, default=10.0, help="size of the others")
+    data.add_argument("--batch-seconds", type=float, default=400.0, help="of speech that is made at once")
     data.add_argument("--limit", type=int, help="only so many lines")
-    data.set_defaults(run=run_data)
+    data.set_defaults(run=stages.run_data)
 
-    listener = stages.add_parser("voice-encoder", parents=[timed, batched], help="our own ear for speakers")
-    listener.add_argument("--listener", type=Path, required=True, help="resemblyzer.safetensors")
-    listener.add_argument("--budget-s", type=float, required=True)
-    listener.set_defaults(run=run_voice_encoder)
-
-    tokenizer = stages.add_parser(
-        "tokenizer", parents=[timed, batched, graphed], help="speech tokens, then tokens.npy of the corpus"
+    listener = commands.add_parser(
+        "voice-encoder", parents=[fed, timed, helped, batched], help="our own ear for speakers"
     )
-    tokenizer.add_argument("--budget-s", type=float, required=True)
-    tokenizer.set_defaults(run=run_tokenizer)
+    listener.set_defaults(run=stages.run_voice_encoder)
 
-    t3 = stages.add_parser("t3", parents=[timed, graphed], help="text to speech tokens")
-    t3.add_argument("--vocabulary", type=Path, required=True, help="wren_tokenizer.json")
-    t3.add_argument("--budget-s", type=float, required=True)
-    t3.set_defaults(run=run_t3)
+    tokenizer = commands.add_parser("tokenizer", parents=[fed, timed, batched, graphed], help="speech tokens")
+    tokenizer.set_defaults(run=stages.run_tokenizer)
 
-    flow = stages.add_parser(
-        "flow", parents=[timed, batched, graphed], help="speech tokens to mel, in two steps"
+    tokens = commands.add_parser("tokens", parents=[fed], help="tokens of the corpus, as it grows")
+    tokens.add_argument("--budget-s", type=float, required=True, help="wait so long for more of the corpus")
+    tokens.set_defaults(run=stages.run_tokens)
+
+    t3 = commands.add_parser("t3", parents=[common, timed, helped, graphed], help="text to speech tokens")
+    t3.add_argument("--bank", type=Path, nargs="*", help="token banks; default: the one in --out")
+    t3.add_argument("--dropout", type=float)
+    t3.add_argument("--smoothing", type=float)
+    t3.add_argument("--slip", type=float)
+    t3.add_argument("--weight-decay", type=float)
+    t3.set_defaults(run=stages.run_t3)
+
+    flow = commands.add_parser(
+        "flow", parents=[fed, batched, graphed], help="speech tokens to mel, in two steps"
     )
-    flow.add_argument("--match-s", type=float, required=True, help="seconds of flow matching")
-    flow.add_argument("--distill-s", type=float, required=True, help="seconds of distillation to two steps")
-    flow.add_argument("--distill-batch", type=int, default=64)
-    flow.set_defaults(run=run_flow)
+    flow.add_argument("--match-s", type=float, required=True, help="seconds of flow matching, in all")
+    flow.add_argument("--distill-s", type=float, required=True, help="seconds of distillation, in all")
+    flow.add_argument("--distill-batch", type=int, default=96)
+    flow.set_defaults(run=stages.run_flow)
 
-    # The vocoder has a command line of its own, and gets whatever follows its name.
-    stages.add_parser("vocoder", add_help=False, help="mel to samples (see: vocoder --help)")
+    mels = commands.add_parser("mels", parents=[fed], help="the flow's mels of the corpus, for the vocoder")
+    mels.add_argument("--parts", type=int, default=1, help="of so many parts of the corpus")
+    mels.set_defaults(run=stages.run_mels)
 
-    export = stages.add_parser("export", help="pack everything into the files that ship")
+    commands.add_parser("vocoder", add_help=False, help="mel to samples (see: vocoder --help)")
+
+    references = commands.add_parser("references", help="the teacher's voices as recordings, for judging")
+    references.add_argument("--assets", type=Path, required=True)
+    references.add_argument("--out", type=Path, required=True)
+    references.add_argument("--each", type=int, default=3, help="recordings of each voice")
+    references.add_argument("--device", default="cpu")
+    references.set_defaults(run=run_references)
+
+    unpack = commands.add_parser("unpack", help="volumes of results -> files")
+    unpack.add_argument("--out", type=Path, required=True)
+    unpack.add_argument("volumes", type=Path, nargs="+", help="folders, oldest first")
+    unpack.set_defaults(run=run_unpack)
+
+    export = commands.add_parser("export", help="pack everything into the files that ship")
     export.add_argument("--source", type=Path, required=True, help="folder with the outputs of all stages")
     export.add_argument("--out", type=Path, help="default: the package's own folder")
     export.add_argument("--default-voice", default="heart")
     export.add_argument("--temperature", type=float)
     export.add_argument("--min-p", type=float)
     export.add_argument("--repetition-penalty", type=float)
-    export.set_defaults(run=run_export)
+    export.set_defaults(run=stages.run_export)
 
-    curves = stages.add_parser("curves", help="draw each *.jsonl log as a PNG beside it (needs matplotlib)")
+    curves = commands.add_parser("curves", help="draw each *.jsonl log as a PNG beside it (needs matplotlib)")
     curves.add_argument("--out", type=Path, required=True, help="folder with the logs")
-    curves.set_defaults(run=run_curves)
+    curves.set_defaults(run=stages.run_curves)
     return parser
+
+
+def run_references(args: argparse.Namespace) -> None:
+    from nightingale.train.asset_files import Assets
+    from nightingale.train.references import write_references
+
+    write_references(Assets(args.assets), args.out, each=args.each, device=args.device)
+
+
+def run_unpack(args: argparse.Namespace) -> None:
+    from nightingale.train.volumes import unpack
+
+    for name, size in unpack(args.volumes, args.out).items():
+        sys.stderr.write(f"{name:<28}{size / 2**20:8.2f} MiB\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -92,6 +133,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         vocoder.main(given[1:])
         return
+    if given[:1] == ["session"]:
+        from nightingale.train import session
+
+        session.main(given[1:])
+        return
+    if given[:1] == ["assets"]:
+        from nightingale.train import assets
+
+        assets.main(given[1:])
+        return
     args = build_parser().parse_args(given)
     if hasattr(args, "seed"):
         import torch
@@ -100,180 +151,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         torch.manual_seed(args.seed)
         args.out.mkdir(parents=True, exist_ok=True)
     args.run(args)
-
-
-def say(record: dict[str, Any]) -> None:
-    """The progress line."""
-    from nightingale.train.loop import progress_line
-
-    sys.stderr.write(progress_line(record) + "\n")
-    sys.stderr.flush()
-
-
-def run_data(args: argparse.Namespace) -> None:
-    from dataclasses import replace
-
-    import numpy as np
-    import torch
-
-    from nightingale.train.cast import BLENDS, SHARES
-    from nightingale.train.pieces import Pieces
-    from nightingale.train.prepare import Lines
-    from nightingale.train.synthesize import Casting, cast_lines, synthesize
-    from nightingale.train.teachers.kokoro import KokoroTeacher
-    from nightingale.train.voice_encoder import speaker_vectors
-
-    lines, pieces = Lines.read(args.lines), Pieces(args.vocabulary)
-    order = np.random.default_rng(args.seed).permutation(len(lines))[: args.limit]
-    teacher = KokoroTeacher(args.kokoro, args.voices, args.device)
-    requests = cast_lines(
-        [{"american": lines.american[i], "british": lines.british[i]} for i in order],
-        [np.asarray(pieces.encode(lines.texts[i]), dtype=np.int16) for i in order],
-        Casting(shares=SHARES, pool=sorted(n for n in teacher.voices if n[0] in "ab"), blends=BLENDS),
-        seed=args.seed,
-    )
-    corpus = synthesize(teacher, requests, budget_s=args.budget_s, seed=args.seed, say=say)
-    del teacher
-    device = torch.device(args.device)
-    heard = speaker_vectors(_listener(args.listener).to(device), corpus, device=device)
-    replace(corpus, speaker=heard.numpy()).save(args.out)
-    (args.out / "names.json").write_text(json.dumps(list(SHARES)), encoding="utf-8")
-    say({"clips": corpus.bank.clips, "hours": corpus.bank.seconds / 3600})
-
-
-def run_voice_encoder(args: argparse.Namespace) -> None:
-    import torch
-    from safetensors.torch import save_file
-
-    from nightingale.train.cast import HEARD_BY_TEACHER, mean_speakers
-    from nightingale.train.corpus import Corpus
-    from nightingale.train.voice_encoder import speaker_vectors, train_voice_encoder
-
-    corpus, device = Corpus.load(args.corpus), torch.device(args.device)
-    net = train_voice_encoder(
-        corpus,
-        _listener(args.listener),
-        args.out,
-        budget_s=args.budget_s,
-        device=device,
-        say=say,
-        **_batch(args),
-    )
-    own, taught = speaker_vectors(net, corpus, device=device), torch.from_numpy(corpus.speaker)
-    say({"clips": len(own), "cosine": float((own.float() * taught.float()).sum(1).mean())})
-    names, voice = json.loads((args.corpus / "names.json").read_text()), torch.from_numpy(corpus.voice)
-    theirs = {name + HEARD_BY_TEACHER: v for name, v in mean_speakers(taught, voice, names).items()}
-    save_file(mean_speakers(own, voice, names) | theirs, args.out / "voices.safetensors")
-
-
-def run_tokenizer(args: argparse.Namespace) -> None:
-    import numpy as np
-    import torch
-
-    from nightingale.models.chatterbox.presets import PRESETS
-    from nightingale.train.corpus import Corpus
-    from nightingale.train.tokenizer import code_entropy_bits, tokenize_corpus, train_tokenizer
-
-    corpus, device = Corpus.load(args.corpus), torch.device(args.device)
-    net = train_tokenizer(
-        corpus,
-        args.out,
-        PRESETS["wren"].speech_tokenizer,
-        budget_s=args.budget_s,
-        device=device,
-        eager=args.eager,
-        seed=args.seed,
-        say=say,
-        **_batch(args),
-    )
-    tokens = tokenize_corpus(net, corpus, device=device)
-    np.save(args.out / "tokens.npy", tokens.cpu().numpy())
-    say({"tokens": len(tokens), "bits": code_entropy_bits(tokens)})
-
-
-def run_t3(args: argparse.Namespace) -> None:
-    import numpy as np
-    import torch
-
-    from nightingale.models.chatterbox.presets import PRESETS
-    from nightingale.train.corpus import Corpus
-    from nightingale.train.t3 import train_t3
-
-    ids = json.loads(args.vocabulary.read_text(encoding="utf-8"))["model"]["vocab"]
-    train_t3(
-        Corpus.load(args.corpus),
-        np.load(args.out / "tokens.npy"),
-        args.out,
-        PRESETS["wren"].t3,
-        marks=frozenset(ids[mark] for mark in FINAL_MARKS if mark in ids),
-        budget_s=args.budget_s,
-        device=torch.device(args.device),
-        eager=args.eager,
-        seed=args.seed,
-        say=say,
-    )
-
-
-def run_flow(args: argparse.Namespace) -> None:
-    import numpy as np
-    import torch
-
-    from nightingale.models.chatterbox.presets import PRESETS
-    from nightingale.train.corpus import Corpus
-    from nightingale.train.flow import train_flow
-
-    train_flow(
-        Corpus.load(args.corpus),
-        torch.from_numpy(np.load(args.out / "tokens.npy")),
-        args.out,
-        PRESETS["wren"].flow,
-        match_s=args.match_s,
-        distill_s=args.distill_s,
-        distill_batch=args.distill_batch,
-        device=torch.device(args.device),
-        eager=args.eager,
-        say=say,
-        **_batch(args),
-    )
-
-
-def run_export(args: argparse.Namespace) -> None:
-    from dataclasses import replace
-
-    from nightingale import wren
-    from nightingale.models.chatterbox.presets import PRESETS
-    from nightingale.train.export import export
-
-    tuned = {name: getattr(args, name) for name in ("temperature", "min_p", "repetition_penalty")}
-    report = export(
-        args.source,
-        args.out or wren.folder(),
-        PRESETS["wren"],
-        default_voice=args.default_voice,
-        sampling=replace(
-            wren.SAMPLING, **{name: value for name, value in tuned.items() if value is not None}
-        ),
-    )
-    sys.stderr.write(f"{report}\n")
-
-
-def run_curves(args: argparse.Namespace) -> None:
-    from nightingale.train.loop import draw_curves, read_log
-
-    for log in sorted(args.out.glob("*.jsonl")):
-        numbers = {k for row in read_log(log) for k, v in row.items() if isinstance(v, float)}
-        draw_curves(log, log.with_suffix(".png"), sorted(numbers - {"seconds", "elapsed_s"}))
-
-
-def _batch(args: argparse.Namespace) -> dict[str, int]:
-    return {} if args.batch is None else {"batch": args.batch}
-
-
-def _listener(path: Path) -> Any:
-    from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder, VoiceEncoderConfig
-    from nightingale.models.checkpoint import load, read_tensors
-
-    return load(lambda: VoiceEncoder(VoiceEncoderConfig()), read_tensors(path), source=path)
 
 
 if __name__ == "__main__":

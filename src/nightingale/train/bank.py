@@ -7,7 +7,7 @@ f0_hz[frame_offsets[i]:frame_offsets[i + 1]]; frame t is centred on sample 480·
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,6 +73,16 @@ class AudioBank:
             frame_offsets=frame_offsets,
         )
 
+    @classmethod
+    def chain(cls, banks: Sequence[AudioBank]) -> AudioBank:
+        """One bank of all clips, in order."""
+        return cls(
+            audio=np.concatenate([bank.audio for bank in banks]),
+            offsets=chain_offsets([bank.offsets for bank in banks]),
+            f0_hz=np.concatenate([bank.f0_hz for bank in banks]),
+            frame_offsets=chain_offsets([bank.frame_offsets for bank in banks]),
+        )
+
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name in FIELDS:
@@ -87,6 +97,11 @@ class AudioBank:
                 "a folder holding " + ", ".join(f"{n}.npy" for n in FIELDS),
             )
         return cls(**{name: np.load(folder / f"{name}.npy") for name in FIELDS})
+
+
+def chain_offsets(offsets: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Offsets into several flat arrays -> offsets into the arrays joined."""
+    return np.cumsum(np.concatenate([[0], *(np.diff(each) for each in offsets)]), dtype=np.int64)
 
 
 def _bad(got: str, allowed: str) -> ConfigError:

@@ -2,7 +2,8 @@
 
 `voices.safetensors`, written by the stage `voice-encoder`, holds one unit vector per named voice, the mean
 over its clips: under the teacher's name (`af_heart`) as wren's own encoder hears it, under `af_heart.teacher`
-as the encoder's teacher does, for comparison.
+as the encoder's teacher does. T3 and the flow were told speakers by the encoder's teacher, so the built-in
+voices are its vectors; wren's own ear, which is near but not the same, serves clones.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ class CastVoice:
             f"# {self.name}\n\n"
             f"Built into wren: {self.summary}.\n\n"
             f"- **Provenance.** A synthetic speaker. Wren was trained on speech that {TEACHER} made with\n"
-            f"  its voice `{self.theirs}`; this file holds one speaker vector, the mean over those clips,\n"
-            "  measured by wren's own voice encoder. No recording of a person is in it.\n"
+            f"  its voice `{self.theirs}`; this file holds one speaker vector, the mean over those clips.\n"
+            "  No recording of a person is in it.\n"
             f"- **Licence.** The teacher's weights and voices are under {LICENCE}; this file is under the\n"
             "  licence of the package.\n"
             f'- **Use.** `nightingale say "Hello." -v {self.name}`\n'
@@ -81,9 +82,10 @@ def mean_speakers(speaker: Tensor, voice: Tensor, names: Sequence[str]) -> dict[
 
 def read_cast(path: Path, default: str) -> list[CastVoice]:
     """The built-in voices of a voices.safetensors, the default first, the others by name."""
+    held = read_tensors(path)
     cast = [
-        CastVoice(theirs=name, speaker=speaker.to(torch.float32))
-        for name, speaker in read_tensors(path).items()
+        CastVoice(theirs=name, speaker=held.get(name + HEARD_BY_TEACHER, own).to(torch.float32))
+        for name, own in held.items()
         if not name.endswith(HEARD_BY_TEACHER)
     ]
     odd = [v.theirs for v in cast if v.theirs[:1] not in ACCENTS or v.theirs[1:2] not in SEXES or not v.name]

@@ -3,9 +3,11 @@
     audio, offsets, f0_hz, frame_offsets   the AudioBank
     phones                                 one phoneme id per 50 Hz frame (the teacher's own alignment)
     text_ids, text_offsets                 wren's text ids per clip
-    voice                                  which of the teacher's voices, per clip
+    line, voice, speed                     which line of the text, spoken by whom, how fast; per clip
     speaker                                (clips, 256) the speaker vector, float16
-    tokens                                 one speech id per 25 Hz step, added by the tokenizer stage
+
+A corpus may be made of parts (`part00`, `part01`, …), which appear one after the other while the teacher
+speaks; each part is a corpus, and all of them joined are one. A folder is there when it holds `ready`.
 
 Every clip is a whole number of tokens long, so all clocks agree. Everything lies on the GPU during training,
 and batches are cut out by arithmetic: no loader, no host in the loop.
@@ -13,6 +15,7 @@ and batches are cut out by arithmetic: no loader, no host in the loop.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,15 +25,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nightingale.clocks import CLOCKS
-from nightingale.train.bank import FULL_SCALE, AudioBank
+from nightingale.errors import ConfigError
+from nightingale.train.bank import FULL_SCALE, AudioBank, chain_offsets
 
 LABELS = {
     "phones": np.uint8,
     "text_ids": np.int16,
     "text_offsets": np.int64,
+    "line": np.int32,
     "voice": np.int16,
+    "speed": np.float16,
     "speaker": np.float16,
 }
+READY = "ready"
+HELD_OUT = 50
+"""One line in so many is kept from training, to be measured with."""
+LENGTH_STEP = 16
+"""Whole clips are read in lengths of so many tokens: every new shape costs the GPU's libraries a plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +52,15 @@ class Corpus:
     phones: NDArray[np.uint8]
     text_ids: NDArray[np.int16]
     text_offsets: NDArray[np.int64]
+    line: NDArray[np.int32]
     voice: NDArray[np.int16]
+    speed: NDArray[np.float16]
     speaker: NDArray[np.float16]
+
+    @property
+    def held_out(self) -> NDArray[np.bool_]:
+        """Clips that no stage trains on, (clips,): a line is out for every voice that speaks it."""
+        return held_out(self.line)
 
     @property
     def token_offsets(self) -> NDArray[np.int64]:
@@ -52,10 +70,64 @@ class Corpus:
         self.bank.save(folder)
         for name in LABELS:
             np.save(folder / f"{name}.npy", getattr(self, name))
+        (folder / READY).touch()
 
     @classmethod
     def load(cls, folder: Path) -> Corpus:
-        return cls(bank=AudioBank.load(folder), **{name: np.load(folder / f"{name}.npy") for name in LABELS})
+        """The folder's corpus, or its parts that are ready, joined."""
+        if not (folder / "line.npy").is_file():
+            return cls.join([cls.load(part) for part in ready_parts(folder)])
+        arrays = {name: np.load(folder / f"{name}.npy") for name in LABELS}
+        return cls(bank=AudioBank.load(folder), **arrays)
+
+    @classmethod
+    def join(cls, parts: Sequence[Corpus]) -> Corpus:
+        """One corpus of all clips, in order."""
+        if len(parts) == 1:
+            return parts[0]
+        flat = [n for n in LABELS if n != "text_offsets"]
+        return cls(
+            bank=AudioBank.chain([part.bank for part in parts]),
+            text_offsets=chain_offsets([part.text_offsets for part in parts]),
+            **{name: np.concatenate([getattr(part, name) for part in parts]) for name in flat},
+        )
+
+
+def held_out(line: NDArray[np.int32]) -> NDArray[np.bool_]:
+    return np.asarray(line % HELD_OUT == HELD_OUT - 1)
+
+
+def ready_parts(folder: Path) -> list[Path]:
+    parts = sorted(path.parent for path in folder.glob(f"part*/{READY}"))
+    if not parts:
+        raise ConfigError(
+            "there is no corpus yet",
+            got=f"nothing that is ready in {folder}",
+            allowed="a folder that the stage data wrote",
+            fix="Run the stage data first.",
+        )
+    return parts
+
+
+def whole_clips(counts: Tensor, *, batch_tokens: int) -> Iterator[tuple[Tensor, int]]:
+    """All clips, those of like length together: (rows,) clip numbers, and the length to pad them to.
+
+    Rows of one length are always equally many (the last ones repeat a clip), so that shapes are few.
+    """
+    padded = (counts + LENGTH_STEP - 1) // LENGTH_STEP * LENGTH_STEP
+    for length in padded.unique().tolist():
+        mine = torch.nonzero(padded == length).flatten()
+        size = max(1, batch_tokens // length)
+        for rows in mine.split(size):
+            yield torch.cat([rows, rows[-1:].expand(min(size, len(mine)) - len(rows))]), length
+
+
+def clip_audio(audio: Tensor, first: Tensor, count: Tensor, length: int) -> Tensor:
+    """Whole clips, (rows, samples) in [-1, 1), silent after their ends. first, count: (rows,) in tokens."""
+    size = CLOCKS.samples_per_token
+    steps = torch.arange(length * size, device=audio.device)
+    inside = steps[None] < count[:, None] * size
+    return audio[(first[:, None] * size + steps).clamp(max=len(audio) - 1)].float() / FULL_SCALE * inside
 
 
 class Windows:
@@ -64,18 +136,22 @@ class Windows:
     Shapes are fixed and nothing synchronises with the host, so a CUDA graph can hold the drawing too.
     """
 
-    def __init__(self, corpus: Corpus, device: torch.device, *, tokens: int) -> None:
-        offsets = torch.from_numpy(corpus.token_offsets).to(device)
-        self.first, self.count = offsets[:-1], offsets.diff()
-        self.voice = torch.from_numpy(corpus.voice.astype(np.int64)).to(device)
-        self.speaker = torch.from_numpy(corpus.speaker).to(device)
+    def __init__(
+        self, corpus: Corpus, device: torch.device, *, tokens: int, chosen: NDArray[np.bool_] | None = None
+    ) -> None:
+        """chosen: (clips,) which clips to draw from; all, if left out."""
+        keep = np.flatnonzero(chosen) if chosen is not None else np.arange(len(corpus.voice))
+        offsets = corpus.token_offsets
+        self.first = torch.from_numpy(offsets[:-1][keep]).to(device)
+        self.count = torch.from_numpy(np.diff(offsets)[keep]).to(device)
+        self.speaker = torch.from_numpy(corpus.speaker[keep]).to(device)
         self.tokens = tokens
         self.device = device
         # A long clip has more windows, so it is drawn more often.
         self.ends = self.count.clamp(min=tokens // 2).cumsum(0)
 
     def draw(self, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Clips (batch,), the first token of each window (batch,), and how many tokens are real (batch,)."""
+        """Chosen clips, the first token of each window, how many tokens of it are real: each (batch,)."""
         place = (torch.rand(batch, device=self.device, dtype=torch.float64) * self.ends[-1]).long()
         clip = torch.searchsorted(self.ends, place, right=True)
         count = self.count[clip]

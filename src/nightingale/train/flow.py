@@ -13,196 +13,34 @@ utterance, are things the network has seen.
 
 from __future__ import annotations
 
-import copy
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
 from torch import Tensor
-from torch.nn import functional as F
 
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.nn.masks import attention_mask
-from nightingale.nn.mel import FlowMel
-from nightingale.train.corpus import Corpus, Windows, audio_of
+from nightingale.train.corpus import Corpus, whole_clips
+from nightingale.train.flow_step import FlowTraining
 from nightingale.train.loop import (
-    Ema,
     Every,
     GraphedStep,
     JsonlLog,
-    Optimizer,
     Schedule,
+    Watch,
     load_state,
     save_state,
     silent,
 )
 from nightingale.train.weights import save_half
 
-WINDOW_TOKENS = 128
-BLOCK_TOKENS = (6, 8, 12, 16, 25, 50, 128, 128)
-"""Streaming block sizes to draw from; the last two are the whole window."""
-GUIDANCE = 0.7
-TEACHER_STEPS = 4
-"""Guided steps of the teacher for each half of the way."""
-
-
-class FlowTraining:
-    """Weights, optimizer, and the two kinds of step."""
-
-    def __init__(
-        self,
-        corpus: Corpus,
-        tokens: Tensor,
-        config: FlowConfig,
-        *,
-        device: torch.device,
-        batch: int,
-        eager: bool,
-    ) -> None:
-        self.config, self.device, self.batch = config, device, batch
-        self.net = Flow(config).to(device)
-        with torch.no_grad():
-            for name, weight in self.net.decoder["estimator"].named_parameters():
-                if name.startswith("final_proj"):
-                    weight.zero_()  # the first guess is no motion at all
-        self.teacher: Flow | None = None
-        self.windows = Windows(corpus, device, tokens=WINDOW_TOKENS)
-        self.tokens = tokens.to(device)
-        self.audio = torch.from_numpy(corpus.bank.audio).to(device)
-        self.flow_mel = FlowMel().to(device)
-        self.sizes = torch.tensor(BLOCK_TOKENS, device=device)
-        self.optimizer = Optimizer(self.net.parameters(), betas=(0.9, 0.98))
-        self.ema = Ema(self.net.parameters(), decay=0.999)
-        self.losses = torch.zeros(2, device=device)
-        self.match = GraphedStep(self._match, eager=eager)
-        self.distill = GraphedStep(self._distill, eager=eager)
-
-    def _draw(self) -> dict[str, Tensor]:
-        """A batch: ids, valid, blocks, normalized mel, cond, each frame's share of the loss, speaker."""
-        clip, start, real = self.windows.draw(self.batch)
-        audio = audio_of(self.windows, self.audio, start, real)
-        mel = (self.flow_mel(audio) - self.config.mel_mean) / self.config.mel_std
-        place = torch.arange(WINDOW_TOKENS, device=self.device)
-        valid = place[None] < real[:, None]
-        size = self.sizes[torch.randint(len(BLOCK_TOKENS), (self.batch, 1), device=self.device)]
-        shift = (torch.rand(self.batch, 1, device=self.device) * size).long()
-        blocks = (place[None] + shift) // size
-        speaker = self.windows.speaker[clip].float()
-        # A speaker vector measured on another clip differs a little; so does our own encoder's.
-        speaker = F.normalize(speaker + 0.02 * torch.randn_like(speaker), dim=1)
-        # Half of the time the first part of the window is shown, as a voice's prompt would be.
-        shown = torch.rand(self.batch, 1, device=self.device) * 0.6 - 0.3
-        frames = torch.arange(2 * WINDOW_TOKENS, device=self.device)[None]
-        prompt = frames < shown.clamp(min=0) * 2 * real[:, None]
-        frame_valid = valid.repeat_interleave(2, dim=1)
-        return {
-            "ids": self.windows.gather(self.tokens, start, real, per_token=1).long(),
-            "valid": valid,
-            "blocks": blocks,
-            "mel": mel * frame_valid[:, None],
-            "cond": mel * prompt[:, None],
-            "share": (frame_valid / frame_valid.sum())[:, None],
-            "speaker": speaker,
-        }
-
-    def _mask(self, b: dict[str, Tensor]) -> Tensor:
-        mask = attention_mask(b["valid"].repeat_interleave(2, 1), b["blocks"].repeat_interleave(2, 1))
-        assert mask is not None
-        return mask
-
-    def _match(self) -> None:
-        with torch.no_grad():
-            b = self._draw()
-            noise = torch.randn_like(b["mel"])
-            t = torch.sigmoid(torch.randn(self.batch, device=self.device))
-            t = torch.where(torch.rand_like(t) < 0.2, torch.rand_like(t), t)
-            told = (torch.rand(self.batch, 1, 1, device=self.device) > 0.1).float()
-            along = t[:, None, None]
-            x = (1 - along) * noise + along * b["mel"]
-        with torch.autocast(self.device.type, torch.bfloat16):
-            mu = self.net.encode(b["ids"], b["valid"], b["blocks"])
-            guess = self.net.decoder["estimator"](
-                x,
-                mu=mu * told,
-                speaker=self.net.speaker(b["speaker"]) * told[:, :, 0],
-                cond=b["cond"] * told,
-                t=t,
-                r=t,
-                mask=self._mask(b),
-            )
-        flow_loss = ((guess.float() - (b["mel"] - noise)).square() * b["share"]).sum() / self.config.mel_bands
-        near_loss = ((mu.float() - b["mel"]).abs() * b["share"]).sum() / self.config.mel_bands
-        self.optimizer.step(flow_loss + 0.2 * near_loss)
-        self.ema.update()
-        self.losses.lerp_(torch.stack([flow_loss.detach(), near_loss.detach()]), 0.05)
-
-    def begin_distillation(self) -> None:
-        """The averaged weights become the teacher, and the student's beginning."""
-        with torch.no_grad():
-            torch._foreach_copy_([p.data for p in self.net.parameters()], self.ema.average)
-        self.teacher = copy.deepcopy(self.net).eval().requires_grad_(False)
-
-    def _guided(
-        self, x: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor, mask: Tensor, t: float, r: float
-    ) -> Tensor:
-        """Where the guided teacher gets from t to r in TEACHER_STEPS steps."""
-        assert self.teacher is not None
-
-        def twice(y: Tensor) -> Tensor:
-            return torch.cat([y, torch.zeros_like(y)])
-
-        both_mask = torch.cat([mask, mask])
-        for i in range(TEACHER_STEPS):
-            now = t + (r - t) * i / TEACHER_STEPS
-            at = torch.full((2 * len(x),), now, device=self.device)
-            both = self.teacher.decoder["estimator"](
-                torch.cat([x, x]),
-                mu=twice(mu),
-                speaker=twice(speaker),
-                cond=twice(cond),
-                t=at,
-                r=at,
-                mask=both_mask,
-            ).float()
-            guided, free = both.chunk(2)
-            x = x + (r - t) / TEACHER_STEPS * ((1 + GUIDANCE) * guided - GUIDANCE * free)
-        return x
-
-    def _distill(self) -> None:
-        assert self.teacher is not None
-        zero, half, one = (torch.full((self.batch,), v, device=self.device) for v in (0.0, 0.5, 1.0))
-        with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
-            b = self._draw()
-            mask = self._mask(b)
-            x0 = torch.randn_like(b["mel"])
-            mu, speaker = (
-                self.teacher.encode(b["ids"], b["valid"], b["blocks"]),
-                self.teacher.speaker(b["speaker"]),
-            )
-            half_way = self._guided(x0, mu, speaker, b["cond"], mask, 0.0, 0.5)
-        with torch.autocast(self.device.type, torch.bfloat16):
-            own_mu = self.net.encode(b["ids"], b["valid"], b["blocks"])
-            told = {"mu": own_mu, "speaker": self.net.speaker(b["speaker"]), "cond": b["cond"], "mask": mask}
-            first = self.net.decoder["estimator"](x0, t=zero, r=half, **told).float()
-            own_half = (x0 + 0.5 * first).detach()
-            second = self.net.decoder["estimator"](own_half, t=half, r=one, **told).float()
-        with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
-            end = self._guided(own_half, mu, speaker, b["cond"], mask, 0.5, 1.0)
-        share = b["share"]
-        first_loss = ((first - (half_way - x0) / 0.5).square() * share).sum() / self.config.mel_bands
-        second_loss = ((second - (end - own_half) / 0.5).square() * share).sum() / self.config.mel_bands
-        near_loss = ((own_mu.float() - b["mel"]).abs() * share).sum() / self.config.mel_bands
-        self.optimizer.step(first_loss + second_loss + 0.1 * near_loss)
-        self.ema.update()
-        self.losses.lerp_(torch.stack([first_loss.detach(), second_loss.detach()]), 0.05)
-
-    @torch.no_grad()
-    def averaged(self) -> dict[str, Tensor]:
-        names = [name for name, _ in self.net.named_parameters()]
-        return dict(zip(names, self.ema.average, strict=True))
+RENDER_BLOCK_TOKENS = 25
+RENDER_BATCH_TOKENS = 12_800
 
 
 def train_flow(
@@ -215,47 +53,96 @@ def train_flow(
     distill_s: float,
     device: torch.device,
     batch: int = 128,
-    distill_batch: int = 64,
+    distill_batch: int = 96,
     eager: bool = False,
     peak_lr: float = 6e-4,
+    start_from: Path | None = None,
     say: Callable[[dict[str, Any]], None] = silent,
 ) -> None:
-    """Both phases, each for its seconds; `flow.distill.safetensors` is the two-step model."""
+    """Both phases; their seconds are the whole plan, over all calls. A call goes on where the last one ended.
+
+    `flow.distill.safetensors` is the two-step model. start_from: a flow.match.safetensors of another machine,
+    used when `out` holds no state.
+    """
     training = FlowTraining(corpus, tokens, config, device=device, batch=batch, eager=eager)
     log, state_path = JsonlLog(out / "flow.jsonl"), out / "flow.state.pt"
-    step = 0
+    done: dict[str, Any] = {"step": 0, "match": 0.0, "distill": 0.0}
     if state_path.exists():
         state = load_state(state_path, device)
-        training.net.load_state_dict(state["net"])
-        training.optimizer.load_state_dict(state["optimizer"])
-        step = state["step"]
+        training.load_state_dict(state)
+        done = state["done"]
+    elif start_from is not None and start_from.exists():
+        training.net.load_state_dict({k: v.float() for k, v in load_file(start_from).items()})
         training.ema.reset()
 
-    def run(phase: str, advance: GraphedStep, schedule: Schedule, budget_s: float) -> None:
-        nonlocal step
-        begun, fresh = time.monotonic(), 0
-        report, keep = Every(5, begun), Every(60, begun)
-        while (spent := time.monotonic() - begun) < budget_s:
-            training.optimizer.lr.fill_(schedule.at(fresh, spent / budget_s))
-            advance()
-            step, fresh = step + 1, fresh + 1
-            if report(time.monotonic()):
-                first, second = training.losses.tolist()
-                record = {"phase": phase, "step": step, "seconds": spent, "first": first, "second": second}
-                record["refusal"] = advance.refusal
-                log.write(record)
-                say(record)
-            if keep(time.monotonic()):
-                save_half(training.averaged(), out / f"flow.{phase}.safetensors")
-        save_half(training.averaged(), out / f"flow.{phase}.safetensors")
+    def run(phase: str, advance: GraphedStep, schedule: Schedule, plan_s: float) -> None:
+        watch = Watch(plan_s - done[phase], plan_s=plan_s, elapsed_s=done[phase])
+        fresh, report, keep = 0, Every(15, watch.begun_s), Every(60, watch.begun_s)
 
-    if match_s > 0:
+        def note() -> None:
+            first, second = training.losses.tolist()
+            record = {"phase": phase, "step": done["step"], "seconds": watch.elapsed_s}
+            record |= {"first": first, "second": second, **training.measure()}
+            log.write(record | {"refusal": advance.refusal})
+            say(record)
+
+        def save() -> None:
+            done[phase] = watch.elapsed_s
+            save_half(training.averaged(), out / f"flow.{phase}.safetensors")
+            save_state(state_path, {"done": done, **training.state_dict()})
+
+        while not watch.over():
+            training.optimizer.lr.fill_(schedule.at(fresh, watch.progress))
+            advance()
+            done["step"], fresh = done["step"] + 1, fresh + 1
+            now = watch.begun_s + watch.spent_s
+            if report(now):
+                note()
+            if keep(now):
+                save()
+        note()
+        save()
+
+    if done["match"] < match_s:
         run("match", training.match, Schedule(peak=peak_lr, warmup_steps=300), match_s)
-        save_state(
-            state_path,
-            {"net": training.net.state_dict(), "optimizer": training.optimizer.state_dict(), "step": step},
-        )
-    if distill_s > 0:
-        training.begin_distillation()
+    if done["distill"] < distill_s:
+        if training.teacher is None:
+            training.begin_distillation()
         training.batch = distill_batch
+        training.match.forget()  # its memory goes to the second graph
         run("distill", training.distill, Schedule(peak=peak_lr / 2, warmup_steps=100), distill_s)
+
+
+@torch.no_grad()
+def render_mels(
+    weights: Path, corpus: Corpus, tokens: Tensor, config: FlowConfig, *, device: torch.device, seed: int = 0
+) -> NDArray[np.float16]:
+    """What the two-step model makes of the corpus's true tokens: (frames, bands), for the vocoder to learn.
+
+    Frame for frame beside the audio, since tokens and audio share a clock.
+    """
+    net = Flow(config).to(device).eval()
+    net.load_state_dict({k: v.float() for k, v in load_file(weights).items()})
+    noise = torch.Generator(device).manual_seed(seed)
+    offsets = torch.from_numpy(corpus.token_offsets)
+    counts, flat = offsets.diff(), tokens.to(device)
+    speaker = torch.from_numpy(corpus.speaker).to(device)
+    out = torch.zeros(2 * len(flat), config.mel_bands, dtype=torch.float16, device=device)
+    for rows, length in whole_clips(counts, batch_tokens=RENDER_BATCH_TOKENS):
+        start, real = offsets[rows].to(device), counts[rows].to(device)
+        place = torch.arange(length, device=device)
+        valid = place[None] < real[:, None]
+        ids = flat[(start[:, None] + place).clamp(max=len(flat) - 1)].long() * valid
+        with torch.autocast(device.type, torch.bfloat16):
+            mel = net(
+                ids,
+                prompt_mel=torch.zeros(len(ids), config.mel_bands, 0, device=device),
+                speaker=speaker[rows.to(device)].float(),
+                noise=torch.randn(len(ids), config.mel_bands, 2 * length, generator=noise, device=device),
+                valid=valid,
+                blocks=(place // RENDER_BLOCK_TOKENS)[None],
+            )
+        frame = torch.arange(2 * length, device=device)
+        keep = frame[None] < 2 * real[:, None]
+        out[(2 * start[:, None] + frame)[keep]] = mel.transpose(1, 2)[keep].half()
+    return out.cpu().numpy()

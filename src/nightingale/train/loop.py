@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ from torch import Tensor
 from nightingale.errors import CheckpointError
 
 GRAPH_WARMUP_CALLS = 3
+SYNC_EVERY_CALLS = 4
+"""The host may run this far ahead of the GPU; further, and its clock would say nothing about work done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +43,30 @@ class Schedule:
         return self.peak * warm * (self.floor + (1.0 - self.floor) * cosine)
 
 
+class Watch:
+    """A stage's clock: what this call may take, and how far the whole plan has come over all its calls."""
+
+    def __init__(self, budget_s: float, *, plan_s: float | None = None, elapsed_s: float = 0.0) -> None:
+        """plan_s: of all calls together (default: this one); elapsed_s: of the calls before."""
+        self.begun_s, self.before_s = time.monotonic(), elapsed_s
+        self.budget_s, self.plan_s = budget_s, plan_s or elapsed_s + budget_s
+
+    @property
+    def spent_s(self) -> float:
+        return time.monotonic() - self.begun_s
+
+    @property
+    def elapsed_s(self) -> float:
+        return self.before_s + self.spent_s
+
+    @property
+    def progress(self) -> float:
+        return min(1.0, self.elapsed_s / max(self.plan_s, 1e-9))
+
+    def over(self) -> bool:
+        return self.spent_s >= self.budget_s or self.elapsed_s >= self.plan_s
+
+
 class Ema:
     """A running average of parameters, updated in one launch per group."""
 
@@ -53,6 +81,19 @@ class Ema:
     def reset(self) -> None:
         torch._foreach_copy_(self.average, self.live)
 
+    def load(self, average: Sequence[Tensor]) -> None:
+        torch._foreach_copy_(self.average, list(average))
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """Inside, the network computes with its average."""
+        kept = [p.clone() for p in self.live]
+        torch._foreach_copy_(self.live, self.average)
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(self.live, kept)
+
 
 class Optimizer:
     """AdamW that a CUDA graph can hold: rate, clipping and the skipping of broken steps are all tensors.
@@ -62,7 +103,12 @@ class Optimizer:
     """
 
     def __init__(
-        self, parameters: Iterable[Tensor], *, betas: tuple[float, float] = (0.8, 0.99), slack: float = 3.0
+        self,
+        parameters: Iterable[Tensor],
+        *,
+        betas: tuple[float, float] = (0.8, 0.99),
+        slack: float = 3.0,
+        weight_decay: float = 0.01,
     ) -> None:
         self.parameters = list(parameters)
         device = self.parameters[0].device
@@ -73,7 +119,7 @@ class Optimizer:
             self.parameters,
             lr=self.lr,
             betas=betas,
-            weight_decay=0.01,
+            weight_decay=weight_decay,
             fused=True,
             capturable=device.type == "cuda",
         )
@@ -132,6 +178,8 @@ class GraphedStep:
             self.step()
         elif self.graph is not None:
             self.graph.replay()
+            if self.calls % SYNC_EVERY_CALLS == 0:
+                torch.cuda.synchronize()
         elif self.side is not None and self.calls <= GRAPH_WARMUP_CALLS:
             self.side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self.side):
@@ -139,6 +187,10 @@ class GraphedStep:
             torch.cuda.current_stream().wait_stream(self.side)
         else:
             self._capture()
+
+    def forget(self) -> None:
+        """Capture anew: what the step reads was replaced."""
+        self.graph, self.calls = None, 0
 
     def _capture(self) -> None:
         graph = torch.cuda.CUDAGraph()

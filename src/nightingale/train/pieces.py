@@ -38,6 +38,10 @@ class Pieces:
                 ids += self._run_ids(run)
         return ids
 
+    def encode_run(self, run: str) -> list[int]:
+        """Ids of one word or run of marks."""
+        return self._run_ids(run)
+
     def _merge(self, run: str) -> list[int]:
         """Join the pair that was learned first, until none is left to join."""
         parts, never = list(run), len(self._ranks)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,7 +22,11 @@ from nightingale.clocks import CLOCKS
 from nightingale.train.bank import AudioBank
 from nightingale.train.corpus import Corpus
 from nightingale.train.loop import silent
-from nightingale.train.teachers.kokoro import KokoroTeacher, Line
+from nightingale.train.teachers.kokoro import Line
+from nightingale.train.teachers.kokoro_net import Spoken
+
+Clip = tuple[NDArray[np.int16], NDArray[np.float16], NDArray[np.uint8]]
+"""Samples, pitch and phonemes of one line."""
 
 TRIM_HOP = 240
 """10 ms."""
@@ -30,6 +34,7 @@ TRIM_DB = 42.0
 HEAD_HOPS, TAIL_HOPS = 6, 12
 """Silence kept before the first and after the last sound, in hops."""
 PEAK = 0.95
+PACES = (0.94, 1.08)
 BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Few, because the GPU library plans every new shape anew."""
 PHONEME_SECONDS = 0.075
@@ -40,7 +45,8 @@ PHONEME_SECONDS = 0.075
 class Request:
     """One line to be spoken."""
 
-    text_ids: NDArray[np.int16]
+    number: int
+    """Which line of the text."""
     line: Line
     voice: int
     """A number for the voice, kept with the clip."""
@@ -58,8 +64,8 @@ class Casting:
 
 
 def cast_lines(
+    numbers: Sequence[int],
     readings: Sequence[Mapping[str, NDArray[np.uint8]]],
-    text_ids: Sequence[NDArray[np.int16]],
     casting: Casting,
     *,
     seed: int,
@@ -69,20 +75,18 @@ def cast_lines(
     names = list(casting.shares)
     blends = [_blend(casting.pool, rng) for _ in range(casting.blends)]
     chance = np.array([casting.shares[n] for n in names] + [1 - sum(casting.shares.values())])
+    picks = rng.choice(len(chance), size=len(numbers), p=chance / chance.sum())
+    which, paces = rng.integers(len(blends), size=len(numbers)), rng.uniform(*PACES, size=len(numbers))
     requests = []
-    for reading, ids in zip(readings, text_ids, strict=True):
-        pick = int(rng.choice(len(chance), p=chance / chance.sum()))
-        voice: str | dict[str, float]
-        if pick < len(names):
-            voice, number = names[pick], pick
-        else:
-            which = int(rng.integers(len(blends)))
-            voice, number = blends[which], len(names) + which
+    for number, reading, pick, other, pace in zip(numbers, readings, picks, which, paces, strict=True):
+        named = pick < len(names)
+        voice: str | dict[str, float] = names[pick] if named else blends[other]
         accent = "british" if _is_british(voice) and len(reading["british"]) else "american"
         spoken = reading[accent]
         if len(spoken):
-            line = Line(tuple(spoken.tolist()), voice, float(rng.uniform(0.94, 1.08)))
-            requests.append(Request(text_ids=ids, line=line, voice=number))
+            line = Line(tuple(spoken.tolist()), voice, float(pace))
+            speaker = int(pick) if named else len(names) + int(other)
+            requests.append(Request(number=number, line=line, voice=speaker))
     return requests
 
 
@@ -110,21 +114,36 @@ def batches(requests: Sequence[Request], seconds: float, seed: int) -> Iterator[
         yield groups[int(g)]
 
 
+class Teacher(Protocol):
+    """What speaks: KokoroTeacher, or a test's stand-in."""
+
+    def render_aligned(self, lines: Sequence[Line], *, seed: int | None = 0) -> Spoken: ...
+
+
 def synthesize(
-    teacher: KokoroTeacher,
+    teacher: Teacher,
     requests: Sequence[Request],
+    encode: Callable[[int], Sequence[int]],
     *,
     budget_s: float,
+    first_hours: float,
+    part_hours: float,
+    most_hours: float,
     seconds_per_batch: float = 400.0,
     seed: int = 0,
     say: Callable[[dict[str, Any]], None] = silent,
-) -> Corpus:
-    """Speak until the lines or the seconds run out. Speaker vectors are zeros until a listener fills them."""
-    begun, spoken_s = time.monotonic(), 0.0
-    clips: list[tuple[NDArray[np.int16], NDArray[np.float16], NDArray[np.uint8]]] = []
+) -> Iterator[Corpus]:
+    """Speak until lines, hours or seconds run out, handing over a part of the corpus whenever it is full.
+
+    encode: a line's number -> its text ids. The first part is smaller, so that what waits for it can start.
+    Speaker vectors are zeros until a listener fills them.
+    """
+    begun, spoken_s, part_s, full_s = time.monotonic(), 0.0, 0.0, 3600 * first_hours
+    clips: list[Clip] = []
     kept: list[Request] = []
     for number, batch in enumerate(batches(requests, seconds_per_batch, seed)):
-        if time.monotonic() - begun > budget_s:
+        spent = time.monotonic() - begun
+        if number and (spent > budget_s or spoken_s >= 3600 * most_hours):
             break
         try:
             made = _speak(teacher, batch, seed + number)
@@ -133,39 +152,37 @@ def synthesize(
             continue
         clips += made
         kept += batch
-        spoken_s += sum(len(clip[0]) for clip in made) / CLOCKS.sample_rate_hz
+        seconds = sum(len(clip[0]) for clip in made) / CLOCKS.sample_rate_hz
+        spoken_s, part_s = spoken_s + seconds, part_s + seconds
         if number % 20 == 0:
-            spent = time.monotonic() - begun
-            say(
-                {
-                    "batches": number + 1,
-                    "seconds": spent,
-                    "hours": spoken_s / 3600,
-                    "times_real": spoken_s / spent,
-                }
-            )
-    return _corpus(clips, kept)
+            record = {"batches": number + 1, "seconds": spent, "hours": spoken_s / 3600}
+            say(record | {"times_real": spoken_s / (time.monotonic() - begun)})
+        if part_s >= full_s:
+            yield _corpus(clips, kept, encode)
+            clips, kept, part_s, full_s = [], [], 0.0, 3600 * part_hours
+    if any(len(clip[0]) for clip in clips):
+        yield _corpus(clips, kept, encode)
 
 
 def _corpus(
-    clips: Sequence[tuple[NDArray[np.int16], NDArray[np.float16], NDArray[np.uint8]]],
-    requests: Sequence[Request],
+    clips: Sequence[Clip], requests: Sequence[Request], encode: Callable[[int], Sequence[int]]
 ) -> Corpus:
     good = [i for i, clip in enumerate(clips) if len(clip[0])]
-    text_ids = [requests[i].text_ids for i in good]
+    kept = [requests[i] for i in good]
+    text_ids = [np.asarray(encode(request.number), dtype=np.int16) for request in kept]
     return Corpus(
         bank=AudioBank.join((clips[i][0], clips[i][1]) for i in good),
         phones=np.concatenate([clips[i][2] for i in good]),
         text_ids=np.concatenate(text_ids),
         text_offsets=np.cumsum([0, *map(len, text_ids)]).astype(np.int64),
-        voice=np.array([requests[i].voice for i in good], dtype=np.int16),
+        line=np.array([request.number for request in kept], dtype=np.int32),
+        voice=np.array([request.voice for request in kept], dtype=np.int16),
+        speed=np.array([request.line.speed for request in kept], dtype=np.float16),
         speaker=np.zeros((len(good), 256), dtype=np.float16),
     )
 
 
-def _speak(
-    teacher: KokoroTeacher, batch: Sequence[Request], seed: int
-) -> list[tuple[NDArray[np.int16], NDArray[np.float16], NDArray[np.uint8]]]:
+def _speak(teacher: Teacher, batch: Sequence[Request], seed: int) -> list[Clip]:
     """Samples, pitch and phoneme per mel frame of each line."""
     spoken = teacher.render_aligned([request.line for request in batch], seed=seed)
     start, tokens = trim(spoken.samples, spoken.counts.to(spoken.samples.device))

@@ -11,13 +11,12 @@ Without the first, tokens drift to acoustics and T3 finds them hard; without the
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,7 +27,7 @@ from nightingale.models.chatterbox.encoders.speech_tokenizer import (
     fsq_ids,
 )
 from nightingale.nn.mel import FlowMel
-from nightingale.train.corpus import Corpus, Windows, audio_of
+from nightingale.train.corpus import Corpus, Windows, audio_of, clip_audio, whole_clips
 from nightingale.train.loop import (
     Ema,
     Every,
@@ -36,6 +35,7 @@ from nightingale.train.loop import (
     JsonlLog,
     Optimizer,
     Schedule,
+    Watch,
     load_state,
     save_state,
     silent,
@@ -46,6 +46,8 @@ from nightingale.train.seeding import seeded
 PHONES = 178
 SPEAKER_WIDTH = 256
 WINDOW_TOKENS = 128
+BATCH_TOKENS = 12_800
+"""Whole clips are read so many tokens (8.5 minutes) at a time."""
 MEL_MEAN, MEL_STD = -5.8, 2.6
 
 
@@ -92,7 +94,7 @@ class TokenizerTraining:
             self.net = SpeechTokenizer(config).to(device)
             self.reader = Reader(config.code_digits).to(device)
         self.to16k, self.flow_mel = To16k().to(device), FlowMel().to(device)
-        self.windows = Windows(corpus, device, tokens=WINDOW_TOKENS)
+        self.windows = Windows(corpus, device, tokens=WINDOW_TOKENS, chosen=~corpus.held_out)
         self.audio = torch.from_numpy(corpus.bank.audio).to(device)
         self.phones = torch.from_numpy(corpus.phones).to(device)
         parameters = [p for net in (self.net, self.reader) for p in net.parameters()]
@@ -141,70 +143,90 @@ def train_tokenizer(
     config: SpeechTokenizerConfig,
     *,
     budget_s: float,
+    plan_s: float | None = None,
     device: torch.device,
     batch: int = 192,
     eager: bool = False,
     seed: int = 0,
     peak_lr: float = 6e-4,
+    start_from: Path | None = None,
     say: Callable[[dict[str, Any]], None] = silent,
 ) -> SpeechTokenizer:
-    """Train for `budget_s` seconds, resuming from `out` if it holds a state; gives the averaged tokenizer."""
+    """Train for `budget_s` seconds, resuming from `out` if it holds a state; gives the averaged tokenizer.
+
+    start_from: a tokenizer.safetensors of another machine, used when there is no state; its two heads are
+    lost and start anew.
+    """
     training = TokenizerTraining(corpus, config, device=device, batch=batch, eager=eager, seed=seed)
     schedule, log = Schedule(peak=peak_lr, warmup_steps=200), JsonlLog(out / "tokenizer.jsonl")
-    state_path, step = out / "tokenizer.state.pt", 0
+    state_path, done = out / "tokenizer.state.pt", {"step": 0, "elapsed_s": 0.0}
     if state_path.exists():
         state = load_state(state_path, device)
         training.net.load_state_dict(state["net"])
         training.reader.load_state_dict(state["reader"])
         training.optimizer.load_state_dict(state["optimizer"])
-        step = state["step"]
+        training.ema.load(state["ema"])
+        done = state["done"]
+    elif start_from is not None and start_from.exists():
+        training.net.load_state_dict({k: v.float() for k, v in load_file(start_from).items()})
         training.ema.reset()
-    begun = time.monotonic()
-    report = Every(5, begun)
-    while (spent := time.monotonic() - begun) < budget_s:
-        training.optimizer.lr.fill_(schedule.at(step, spent / budget_s))
-        training.step()
-        step += 1
-        if report(time.monotonic()):
-            wrong, phone, mel = training.losses.tolist()
-            record = {"step": step, "seconds": spent, "phone_error": wrong, "phone": phone, "mel": mel}
-            log.write(record)
-            say(record)
-    net = training.with_average()
-    save_state(
-        state_path,
-        {
+    step, watch = int(done["step"]), Watch(budget_s, plan_s=plan_s, elapsed_s=done["elapsed_s"])
+    report, keep = Every(5, watch.begun_s), Every(60, watch.begun_s)
+
+    def save() -> SpeechTokenizer:
+        net = training.with_average()
+        state = {
             "net": training.net.state_dict(),
             "reader": training.reader.state_dict(),
             "optimizer": training.optimizer.state_dict(),
-            "step": step,
-        },
-    )
-    save_file({k: v.contiguous().cpu() for k, v in net.state_dict().items()}, out / "tokenizer.safetensors")
-    return net
+            "ema": training.ema.average,
+            "done": {"step": step, "elapsed_s": watch.elapsed_s},
+        }
+        save_state(state_path, state)
+        weights = {k: v.contiguous().cpu() for k, v in net.state_dict().items()}
+        save_file(weights, out / "tokenizer.safetensors.partial")
+        (out / "tokenizer.safetensors.partial").replace(out / "tokenizer.safetensors")
+        return net
+
+    while not watch.over():
+        training.optimizer.lr.fill_(schedule.at(step, watch.progress))
+        training.step()
+        step += 1
+        now = watch.begun_s + watch.spent_s
+        if report(now):
+            wrong, phone, mel = training.losses.tolist()
+            record = {"step": step, "seconds": watch.elapsed_s, "phone_error": wrong}
+            record |= {"phone": phone, "mel": mel}
+            log.write(record)
+            say(record)
+        if keep(now):
+            save()
+    return save()
+
+
+def load_tokenizer(path: Path, config: SpeechTokenizerConfig, device: torch.device) -> SpeechTokenizer:
+    net = SpeechTokenizer(config).to(device)
+    net.load_state_dict({k: v.float() for k, v in load_file(path).items()})
+    return net.eval()
 
 
 @torch.no_grad()
-def tokenize_corpus(net: SpeechTokenizer, corpus: Corpus, *, device: torch.device, batch: int = 64) -> Tensor:
+def tokenize_corpus(net: SpeechTokenizer, corpus: Corpus, *, device: torch.device) -> Tensor:
     """One id per 25 Hz step of the whole bank: (tokens,) int16. Clips are read whole, in order of length."""
     audio = torch.from_numpy(corpus.bank.audio).to(device)
     offsets = torch.from_numpy(corpus.token_offsets)
     counts = offsets.diff()
     out = torch.zeros(int(offsets[-1]), dtype=torch.int16, device=device)
     to16k = To16k().to(device)
-    order = counts.argsort()
-    for rows in order.split(batch):
-        longest = int(counts[rows].max())
-        steps = torch.arange(longest * 960, device=device)
+    for rows, length in whole_clips(counts, batch_tokens=BATCH_TOKENS):
         start, real = offsets[rows].to(device), counts[rows].to(device)
-        inside = steps[None] < real[:, None] * 960
-        wav = audio[(start[:, None] * 960 + steps).clamp(max=len(audio) - 1)].float() / 32768 * inside
+        mel = net.mel(to16k(clip_audio(audio, start, real, length)))
         with torch.autocast(device.type, torch.bfloat16):
-            hidden, _ = net.encode(net.mel(to16k(wav)), real * 4)
+            hidden, _ = net.encode(mel, real * 4)
         ids = fsq_ids(net.quantizer(hidden.float())).to(torch.int16)
-        place = torch.arange(longest, device=device)
+        place = torch.arange(length, device=device)
         keep = place[None] < real[:, None]
-        out[(start[:, None] + place)[keep]] = ids[:, :longest][keep]
+        out[(start[:, None] + place)[keep]] = ids[:, :length][keep]
     return out
 
 

@@ -7,8 +7,8 @@ phases and the learning rate, so a plan cut into pieces is the same plan.
 
     state.pt               everything, exact; stays on the machine (about 130 MB)
     vocoder.safetensors    averaged generator, loads into Hift
-    critics.safetensors    critics in bfloat16; with the file above enough to go on elsewhere with fresh
-    optimizers log.jsonl              one line every few seconds
+    critics.safetensors    critics in bfloat16; with the file above enough to go on elsewhere
+    log.jsonl              one line every few seconds
 """
 
 from __future__ import annotations
@@ -40,12 +40,9 @@ from nightingale.train.loop import (
     progress_line,
     save_state,
 )
+from nightingale.train.vocoder_feed import Feed, Material
 from nightingale.train.vocoder_net import Compile
 from nightingale.train.vocoder_step import STATS, VocoderPlan, VocoderStage
-
-SYNC_EVERY_STEPS = 16
-"""The host may run this far ahead of the GPU; further, and its clock would say nothing about the work
-done."""
 
 
 def train_vocoder(
@@ -65,6 +62,7 @@ def train_vocoder(
     resume_from: Path | None = None,
     compile_mode: Compile = "none",
     mels: NDArray[np.float16] | None = None,
+    newer: Callable[[], Material | None] | None = None,
     log_every_s: float = 5.0,
     save_every_s: float = 60.0,
     on_progress: Callable[[str], None] | None = None,
@@ -73,7 +71,8 @@ def train_vocoder(
 
     plan_s: seconds of the whole training (default: this budget). plan_steps: count progress in steps instead,
     for a run that repeats exactly. max_steps: stop this call after so many. state_dir: where the large exact
-    state lives (default: out_dir). resume_from: files of another machine, used when no exact state is found.
+    state lives (default: out_dir). resume_from: files of another machine, used when no exact state is found;
+    their seconds count. newer: asked now and then for better material to learn from.
     """
     started = time.monotonic()
     plan = plan or VocoderPlan()
@@ -105,7 +104,7 @@ def train_vocoder(
             critical = progress >= plan.mel_only_share
             if critical and not done["gan_step"]:
                 stage.ema.reset()
-                mel_step.graph = None  # its memory goes to the second graph
+                mel_step.forget()  # its memory goes to the second graph
             ramp = (progress - plan.mel_only_share) / max(1e-9, plan.predicted_f0_share - plan.mel_only_share)
             stage.predicted_share.fill_(min(1.0, max(0.0, ramp)))
             rate = g_rate.at(int(done["step"] - done["fresh_step"]), progress)
@@ -118,11 +117,13 @@ def train_vocoder(
             (gan_step if critical else mel_step)()
             done["step"] += 1
             done["gan_step"] += critical
-            if device.type == "cuda" and done["step"] % SYNC_EVERY_STEPS == 0:
-                torch.cuda.synchronize(device)
             now = time.monotonic()
             done["elapsed_s"] = before_s + now - started
             if log_due(now):
+                if newer and (material := newer()):
+                    stage.take(material.bank, material.mels)
+                    mel_step.forget()
+                    gan_step.forget()
                 refusal = (gan_step if critical else mel_step).refusal
                 record = _record(stage, done, logged, rate, now, refusal)
                 log.write(record)
@@ -216,9 +217,9 @@ def copy_synthesis(net: Hift, samples: Tensor, seed: int = 0) -> Tensor:
     return rendered
 
 
-def main(arguments: list[str] | None = None) -> None:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m nightingale.train.vocoder")
-    parser.add_argument("--bank", type=Path, required=True)
+    parser.add_argument("--bank", type=Path, required=True, help="a corpus folder; its parts may still come")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget-s", type=float, required=True)
     parser.add_argument("--plan-s", type=float)
@@ -234,14 +235,20 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--compile", choices=("none", "parts", "full"), default="parts")
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--device", default="cuda")
-    args = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = build_parser().parse_args(arguments)
 
     def report(line: str) -> None:
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
 
+    feed = Feed(args.bank)
+    material = feed.now()
     train_vocoder(
-        AudioBank.load(args.bank),
+        material.bank,
         args.out,
         budget_s=args.budget_s,
         seed=args.seed,
@@ -254,7 +261,8 @@ def main(arguments: list[str] | None = None) -> None:
         state_dir=args.state_dir,
         resume_from=args.resume_from,
         compile_mode=args.compile,
-        mels=np.load(args.mels) if args.mels else None,
+        mels=np.load(args.mels) if args.mels else material.mels,
+        newer=feed.newer,
         on_progress=report,
     )
 

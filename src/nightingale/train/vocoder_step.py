@@ -84,15 +84,7 @@ class VocoderStage:
     ) -> None:
         self.plan, self.device = plan, device
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self.sampler = BankSampler(
-            bank,
-            device,
-            window_frames=plan.window_frames,
-            before=plan.before_frames,
-            after=plan.after_frames,
-            margin_samples=MEL_MARGIN,
-        )
-        self.mels = None if mels is None else torch.from_numpy(_checked(mels, bank)).to(device)
+        self.take(bank, mels)
         with seeded(seed):
             net = Hift(plan.network)
             initialise(net)
@@ -123,6 +115,19 @@ class VocoderStage:
         self.stats = torch.zeros(len(STATS), device=device)
         self.zero = torch.zeros((), device=device)
         self.window_frame_range = torch.arange(plan.window_frames, device=device)
+
+    def take(self, bank: AudioBank, mels: NDArray[np.float16] | None) -> None:
+        """Learn from this bank from now on. A captured step must be captured anew."""
+        plan = self.plan
+        self.sampler = BankSampler(
+            bank,
+            self.device,
+            window_frames=plan.window_frames,
+            before=plan.before_frames,
+            after=plan.after_frames,
+            margin_samples=MEL_MARGIN,
+        )
+        self.mels = None if mels is None else torch.from_numpy(_checked(mels, bank)).to(self.device)
 
     def draw(self) -> None:
         """Fresh random numbers, in place."""

@@ -1,12 +1,15 @@
-"""Stage `voice_encoder`: our own speaker encoder, taught to give Resemblyzer's vectors.
+"""Stage `voice-encoder`: our own speaker encoder, taught to give Resemblyzer's vectors.
 
 Same architecture, fresh weights; the teacher's weights are a training-time tool and are not shipped. Speed
 changes (which shift pitch and formants together) widen the range of speakers it hears beyond the corpus.
+
+The network is one LSTM: its steps in time cannot be made parallel, so speed comes from wide batches. Features
+and the teacher's answers are made once for a pool of windows; the student then takes several batches from the
+pool before the next is made.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,13 +19,29 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
-from nightingale.train.corpus import Corpus, Windows, audio_of
-from nightingale.train.loop import Ema, Every, JsonlLog, Optimizer, Schedule, silent
+from nightingale.train.corpus import Corpus, Windows, audio_of, clip_audio, whole_clips
+from nightingale.train.loop import (
+    Ema,
+    Every,
+    JsonlLog,
+    Optimizer,
+    Schedule,
+    Watch,
+    load_state,
+    save_state,
+    silent,
+)
 from nightingale.train.resample import To16k
 from nightingale.train.weights import save_half
 
 WINDOW_TOKENS = 64
 """2.56 s, one and a half of the encoder's windows."""
+POOL_BATCHES = 4
+POOL_USES = 2
+BATCH_TOKENS = 25_600
+"""Whole clips are heard so many tokens (17 minutes) at a time."""
+HEAD_FRAMES = 8
+"""Of the mel before the window: the first frames of a cut see its edge."""
 
 
 def warped(wav: Tensor, rate: Tensor) -> Tensor:
@@ -36,49 +55,84 @@ def warped(wav: Tensor, rate: Tensor) -> Tensor:
     return torch.gather(padded, 1, left) * (1 - share) + torch.gather(padded, 1, left + 1) * share
 
 
+class Pool:
+    """Mel windows and the teacher's vectors for them, drawn anew by `fill`."""
+
+    def __init__(self, corpus: Corpus, teacher: VoiceEncoder, *, size: int, device: torch.device) -> None:
+        self.teacher, self.size, self.device = teacher, size, device
+        self.windows = Windows(corpus, device, tokens=WINDOW_TOKENS, chosen=~corpus.held_out)
+        self.audio = torch.from_numpy(corpus.bank.audio).to(device)
+        self.to16k = To16k().to(device)
+
+    @torch.no_grad()
+    def fill(self) -> tuple[Tensor, Tensor]:
+        """(size, frames, bands) and (size, embedding)."""
+        mels, wanted = [], []
+        for rows in torch.arange(self.size).split(1024):
+            count = len(rows)
+            _, start, real = self.windows.draw(count)
+            wav = self.to16k(audio_of(self.windows, self.audio, start, real))
+            plain = torch.rand(count, device=self.device) < 0.5
+            rate = torch.where(plain, 1.0, 0.8 + 0.45 * torch.rand(count, device=self.device))
+            wav = warped(wav, rate) * 10 ** (torch.rand(count, 1, device=self.device) - 0.7)
+            frames = self.teacher.config.window_frames
+            mel = self.teacher.mel(wav)[:, HEAD_FRAMES : HEAD_FRAMES + frames]
+            mels.append(mel)
+            wanted.append(self.teacher(mel))
+        return torch.cat(mels), torch.cat(wanted)
+
+
 def train_voice_encoder(
     corpus: Corpus,
     teacher: VoiceEncoder,
     out: Path,
     *,
     budget_s: float,
+    plan_s: float | None = None,
     device: torch.device,
-    batch: int = 256,
-    peak_lr: float = 1e-3,
+    batch: int = 1024,
+    peak_lr: float = 2e-3,
     say: Callable[[dict[str, Any]], None] = silent,
 ) -> VoiceEncoder:
-    """Train for `budget_s` seconds; `voice_encoder.safetensors` is the average."""
+    """Train for `budget_s` seconds, resuming from `out`; `voice_encoder.safetensors` is the average."""
     teacher = teacher.to(device).eval()
     net = VoiceEncoder(teacher.config).to(device)
-    to16k = To16k().to(device)
-    windows = Windows(corpus, device, tokens=WINDOW_TOKENS)
-    audio = torch.from_numpy(corpus.bank.audio).to(device)
+    _open_forget_gates(net)
+    pool = Pool(corpus, teacher, size=POOL_BATCHES * batch, device=device)
     trained = [p for name, p in net.named_parameters() if not name.startswith("similarity")]
-    optimizer, ema = Optimizer(trained, betas=(0.9, 0.98)), Ema(trained, decay=0.998)
-    schedule, log = Schedule(peak=peak_lr, warmup_steps=100), JsonlLog(out / "voice_encoder.jsonl")
-    frames = teacher.config.window_frames
-    begun, step = time.monotonic(), 0
-    report = Every(5, begun)
-    while (spent := time.monotonic() - begun) < budget_s:
-        optimizer.lr.fill_(schedule.at(step, spent / budget_s))
-        with torch.no_grad():
-            _, start, real = windows.draw(batch)
-            wav = to16k(audio_of(windows, audio, start, real))
-            rate = torch.where(
-                torch.rand(batch, device=device) < 0.5, 1.0, 0.8 + 0.45 * torch.rand(batch, device=device)
-            )
-            wav = warped(wav, rate) * 10 ** (torch.rand(batch, 1, device=device) - 0.7)
-            mel = net.mel(wav)[:, 8 : 8 + frames]
-            wanted = teacher(mel)
-        got = net(mel)
-        similarity = (got * wanted).sum(1).mean().detach()
-        optimizer.step((got - wanted).square().sum(1).mean())
-        ema.update()
-        step += 1
-        if report(time.monotonic()):
-            record = {"step": step, "seconds": spent, "cosine": float(similarity)}
+    optimizer, ema = Optimizer(trained, betas=(0.9, 0.98)), Ema(trained, decay=0.995)
+    schedule, log = Schedule(peak=peak_lr, warmup_steps=200), JsonlLog(out / "voice_encoder.jsonl")
+    state_path, done = out / "voice_encoder.state.pt", {"step": 0, "elapsed_s": 0.0}
+    if state_path.exists():
+        state = load_state(state_path, device)
+        net.load_state_dict(state["net"])
+        optimizer.load_state_dict(state["optimizer"])
+        ema.load(state["ema"])
+        done = state["done"]
+    step, watch = int(done["step"]), Watch(budget_s, plan_s=plan_s, elapsed_s=done["elapsed_s"])
+    report, similarity = Every(5, watch.begun_s), torch.zeros((), device=device)
+    while not watch.over():
+        mels, wanted = pool.fill()
+        for pick in torch.randperm(POOL_USES * len(mels), device=device).split(batch):
+            optimizer.lr.fill_(schedule.at(step, watch.progress))
+            goal = wanted[pick % len(mels)]
+            # No autocast: cuDNN has no bfloat16 LSTM, and runs this one in TF32 as it is.
+            got = net(mels[pick % len(mels)])
+            cosine = (got * goal).sum(1).mean()
+            # Both have length one, so squared distance is cosine again; the absolute one mends small errors.
+            optimizer.step(1 - cosine + 0.5 * (got - goal).abs().sum(1).mean() / len(goal[0]) ** 0.5)
+            ema.update()
+            similarity.lerp_(cosine.detach(), 0.1)
+            step += 1
+            if watch.over():
+                break
+        if report(watch.begun_s + watch.spent_s):
+            record = {"step": step, "seconds": watch.elapsed_s, "cosine": float(similarity)}
             log.write(record)
             say(record)
+    done = {"step": step, "elapsed_s": watch.elapsed_s}
+    state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "ema": ema.average, "done": done}
+    save_state(state_path, state)
     with torch.no_grad():
         torch._foreach_copy_([p.data for p in trained], ema.average)
     save_half(dict(net.state_dict()), out / "voice_encoder.safetensors")
@@ -86,7 +140,16 @@ def train_voice_encoder(
 
 
 @torch.no_grad()
-def speaker_vectors(net: VoiceEncoder, corpus: Corpus, *, device: torch.device, batch: int = 256) -> Tensor:
+def _open_forget_gates(net: VoiceEncoder) -> None:
+    """A bias of one: what a window's beginning said must last 160 frames before training can use it."""
+    width = net.config.width
+    for layer in range(net.config.layers):
+        bias: Tensor = getattr(net.lstm, f"bias_ih_l{layer}")
+        bias[width : 2 * width] = 1.0
+
+
+@torch.no_grad()
+def speaker_vectors(net: VoiceEncoder, corpus: Corpus, *, device: torch.device) -> Tensor:
     """One unit vector per clip, the mean over its windows: (clips, 256) float16."""
     audio = torch.from_numpy(corpus.bank.audio).to(device)
     to16k = To16k().to(device)
@@ -94,13 +157,9 @@ def speaker_vectors(net: VoiceEncoder, corpus: Corpus, *, device: torch.device, 
     counts = offsets.diff()
     size, step = net.config.window_frames, net.config.step_frames
     out = torch.zeros(len(counts), net.config.embedding, dtype=torch.float16)
-    for rows in counts.argsort().split(batch):
-        longest = int(counts[rows].max())
-        steps = torch.arange(longest * 960, device=device)
-        start, real = offsets[rows].to(device), counts[rows].to(device)
-        inside = steps[None] < real[:, None] * 960
-        wav = audio[(start[:, None] * 960 + steps).clamp(max=len(audio) - 1)].float() / 32768 * inside
-        mel = net.mel(to16k(wav))
+    for rows, length in whole_clips(counts, batch_tokens=BATCH_TOKENS):
+        real = counts[rows].to(device)
+        mel = net.mel(to16k(clip_audio(audio, offsets[rows].to(device), real, length)))
         mel = F.pad(mel, (0, 0, 0, max(0, size - mel.shape[1])))
         cut = mel.unfold(1, size, step).transpose(2, 3)  # (rows, windows, frames, bands)
         each = net(cut.flatten(0, 1)).view(len(rows), -1, net.config.embedding)

@@ -1,0 +1,215 @@
+"""The table of wren's model card, by one command: a table, then one line of JSON, last.
+
+    python -m nightingale.bench.wren [FOLDER] [--references DIR] [--quick]
+
+FOLDER is what `nightingale train export` wrote (default: the model in the package). Sentences are rendered
+one by one with a seed each, as a user would ask for them, then judged. References are recordings of the
+teacher's voices, `<voice>*.wav`; without them the speaker is not judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from nightingale.bench.judges.client import judges_python
+from nightingale.bench.quality import Clip, Quality, measure
+from nightingale.engine import TTS
+
+CARD = "card.json"
+SENTENCE = "The birch canoe slid on the smooth planks."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """How long rendering took."""
+
+    real_time_factor: float
+    """Median over sentences: seconds of work for a second of speech."""
+    first_audio_ms: float
+    """Median, warm."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    what: str
+    reached: float | None
+    must: float
+    aim: float
+    form: str = ".2f"
+    higher: bool = False
+    """Whether more is better."""
+
+    @property
+    def verdict(self) -> str:
+        if self.reached is None:
+            return "not measured"
+        sign = 1 if self.higher else -1
+        over = [sign * (self.reached - bound) >= 0 for bound in (self.must, self.aim)]
+        return "aim" if over[1] else "must" if over[0] else "missed"
+
+
+def texts(name: str) -> list[str]:
+    held = (files("nightingale.bench") / "texts" / f"{name}.txt").read_text(encoding="utf-8")
+    return [line.strip() for line in held.splitlines() if line.strip()]
+
+
+def render(
+    tts: TTS,
+    lines: Sequence[str],
+    folder: Path,
+    *,
+    voice: str | None = None,
+    references: Sequence[Path] = (),
+    on_clip: Callable[[int, int], object] = lambda *_: None,
+) -> tuple[list[Clip], Speed]:
+    """One recording per line, `000.wav` onwards, and what it took."""
+    import soundfile
+
+    folder.mkdir(parents=True, exist_ok=True)
+    clips, factors, firsts = [], [], []
+    tts.say(SENTENCE, voice=voice, seed=0)  # warm
+    for number, line in enumerate(lines):
+        begun, first_s, pieces = time.perf_counter(), None, []
+        for chunk in tts.stream(line, voice=voice, seed=number):
+            first_s = first_s if first_s is not None else time.perf_counter() - begun
+            pieces.append(chunk.samples)
+        spent_s = time.perf_counter() - begun
+        samples = _joined(pieces)
+        path = folder / f"{number:03d}.wav"
+        soundfile.write(path, samples, tts.sample_rate_hz, subtype="PCM_16")
+        clips.append(Clip(wav=path, text=line, reference=tuple(references)))
+        factors.append(spent_s * tts.sample_rate_hz / max(1, len(samples)))
+        firsts.append(1000 * (first_s or spent_s))
+        on_clip(number + 1, len(lines))
+    speed = Speed(real_time_factor=statistics.median(factors), first_audio_ms=statistics.median(firsts))
+    return clips, speed
+
+
+def _joined(pieces: Sequence[Any]) -> Any:
+    import numpy as np
+
+    return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+
+
+def cold_start_s(model: Path | None) -> float:
+    """`nightingale say` from a fresh process to the finished file; the better of two."""
+    with tempfile.TemporaryDirectory() as scratch:
+        given = ["say", SENTENCE, "-o", str(Path(scratch) / "x.wav"), "--quiet"]
+        command = [sys.executable, "-m", "nightingale", *given, *(["-m", str(model)] if model else [])]
+        times = []
+        for _ in range(2):
+            begun = time.perf_counter()
+            subprocess.run(command, check=True, capture_output=True)
+            times.append(time.perf_counter() - begun)
+    return min(times)
+
+
+def rows(
+    default: Quality, voices: Sequence[Quality], varied: Quality, speed: Speed, cold_s: float
+) -> list[Row]:
+    """The issue's table."""
+
+    def percent(value: float | None) -> float | None:
+        return None if value is None else 100 * value
+
+    def over_voices(name: str) -> float | None:
+        rates = [rate for report in voices if (rate := report.wer(name)) is not None]
+        return percent(statistics.fmean(rates)) if rates else None
+
+    asked = ("tiny", "base")
+    words = [
+        Row(what=f"WER %, default voice, {n}", reached=percent(default.wer(n)), must=4, aim=2) for n in asked
+    ]
+    words += [Row(what=f"WER %, all voices, {n}", reached=over_voices(n), must=6, aim=3) for n in asked]
+    bad = float(len(varied.defective))
+    return [
+        *words,
+        Row(what="DNSMOS overall, default voice", reached=default.mos(), must=3.0, aim=3.25, higher=True),
+        Row(what="speaker cosine to the teacher", reached=default.cosine, must=0.85, aim=0.92, higher=True),
+        Row(what=f"defects in {len(varied.clips)} varied", reached=bad, must=0, aim=0, form=".0f"),
+        Row(what="real-time factor", reached=speed.real_time_factor, must=0.35, aim=0.12, form=".3f"),
+        Row(what="first audio, ms, warm", reached=speed.first_audio_ms, must=250, aim=80, form=".0f"),
+        Row(what="say, cold process, s", reached=cold_s, must=6.0, aim=2.5),
+    ]
+
+
+def table(measured: Sequence[Row]) -> str:
+    lines = [f"{'what':<34}{'reached':>10}{'must':>8}{'aim':>8}  verdict"]
+    for row in measured:
+        reached = "–" if row.reached is None else format(row.reached, row.form)
+        lines.append(f"{row.what:<34}{reached:>10}{row.must:>8g}{row.aim:>8g}  {row.verdict}")
+    return "\n".join(lines)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="nightingale.bench.wren", description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", help="default: the model in the package")
+    parser.add_argument("--references", type=Path, help="recordings of the teacher's voices: <voice>*.wav")
+    parser.add_argument("--keep", type=Path, help="leave the recordings here")
+    parser.add_argument("--judges", default="tiny,base,dnsmos,speaker", help="empty: none")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the sentences")
+    parser.add_argument("--per-voice", type=int, default=20, help="sentences of each other voice")
+    parser.add_argument("--workers", type=int, default=1)
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    args = parse(argv)
+    share = 10 if args.quick else 1
+    names = tuple(name for name in args.judges.split(",") if name)
+    python = judges_python() if names else None
+    card = Path(str(args.folder or files("nightingale.wren"))) / CARD
+    others = json.loads(card.read_text(encoding="utf-8"))["voices"]
+
+    def references(voice: str) -> list[Path]:
+        return sorted(args.references.glob(f"{voice}*.wav")) if args.references else []
+
+    def progress(what: str) -> Callable[[int, int], object]:
+        return lambda done, of: sys.stderr.write(f"\r{what}: {done}/{of}   ")
+
+    def judged(clips: list[Clip], by: Sequence[str]) -> Quality:
+        wanted = [name for name in by if name != "speaker" or clips[0].reference]
+        judge = {"judges": wanted, "python": python, "workers": args.workers, "on_clip": progress("judged")}
+        return measure(clips, **judge) if wanted else measure(clips)
+
+    with tempfile.TemporaryDirectory() as scratch, TTS(args.folder) as tts:
+        folder = args.keep or Path(scratch)
+        lines = texts("wren_200")[::share]
+        clips, speed = render(
+            tts, lines, folder / "default", references=references(others[0]), on_clip=progress("rendered")
+        )
+        default = judged(clips, names)
+        spoken = [
+            judged(
+                render(tts, lines[:: max(1, len(lines) // args.per_voice)], folder / name, voice=name)[0],
+                names,
+            )
+            for name in others
+        ]
+        varied, _ = render(tts, texts("wren_500")[::share], folder / "varied", on_clip=progress("varied"))
+        measured = rows(
+            default,
+            spoken,
+            judged(varied, [n for n in names if n in ("tiny", "base")]),
+            speed,
+            cold_start_s(args.folder),
+        )
+    sys.stderr.write("\n")
+    sys.stdout.write(table(measured) + "\n")
+    result = {"rows": {row.what: row.reached for row in measured}, "default": default.summary()}
+    sys.stdout.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()

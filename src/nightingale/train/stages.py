@@ -1,0 +1,277 @@
+"""The stages behind the command line: arguments in, work done, a progress line on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+TOKENS, BANK = "tokens.npy", "bank.safetensors"
+LINES_PER_HOUR = 1800
+"""More than the teacher speaks (1,100), so that lines never run out; casting them all would take seconds."""
+
+
+def say(record: dict[str, Any]) -> None:
+    """The progress line."""
+    from nightingale.train.loop import progress_line
+
+    sys.stderr.write(progress_line(record) + "\n")
+    sys.stderr.flush()
+
+
+def make_teacher(assets: Any, device: str) -> Any:
+    from nightingale.train.teachers.kokoro import KokoroTeacher
+
+    return KokoroTeacher(assets.kokoro_parts, assets.file("voices.npz"), device)
+
+
+def run_data(args: argparse.Namespace) -> None:
+    from dataclasses import replace
+
+    import numpy as np
+    import torch
+
+    from nightingale.train.asset_files import Assets
+    from nightingale.train.cast import BLENDS, SHARES
+    from nightingale.train.corpus import READY
+    from nightingale.train.synthesize import Casting, cast_lines, synthesize
+    from nightingale.train.vocoder_feed import DONE
+    from nightingale.train.voice_encoder import speaker_vectors
+
+    assets, device = Assets(args.assets), torch.device(args.device)
+    before = len(list(args.out.glob(f"part*/{READY}")))
+    lines, limit = assets.lines, args.limit or int(args.hours * LINES_PER_HOUR)
+    order = np.random.default_rng(args.seed).permutation(len(lines))
+    # A second call speaks other lines: it starts where the first one's would have ended.
+    order = np.roll(order, -before * limit)[:limit]
+    teacher = make_teacher(assets, args.device)
+    requests = cast_lines(
+        order.tolist(),
+        [{"american": lines.american[i], "british": lines.british[i]} for i in order],
+        Casting(shares=SHARES, pool=sorted(n for n in teacher.voices if n[0] in "ab"), blends=BLENDS),
+        seed=args.seed,
+    )
+    listener = assets.listener().to(device)
+    (args.out / "names.json").write_text(json.dumps(list(SHARES)), encoding="utf-8")
+    parts = synthesize(
+        teacher, requests, assets.encode, budget_s=args.budget_s, first_hours=args.first_hours,
+        part_hours=args.part_hours, most_hours=args.hours, seconds_per_batch=args.batch_seconds,
+        seed=args.seed, say=say,
+    )  # fmt: skip
+    for number, corpus in enumerate(parts, before):
+        heard = speaker_vectors(listener, corpus, device=device)
+        replace(corpus, speaker=heard.numpy()).save(args.out / f"part{number:02d}")
+        say({"part": number, "clips": corpus.bank.clips, "hours": corpus.bank.seconds / 3600})
+    (args.out / DONE).touch()
+
+
+def run_voice_encoder(args: argparse.Namespace) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from nightingale.train.asset_files import Assets
+    from nightingale.train.cast import HEARD_BY_TEACHER, mean_speakers
+    from nightingale.train.corpus import Corpus
+    from nightingale.train.voice_encoder import speaker_vectors, train_voice_encoder
+
+    corpus, device = Corpus.load(args.corpus), torch.device(args.device)
+    net = train_voice_encoder(
+        corpus,
+        Assets(args.assets).listener(),
+        args.out,
+        budget_s=args.budget_s,
+        plan_s=args.plan_s,
+        device=device,
+        say=say,
+        **_batch(args),
+    )
+    own, taught = speaker_vectors(net, corpus, device=device), torch.from_numpy(corpus.speaker)
+    alike, out = (own.float() * taught.float()).sum(1), torch.from_numpy(corpus.held_out)
+    say({"clips": len(own), "cosine": float(alike.mean()), "unseen_cosine": float(alike[out].mean())})
+    names, voice = json.loads((args.corpus / "names.json").read_text()), torch.from_numpy(corpus.voice)
+    theirs = {name + HEARD_BY_TEACHER: v for name, v in mean_speakers(taught, voice, names).items()}
+    partial = args.out / "voices.partial"
+    save_file(mean_speakers(own, voice, names) | theirs, partial)
+    partial.replace(args.out / "voices.safetensors")
+
+
+def run_tokenizer(args: argparse.Namespace) -> None:
+    import torch
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale.train.corpus import Corpus
+    from nightingale.train.tokenizer import train_tokenizer
+
+    corpus = Corpus.load(args.corpus)
+    with _searching(args.device):
+        train_tokenizer(
+            corpus,
+            args.out,
+            PRESETS["wren"].speech_tokenizer,
+            budget_s=args.budget_s,
+            plan_s=args.plan_s,
+            device=torch.device(args.device),
+            eager=args.eager,
+            seed=args.seed,
+            start_from=args.start_from,
+            say=say,
+            **_batch(args),
+        )
+
+
+def run_tokens(args: argparse.Namespace) -> None:
+    import numpy as np
+    import torch
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale.train.corpus import Corpus, ready_parts
+    from nightingale.train.token_bank import TokenBank
+    from nightingale.train.tokenizer import code_entropy_bits, load_tokenizer, tokenize_corpus
+    from nightingale.train.vocoder_feed import DONE
+
+    device, begun = torch.device(args.device), time.monotonic()
+    net = load_tokenizer(args.out / "tokenizer.safetensors", PRESETS["wren"].speech_tokenizer, device)
+    banks: dict[Path, TokenBank] = {}
+    while True:
+        whole = (args.corpus / DONE).exists() or time.monotonic() - begun > args.budget_s
+        for part in ready_parts(args.corpus):
+            if part not in banks:
+                corpus = Corpus.load(part)
+                tokens = tokenize_corpus(net, corpus, device=device)
+                np.save(part / TOKENS, tokens.cpu().numpy())
+                banks[part] = TokenBank.of(corpus, tokens.cpu().numpy())
+                say({"tokens": len(tokens), "bits": code_entropy_bits(tokens)})
+        if whole:
+            break
+        time.sleep(0.2)
+    TokenBank.join([banks[part] for part in sorted(banks)]).save(args.out / BANK)
+
+
+def run_t3(args: argparse.Namespace) -> None:
+    import torch
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale.train.asset_files import Assets
+    from nightingale.train.t3 import T3Recipe, train_t3
+    from nightingale.train.token_bank import TokenBank
+
+    assets = Assets(args.assets)
+    banks = [TokenBank.load(path, assets.encode) for path in args.bank or [args.out / BANK]]
+    recipe = {name: getattr(args, name) for name in ("dropout", "smoothing", "slip", "weight_decay")}
+    train_t3(
+        TokenBank.join(banks),
+        args.out,
+        PRESETS["wren"].t3,
+        marks=assets.marks(),
+        budget_s=args.budget_s,
+        plan_s=args.plan_s,
+        device=torch.device(args.device),
+        eager=args.eager,
+        seed=args.seed,
+        recipe=T3Recipe(**{name: value for name, value in recipe.items() if value is not None}),
+        start_from=args.start_from,
+        say=say,
+    )
+
+
+def run_flow(args: argparse.Namespace) -> None:
+    import torch
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale.train.flow import train_flow
+
+    corpus, tokens = _told(args.corpus)
+    with _searching(args.device):
+        train_flow(
+            corpus,
+            tokens,
+            args.out,
+            PRESETS["wren"].flow,
+            match_s=args.match_s,
+            distill_s=args.distill_s,
+            distill_batch=args.distill_batch,
+            device=torch.device(args.device),
+            eager=args.eager,
+            start_from=args.start_from,
+            say=say,
+            **_batch(args),
+        )
+
+
+def run_mels(args: argparse.Namespace) -> None:
+    import numpy as np
+    import torch
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale.train.corpus import ready_parts
+    from nightingale.train.flow import render_mels
+    from nightingale.train.vocoder_feed import MELS
+
+    for part in ready_parts(args.corpus)[: args.parts]:
+        corpus, tokens = _told(part)
+        mels = render_mels(
+            args.out / "flow.distill.safetensors",
+            corpus,
+            tokens,
+            PRESETS["wren"].flow,
+            device=torch.device(args.device),
+            seed=args.seed,
+        )
+        np.save(part / "mels.partial.npy", mels)
+        (part / "mels.partial.npy").replace(part / MELS)
+        say({"part": part.name, "frames": len(mels)})
+
+
+def run_export(args: argparse.Namespace) -> None:
+    from dataclasses import replace
+
+    from nightingale import wren
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale.train.export import export
+
+    tuned = {name: getattr(args, name) for name in ("temperature", "min_p", "repetition_penalty")}
+    report = export(
+        args.source,
+        args.out or wren.folder(),
+        PRESETS["wren"],
+        default_voice=args.default_voice,
+        sampling=replace(
+            wren.SAMPLING, **{name: value for name, value in tuned.items() if value is not None}
+        ),
+    )
+    sys.stderr.write(f"{report}\n")
+
+
+def run_curves(args: argparse.Namespace) -> None:
+    from nightingale.train.loop import draw_curves, read_log
+
+    for log in sorted(args.out.glob("*.jsonl")):
+        numbers = {k for row in read_log(log) for k, v in row.items() if isinstance(v, float)}
+        draw_curves(log, log.with_suffix(".png"), sorted(numbers - {"seconds", "elapsed_s"}))
+
+
+def _told(folder: Path) -> tuple[Any, Any]:
+    """A corpus, and the tokens that the stage `tokens` left beside its parts."""
+    import numpy as np
+    import torch
+
+    from nightingale.train.corpus import Corpus, ready_parts
+
+    whole = (folder / TOKENS).is_file()
+    parts = [folder] if whole else [part for part in ready_parts(folder) if (part / TOKENS).is_file()]
+    tokens = np.concatenate([np.load(part / TOKENS) for part in parts])
+    return Corpus.join([Corpus.load(part) for part in parts]), torch.from_numpy(tokens)
+
+
+def _searching(device: str) -> Any:
+    """For stages of fixed shapes, where searching for the fastest kernels pays. Elsewhere it costs dear."""
+    import torch
+
+    return torch.backends.cudnn.flags(enabled=True, benchmark=device != "cpu", allow_tf32=True)
+
+
+def _batch(args: argparse.Namespace) -> dict[str, int]:
+    return {} if args.batch is None else {"batch": args.batch}
