@@ -45,6 +45,8 @@ class Utterance:
         self.last_token = 0
         self.rendered = False
         """Whether its last block was rendered."""
+        self.in_company = False
+        """Others are speaking too: after the first block, fewer and larger ones serve everybody better."""
         self._mel = MelStream(
             model.speakers.flow, request.voice, seed=seed, streaming=profile.streaming, prompt=prompt_state
         )
@@ -124,7 +126,8 @@ class Utterance:
         if self._guard is not None:
             self._guard.commit(self._tokens)
         timing.tokens += len(ids)
-        self._block = min(2 * self._block, self.profile.largest_block_tokens)
+        largest = self.profile.largest_block_tokens
+        self._block = largest if self.in_company else min(2 * self._block, largest)
         self.rendered = final
         if not self._tokens:
             return np.zeros(0, np.float32)

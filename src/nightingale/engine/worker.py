@@ -237,6 +237,7 @@ class Worker:
         job = self._jobs[ticket]
         spoken = job.utterance
         assert spoken is not None
+        spoken.in_company = len(self._jobs) > 1
         job.session.put(spoken.render(job.session.timing))
         if spoken.rendered:
             job.utterance = None
