@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import chain, cycle, islice, repeat
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, count, cycle, islice, repeat
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nightingale.engine.guards import (
+    ATTEMPTS,
     GO_ON,
     SILENCE,
     Action,
     Guard,
     Limits,
-    learn_silence,
     limits_for,
     retry_seed,
-    speak_guarded,
-    trim_tail,
 )
 from nightingale.engine.habits import HABITS, SILENCE_TOKEN
 from nightingale.engine.randomness import SEED_LIMIT
@@ -29,6 +28,43 @@ TEXT = "The quick brown fox jumps over the lazy dog."
 LIMITS = limits_for(TEXT, ceiling=1000)
 SPEECH = list(range(100, 175))
 """Three seconds of sounds, no two alike: as long as TEXT takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """An utterance that came to an end."""
+
+    ids: list[int]
+    attempts: int
+    reason: str
+
+
+def speak_guarded(
+    attempt: Callable[[int], Iterable[int]],
+    limits: Limits,
+    *,
+    seed: int,
+    stop_id: int,
+    silence: frozenset[int] = SILENCE,
+    attempts: int = ATTEMPTS,
+) -> Spoken:
+    """The ids of an utterance, drawn again if it fails. attempt: tokens as they are drawn, from a seed."""
+    for number in count(1):
+        guard = Guard(limits, stop_id=stop_id, silence=silence, may_retry=number < attempts)
+        ids: list[int] = []
+        verdict = GO_ON
+        for token in attempt(retry_seed(seed, number - 1)):
+            verdict = guard.observe(token)
+            if verdict.action is not Action.GO_ON:
+                break
+            ids.append(token)
+        if verdict.action is Action.RETRY:
+            continue
+        if verdict.action is Action.STOP:
+            # The last token observed is not in `ids` yet; a verdict never keeps a stop.
+            return Spoken([*ids, token][: verdict.keep_tokens], number, verdict.reason)
+        return Spoken(ids, number, "too long")
+    raise AssertionError("the last attempt may not be retried")
 
 
 class Metronome:
@@ -218,18 +254,3 @@ def test_each_attempt_has_a_seed_of_its_own() -> None:
     assert len(set(seeds)) == 20
     assert all(0 <= seed < SEED_LIMIT for seed in seeds)
     assert seeds == [retry_seed(7, attempt) for attempt in range(20)]
-
-
-def test_a_tail_is_trimmed_to_what_is_asked() -> None:
-    assert trim_tail([1, 4299, 2, 4299, 4299], keep=1) == [1, 4299, 2, 4299]
-    assert trim_tail([1, 2], keep=3) == [1, 2]
-    assert trim_tail([4299, 4299], keep=0) == []
-    assert trim_tail([1, 8, 9], silence=frozenset({8, 9}), keep=0) == [1]
-    assert frozenset({SILENCE_TOKEN}) == SILENCE
-
-
-def test_silence_is_learned_from_what_was_heard() -> None:
-    ids = [1, 2, 3, 9, 9, 9, 4, 8, 5, 7, 7, 7]
-    levels = [-20.0, -22.0, -18.0, -80.0, -75.0, -90.0, -20.0, -90.0, -21.0, -80.0, -30.0, -80.0]
-    assert learn_silence(ids, levels) == {9}, "8 came once only, and 7 was loud once"
-    assert learn_silence([], []) == frozenset()

@@ -15,11 +15,8 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import count
 from typing import Final
 
 from nightingale.engine.habits import SILENCE_TOKEN
@@ -182,72 +179,9 @@ class Guard:
         return Verdict(Action.STOP, keep_tokens=max(keep, self._heard), reason=reason)
 
 
-@dataclass(frozen=True, slots=True)
-class Spoken:
-    """An utterance that came to an end."""
-
-    ids: list[int]
-    attempts: int
-    reason: str
-
-
-def speak_guarded(
-    attempt: Callable[[int], Iterable[int]],
-    limits: Limits,
-    *,
-    seed: int,
-    stop_id: int,
-    silence: frozenset[int] = SILENCE,
-    attempts: int = ATTEMPTS,
-) -> Spoken:
-    """The ids of an utterance, drawn again if it fails. attempt: tokens as they are drawn, from a seed."""
-    for number in count(1):
-        guard = Guard(limits, stop_id=stop_id, silence=silence, may_retry=number < attempts)
-        ids: list[int] = []
-        verdict = GO_ON
-        for token in attempt(retry_seed(seed, number - 1)):
-            verdict = guard.observe(token)
-            if verdict.action is not Action.GO_ON:
-                break
-            ids.append(token)
-        if verdict.action is Action.RETRY:
-            continue
-        if verdict.action is Action.STOP:
-            # The last token observed is not in `ids` yet; a verdict never keeps a stop.
-            return Spoken([*ids, token][: verdict.keep_tokens], number, verdict.reason)
-        return Spoken(ids, number, "too long")
-    raise AssertionError("the last attempt may not be retried")
-
-
 def retry_seed(seed: int, attempt: int) -> int:
     """The seed of the n-th attempt, counted from 0. The first draws as if there were no guard."""
     if attempt == 0:
         return seed
     digest = hashlib.sha256(f"{seed}/attempt/{attempt}".encode()).digest()
     return int.from_bytes(digest[:4], "little")
-
-
-def trim_tail(ids: Sequence[int], *, silence: frozenset[int] = SILENCE, keep: int) -> list[int]:
-    """The ids with at most `keep` tokens of silence at their end."""
-    end = len(ids)
-    while end > 0 and ids[end - 1] in silence:
-        end -= 1
-    return list(ids[: end + keep])
-
-
-def learn_silence(
-    ids: Sequence[int], levels_db: Sequence[float], *, below_db: float = 45.0, seen: int = 3
-) -> frozenset[int]:
-    """The ids that are silence, from an utterance and the level of each of its tokens when rendered.
-
-    An id counts if it came `seen` times and was, each time, `below_db` under the level of the loud parts.
-    """
-    if not ids:
-        return frozenset()
-    loud_db = sorted(levels_db)[int(0.95 * (len(levels_db) - 1))]
-    levels: dict[int, list[float]] = defaultdict(list)
-    for token, level_db in zip(ids, levels_db, strict=True):
-        levels[token].append(level_db)
-    return frozenset(
-        token for token, found in levels.items() if len(found) >= seen and max(found) < loud_db - below_db
-    )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nightingale.nn.mel import MelConfig, TokenMel
+from nightingale.nn.rope import inverse_frequencies, rotate, rotations
 
 LEVELS = 3
 FSQ_SCALE = 0.9990000128746033
@@ -130,7 +131,8 @@ class Encoder(nn.Module):
         if lengths is not None:
             mask = positions(x) < counts[:, None]  # (batch, tokens)
         x = x.transpose(1, 2)
-        rope = rope_table(x.shape[1], self.head_width, x)
+        inverse = inverse_frequencies(self.head_width, theta=ROPE_THETA, scaling=None).to(x.device)
+        rope = rotations(inverse, torch.arange(x.shape[1], device=x.device), x.dtype)
         for block in self.blocks:
             x = block(x, rope, mask)
         return x, counts
@@ -170,7 +172,7 @@ class MemoryAttention(nn.Module):
         memory = self.remember(v, mask)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
         may_see = None if mask is None else mask[:, None, None, :]
-        heard = F.scaled_dot_product_attention(rotate(q, rope), rotate(k, rope), v, attn_mask=may_see)
+        heard = F.scaled_dot_product_attention(rotate(q, *rope), rotate(k, *rope), v, attn_mask=may_see)
         out: Tensor = self.out(heard.transpose(1, 2).flatten(2))
         return out + memory
 
@@ -209,23 +211,6 @@ def fsq_ids(raw: Tensor) -> Tensor:
     digits = fsq(raw).long() + 1
     powers = LEVELS ** torch.arange(raw.shape[-1], device=raw.device)
     return (digits * powers).sum(-1)
-
-
-def rope_table(length: int, head_width: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (tokens, head_width) for `rotate`, on the device and in the type of `like`."""
-    pair = torch.arange(0, head_width, 2, device=like.device).float()
-    angle = torch.outer(
-        torch.arange(length, device=like.device).float(), 1.0 / ROPE_THETA ** (pair / head_width)
-    )
-    angle = torch.cat((angle, angle), dim=-1)
-    return angle.cos().to(like.dtype), angle.sin().to(like.dtype)
-
-
-def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-    """Rotary positions on (batch, heads, tokens, head_width): first half against second half."""
-    cos, sin = rope
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat((-second, first), dim=-1) * sin
 
 
 def positions(x: Tensor) -> Tensor:
