@@ -17,13 +17,17 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help say test check format parity judges docs clean
+.PHONY: help say serve test check format parity judges browser contract docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 say: $(INSTALLED) ## install, then speak TEXT to OUT (hello.wav)
 	$(BIN)/nightingale say "$(TEXT)" -o "$(OUT)"
+
+serve: $(INSTALLED) ## install, then serve HTTP on 127.0.0.1:8880
+	$(PIP) -e '.[server]'
+	$(BIN)/nightingale serve
 
 test: $(INSTALLED_DEV) ## install what tests need, then run them all (TESTS=path for some)
 	$(BIN)/python -m pytest $(TESTS)
@@ -44,7 +48,17 @@ parity: $(INSTALLED_DEV) ## compare every stage with upstream chatterbox-tts, in
 judges: $(BIN)/python ## get the recognizers and quality models that score speech (.venv-judges, 0.8 GB)
 	$(BIN)/python src/nightingale/bench/judges/install.py
 
-docs: $(INSTALLED_DEV) ## write the generated pages (docs/cli.md)
+browser: $(INSTALLED_DEV) ## drive the page in a real Chromium (needs Debian's chromium)
+	$(PIP) -e '.[browser]'
+	$(BIN)/python -m pytest -m browser tests/browser
+
+contract: ## try other projects' clients (LiveKit, Pipecat, ElevenLabs), in an environment of their own
+	$(PYTHON) -m venv .venv-contract
+	.venv-contract/bin/python -m pip install --quiet $(PIP_ARGS) torch==2.13.0 -e '.[server,wyoming]'
+	.venv-contract/bin/python -m pip install --quiet $(PIP_ARGS) -r tests/contract/requirements.txt
+	.venv-contract/bin/python -m pytest -W default -m contract tests/contract
+
+docs: $(INSTALLED_DEV) ## write the generated pages (docs/cli.md, docs/configuration.md)
 	$(BIN)/python tools/make_docs.py
 
 clean: ## forget the environment and the caches

@@ -1,0 +1,46 @@
+# Nightingale as a server. Two builds from one file:
+#
+#   docker build -t nightingale:cpu .
+#   docker build -t nightingale:cuda --build-arg TORCH=cuda .
+#
+# torch brings CUDA's libraries with it, so both builds start from the same small image; the host gives the driver.
+# There is no ffmpeg to install: PyAV has its libraries inside.
+
+FROM python:3.12-slim AS build
+ARG TORCH=cpu
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/nightingale
+ENV PATH=/opt/nightingale/bin:$PATH
+WORKDIR /src
+# torch by itself and first: by far the largest layer, and the one that changes least.
+COPY constraints.txt ./
+RUN version=$(sed -n 's/^torch==//p' constraints.txt) \
+ && if [ "$TORCH" = cpu ]; then \
+      pip install "torch==$version" --index-url https://download.pytorch.org/whl/cpu; \
+    else \
+      pip install "torch==$version"; \
+    fi
+COPY pyproject.toml README.md LICENSE ./
+COPY src ./src
+RUN pip install -c constraints.txt '.[server,wyoming]' && python -m compileall -q /opt/nightingale/lib
+
+FROM python:3.12-slim
+LABEL org.opencontainers.image.title="Nightingale" \
+      org.opencontainers.image.description="Text to speech on your own machine, with OpenAI's audio API" \
+      org.opencontainers.image.licenses="MIT"
+COPY --from=build /opt/nightingale /opt/nightingale
+RUN useradd --system --create-home --uid 10001 nightingale && install -d -o nightingale /data
+USER nightingale
+ENV PATH=/opt/nightingale/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    NIGHTINGALE_HOST=0.0.0.0 \
+    NIGHTINGALE_HOME=/data \
+    HF_HOME=/data/hub
+# Voices and downloaded weights.
+VOLUME /data
+EXPOSE 8880 10200
+# /ready and not /health: a server that is still loading gets no traffic.
+HEALTHCHECK --interval=15s --timeout=3s --start-period=300s --retries=3 \
+  CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8880/ready', timeout=2)"]
+# Inside a container every address is another machine's: give it a key (NIGHTINGALE_API_KEY), or say --insecure.
+ENTRYPOINT ["nightingale", "serve"]

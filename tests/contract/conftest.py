@@ -1,0 +1,24 @@
+"""Real clients of other projects against a real server. `make contract` installs them and runs these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from live_server import LiveServer, live_server
+
+from nightingale import TTS
+
+LONG = "This is one of very many sentences that nobody will ever listen to. " * 40
+
+
+@pytest.fixture(scope="session")
+def server(tts_with: Callable[..., TTS]) -> Iterator[LiveServer]:
+    with live_server(tts_with(habits={"max_new_tokens": 25})) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left_behind(server: LiveServer) -> Iterator[None]:
+    yield
+    server.wait_until_idle()

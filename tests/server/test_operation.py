@@ -1,0 +1,357 @@
+"""Running it for others: keys, origins, probes, counters, logs, settings, idle unloading, shutdown."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from live_server import LiveServer, live_server
+from plain_http import HTTP
+
+from nightingale import TTS
+from nightingale.errors import ConfigError, EngineFault
+from nightingale.server import loading
+from nightingale.server import speaker as speaker_module
+from nightingale.server.app import create_app
+from nightingale.server.auth import is_foreign, is_right, key_of
+from nightingale.server.logs import JsonFormatter, TextFormatter, log_config
+from nightingale.server.settings import Settings, unknown_keys
+from nightingale.server.speaker import Speaker
+
+SECRET_TEXT = "The password is swordfish."
+KEY = {"authorization": "Bearer open sesame"}
+
+
+@pytest.fixture(scope="module")
+def guarded(small: Callable[..., TTS]) -> Iterator[LiveServer]:
+    with small() as tts, live_server(tts, api_key="open sesame", cors=["https://chat.example"]) as running:
+        yield running
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": "open sesame"}, {"xi-api-key": "x"}]
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/audio/voices", "/metrics"])
+def test_without_the_key_nothing_is_told(guarded: LiveServer, path: str, headers: dict[str, str]) -> None:
+    answer = HTTP.get(guarded.http + path, headers=headers)
+    assert answer.status_code == 401
+    assert answer.json()["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize(
+    "headers", [KEY, {"xi-api-key": "open sesame"}, {"authorization": "bearer  open sesame"}]
+)
+def test_with_the_key_it_opens(guarded: LiveServer, headers: dict[str, str]) -> None:
+    assert HTTP.get(f"{guarded.http}/v1/models", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/version", "/docs", "/openapi.json"])
+def test_probes_and_pages_need_no_key(guarded: LiveServer, path: str) -> None:
+    assert HTTP.get(guarded.http + path).status_code == 200
+
+
+@pytest.mark.parametrize("prefix", ["/v", "/v1", "/tts", "/"])
+def test_a_prefix_opens_no_back_door(prefix: str) -> None:
+    async def story() -> None:
+        settings = Settings(api_key="k")
+        transport = httpx.ASGITransport(create_app(settings, Speaker(settings)), root_path=prefix)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            for path in ("/v1/models", "//v1/models", "/page/../v1/models", "/v1//models"):
+                for asked in (path, prefix + path):
+                    assert (await client.get(asked)).status_code in (401, 404)
+            if prefix == "/tts":
+                assert (await client.get("/tts/health")).status_code == 200
+                assert (await client.get("/tts/v1/models", headers={"xi-api-key": "k"})).status_code == 200
+
+    asyncio.run(story())
+
+
+def test_wrong_keys_do_not_reach_the_engine(guarded: LiveServer) -> None:
+    before = guarded.speaker.meter.active
+    for _ in range(20):
+        answer = HTTP.post(f"{guarded.http}/v1/audio/speech", json={"input": "hi"})
+        assert answer.status_code == 401
+    assert guarded.speaker.meter.active == before
+
+
+def test_a_page_of_another_site_may_not_post(guarded: LiveServer) -> None:
+    def post(origin: str) -> httpx.Response:
+        headers = {**KEY, "origin": origin}
+        return HTTP.post(f"{guarded.http}/v1/audio/speech", json={"input": "hi"}, headers=headers)
+
+    assert post("https://evil.example").json()["error"]["code"] == "origin_not_allowed"
+    invited = post("https://chat.example")
+    assert invited.status_code == 200
+    assert invited.headers["access-control-allow-origin"] == "https://chat.example"
+    assert "access-control-allow-credentials" not in invited.headers
+    assert post(guarded.http).status_code == 200, "its own page is not a stranger"
+
+
+def test_a_preflight_is_answered_for_invited_pages_only(guarded: LiveServer) -> None:
+    def preflight(origin: str) -> httpx.Response:
+        headers = {"origin": origin, "access-control-request-method": "POST"}
+        return HTTP.options(f"{guarded.http}/v1/audio/speech", headers=headers)
+
+    assert preflight("https://chat.example").headers["access-control-allow-origin"] == "https://chat.example"
+    assert "access-control-allow-origin" not in preflight("https://evil.example").headers
+
+
+def test_a_name_that_was_pointed_at_this_machine_is_not_believed() -> None:
+    rebound = {"origin": "http://evil.example:8880", "host": "evil.example:8880"}
+    assert is_foreign(rebound, Settings())
+    assert not is_foreign(rebound, Settings(api_key="k"))
+    assert not is_foreign({"origin": "http://localhost:8880", "host": "localhost:8880"}, Settings())
+    assert not is_foreign({"host": "evil.example"}, Settings()), "a program is not a page"
+
+
+def test_keys_are_compared_whole() -> None:
+    assert is_right((), None)
+    assert is_right(("a", "b"), "b")
+    for wrong in (None, "", "c", "ab", "a\n"):
+        assert not is_right(("a", "b"), wrong)
+    assert key_of({"authorization": "Basic abc", "xi-api-key": "x"}) == "x"
+
+
+def test_ready_only_after_the_model_has_spoken(
+    small: Callable[..., TTS], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story() -> None:
+        with small() as tts:
+            speaker = Speaker(Settings(), tts)
+            spoken = asyncio.Event()
+            loop = asyncio.get_running_loop()
+            hold = asyncio.Event()
+
+            def slow(tts: TTS, roster: Any) -> None:
+                asyncio.run_coroutine_threadsafe(hold.wait(), loop).result()
+                loading.warm_up(tts, roster)
+                loop.call_soon_threadsafe(spoken.set)
+
+            monkeypatch.setattr(speaker_module, "warm_up", slow)
+            transport = httpx.ASGITransport(create_app(Settings(), speaker))
+            async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+                assert (await client.get("/ready")).status_code == 503
+                starting = asyncio.create_task(speaker.start())
+                await asyncio.sleep(0.05)
+                early = await client.get("/ready")
+                assert (early.status_code, early.json()["state"]) == (503, "loading")
+                assert (await client.get("/health")).status_code == 200
+                hold.set()
+                await starting
+                assert spoken.is_set()
+                assert (await client.get("/ready")).status_code == 200
+                await speaker.stop()
+                late = await client.get("/ready")
+                assert (late.status_code, late.json()["state"]) == (503, "stopping")
+                refused = await client.post("/v1/audio/speech", json={"input": "hi"})
+                assert refused.status_code == 503
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
+def test_a_model_that_cannot_be_loaded_is_a_failure_and_not_a_silence() -> None:
+    async def story() -> None:
+        speaker = Speaker(Settings(model="/no/such/folder"))
+        with pytest.raises(Exception, match="no/such"):
+            await speaker.start()
+        assert speaker.state == "failed"
+        assert speaker.failure is not None
+        await speaker.stop()
+
+    asyncio.run(story())
+
+
+def test_an_idle_model_is_unloaded_and_comes_back(
+    small: Callable[..., TTS], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[TTS] = []
+
+    def load(_: Settings) -> TTS:
+        loads.append(small())
+        return loads[-1]
+
+    monkeypatch.setattr(speaker_module, "load", load)
+
+    async def story() -> None:
+        speaker = Speaker(Settings(keep_alive=0.2))
+        await speaker.start()
+        async with await speaker.open("Hello.") as speech:
+            await asyncio.sleep(0.5)
+            assert speaker.state == "ready", "unloaded under a listener's feet"
+            assert [chunk async for chunk in speech]
+        while speaker.state != "idle":
+            await asyncio.sleep(0.02)
+        assert speaker.ready, "a request would be answered"
+        with pytest.raises(EngineFault):
+            loads[0].say("still there?")
+        async with await speaker.open("Hello again.") as speech:
+            assert [chunk async for chunk in speech]
+        assert len(loads) == 2
+        await speaker.stop()
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
+def test_an_engine_that_died_is_replaced(small: Callable[..., TTS], monkeypatch: pytest.MonkeyPatch) -> None:
+    loads: list[TTS] = []
+
+    def load(_: Settings) -> TTS:
+        loads.append(small())
+        return loads[-1]
+
+    monkeypatch.setattr(speaker_module, "load", load)
+
+    async def story() -> None:
+        speaker = Speaker(Settings())
+        await speaker.start()
+        loads[0].close()
+        async with await speaker.open("Hello.") as speech:
+            assert [chunk async for chunk in speech]
+        assert len(loads) == 2
+        await speaker.stop()
+
+    asyncio.run(asyncio.wait_for(story(), 30))
+
+
+def test_a_shutdown_lets_speech_finish_for_a_while_and_then_ends_it(small: Callable[..., TTS]) -> None:
+    async def story(grace_s: float) -> int:
+        with small(tokens=40) as tts:
+            speaker = Speaker(Settings(), tts)
+            await speaker.start()
+            speech = await speaker.open("One sentence, and then another one. " * 30)
+            first = await anext(speech)
+            stopping = asyncio.create_task(speaker.stop(grace_s))
+            heard = len(first.samples) + sum([len(chunk.samples) async for chunk in speech])
+            await stopping
+            return heard
+
+    whole, cut = (asyncio.run(asyncio.wait_for(story(grace_s), 60)) for grace_s in (30.0, 0.0))
+    assert whole == 5 * 40 * 960 + 4 * 120 * 24
+    assert cut < whole
+
+
+def test_the_counters_have_the_names_that_were_promised(server: LiveServer) -> None:
+    HTTP.post(f"{server.http}/v1/audio/speech", json={"input": "Hello there.", "response_format": "pcm"})
+    text = HTTP.get(f"{server.http}/metrics").text
+    names = set(re.findall(r"^# TYPE nightingale_(\w+)", text, flags=re.MULTILINE))
+    assert names >= {
+        "requests_total", "ttfa_seconds", "rtf", "queue_wait_seconds", "inter_chunk_gap_seconds",
+        "queue_depth", "active_streams", "batch_size", "audio_seconds_total", "characters_total",
+        "cancelled_total", "underruns_total", "model_loaded", "gpu_memory_bytes",
+    }  # fmt: skip
+    assert 'nightingale_requests_total{route="/v1/audio/speech",status="200"} 1.0' in text
+    assert "nightingale_characters_total 12.0" in text
+    assert "nightingale_ttfa_seconds_count 1.0" in text
+    assert "nightingale_cancelled_total 0.0" in text
+
+
+def test_the_log_never_holds_the_text(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+    def speak(**more: Any) -> None:
+        HTTP.post(f"{server.http}/v1/audio/speech", json={"input": SECRET_TEXT, **more})
+
+    with caplog.at_level(logging.INFO, "nightingale"):
+        speak()
+        speak(voice="nobody")
+        speak(speed=77)
+        speak(input=SECRET_TEXT * 1000)
+    written = "\n".join(JsonFormatter().format(r) + TextFormatter().format(r) for r in caplog.records)
+    assert '"chars": 26' in written
+    assert "swordfish" not in written
+    with caplog.at_level(logging.DEBUG, "nightingale"):
+        speak()
+    assert any("swordfish" in JsonFormatter().format(record) for record in caplog.records)
+
+
+def test_a_log_line_is_one_json_object() -> None:
+    record = logging.makeLogRecord({"msg": "two\nlines", "levelname": "INFO", "name": "x", "status": 200})
+    line = JsonFormatter().format(record)
+    assert "\n" not in line
+    assert json.loads(line) | {"time": ""} == {
+        "time": "", "level": "info", "logger": "x", "event": "two\nlines", "status": 200,
+    }  # fmt: skip
+    logging.config.dictConfig(log_config("info", as_json=True) | {"loggers": {}})
+
+
+def test_the_api_describes_itself_and_its_page_loads_nothing_from_elsewhere(server: LiveServer) -> None:
+    api = HTTP.get(f"{server.http}/openapi.json").json()
+    assert {"/v1/audio/speech", "/v1/audio/voices", "/v1/models", "/v1/audio/models", "/ready"} <= set(
+        api["paths"]
+    )
+    page = HTTP.get(f"{server.http}/docs").text
+    assert "openapi.json" in page
+    assert not re.search(r"https?://", page)
+
+
+def test_models_are_listed_as_openai_and_open_webui_ask(server: LiveServer) -> None:
+    models = HTTP.get(f"{server.http}/v1/models").json()
+    assert models["object"] == "list"
+    first = models["data"][0]
+    assert (first["id"], first["object"]) == ("noise", "model")
+    assert first["controls"]["speed"] == {"min": 0.25, "max": 4.0, "default": 1.0}
+    assert {"tts-1", "tts-1-hd", "gpt-4o-mini-tts"} <= {model["id"] for model in models["data"]}
+    audio = HTTP.get(f"{server.http}/v1/audio/models").json()
+    assert audio["models"] == audio["data"]
+    assert HTTP.get(f"{server.http}/v1/models/tts-1").json()["id"] == "tts-1"
+    assert HTTP.get(f"{server.http}/v1/models/gpt-9").json()["error"]["code"] == "model_not_found"
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "nightingale.toml"
+    file.write_text('port = 1\nhost = "::1"\nslots = 3\ncors = ["https://a"]\nspeling = 1\n')
+    monkeypatch.setenv("NIGHTINGALE_PORT", "2")
+    monkeypatch.setenv("NIGHTINGALE_SLOTS", "4")
+    monkeypatch.setenv("NIGHTINGALE_OPTION", "t3=v3, kind=multilingual")
+    monkeypatch.setenv("NIGHTINGALE_SPELING", "x")
+    settings = Settings.load(file, port=3, slots=None)
+    assert (settings.port, settings.host, settings.slots) == (3, "::1", 4)
+    assert settings.cors == ["https://a"]
+    assert settings.option == {"t3": "v3", "kind": "multilingual"}
+    assert unknown_keys(file) == ["NIGHTINGALE_SPELING", f"speling in {file}"]
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"), [("5m", 300), ("0", 0), ("-1", -1), ("1.5h", 5400), ("30s", 30)]
+)
+def test_durations_are_written_as_people_write_them(written: str, seconds: float) -> None:
+    assert Settings(keep_alive=written).keep_alive == seconds
+
+
+@pytest.mark.parametrize(
+    "flags", [{"port": 99999}, {"keep_alive": "soon"}, {"log_level": "loud"}, {"slots": 0}]
+)
+def test_a_setting_that_cannot_be_right_is_named(flags: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(flags))):
+        Settings.load(**flags)
+
+
+def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nope\.toml"):
+        Settings.load(tmp_path / "nope.toml")
+    (tmp_path / "bad.toml").write_text("port = = 1")
+    with pytest.raises(ConfigError, match=r"bad\.toml"):
+        Settings.load(tmp_path / "bad.toml")
+
+
+def test_another_address_needs_a_key_or_a_word(tmp_path: Path) -> None:
+    for host in ("127.0.0.1", "::1", "localhost", "127.8.8.8"):
+        Settings(host=host).check_bind()
+    for host in ("0.0.0.0", "::", "192.168.1.5", "speaker.lan"):
+        with pytest.raises(ConfigError, match="--insecure"):
+            Settings(host=host).check_bind()
+        Settings(host=host, insecure=True).check_bind()
+        Settings(host=host, api_key="k").check_bind()
+    keys = tmp_path / "keys"
+    keys.write_text("# for the kitchen\nalpha\n\nbeta \n")
+    assert Settings(api_key_file=keys, api_key="gamma").keys == ("gamma", "alpha", "beta")
+    keys.write_text("\n")
+    with pytest.raises(ConfigError, match="holds no key"):
+        Settings(host="0.0.0.0", api_key_file=keys).check_bind()

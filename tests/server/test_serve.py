@@ -1,0 +1,121 @@
+"""`nightingale serve` as a process: its flags, its refusals, its beginning and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from plain_http import HTTP
+from typer.testing import CliRunner
+
+from nightingale.cli.main import app
+from nightingale.cli.serve import listening, serve
+from nightingale.server.settings import Settings
+
+LIMIT_S = 60
+
+
+@contextmanager
+def running(*flags: str, home: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A real server on a free port, and its address."""
+    command = [sys.executable, "-m", "nightingale", "serve", "--port", "0", *flags]
+    env = {**os.environ, "NIGHTINGALE_HOME": str(home), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env, cwd=home)
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if found := re.search(r"listens on (http://\S+)", line):
+                yield process, found[1]
+                break
+        else:
+            pytest.fail("it never listened")
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def wait_until_ready(address: str) -> None:
+    deadline = time.monotonic() + LIMIT_S
+    while HTTP.get(f"{address}/ready").status_code != 200:
+        assert time.monotonic() < deadline, "it never got ready"
+        time.sleep(0.05)
+
+
+def test_it_answers_before_it_is_ready_speaks_and_ends_in_good_order(tmp_path: Path) -> None:
+    with running("--model", "noise", "--profile", "balanced", "--grace", "20s", home=tmp_path) as (
+        process,
+        url,
+    ):
+        assert HTTP.get(f"{url}/health").json() == {"status": "ok"}
+        wait_until_ready(url)
+        body = {"input": "One sentence, and then another one. " * 12, "response_format": "pcm", "seed": 1}
+        whole = HTTP.post(f"{url}/v1/audio/speech", json=body).content
+        with HTTP.stream("POST", f"{url}/v1/audio/speech", json=body) as answer:
+            parts = answer.iter_raw()
+            heard = next(parts)
+            process.send_signal(signal.SIGTERM)
+            for part in parts:
+                heard += part
+        assert heard == whole, "a shutdown cut off somebody who was listening"
+        assert process.wait(LIMIT_S) == 0
+
+
+def test_a_model_that_is_not_there_ends_it_with_the_model_s_exit_code(tmp_path: Path) -> None:
+    env = {**os.environ, "NIGHTINGALE_HOME": str(tmp_path)}
+    command = [sys.executable, "-m", "nightingale", "serve", "--port", "0", "-m", str(tmp_path / "no-model")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=env, check=False)
+    assert done.returncode == 2
+    assert "no-model" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_open_address_without_a_key_is_refused() -> None:
+    result = CliRunner().invoke(app, ["serve", "--host", "0.0.0.0"])
+    assert result.exit_code == 2
+    assert "--insecure" in result.output
+
+
+def test_a_port_that_is_taken_is_named_and_no_model_is_loaded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(app, ["serve", "--port", str(port)])
+    assert result.exit_code == 2
+    assert f"127.0.0.1:{port}" in result.output
+
+
+def test_what_is_accepted_is_sent_at_once() -> None:
+    """A socket that does not say it is TCP is left with Nagle's delay by asyncio: 40 ms before each sound."""
+
+    async def story() -> bool:
+        seen: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+        def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            client = writer.get_extra_info("socket")
+            seen.set_result(bool(client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
+            writer.close()
+
+        with listening("127.0.0.1", 0) as door:
+            async with await asyncio.start_server(talk, sock=door):
+                _, writer = await asyncio.open_connection(*door.getsockname())
+                writer.close()
+                return await asyncio.wait_for(seen, 5)
+
+    assert asyncio.run(story())
+
+
+def test_every_setting_is_a_flag_and_every_flag_a_setting() -> None:
+    flags = set(inspect.signature(serve).parameters) - {"config"}
+    assert flags == set(Settings.model_fields) - {"api_key"}, "a key on a command line can be read by others"
