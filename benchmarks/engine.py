@@ -5,6 +5,9 @@
 - overhead: one request through the engine, over the same model calls made bare (T3's loop, flow, vocoder).
 - together: ten requests at once, over the same ten one after another.
 
+Both are times by the clock, medians over rounds; beside them stands the same ratio of processor time. Run it
+on an idle machine: threads that share a product wait for each other, so one busy core makes all of them wait.
+
 The model is the stand-in with a T3 of wren's size. The last line is JSON.
 """
 
@@ -15,6 +18,8 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -30,7 +35,8 @@ from nightingale.models.chatterbox.t3.model import T3
 
 TOKENS = 50
 REQUESTS = 10
-ROUNDS = 3
+OVERHEAD_ROUNDS = 15
+TOGETHER_ROUNDS = 5
 TEXT = "The quick brown fox jumps over the lazy dog."
 
 
@@ -63,10 +69,34 @@ def bare(model: Model, seed: int) -> None:
     render_samples(model.speakers.hift, mel, seed=seed)
 
 
-def seconds(act: Callable[[], object]) -> float:
-    begun = time.perf_counter()
+class Cost(NamedTuple):
+    wall_s: float
+    cpu_s: float
+    """Of the whole process: other processes disturb it less."""
+
+
+def cost(act: Callable[[], object]) -> Cost:
+    wall, cpu = time.perf_counter(), time.process_time()
     act()
-    return time.perf_counter() - begun
+    return Cost(time.perf_counter() - wall, time.process_time() - cpu)
+
+
+def compared(
+    rounds: int, over: Callable[[int], object], under: Callable[[int], object]
+) -> dict[str, float | list[float]]:
+    """The ratio of the two costs, medians over the rounds. Who goes first alternates."""
+    walls, cpus = [], []
+    for round_ in range(rounds):
+        acts = [partial(over, round_), partial(under, round_)]
+        first, second = (cost(act) for act in (acts if round_ % 2 else reversed(acts)))
+        above, below = (first, second) if round_ % 2 else (second, first)
+        walls.append(above.wall_s / below.wall_s)
+        cpus.append(above.cpu_s / below.cpu_s)
+    return {
+        "wall": round(statistics.median(walls), 3),
+        "spread": [round(min(walls), 3), round(max(walls), 3)],
+        "cpu": round(statistics.median(cpus), 3),
+    }
 
 
 def main() -> None:
@@ -75,26 +105,26 @@ def main() -> None:
     for tts in (exact, shared):
         tts.say(TEXT, seed=0)
     bare(model, 0)
-    overheads, savings = [], []
-    for round_ in range(ROUNDS):
-        overheads.append(
-            seconds(lambda r=round_: exact.say(TEXT, seed=r)) / seconds(lambda r=round_: bare(model, r))
-        )
-        in_a_row = seconds(lambda: [shared.say(TEXT, seed=i) for i in range(REQUESTS)])
-        savings.append(seconds(lambda: shared.say_many([TEXT] * REQUESTS, seed=1)) / in_a_row)
+    overhead = compared(OVERHEAD_ROUNDS, lambda i: exact.say(TEXT, seed=i), lambda i: bare(model, i))
+    together = compared(
+        TOGETHER_ROUNDS,
+        lambda i: shared.say_many([TEXT] * REQUESTS, seed=i),
+        lambda i: [shared.say(TEXT, seed=i) for _ in range(REQUESTS)],
+    )
     result = {
-        "engine_over_bare": round(statistics.median(overheads), 3),
-        "engine_over_bare_spread": [round(min(overheads), 3), round(max(overheads), 3)],
-        "ten_together_over_ten_in_a_row": round(statistics.median(savings), 3),
-        "ten_together_spread": [round(min(savings), 3), round(max(savings), 3)],
+        "engine_over_bare": overhead["wall"],
+        "engine_over_bare_spread": overhead["spread"],
+        "engine_over_bare_cpu": overhead["cpu"],
+        "ten_together_over_ten_in_a_row": together["wall"],
+        "ten_together_spread": together["spread"],
+        "ten_together_cpu": together["cpu"],
+        "rounds": [OVERHEAD_ROUNDS, TOGETHER_ROUNDS],
         "tokens": TOKENS,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
     }
-    print(f"engine over bare calls     {result['engine_over_bare']:.3f}   (must be at most 1.05)")
-    print(
-        f"ten together / in a row    {result['ten_together_over_ten_in_a_row']:.3f}   (must be at most 0.6)"
-    )
+    print(f"engine over bare calls     {overhead['wall']:.3f}   (asked for: less than 1.05)")
+    print(f"ten together / in a row    {together['wall']:.3f}   (asked for: at most 0.6)")
     print(json.dumps(result))
 
 

@@ -63,7 +63,7 @@ class _Chatterbox:
         self.conds = self.tts.voice(wav_fpath)
 
     def _say(
-        self, text: str, audio_prompt_path: str | Path | None, language: str | None = None, **controls: float
+        self, text: str, audio_prompt_path: str | Path | None, language: str | None = None, **controls: Any
     ) -> Tensor:
         # Read once: another thread may call `prepare_conditionals` at any time.
         voice = self.tts.voice(audio_prompt_path) if audio_prompt_path else self.conds

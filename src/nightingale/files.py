@@ -8,25 +8,41 @@ stays.
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from secrets import token_hex
+from tempfile import TemporaryFile
+from typing import BinaryIO
 
 from nightingale.errors import OutputError
 
 
 def write_whole(path: Path, data: bytes) -> None:
     """Put `data` at `path`; on any failure leave what was there before."""
+    with whole_file(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write into, which takes `path`'s place at the end; on any failure what was there stays."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
-            # A device or a pipe (/dev/null, /dev/stdout) is written into; renaming over it would destroy it.
-            path.write_bytes(data)
+            # A device or a pipe (/dev/null, a fifo) is written into; renaming over it would destroy it.
+            with TemporaryFile() as file:
+                yield file
+                file.seek(0)
+                with path.open("wb") as device:
+                    shutil.copyfileobj(file, device)
             return
         target = path.resolve()  # through links, so that the link survives
         temporary = target.with_name(f".{target.name}.{token_hex(4)}.part")
         try:
             # Not tempfile: its files are private (0600), and a result should follow the user's umask.
             with temporary.open("xb") as file:
-                file.write(data)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())  # a full disk may only speak up here
             os.replace(temporary, target)

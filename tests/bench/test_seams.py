@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from nightingale.bench.seams import Measure, seam_report
+from nightingale.bench.voicelike import voicelike
 from nightingale.values import Samples
 
 RATE_HZ = 24_000
@@ -27,24 +28,7 @@ RAMPS = {
 
 @cache
 def voice(seed: int = 0) -> Samples:
-    """Something like speech: pulses of a gliding pitch through gliding formants, a pause, some hiss."""
-    rng = np.random.default_rng(seed)
-    count = SECONDS * RATE_HZ
-    t = np.arange(count) / RATE_HZ
-    pitch_hz = 130 + 25 * np.sin(2 * np.pi * 0.7 * t + seed)
-    cycles = np.cumsum(pitch_hz) / RATE_HZ
-    x = np.zeros(count)
-    for k in range(1, 40):
-        hz = k * pitch_hz
-        formants = sum(
-            gain / (1 + ((hz - at - swing * np.sin(2 * np.pi * 1.3 * t)) / width) ** 2)
-            for gain, at, swing, width in ((1, 550, 120, 90), (0.6, 1500, 250, 120), (0.3, 2600, 200, 180))
-        )
-        x += formants * np.cos(2 * np.pi * k * cycles + 0.3 * k)
-    hiss = np.diff(rng.standard_normal(count + 1))
-    loudness = np.clip(1.2 + np.sin(2 * np.pi * 1.1 * t), 0, 2) * np.clip(8 * np.abs(t - 2.1), 0, 1)
-    x = 0.05 * loudness * x + 0.0005 * hiss
-    return x.astype(np.float32)
+    return voicelike(seconds=SECONDS, seed=seed)
 
 
 @pytest.fixture(scope="module")

@@ -7,18 +7,20 @@ import io
 import json
 import sys
 import wave
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from typer.testing import CliRunner, Result
 
 from nightingale import errors
 from nightingale.cli.main import app
-from nightingale.values import Audio, Metrics
+from nightingale.values import Audio, AudioChunk, Metrics
 from nightingale.voices import library
 from nightingale.voices.voice import Voice
 
@@ -39,6 +41,18 @@ def make_voice() -> Voice:
     )
 
 
+class Hummed:
+    """A stream of it."""
+
+    metrics = Metrics(ttfa_ms=12.5, total_ms=50.0, audio_seconds=0.1, tokens=3)
+
+    def __init__(self, chunks: Iterator[AudioChunk], seed: int) -> None:
+        self._chunks, self.seed = chunks, seed
+
+    def __iter__(self) -> Iterator[AudioChunk]:
+        return self._chunks
+
+
 class FakeTTS:
     """Remembers how it was made and what it was told to say."""
 
@@ -51,17 +65,22 @@ class FakeTTS:
         self.name = model or "wren"
         self.notice = "this is a hum, not speech" if self.name == "wren" else None
 
-    def say(self, text: str, **controls: Any) -> Audio:
+    sample_rate_hz = RATE
+
+    def stream(self, text: str, **controls: Any) -> Hummed:
         type(self).said = {"text": text, **controls}
         if self.failure is not None:
             raise self.failure
         seed = controls["seed"] if controls["seed"] is not None else 99
-        return Audio(
-            samples=HUM,
-            sample_rate_hz=RATE,
-            seed=seed,
-            metrics=Metrics(ttfa_ms=12.5, total_ms=50.0, audio_seconds=0.1, tokens=3),
-        )
+        return Hummed(self.hum(), seed)
+
+    def say(self, text: str, **controls: Any) -> Audio:
+        stream = self.stream(text, **{"seed": None, **controls})
+        return Audio(samples=HUM, sample_rate_hz=RATE, seed=stream.seed, metrics=stream.metrics)
+
+    def hum(self) -> Iterator[AudioChunk]:
+        for part in (HUM[:700], HUM[700:]):
+            yield AudioChunk(samples=part, sample_rate_hz=RATE)
 
     def voice(self, reference: Path) -> Voice:
         return make_voice()
@@ -161,6 +180,36 @@ def test_text_comes_from_stdin_and_sound_goes_to_stdout(tts: type[FakeTTS]) -> N
     assert tts.said["text"] == "Grüße.\n"
     with wave.open(io.BytesIO(result.stdout_bytes)) as file:
         assert file.getnframes() == len(HUM)
+
+
+@pytest.mark.parametrize("suffix", ["wav", "flac", "ogg", "mp3"])
+def test_a_book_is_written_while_it_is_spoken(suffix: str, tts: type[FakeTTS]) -> None:
+    written: list[int] = []
+
+    def hum(_: FakeTTS) -> Iterator[AudioChunk]:
+        for _ in range(200):
+            yield AudioChunk(samples=HUM, sample_rate_hz=RATE)
+            written.extend(path.stat().st_size for path in Path().glob(".*.part"))
+
+    tts.hum = hum  # type: ignore[method-assign]
+    assert run("say", "Once upon a time.", "-o", f"book.{suffix}").exit_code == 0
+    whole = Path(f"book.{suffix}").stat().st_size
+    assert len(written) == 200
+    assert written[100] > 0.4 * whole, "the sound was collected first"
+    assert soundfile.info(f"book.{suffix}").frames == pytest.approx(200 * len(HUM), abs=2400)
+    assert len(list(Path().iterdir())) == 1
+
+
+def test_what_fails_in_mid_sentence_leaves_what_was_there(tts: type[FakeTTS]) -> None:
+    def hum(_: FakeTTS) -> Iterator[AudioChunk]:
+        yield AudioChunk(samples=HUM, sample_rate_hz=RATE)
+        raise errors.EngineFault("it broke", got="a fault", allowed="none", fix="Try again.")
+
+    tts.hum = hum  # type: ignore[method-assign]
+    Path("old.wav").write_bytes(b"precious")
+    assert run("say", "Hello.", "-o", "old.wav").exit_code == errors.EngineFault.exit_code
+    assert [path.name for path in Path().iterdir()] == ["old.wav"]
+    assert Path("old.wav").read_bytes() == b"precious"
 
 
 @pytest.mark.parametrize("text", ["", "   ", "\n\t"])

@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 from nightingale import TTS
 from nightingale.cli.main import app
 from nightingale.engine import standin
+from nightingale.engine.pieces import MAX_CHARS
 from nightingale.engine.standin import NOTICE
 from nightingale.values import AudioChunk
 
@@ -138,7 +139,7 @@ def test_a_clip_given_as_voice_is_worn(work: Path) -> None:
         (["Hello", "-m", "noise", "-o", "out.wav", "-O", "colour=blue"], 2, "'colour'"),
         (["...", "-m", "noise", "-o", "out.wav"], 2, "nothing to say"),
         ([" ", "-m", "noise", "-o", "out.wav"], 2, "nothing to say"),
-        (["a" * 10_001, "-m", "noise", "-o", "out.wav"], 2, "10001 characters"),
+        (["a" * (MAX_CHARS + 1), "-m", "noise", "-o", "out.wav"], 2, "5000001 characters"),
     ],
 )
 def test_what_cannot_be_said_is_refused_and_leaves_no_file(

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from nightingale.engine.guards import (
     ATTEMPTS,
     GO_ON,
-    SILENCE,
     Action,
     Guard,
     Limits,
@@ -24,6 +23,7 @@ from nightingale.engine.habits import HABITS, SILENCE_TOKEN
 from nightingale.engine.randomness import SEED_LIMIT
 
 STOP = 6562
+SILENCE = frozenset({SILENCE_TOKEN})
 TEXT = "The quick brown fox jumps over the lazy dog."
 LIMITS = limits_for(TEXT, ceiling=1000)
 SPEECH = list(range(100, 175))
@@ -133,7 +133,7 @@ def test_a_loop_is_drawn_again_and_in_the_end_cut_to_one_round(period: int) -> N
 
 
 def test_a_loop_is_seen_within_two_seconds() -> None:
-    guard = Guard(LIMITS, stop_id=STOP)
+    guard = Guard(LIMITS, stop_id=STOP, silence=SILENCE)
     drawn = 0
     for token in cycle([1, 2, 3]):
         drawn += 1
@@ -161,6 +161,17 @@ def test_a_stop_at_once_is_drawn_again() -> None:
     assert guarded(Metronome([STOP])) == ([], 3, "too short")
 
 
+def test_what_counts_as_silence_is_the_models_own() -> None:
+    """Other vocabularies have other ids for it, and several: 4299 is a sound to them."""
+    quiet = islice(cycle([10, 11, 12, 10, 11, 13, 14, 12, 15]), 200)
+    own = frozenset(range(10, 16))
+    spoken = speak_guarded(Metronome(chain(SPEECH, quiet)), LIMITS, seed=7, stop_id=STOP, silence=own)
+    assert (spoken.ids[:75], len(spoken.ids), spoken.reason) == (SPEECH, 75 + LIMITS.tail, "silence")
+    unknown = Metronome(chain(SPEECH, silence()))
+    held = speak_guarded(unknown, LIMITS, seed=7, stop_id=STOP, silence=frozenset())
+    assert (held.ids, held.reason) == ([*SPEECH, SILENCE_TOKEN], "loop")
+
+
 def test_one_attempt_may_be_all_there_is() -> None:
     assert guarded(Metronome([STOP], [*SPEECH, STOP]), attempts=1) == ([], 1, "too short")
     assert guarded(Metronome(cycle([1, 2])), attempts=1) == ([1, 2], 1, "loop")
@@ -178,7 +189,7 @@ def test_quiet_at_the_end_is_trimmed() -> None:
 
 
 def test_what_was_heard_is_neither_drawn_again_nor_taken_back() -> None:
-    guard = Guard(LIMITS, stop_id=STOP)
+    guard = Guard(LIMITS, stop_id=STOP, silence=SILENCE)
     verdicts = []
     for number, token in enumerate(chain(SPEECH[:20], cycle([1, 2, 3]))):
         verdicts.append(guard.observe(token))
@@ -190,13 +201,13 @@ def test_what_was_heard_is_neither_drawn_again_nor_taken_back() -> None:
 
 
 def test_one_that_falls_silent_while_it_is_heard_is_given_time_to_go_on() -> None:
-    guard = Guard(LIMITS, stop_id=STOP)
+    guard = Guard(LIMITS, stop_id=STOP, silence=SILENCE)
     guard.commit(10)
     tokens = [*SPEECH[:20], *silence(100), *SPEECH[20:], STOP]
     verdicts = [guard.observe(token) for token in tokens]
     assert set(verdicts[:-1]) == {GO_ON}
     assert (verdicts[-1].action, verdicts[-1].keep_tokens) == (Action.STOP, len(tokens) - 1)
-    guard = Guard(LIMITS, stop_id=STOP)
+    guard = Guard(LIMITS, stop_id=STOP, silence=SILENCE)
     guard.commit(10)
     ends = [guard.observe(token) for token in [*SPEECH[:20], *silence(150)]]
     assert (ends[-1].action, ends[-1].keep_tokens) == (Action.STOP, 45)

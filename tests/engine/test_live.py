@@ -106,7 +106,9 @@ def test_speed_changes_the_length_and_nothing_else_does(tts: TTS) -> None:
         tts.say("Hello", speed=9.0)
 
 
-def misbehaving(model: Model, monkeypatch: pytest.MonkeyPatch, tokens: Any, **habits: Any) -> TTS:
+def misbehaving(
+    model: Model, monkeypatch: pytest.MonkeyPatch, tokens: Any, profile: str = "exact", **habits: Any
+) -> TTS:
     """A model that draws what `tokens(attempt, position)` says."""
     attempts: list[Decoding] = []
 
@@ -120,7 +122,7 @@ def misbehaving(model: Model, monkeypatch: pytest.MonkeyPatch, tokens: Any, **ha
 
     monkeypatch.setattr(Decoding, "accept", accept)
     habits = {"guarded": True, "max_new_tokens": 600, **habits}
-    return TTS.over(replace(model, habits=replace(model.habits, **habits)), "exact")
+    return TTS.over(replace(model, habits=replace(model.habits, **habits)), profile)
 
 
 def test_a_loop_is_drawn_again(noise_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,6 +134,28 @@ def test_a_loop_is_drawn_again(noise_model: Model, monkeypatch: pytest.MonkeyPat
     audio = misbehaving(noise_model, monkeypatch, tokens).say("Hello there.", seed=1)
     assert audio.metrics.retries == 1
     assert audio.metrics.tokens == 30
+
+
+def test_a_loop_that_was_half_heard_is_cut_and_not_drawn_again(
+    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tokens(attempt: int, at: int) -> int:
+        assert attempt == 0
+        return 7 * at if at < 20 else 100 + at % 3
+
+    audio = misbehaving(noise_model, monkeypatch, tokens, "balanced").say("Hello there, everybody.", seed=1)
+    assert audio.metrics.retries == 0
+    assert 20 < audio.metrics.tokens < 20 + 60
+
+
+def test_a_model_that_falls_silent_while_it_is_heard_is_stopped(
+    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "Hello there."
+    tokens = misbehaving(noise_model, monkeypatch, lambda _, at: 7 * at if at < 30 else 4299, "balanced")
+    audio = tokens.say(text, seed=1)
+    assert audio.metrics.retries == 0
+    assert 30 < audio.metrics.tokens < 30 + 75 + 25
 
 
 def test_a_model_that_never_stops_is_stopped(noise_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,11 @@ import pytest
 
 from nightingale.engine.decode import BUDGET_FLOOR_TOKENS, budget_tokens
 from nightingale.engine.habits import HABITS
-from nightingale.engine.pieces import cut, parse_pauses, pieces_of
+from nightingale.engine.pieces import MAX_CHARS, cut, parse_pauses, pieces_of
 from nightingale.engine.randomness import SEED_LIMIT, nth_seed
-from nightingale.errors import EmptyText, TextError, TextTooLong
+from nightingale.errors import EmptyText, TextError, TextTooLong, UnsupportedLanguage
 from nightingale.text.frontend import Frontend
+from nightingale.text.languages import check_language
 
 FIRST, SECOND = "The first sentence is this one.", "The second is longer, and has a comma in it."
 
@@ -29,7 +30,7 @@ FRONTEND = Frontend(tokenizer=Letters())
 
 def pieces(text: str, split_chars: int | None = 220, fill: bool = False) -> list[tuple[str, int]]:
     """What is spoken, and the milliseconds of silence after it."""
-    found = cut(FRONTEND, text, None, split_chars=split_chars, fill=fill)
+    found = list(cut(FRONTEND, text, None, split_chars=split_chars, fill=fill))
     assert all(bytes(piece.text_ids).decode() == piece.text for piece in found)
     return [(piece.text, piece.pause_samples // 24) for piece in found]
 
@@ -41,7 +42,7 @@ def test_without_splitting_the_text_is_one_piece() -> None:
 
 
 def test_a_sentence_is_followed_by_a_longer_pause_than_a_clause() -> None:
-    pieces = cut(FRONTEND, f"{FIRST} {SECOND}", None, split_chars=32)
+    pieces = list(cut(FRONTEND, f"{FIRST} {SECOND}", None, split_chars=32))
     assert [bytes(p.text_ids).decode() for p in pieces] == [
         FIRST,
         "The second is longer,",
@@ -56,11 +57,66 @@ def test_text_is_written_out_before_it_is_cut() -> None:
     assert b"number five" in bytes(piece.text_ids)
 
 
-def test_what_cannot_be_spoken_is_refused_before_it_is_cut() -> None:
-    with pytest.raises(EmptyText):
-        cut(FRONTEND, "?!", None, split_chars=220)
-    with pytest.raises(TextTooLong):
-        cut(FRONTEND, "a" * 10_001, None, split_chars=220)
+BOOK = f"{FIRST} {SECOND}\n\n" * 1500
+
+
+class Strict(Letters):
+    """Counts what it is asked, and speaks English."""
+
+    asked = 0
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:
+        self.asked += 1
+        if language is not None:
+            check_language(language, ("en",))
+        return super().encode(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "refusal"),
+    [
+        ("?!", None, EmptyText),
+        ("… " * 50_000, None, EmptyText),
+        (BOOK, "xx", UnsupportedLanguage),
+        (f"{BOOK} [pause:60s] The end.", None, TextError),
+        ("a" * (MAX_CHARS + 1), None, TextTooLong),
+    ],
+    ids=["marks", "many marks", "language", "a pause on the last page", "length"],
+)
+def test_what_is_wrong_with_a_book_is_said_before_its_first_piece(
+    text: str, language: str | None, refusal: type[TextError]
+) -> None:
+    frontend = Frontend(tokenizer=Strict())
+    with pytest.raises(refusal):
+        cut(frontend, text, language, split_chars=220)
+
+
+def test_a_book_is_cut_while_it_is_spoken() -> None:
+    tokenizer = Strict()
+    pieces = cut(Frontend(tokenizer=tokenizer), BOOK, "en", split_chars=220)
+    for _ in range(10):
+        next(pieces)
+    assert tokenizer.asked <= 12
+    assert sum(1 for _ in pieces) == 3000 - 10
+
+
+def test_the_limit_of_a_request_can_be_chosen() -> None:
+    with pytest.raises(TextTooLong, match=r"12 characters; allowed: at most 11.*max_chars"):
+        cut(FRONTEND, "Hello there.", None, split_chars=220, max_chars=11)
+    assert list(cut(FRONTEND, "Hello there.", None, split_chars=220, max_chars=12))
+
+
+@pytest.mark.parametrize("fill", [False, True])
+def test_a_line_of_rare_signs_is_cut_until_it_fits_the_models_memory(fill: bool) -> None:
+    text = "Look 😀 " + "😀😀 a " * 40 + "here."
+    found = list(cut(FRONTEND, text, None, split_chars=280, fill=fill, max_ids=100))
+    assert len(found) > 3
+    assert all(len(piece.text_ids) <= 100 for piece in found)
+    letters = "".join(filter(str.isalnum, "".join(piece.text for piece in found)))
+    assert letters == "".join(filter(str.isalnum, text))
+    assert found[-1].pause_samples == 0
+    (whole,) = cut(FRONTEND, text, None, split_chars=280, fill=fill)
+    assert len(whole.text_ids) > 300
 
 
 def test_a_paragraph_is_followed_by_the_longest_pause() -> None:
@@ -151,8 +207,23 @@ def test_a_pause_cuts_whether_or_not_the_text_is_split(split_chars: int | None) 
     assert [p for _, p in pieces(f"{FIRST} [pause:2s] {SECOND}", split_chars)] == [2000, 0]
 
 
+def test_natural_pauses_follow_the_speed_and_those_asked_for_do_not() -> None:
+    text = f"{FIRST} {SECOND} [pause:500ms] The end."
+    for speed, pauses_ms in ((0.5, [240, 500, 0]), (1.0, [120, 500, 0]), (2.0, [60, 500, 0])):
+        found = cut(FRONTEND, text, None, split_chars=220, speed=speed)
+        assert [piece.pause_samples // 24 for piece in found] == pauses_ms
+
+
 def test_a_pause_may_begin_and_end_a_request() -> None:
     assert pieces("[pause:1s] Hello there. [pause:250ms]\n") == [("", 1000), ("Hello there.", 250)]
+
+
+@pytest.mark.parametrize("split_chars", [None, 220])
+def test_hours_of_silence_come_in_parts(split_chars: int | None) -> None:
+    found = pieces("[pause:4s]" * 3 + "One." + "[pause:10s]" * 2500 + "[pause:1ms] Two.", split_chars)
+    assert found[:3] == [("", 10_000), ("", 2000), ("One.", 10_000)]
+    assert found[3:-2] == [("", 10_000)] * 2499
+    assert found[-2:] == [("", 1), ("Two.", 0)]
 
 
 @pytest.mark.parametrize("split_chars", [None, 220])

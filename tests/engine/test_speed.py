@@ -15,7 +15,7 @@ from nightingale.errors import ConfigError
 from nightingale.values import Samples
 
 RATE_HZ = 24_000
-SPEEDS = (0.5, 0.75, 0.9, 1.1, 1.37, 2.0)
+SPEEDS = (0.25, 0.5, 0.75, 0.9, 1.1, 1.37, 2.0, 3.0)
 
 
 def voice(seconds: float, pitch_hz: float) -> Samples:
@@ -61,7 +61,7 @@ def test_windows_laid_down_unaligned_would_be_heard() -> None:
     assert np.sqrt(np.mean(heard**2)) < 0.9 * np.sqrt(np.mean(said**2))
 
 
-@pytest.mark.parametrize("speed", [0.5, 0.83, 1.0, 1.25, 2.0])
+@pytest.mark.parametrize("speed", [0.25, 0.83, 1.0, 1.25, 4.0])
 @pytest.mark.parametrize("size", [1, 77, 480, 960, 5000, 23_999])
 def test_pieces_equal_one(speed: float, size: int) -> None:
     said = voice(0.05 if size == 1 else 1.0, 140)
@@ -113,9 +113,9 @@ def test_silence_stays_silence_and_what_begins_after_it_begins_once() -> None:
     assert abs(loud[0] - 12_000 / 1.3) < 0.012 * RATE_HZ
 
 
-@pytest.mark.parametrize("speed", [0.49, 2.01, 0, -1, nan, inf, True, "fast", None])
+@pytest.mark.parametrize("speed", [0.24, 4.01, 0, -1, nan, inf, True, "fast", None])
 def test_a_speed_out_of_range_is_refused(speed: Any) -> None:
-    with pytest.raises(ConfigError, match=r"from 0\.5 to 2\.0"):
+    with pytest.raises(ConfigError, match=r"from 0\.25 to 4\.0"):
         Stretcher(RATE_HZ, speed)
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from math import inf, nan
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,6 +109,45 @@ def test_the_cost_is_measured(brief: TTS) -> None:
     assert cost.rtf == pytest.approx(cost.total_ms / 1000 / cost.audio_seconds)
 
 
+def test_a_stream_knows_its_cost_and_its_seed(brief: TTS) -> None:
+    stream = brief.stream("Hello")
+    assert stream.metrics.tokens == 0
+    heard = np.concatenate([chunk.samples for chunk in stream])
+    cost = stream.metrics
+    assert cost.tokens * 960 == len(heard)
+    assert 0 < cost.ttfa_ms <= cost.total_ms == stream.metrics.total_ms
+    assert np.array_equal(brief.say("Hello", seed=stream.seed).samples, heard)
+    stream.close()
+    stream.close()
+    assert next(stream, None) is None
+
+
+def test_a_stream_that_was_closed_gives_no_more(brief: TTS) -> None:
+    stream = brief.stream("Hello there.", seed=1)
+    stream.close()
+    assert list(stream) == []
+
+
+def test_a_stream_may_be_closed_while_another_thread_listens(tts_with: Any) -> None:
+    tts = tts_with(habits={"max_new_tokens": 1000})
+    stream = tts.stream("Nobody can wait for the end of this.", seed=1)
+    heard: list[object] = []
+    listener = threading.Thread(target=lambda: heard.append(list(stream)))
+    listener.start()
+    time.sleep(0.05)
+    stream.close()
+    listener.join(timeout=10)
+    assert len(heard) == 1
+
+
+def test_a_recording_saves_itself(brief: TTS, tmp_path: Path) -> None:
+    audio = brief.say("Hello", seed=1)
+    audio.save(tmp_path / "hello.wav")
+    assert (tmp_path / "hello.wav").stat().st_size == 44 + 2 * len(audio.samples)
+    with pytest.raises(ConfigError, match="no encoder"):
+        audio.save(str(tmp_path / "hello.xyz"))
+
+
 def test_multilingual_drops_the_audio_of_its_last_token(tts_with: Any) -> None:
     assert [name for name, habits in HABITS.items() if habits.drop_last_token] == ["multilingual"]
     whole, cut = (
@@ -198,8 +239,14 @@ def test_nothing_to_say_is_refused(text: str, brief: TTS) -> None:
 
 
 def test_a_text_over_the_limit_is_refused(brief: TTS) -> None:
-    with pytest.raises(TextTooLong, match="10001 characters"):
-        brief.say("a" * 10_001)
+    small = TTS.over(brief._model, max_chars=40)
+    assert len(small.say("a" * 40, seed=1).samples) > 0
+    for speak in (small.say, small.stream, small.open, small.session().push):
+        with pytest.raises(TextTooLong, match="41 characters") as refusal:
+            speak("a" * 41)
+        four_parts(refusal.value)
+    with pytest.raises(TextTooLong, match="at most 5000000"):
+        brief.stream("a" * 5_000_001)
 
 
 @pytest.mark.parametrize("text", ["a", "Ünïcödé, 你好, 👋", "x" * 500, "1", "Hello\0world", "\ud800 lone"])

@@ -18,6 +18,7 @@ from nightingale import TTS
 from nightingale.engine import profiles
 from nightingale.engine.load import Model
 from nightingale.engine.runner import Runner
+from nightingale.engine.session import Pieces
 from nightingale.engine.utterance import Utterance
 from nightingale.errors import EngineFault, NightingaleError, QueueFull
 
@@ -176,13 +177,136 @@ def test_a_step_that_fails_together_is_tried_apart(
         assert sum(len(chunk.samples) for chunk in stream) == 24 * 960
 
 
-def test_a_listener_who_does_not_read_is_not_decoded_for(noise_model: Model) -> None:
-    tts = engine(noise_model, "balanced", tokens=300, ahead_seconds=0.5, largest_block_tokens=8)
-    slow = tts.stream("Nobody reads this for now.", seed=1)
-    next(slow)
-    assert within(10, lambda: not tts._worker._has_work())
-    assert len(tts.say("Others go on.", seed=2).samples) > 0
-    assert sum(len(chunk.samples) for chunk in slow) > 200 * 960
+BOOK = "Nobody reads this for now. " * 5
+BOOK_SAMPLES = 5 * 6 * 960 + 4 * 2880
+"""Five pieces, where each sentence is one, and the pauses between them."""
+
+
+def sleepy(model: Model, profile: str, **plan: Any) -> TTS:
+    """Each sentence is a piece of a third of a second, and half a second is far enough ahead."""
+    model = replace(model, habits=replace(model.habits, fill_pieces=False))
+    return engine(model, profile, tokens=6, ahead_seconds=0.5, **plan)
+
+
+def asleep(tts: TTS) -> int:
+    """How many have more to say, and wait for their listener."""
+    return sum(job.parked and job.piece is not None for job in list(tts._worker._jobs.values()))
+
+
+def joined(stream: Iterator[Any]) -> Any:
+    return np.concatenate([chunk.samples for chunk in stream])
+
+
+def test_listeners_who_do_not_read_give_up_their_slots_and_lose_nothing(
+    noise_model: Model, profile: str
+) -> None:
+    tts = sleepy(noise_model, profile)
+    assert tts._worker.profile.slots == 8
+    sleepers = [tts.stream(BOOK, seed=i) for i in range(8)]
+    firsts = [next(stream).samples for stream in sleepers]
+    assert within(LIMIT_S, lambda: asleep(tts) == 8)
+    assert tts._worker.scheduler.idle
+    assert not tts._worker._has_work()
+    assert max(sum(chunk.seconds for chunk in s._session._chunks) for s in sleepers) < 1
+    ninth: list[Any] = []
+    thread = threading.Thread(target=lambda: ninth.append(tts.say(BOOK, seed=9)), daemon=True)
+    thread.start()
+    thread.join(LIMIT_S)
+    assert ninth, "the ninth waits for eight who sleep"
+    assert asleep(tts) == 8
+    heard = [np.concatenate([first, joined(s)]) for first, s in zip(firsts, sleepers, strict=True)]
+    assert within(LIMIT_S, lambda: tts._worker.scheduler.idle and not tts._worker._jobs)
+    for seed, samples in enumerate(heard):
+        assert len(samples) == BOOK_SAMPLES
+        if profile == "exact":
+            assert np.array_equal(samples, tts.say(BOOK, seed=seed).samples)
+
+
+def test_a_listener_who_stops_reading_in_mid_sentence_keeps_no_slot(noise_model: Model) -> None:
+    tts = engine(noise_model, "balanced", tokens=100, slots=1, ahead_seconds=0.5, largest_block_tokens=8)
+    sleeper = tts.stream("Nobody reads this for now.", seed=1)
+    next(sleeper)
+    other: list[Any] = []
+    thread = threading.Thread(target=lambda: other.append(tts.say("Others go on.", seed=2)), daemon=True)
+    thread.start()
+    thread.join(LIMIT_S)
+    assert other, "the only slot is held by one who sleeps"
+    assert sum(len(chunk.samples) for chunk in sleeper) > 80 * 960
+
+
+def test_who_has_nothing_more_to_say_ends_though_nobody_listens(noise_model: Model, profile: str) -> None:
+    tts = engine(noise_model, profile, tokens=25, ahead_seconds=0.5)
+    stream = tts.stream("Only this, and no more than that.", seed=1)
+    assert within(LIMIT_S, lambda: not tts._worker._jobs)
+    assert len(joined(stream)) == 25 * 960
+
+
+def test_a_silence_of_hours_is_held_back_like_speech(noise_model: Model, profile: str) -> None:
+    tts = sleepy(noise_model, profile)
+    stream = tts.stream("Wait." + " [pause:10s]" * 100 + " Now.", seed=1)
+    assert within(LIMIT_S, lambda: asleep(tts) == 1)
+    assert sum(len(chunk.samples) for chunk in stream._session._chunks) < 11 * 24_000
+    assert sum(len(chunk.samples) for chunk in stream) == 2 * 6 * 960 + 1000 * 24_000
+
+
+def test_there_is_an_end_to_how_many_may_sleep(noise_model: Model) -> None:
+    tts = sleepy(noise_model, "balanced", sleepers_limit=2)
+    sleepers = [tts.stream(BOOK, seed=i) for i in range(2)]
+    assert within(LIMIT_S, lambda: asleep(tts) == 2)
+    with pytest.raises(QueueFull, match="2 of them"):
+        tts.stream(BOOK, seed=3)
+    sleepers[0].close()
+    assert within(LIMIT_S, lambda: len(tts._worker._jobs) == 1)
+    assert len(tts.say(TEXTS[0], seed=4).samples) > 0
+
+
+def test_text_is_not_cut_under_the_lock(noise_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever opens a request while another's text is being cut does not wait for that."""
+    tts = sleepy(noise_model, "balanced")
+    cutting, go_on = threading.Event(), threading.Event()
+    plain, calls = Pieces.next, iter([False, True])
+
+    def slow(self: Pieces) -> Any:
+        if next(calls, False):  # the second piece, which is cut when the first was rendered
+            cutting.set()
+            assert go_on.wait(LIMIT_S)
+        return plain(self)
+
+    monkeypatch.setattr(Pieces, "next", slow)
+    first = tts.stream(BOOK, seed=1)
+    assert cutting.wait(LIMIT_S)
+    opened: list[Any] = []
+    thread = threading.Thread(target=lambda: opened.append(tts.stream(TEXTS[0], seed=2)), daemon=True)
+    thread.start()
+    thread.join(5)
+    go_on.set()
+    assert opened, "opening waited for somebody else's text"
+    assert len(joined(opened[0])) == 6 * 960
+    first.close()
+
+
+def test_what_is_added_just_before_the_end_is_said(
+    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the text may come between the look for a piece and the look for the end."""
+    tts = sleepy(noise_model, "balanced")
+    session = tts.session(seed=1)
+    plain, held = Pieces.next, threading.Event()
+
+    def late(self: Pieces) -> Any:
+        piece = plain(self)
+        if piece is None and not held.is_set():
+            held.set()
+            session.push("This came last.")
+            session.end()
+        return piece
+
+    assert within(LIMIT_S, lambda: all(job.parked for job in list(tts._worker._jobs.values())))
+    monkeypatch.setattr(Pieces, "next", late)
+    session.push("This is said first, and it is long enough. ")
+    session.flush()
+    assert sum(len(chunk.samples) for chunk in session) >= 2 * 6 * 960
+    assert held.is_set()
 
 
 def test_a_thousand_requests_leave_nothing_behind(

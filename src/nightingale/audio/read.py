@@ -29,7 +29,7 @@ FORMATS = frozenset({"WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3", "AIFF"})
 _BLOCK_FRAMES = 1 << 16
 
 
-def read_audio(source: str | Path | bytes) -> tuple[Samples, int]:
+def read_audio(source: str | Path | bytes, *, max_seconds: float = MAX_SECONDS) -> tuple[Samples, int]:
     """The file's channels averaged to one, and its sample rate in hertz."""
     data = source if isinstance(source, bytes) else _file_bytes(Path(source))
     if not data:
@@ -41,7 +41,7 @@ def read_audio(source: str | Path | bytes) -> tuple[Samples, int]:
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             _check_header(file)
-            samples = _decode(file)
+            samples = _decode(file, max_seconds)
             rate_hz = int(file.samplerate)
     except (soundfile.SoundFileError, RuntimeError, TypeError, ValueError, OverflowError) as error:
         raise BadReference(
@@ -101,9 +101,9 @@ def _check_header(file: soundfile.SoundFile) -> None:
         )
 
 
-def _decode(file: soundfile.SoundFile) -> Samples:
+def _decode(file: soundfile.SoundFile, max_seconds: float) -> Samples:
     """Mono samples, decoded block by block so that a lying header cannot ask for memory."""
-    limit_frames = MAX_SECONDS * int(file.samplerate)
+    limit_frames = max_seconds * int(file.samplerate)
     blocks: list[Samples] = []
     frames = 0
     while True:
@@ -114,8 +114,8 @@ def _decode(file: soundfile.SoundFile) -> Samples:
         if frames > limit_frames:
             raise BadReference(
                 "the clip is too long",
-                got=f"more than {MAX_SECONDS} s",
-                allowed=f"at most {MAX_SECONDS} s",
+                got=f"more than {max_seconds:g} s",
+                allowed=f"at most {max_seconds:g} s",
                 fix="Cut out ten to thirty seconds of clear speech.",
             )
         blocks.append(block.mean(axis=1, dtype=np.float32))

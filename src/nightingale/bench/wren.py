@@ -69,7 +69,7 @@ def render(
     lines: Sequence[str],
     folder: Path,
     *,
-    voice: str | None = None,
+    voice: Path | None = None,
     references: Sequence[Path] = (),
     on_clip: Callable[[int, int], object] = lambda *_: None,
 ) -> tuple[list[Clip], Speed]:
@@ -192,10 +192,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         default = judged(clips, names)
         spoken = [
             judged(
-                render(tts, lines[:: max(1, len(lines) // args.per_voice)], folder / name, voice=name)[0],
+                render(
+                    tts,
+                    lines[:: max(1, len(lines) // args.per_voice)],
+                    folder / path.stem,
+                    voice=path,
+                    references=references(path.stem),
+                )[0],
                 names,
             )
-            for name in others
+            for path in (card.parent / "voices" / f"{name}.safetensors" for name in others)
         ]
         varied, _ = render(tts, texts("wren_500")[::share], folder / "varied", on_clip=progress("varied"))
         measured = rows(

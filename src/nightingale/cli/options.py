@@ -61,7 +61,7 @@ RepetitionPenalty = Annotated[
 CfgWeight = Annotated[
     float | None, typer.Option(help="Guidance towards the text; 0 is off and faster.", show_default=_OWN)
 ]
-Speed = Annotated[float | None, typer.Option(help="0.5 to 2.0; the pitch stays.", show_default="1.0")]
+Speed = Annotated[float | None, typer.Option(help="0.25 to 4.0; the pitch stays.", show_default="1.0")]
 Profile = Annotated[
     str | None,
     typer.Option(help="exact: rendered whole, as upstream does; balanced: streamed.", show_default=_OWN),

@@ -1,11 +1,14 @@
-"""`nightingale say`: text in, a recording out."""
+"""`nightingale say`: text in, a recording out, written while it is spoken."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +17,8 @@ from nightingale.cli.talk import busy, note, read_options
 from nightingale.errors import ConfigError, EmptyText, OutputError, TextError
 
 if TYPE_CHECKING:
-    from nightingale.values import Audio
+    from nightingale.containers.record import Recorder
+    from nightingale.values import Metrics
 
 PIPE = "-"
 
@@ -53,7 +57,7 @@ def say(
     if tts.notice is not None:
         note(f"note: {tts.notice}")
     with busy("speaking …", quiet=quiet):
-        audio = tts.say(
+        stream = tts.stream(
             words,
             voice=voice,
             language=language,
@@ -66,13 +70,17 @@ def say(
             exaggeration=exaggeration,
             speed=speed,
         )
-    write_out(out, audio)
+        digest = hashlib.sha256()
+        with recorder_for(out, tts.sample_rate_hz) as recorder:
+            for chunk in stream:
+                recorder.feed(chunk.samples)
+                digest.update(chunk.samples.astype("<f4", copy=False).tobytes())
+    cost = stream.metrics
     if not quiet:
-        cost = audio.metrics
         times = f"first sound {cost.ttfa_ms:.0f} ms, rtf {cost.rtf:.3f}"
-        note(f"{out}: {audio.seconds:.2f} s, {times}, seed {audio.seed}")
+        note(f"{out}: {cost.audio_seconds:.2f} s, {times}, seed {stream.seed}")
     if as_json:
-        print(json.dumps(summary(tts.name, voice, audio)))
+        print(json.dumps(summary(tts.name, voice, stream.seed, cost, digest.hexdigest())))
 
 
 def check_out(out: str, as_json: bool) -> None:
@@ -128,16 +136,19 @@ def read_text(text: str) -> str:
     return words
 
 
-def write_out(out: str, audio: Audio) -> None:
-    from nightingale.containers import save
-    from nightingale.containers.wav import wav_bytes
+@contextmanager
+def recorder_for(out: str, sample_rate_hz: int) -> Iterator[Recorder]:
+    """Where the sound goes: a file, which is there when all of it is, or stdout, chunk by chunk."""
+    from nightingale.containers.record import WavRecorder, recording
 
     if out != PIPE:
-        save(out, audio)
+        with recording(Path(out), sample_rate_hz) as recorder:
+            yield recorder
         return
     try:
-        sys.stdout.buffer.write(wav_bytes(audio.samples, audio.sample_rate_hz))
-        sys.stdout.buffer.flush()
+        piped = WavRecorder(sys.stdout.buffer, sample_rate_hz)
+        yield piped
+        piped.finish()
     except OSError as error:
         # The reader left. Python flushes stdout once more on its way out; let that go nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -149,16 +160,17 @@ def write_out(out: str, audio: Audio) -> None:
         ) from error
 
 
-def summary(model: str, voice: str | None, audio: Audio) -> dict[str, str | int | float | None]:
+def summary(
+    model: str, voice: str | None, seed: int, cost: Metrics, sha256: str
+) -> dict[str, str | int | float | None]:
     """What --json prints."""
-    cost = audio.metrics
     return {
         "model": model,
         "voice": voice or "default",
-        "seed": audio.seed,
+        "seed": seed,
         "tokens": cost.tokens,
         "audio_seconds": round(cost.audio_seconds, 6),
         "ttfa_ms": round(cost.ttfa_ms, 3),
         "rtf": round(cost.rtf, 6) if math.isfinite(cost.rtf) else None,
-        "sha256": audio.sha256,
+        "sha256": sha256,
     }

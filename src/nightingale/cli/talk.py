@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from nightingale.errors import ConfigError, NightingaleError
 
@@ -36,9 +37,9 @@ def busy(text: str, *, quiet: bool) -> Iterator[None]:
         yield
 
 
-def read_options(pairs: list[str]) -> dict[str, str]:
+def read_options(pairs: list[str]) -> dict[str, Any]:
     """KEY=VALUE arguments as the options of a model."""
-    options: dict[str, str] = {}
+    options: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not (equals and key.isidentifier() and value):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -81,7 +81,7 @@ def export(
 
 
 def _voice_of(
-    reference: Path, model: str | None, *, device: str, offline: bool, chosen: dict[str, str]
+    reference: Path, model: str | None, *, device: str, offline: bool, chosen: dict[str, Any]
 ) -> Voice:
     """The voice in a file. Only a clip needs a model to listen to it."""
     from nightingale.voices.voice import Voice

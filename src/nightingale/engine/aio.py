@@ -1,17 +1,20 @@
 """The engine for programs that await.
 
-The work happens in the engine's own thread, as ever; waiting for it happens in threads of asyncio's pool, so
-the event loop is never held up. Leaving an `async for` early stops the work.
+The work happens in the engine's own thread, as ever; each listener is woken in its event loop when there is
+something to hear. Nobody waits in a thread, so a thousand listeners need none. Leaving an `async for` early
+stops the work.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
 from nightingale.engine.live import LiveSession
+from nightingale.engine.session import Session
 from nightingale.engine.tts import TTS
 from nightingale.values import Audio, AudioChunk, Metrics
 from nightingale.voices.voice import Voice
@@ -36,7 +39,7 @@ class AsyncTTS:
 
     async def stream(self, text: str, **request: Any) -> AsyncIterator[AudioChunk]:
         session = await asyncio.to_thread(self._tts.open, text, **request)
-        async for chunk in _awaited(session.chunks(), session.cancel):
+        async for chunk in heard(session):
             yield chunk
 
     async def session(self, **request: Any) -> AsyncLiveSession:
@@ -62,14 +65,16 @@ class AsyncLiveSession:
     def __init__(self, session: LiveSession) -> None:
         self._session = session
         self.push, self.flush, self.end = session.push, session.flush, session.end
-        self.cancel = session.cancel
 
     @property
     def metrics(self) -> Metrics:
         return self._session.metrics
 
-    def __aiter__(self) -> AsyncIterator[AudioChunk]:
-        return _awaited(iter(self._session), self._session.cancel)
+    def cancel(self) -> None:
+        self._session.cancel()
+
+    def __aiter__(self) -> AsyncGenerator[AudioChunk, None]:
+        return heard(self._session.audio)
 
     async def __aenter__(self) -> AsyncLiveSession:
         return self
@@ -78,11 +83,27 @@ class AsyncLiveSession:
         self.cancel()
 
 
-async def _awaited(chunks: Iterator[AudioChunk], cancel: Callable[[], None]) -> AsyncIterator[AudioChunk]:
-    """Each chunk, waited for in a thread. Whoever stops listening, or is cancelled, cancels the work."""
+async def heard(session: Session) -> AsyncGenerator[AudioChunk, None]:
+    """Each chunk of a session as it comes. Whoever stops listening, or is cancelled, cancels the work."""
+    loop, news = asyncio.get_running_loop(), asyncio.Event()
+
+    def tell() -> None:
+        with contextlib.suppress(RuntimeError):  # a listener that died with its loop is nobody to tell
+            loop.call_soon_threadsafe(news.set)
+
+    session.listen(tell)
     try:
-        while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
-            yield chunk
+        while True:
+            # Cleared before looking: what comes between the look and the wait sets it again.
+            news.clear()
+            try:
+                chunk = session.take()
+            except EOFError:
+                return
+            if chunk is None:
+                await news.wait()
+            else:
+                yield chunk
     except (GeneratorExit, asyncio.CancelledError):
-        cancel()
+        session.cancel()
         raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from nightingale.engine.habits import Habits
@@ -26,6 +26,25 @@ RANGES = {
 }
 WHOLE = frozenset({"top_k", "seed"})
 """Controls that count; the others measure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Control:
+    """A number that a caller may set."""
+
+    low: float
+    high: float
+    default: float
+
+
+def offered(habits: Habits) -> dict[str, Control]:
+    """What a model can be told, by name."""
+    defaults = {**asdict(habits.sampling), "exaggeration": habits.exaggeration, "speed": 1.0}
+    return {
+        name: Control(low=RANGES[name][0], high=RANGES[name][1], default=default)
+        for name, default in defaults.items()
+        if name not in habits.ignored
+    }
 
 
 def settle(habits: Habits, voice: Voice, seed: int | None, controls: dict[str, Any]) -> Request:

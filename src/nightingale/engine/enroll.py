@@ -9,7 +9,7 @@ import torch
 
 from nightingale.audio.check import check_reference
 from nightingale.audio.loudness import normalise_loudness
-from nightingale.audio.read import read_audio
+from nightingale.audio.read import MAX_SECONDS, read_audio
 from nightingale.audio.resample import resample, resample_sinc
 from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
 from nightingale.engine.habits import Habits
@@ -28,11 +28,19 @@ class Enrolled:
 
 
 def enroll_file(
-    path: Path, *, name: str, family: str, listeners: Listeners, habits: Habits, prompt_tokens: int
+    source: Path | bytes,
+    *,
+    name: str,
+    family: str,
+    listeners: Listeners,
+    habits: Habits,
+    prompt_tokens: int,
+    max_seconds: float = MAX_SECONDS,
 ) -> Enrolled:
-    """The voice of a wav, flac, ogg or mp3 file."""
-    samples, rate_hz = read_audio(path)
+    """The voice of a wav, flac, ogg or mp3 file, or of its bytes."""
+    samples, rate_hz = read_audio(source, max_seconds=max_seconds)
     report = check_reference(samples, rate_hz, longer_than_s=habits.reference_longer_than_s)
+    label = source.name if isinstance(source, Path) else name
     voice = enroll(
         resample(samples, rate_hz, CLOCKS.sample_rate_hz),
         name=name,
@@ -40,7 +48,7 @@ def enroll_file(
         listeners=listeners,
         habits=habits,
         prompt_tokens=prompt_tokens,
-        provenance=f"reference clip {path.name}, {report.seconds:.1f} s",
+        provenance=f"reference clip {label}, {report.seconds:.1f} s",
     )
     return Enrolled(voice=voice, warnings=report.warnings)
 

@@ -19,10 +19,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from nightingale.engine.habits import SILENCE_TOKEN
 from nightingale.text.stops import TAG, spoken_length
 
-SILENCE: Final = frozenset({SILENCE_TOKEN})
 ATTEMPTS: Final = 3
 
 FLOOR_TOKENS: Final = 100
@@ -103,10 +101,11 @@ class Guard:
         limits: Limits,
         *,
         stop_id: int,
-        silence: frozenset[int] = SILENCE,
+        silence: frozenset[int],
         may_retry: bool = True,
     ) -> None:
-        """may_retry: false for the last attempt, and where a new draw gives the same (greedy decoding)."""
+        """silence: ids of which a run is silence. may_retry: false for the last attempt, and where a new draw
+        gives the same (greedy decoding)."""
         self._limits, self._stop_id, self._silence = limits, stop_id, silence
         self._may_retry = may_retry
         self._recent: list[int] = []

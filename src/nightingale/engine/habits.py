@@ -35,6 +35,8 @@ class Habits:
     """If set, text is spoken in pieces of about this many characters at most."""
     fill_pieces: bool = True
     """As much as fits goes into one piece: short text is spoken whole. Otherwise each sentence is one."""
+    silence_ids: frozenset[int] = frozenset({SILENCE_TOKEN})
+    """Speech tokens of which a run is silence, and not speech. None known: silence is noticed as a loop."""
     guarded: bool = True
     """Watched for loops, silence and a missing end, and drawn again where that helps."""
     tail_silence_tokens: int = 0
@@ -73,6 +75,8 @@ WREN: Final = Habits(
     sampler="chatterbox",
     ignored=frozenset({"cfg_weight", "exaggeration"}),
     max_new_tokens=750,
+    # Wren's tokenizer is its own; which of its ids are silence is measured, and told by its card.
+    silence_ids=frozenset(),
     # English speech has about three tokens per text id of wren's vocabulary.
     tokens_per_text_id=6.0,
     split_chars=220,

@@ -25,6 +25,7 @@ _CLAUSE: Final = re.compile(
     rf"[,;:،؛]{_IN_CLOSERS}(?=\s)|\s[-–—](?=\s)|—(?=[^\W_])|[、，；：](?=[^{re.escape(CLOSERS)}])"
 )
 _TAG_CHARS: Final = 34
+_BLOCK_CHARS: Final = 2048
 _OPEN_TAG: Final = re.compile(r"\[[^\[\]\n]{0,32}$")
 
 
@@ -50,8 +51,12 @@ class IncomingText:
                 allowed="push and flush until end() is called",
                 fix="Open a new session for the next text.",
             )
-        self._held += text
-        return self._take(final=False)
+        segments: list[str] = []
+        # Block by block: a book pushed at once is not copied anew for each of its sentences.
+        for start in range(0, len(text), _BLOCK_CHARS):
+            self._held += text[start : start + _BLOCK_CHARS]
+            segments += self._take(final=False)
+        return segments
 
     def flush(self) -> list[str]:
         """Everything pushed so far, as if the text ended here. The next segment may be a clause again."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 from nightingale.engine.habits import Habits
 from nightingale.engine.incoming import IncomingText
-from nightingale.engine.pieces import pieces_of
+from nightingale.engine.pieces import check_length, pieces_of
 from nightingale.engine.session import Pieces, Session
 from nightingale.text.frontend import Frontend
 from nightingale.text.sentences import BREATH_CHARS
@@ -34,15 +34,19 @@ class LiveSession:
         frontend: Frontend,
         habits: Habits,
         language: str | None,
+        max_chars: int,
         wake: Callable[[], None],
     ) -> None:
+        """max_chars: how much may be pushed at a time; in all there is no limit."""
         self._session, self._pieces = session, pieces
         self._frontend, self._language, self._wake = frontend, language, wake
-        self._max_chars = habits.split_chars or BREATH_CHARS
-        self._incoming = IncomingText(max_chars=self._max_chars, language=language)
+        self._breath_chars, self._max_ids = habits.split_chars or BREATH_CHARS, habits.max_text_ids
+        self._max_chars = max_chars
+        self._incoming = IncomingText(max_chars=self._breath_chars, language=language)
 
     def push(self, text: str) -> None:
         """More of the text, in pieces of any size."""
+        check_length(text, self._max_chars)
         self._speak(self._incoming.push(text))
 
     def flush(self) -> None:
@@ -65,6 +69,11 @@ class LiveSession:
         """What it has cost so far."""
         return self._session.timing.metrics()
 
+    @property
+    def audio(self) -> Session:
+        """Where its audio comes out, for those who read without waiting."""
+        return self._session
+
     def __iter__(self) -> Iterator[AudioChunk]:
         return self._session.chunks()
 
@@ -80,9 +89,11 @@ class LiveSession:
                 self._frontend,
                 segment,
                 self._language,
-                split_chars=self._max_chars,
+                split_chars=self._breath_chars,
                 fill=True,
                 more=True,
+                max_ids=self._max_ids,
+                speed=self._session.request.speed,
             ):
                 self._pieces.add(piece)
         if segments:

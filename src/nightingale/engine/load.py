@@ -134,7 +134,11 @@ def load_wren(folder: Path, preset: Preset) -> Model:
         frontend=open_frontend("wren", folder),
         speakers=load_speakers(preset, files, unpack),
         listeners=Once(lambda: load_listeners(preset, files, unpack)),
-        habits=replace(HABITS["wren"], sampling=Sampling(**card["sampling"])),
+        habits=replace(
+            HABITS["wren"],
+            sampling=Sampling(**card["sampling"]),
+            silence_ids=frozenset(card.get("silence_ids", ())),
+        ),
         default_voice=Voice.load(folder / wren.VOICES / f"{card['default_voice']}.safetensors"),
         fingerprint=card["fingerprint"],
     )
@@ -146,6 +150,8 @@ def _read_card(path: Path) -> dict[str, Any]:
         Sampling(**card["sampling"])
         if not all(isinstance(card[key], str) for key in ("default_voice", "fingerprint")):
             raise TypeError("default_voice and fingerprint must be strings")
+        if not all(isinstance(id_, int) for id_ in card.get("silence_ids", ())):
+            raise TypeError("silence_ids must be whole numbers")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             "wren's card cannot be read",

@@ -24,7 +24,10 @@ class Profile:
     largest_block_tokens: int = 64
     """A block of speech tokens is rendered at a time; each is twice as long as the last, up to this."""
     ahead_seconds: float = 30.0
-    """A request whose listener is this far behind is not decoded further until it catches up."""
+    """A request whose listener is this far behind begins no other piece of its text until it catches up."""
+    sleepers_limit: int = 256
+    """Requests whose listeners are that far behind; with so many, no other is taken. Each holds ahead_seconds
+    of audio and a piece: 7 MB."""
 
 
 EXACT: Final = Profile(name="exact", streaming=False, batched=False)

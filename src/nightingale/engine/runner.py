@@ -73,14 +73,24 @@ class Runner:
             after.position = length
         self.memories[target], self.memories[source] = new, []
 
+    @torch.inference_mode()
+    def wipe(self, slot: int) -> None:
+        """After a fault: what is not a number would reach the slot's next utterance, masked or not."""
+        for memory in self.memories[slot]:
+            memory.keys.zero_()
+            memory.values.zero_()
+
     def _alone(self, turn: Turn) -> Tensor:
         memory = self.memories[turn.slot]
         ids = torch.full((len(memory[0].keys), 1), turn.token, device=memory[0].keys.device)
         return self.t3.next_scores(self.t3.embed_speech(ids, turn.position), memory)
 
     def _together(self, turns: list[Turn]) -> list[Tensor]:
-        """All rows up to the last slot in use. Rows nobody uses compute something that nobody reads."""
-        device, width = self.layers[0].keys.device, self.rows_per_slot
+        """All slots up to the last in use. Rows nobody uses compute something that nobody reads.
+
+        Where nobody is guided, the second row of each slot is stepped over: half the work.
+        """
+        used = max(len(self.memories[turn.slot][0].keys) for turn in turns)
         slots = max(turn.slot for turn in turns) + 1
         ids, at, lengths = [0] * slots, [0] * slots, [0] * slots
         for slot in range(slots):
@@ -88,18 +98,17 @@ class Runner:
         for turn in turns:
             ids[turn.slot], at[turn.slot] = turn.token, turn.position
 
-        def by_row(values: list[int]) -> Tensor:
-            return torch.tensor(values, device=device).repeat_interleave(width)
+        def by_row(values: list[int]) -> list[int]:
+            return [value for value in values for _ in range(used)]
 
-        remembered = by_row(lengths)
-        memory = [RowsMemory(layer, remembered, max(lengths)) for layer in self.layers]
-        x = self.t3.embed_speech_at(by_row(ids)[:, None], by_row(at)[:, None])
-        scores = self.t3.next_scores(x, memory)
+        memory = RowsMemory.of_layers(self.layers, by_row(lengths), every=self.rows_per_slot // used)
+        embedded = torch.tensor([by_row(ids), by_row(at)], device=self.layers[0].keys.device)[..., None]
+        scores = self.t3.next_scores(self.t3.embed_speech_at(*embedded), memory)
         out = []
         for turn in turns:
             own = self.memories[turn.slot]
             for layer in own:
                 layer.position += 1
-            first = turn.slot * width
+            first = turn.slot * used
             out.append(scores[first : first + len(own[0].keys)])
         return out

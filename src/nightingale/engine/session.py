@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from nightingale.clocks import CLOCKS
+from nightingale.engine.gaps import Gaps
 from nightingale.engine.pieces import Piece
 from nightingale.errors import NightingaleError
 from nightingale.values import AudioChunk, Metrics, Samples, Sampling
@@ -41,17 +42,20 @@ class Session:
         self._ahead_seconds = ahead_seconds
         self._changed = threading.Condition()
         self._chunks: deque[AudioChunk] = deque()
+        self._unread_samples = 0
         self._error: NightingaleError | None = None
         self._ended = False
         self._cancelled = False
+        self._notify: Callable[[], None] | None = None
 
     def put(self, samples: Samples) -> None:
         """The worker has rendered something."""
         with self._changed:
             self.timing.heard(len(samples))
-            if len(samples):
+            if len(samples) and not self._cancelled:
                 self._chunks.append(AudioChunk(samples=samples, sample_rate_hz=CLOCKS.sample_rate_hz))
-            self._changed.notify_all()
+                self._unread_samples += len(samples)
+            self._tell()
 
     def end(self, error: NightingaleError | None = None) -> None:
         """Nothing more will come, for this reason if there is one."""
@@ -59,14 +63,15 @@ class Session:
             if not self._ended:
                 self._ended, self._error = True, error
                 self.timing.end()
-            self._changed.notify_all()
+            self._tell()
 
     def cancel(self) -> None:
         """The listener has left; the worker frees the slot at its next step."""
         with self._changed:
             self._cancelled = True
             self._chunks.clear()
-            self._changed.notify_all()
+            self._unread_samples = 0
+            self._tell()
         self._on_change()
 
     @property
@@ -76,8 +81,7 @@ class Session:
     @property
     def is_ahead(self) -> bool:
         """The listener has enough to listen to for a while."""
-        with self._changed:
-            return sum(chunk.seconds for chunk in self._chunks) >= self._ahead_seconds
+        return self._unread_samples >= self._ahead_seconds * CLOCKS.sample_rate_hz
 
     def chunks(self) -> Iterator[AudioChunk]:
         """What was rendered, as it comes, until the end."""
@@ -85,13 +89,38 @@ class Session:
             with self._changed:
                 while not self._chunks and not self._ended and not self._cancelled:
                     self._changed.wait()
-                if not self._chunks:
-                    if self._error is not None:
-                        raise self._error
-                    return
-                chunk = self._chunks.popleft()
-            self._on_change()
-            yield chunk
+            try:
+                chunk = self.take()
+            except EOFError:
+                return
+            if chunk is not None:
+                yield chunk
+
+    def listen(self, notify: Callable[[], None]) -> None:
+        """Call `notify`, in the worker's thread, whenever there is something to take. It must not block."""
+        with self._changed:
+            self._notify = notify
+            self._tell()
+
+    def take(self) -> AudioChunk | None:
+        """The next chunk without waiting: None if there is none yet. EOFError, or what failed, at the end."""
+        with self._changed:
+            if not self._chunks:
+                if self._error is not None:
+                    raise self._error
+                if self._ended or self._cancelled:
+                    raise EOFError
+                return None
+            chunk = self._chunks.popleft()
+            self._unread_samples -= len(chunk.samples)
+        self._on_change()
+        return chunk
+
+    def _tell(self) -> None:
+        """Something changed for the listener. Called under the lock."""
+        self._changed.notify_all()
+        if self._notify is not None:
+            self._notify()
 
 
 @dataclass(slots=True)
@@ -107,7 +136,7 @@ class Timing:
     retries: int = 0
     """Pieces that went wrong and were drawn again."""
     stage_ms: dict[str, float] = field(default_factory=dict)
-    gaps_ms: list[float] = field(default_factory=list)
+    gaps: Gaps = field(default_factory=Gaps)
     """Between one chunk and the next."""
     _last_chunk_s: float | None = None
 
@@ -116,7 +145,7 @@ class Timing:
         if samples:
             self.first_audio_s = self.first_audio_s or now
             if self._last_chunk_s is not None:
-                self.gaps_ms.append(1000 * (now - self._last_chunk_s))
+                self.gaps.add(1000 * (now - self._last_chunk_s))
             self._last_chunk_s = now
         self.samples += samples
 
@@ -139,7 +168,10 @@ class Timing:
             tokens=self.tokens,
             retries=self.retries,
             stage_ms=dict(self.stage_ms),
-            chunk_gaps_ms=tuple(self.gaps_ms),
+            chunk_gaps_ms=tuple(self.gaps.kept_ms),
+            chunk_gaps=self.gaps.count,
+            chunk_gap_mean_ms=self.gaps.sum_ms / max(1, self.gaps.count),
+            chunk_gap_longest_ms=self.gaps.longest_ms,
         )
 
 

@@ -17,8 +17,8 @@ import numpy as np
 from nightingale.errors import ConfigError
 from nightingale.values import Samples
 
-SLOWEST: Final = 0.5
-FASTEST: Final = 2.0
+SLOWEST: Final = 0.25
+FASTEST: Final = 4.0
 HOP_MS: Final = 15
 """Half a window: two periods of a low voice fit into one."""
 REACH_MS: Final = 8

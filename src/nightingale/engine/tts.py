@@ -6,24 +6,40 @@ is one path from text to sound.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nightingale.clocks import CLOCKS
-from nightingale.engine.controls import settle
+from nightingale.engine.controls import Control, offered, settle
+from nightingale.engine.listening import Stream
 from nightingale.engine.live import LiveSession
 from nightingale.engine.load import Model, default_model, load_model
-from nightingale.engine.pieces import cut
-from nightingale.engine.profiles import profile_named
-from nightingale.engine.session import Pieces, Session
+from nightingale.engine.pieces import MAX_CHARS, Piece, cut
+from nightingale.engine.profiles import Profile, profile_named
+from nightingale.engine.session import Pieces, Session, Timing
 from nightingale.engine.voicing import Voicing
 from nightingale.engine.worker import Worker
-from nightingale.values import Audio, AudioChunk
+from nightingale.text.frontend import Frontend
+from nightingale.text.languages import LANGUAGES
+from nightingale.values import Audio
 from nightingale.voices.voice import Voice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """How busy an engine is at this moment."""
+
+    waiting: int
+    """Requests in line for a slot."""
+    speaking: int
+    """Requests that have one."""
+    slots: int
 
 
 class TTS:
@@ -37,26 +53,31 @@ class TTS:
         dtype: str = "auto",
         profile: str | None = None,
         offline: bool = False,
+        max_chars: int = MAX_CHARS,
         **options: Any,
     ) -> None:
         """model: a name of `nightingale models list`, a folder, or None for the voice in the box.
 
         profile: "exact" renders each piece of text whole, as upstream does; "balanced" streams it. None is
-        the model's own choice.
+        the model's own choice. max_chars: a longer text is refused; it says nothing about memory, since text
+        is cut and spoken piece by piece.
         """
         name = default_model() if model is None else model
-        self._start(load_model(name, device=device, dtype=dtype, offline=offline, options=options), profile)
+        loaded = load_model(name, device=device, dtype=dtype, offline=offline, options=options)
+        self._start(loaded, profile, max_chars)
 
     @classmethod
-    def over(cls, model: Model, profile: str | None = None) -> TTS:
+    def over(cls, model: Model, profile: str | Profile | None = None, *, max_chars: int = MAX_CHARS) -> TTS:
         """An engine over a model that is already loaded."""
         tts = cls.__new__(cls)
-        tts._start(model, profile)
+        tts._start(model, profile, max_chars)
         return tts
 
-    def _start(self, model: Model, profile: str | None) -> None:
-        self._model = model
-        self._profile = profile_named(profile or model.habits.profile)
+    def _start(self, model: Model, profile: str | Profile | None, max_chars: int) -> None:
+        self._model, self._max_chars = model, max_chars
+        if not isinstance(profile, Profile):
+            profile = profile_named(profile or model.habits.profile)
+        self._profile = profile
         self._voicing = Voicing(model)
         self._worker = Worker(model, self._profile)
         # A forgotten TTS must not leave its thread behind.
@@ -75,6 +96,31 @@ class TTS:
     def sample_rate_hz(self) -> int:
         return CLOCKS.sample_rate_hz
 
+    @property
+    def default_voice(self) -> Voice | None:
+        """Who speaks when no voice is asked for."""
+        return self._model.default_voice
+
+    @property
+    def voice_family(self) -> str:
+        """Which voices it can wear."""
+        return self._model.voice_family
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Codes of the languages it speaks."""
+        return tuple(LANGUAGES) if self.name == "multilingual" else ("en",)
+
+    @property
+    def controls(self) -> dict[str, Control]:
+        """What it can be told besides text, voice, language and seed."""
+        return offered(self._model.habits)
+
+    @property
+    def occupancy(self) -> Occupancy:
+        line = self._worker.scheduler
+        return Occupancy(waiting=len(line.waiting), speaking=len(line.running), slots=line.slots)
+
     def stream(
         self,
         text: str,
@@ -82,16 +128,17 @@ class TTS:
         voice: Voice | str | Path | None = None,
         language: str | None = None,
         seed: int | None = None,
+        normalize: bool = True,
         **controls: float | None,
-    ) -> Iterator[AudioChunk]:
-        """Audio as it becomes audible; leaving the loop stops the work.
+    ) -> Stream:
+        """Audio as it becomes audible; leaving the loop stops the work. `metrics` says what it cost.
 
         controls: temperature, top_p, min_p, top_k, repetition_penalty, cfg_weight, exaggeration, speed.
         None, or left out, is the model's own default. The same text, voice, seed and controls give the
         same samples.
         """
-        session = self.open(text, voice=voice, language=language, seed=seed, **controls)
-        return self._chunks(session)
+        session = self.open(text, voice=voice, language=language, seed=seed, normalize=normalize, **controls)
+        return Stream(session, keep=self)
 
     def say(
         self,
@@ -100,10 +147,13 @@ class TTS:
         voice: Voice | str | Path | None = None,
         language: str | None = None,
         seed: int | None = None,
+        normalize: bool = True,
         **controls: float | None,
     ) -> Audio:
         """The whole utterance: the stream, joined. `controls` are those of `stream`."""
-        return _joined(self.open(text, voice=voice, language=language, seed=seed, **controls))
+        return _joined(
+            self.open(text, voice=voice, language=language, seed=seed, normalize=normalize, **controls)
+        )
 
     def say_many(
         self,
@@ -112,15 +162,23 @@ class TTS:
         voice: Voice | str | Path | None = None,
         language: str | None = None,
         seed: int | None = None,
+        normalize: bool = True,
         **controls: float | None,
     ) -> list[Audio]:
         """Several utterances, decoded together. Each is what `say` would give it with the same seed."""
-        sessions = [self.open(text, voice=voice, language=language, seed=seed, **controls) for text in texts]
+        sessions = [
+            self.open(text, voice=voice, language=language, seed=seed, normalize=normalize, **controls)
+            for text in texts
+        ]
         return [_joined(session) for session in sessions]
 
     def voice(self, reference: str | Path) -> Voice:
         """A voice by name, from a voice file, or from a clip (computed once, then kept by content hash)."""
         return self._voicing.find(reference)
+
+    def learn(self, clip: bytes, *, name: str, max_seconds: float) -> Voice:
+        """A voice from the bytes of a sound file that came from a stranger; nothing is kept of it."""
+        return self._voicing.learn(clip, name=name, max_seconds=max_seconds)
 
     def close(self) -> None:
         """End what is being said, and the engine's thread. Also done when the object is forgotten."""
@@ -132,13 +190,6 @@ class TTS:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _chunks(self, session: Session) -> Iterator[AudioChunk]:
-        """A method and not the bare iterator, so that whoever listens keeps the engine alive."""
-        try:
-            yield from session.chunks()
-        finally:
-            session.cancel()
-
     def open(
         self,
         text: str,
@@ -146,20 +197,27 @@ class TTS:
         voice: Voice | str | Path | None = None,
         language: str | None = None,
         seed: int | None = None,
+        normalize: bool = True,
         **controls: float | None,
     ) -> Session:
-        """A session in the engine's line. What is wrong with a request is said here, before it is spoken."""
-        model = self._model
+        """A session in the engine's line. What is wrong with a request is said here, before it is spoken.
+
+        normalize: whether digits and symbols are written out in words first, where the model has that step.
+        """
+        habits = self._model.habits
         session = self._session(voice, seed, controls)
         pieces = cut(
-            model.frontend,
+            self._frontend(normalize),
             text,
             language,
-            split_chars=model.habits.split_chars,
-            fill=model.habits.fill_pieces,
+            split_chars=habits.split_chars,
+            fill=habits.fill_pieces,
+            max_ids=habits.max_text_ids,
+            max_chars=self._max_chars,
+            speed=session.request.speed,
         )
         session.timing.lap("text", session.timing.opened_s)
-        self._worker.submit(session, Pieces(iter(pieces)))
+        self._worker.submit(session, Pieces(_timed(pieces, session.timing)))
         return session
 
     def session(
@@ -168,6 +226,7 @@ class TTS:
         voice: Voice | str | Path | None = None,
         language: str | None = None,
         seed: int | None = None,
+        normalize: bool = True,
         **controls: float | None,
     ) -> LiveSession:
         """Text in as it is written, audio out while it still arrives. `controls` are those of `stream`."""
@@ -176,17 +235,33 @@ class TTS:
         return LiveSession(
             session,
             pieces,
-            frontend=self._model.frontend,
+            frontend=self._frontend(normalize),
             habits=self._model.habits,
             language=language,
+            max_chars=self._max_chars,
             wake=self._worker.wake,
         )
+
+    def _frontend(self, normalize: bool) -> Frontend:
+        frontend = self._model.frontend
+        return frontend if normalize else replace(frontend, spell_out=None)
 
     def _session(
         self, voice: Voice | str | Path | None, seed: int | None, controls: dict[str, float | None]
     ) -> Session:
         request = settle(self._model.habits, self._voicing.resolve(voice), seed, controls)
         return Session(request, ahead_seconds=self._profile.ahead_seconds, on_change=self._worker.wake)
+
+
+def _timed(pieces: Iterator[Piece], timing: Timing) -> Iterator[Piece]:
+    """The pieces, each made while the one before it is heard; what that takes is booked on the text."""
+    while True:
+        at = time.perf_counter()
+        piece = next(pieces, None)
+        timing.lap("text", at)
+        if piece is None:
+            return
+        yield piece
 
 
 def _joined(session: Session) -> Audio:

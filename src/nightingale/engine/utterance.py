@@ -66,7 +66,8 @@ class Utterance:
         )
         again = self._attempt + 1 < ATTEMPTS and not is_greedy(sampling)
         limits = limits_for(self.piece.text, ceiling=self.decoding.budget)
-        self._guard = Guard(limits, stop_id=STOP_SPEECH, may_retry=again) if habits.guarded else None
+        guard = Guard(limits, stop_id=STOP_SPEECH, silence=habits.silence_ids, may_retry=again)
+        self._guard = guard if habits.guarded else None
         self._new: list[int] = []
         """Audible tokens that no block has taken yet."""
         self._tokens = 0

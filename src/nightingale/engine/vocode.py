@@ -29,9 +29,7 @@ def render_samples(hift: Hift, mel: Tensor, *, seed: int) -> Samples:
     device, dtype = weight.device, weight.dtype
     noise = source_noise(seed).read(0, mel.shape[1] * CLOCKS.samples_per_frame).T[None]
     mel = mel[None].to(device, dtype)
-    source, _ = hift.m_source(
-        hift.f0_predictor(mel), harmonic_phase(seed).to(device, dtype), noise.to(device, dtype)
-    )
+    source, _ = hift.m_source(hift.f0_predictor(mel), harmonic_phase(seed), noise)
     samples: Samples = hift(mel, source)[0].float().cpu().numpy()
     return faded(samples, 0)
 

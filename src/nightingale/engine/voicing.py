@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from nightingale.audio.read import MAX_SECONDS
 from nightingale.engine.enroll import enroll_file
 from nightingale.engine.load import Model
 from nightingale.errors import VoiceError, VoiceNotFound
@@ -62,19 +63,25 @@ class Voicing:
         elif path.suffix == ".pt":
             voice = Voice.from_conds_pt(path, family=self._model.voice_family, name=path.stem)
         else:
+            model = self._model
             voice = enrolled(
-                path, self._model.voice_family, self._model.fingerprint, lambda: self._enroll(path)
+                path, model.voice_family, model.fingerprint, lambda: self._enroll(path, name=path.stem)
             )
         self._check_fits(voice)
         return voice
 
-    def _enroll(self, path: Path) -> Voice:
+    def learn(self, clip: bytes, *, name: str, max_seconds: float) -> Voice:
+        """A voice from a clip's bytes; nothing is looked up and nothing is kept."""
+        return self._enroll(clip, name=name, max_seconds=max_seconds)
+
+    def _enroll(self, source: Path | bytes, *, name: str, max_seconds: float = MAX_SECONDS) -> Voice:
         model = self._model
         return enroll_file(
-            path,
-            name=path.stem,
+            source,
+            name=name,
             family=model.voice_family,
             listeners=model.listeners(),
             habits=model.habits,
             prompt_tokens=model.speakers.t3.config.prompt_tokens,
+            max_seconds=max_seconds,
         ).voice

@@ -28,7 +28,7 @@ from nightingale.engine.runner import Runner, Turn
 from nightingale.engine.scheduler import Scheduler
 from nightingale.engine.session import Pieces, Session
 from nightingale.engine.utterance import Utterance
-from nightingale.errors import EngineFault, NightingaleError
+from nightingale.errors import EngineFault, NightingaleError, QueueFull
 
 PROMPTS_KEPT_BYTES = 3 << 30
 """How much may be remembered of voices' prompts. Ten seconds of a guided flow's take 2.3 GB in float32."""
@@ -47,7 +47,12 @@ class Job:
     utterance: Utterance | None = None
     """What is being spoken."""
     parked: bool = False
-    """Waits for more text."""
+    """Holds no place, in the line or in a slot: waits for more text, or for its listener."""
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether what it waits for has come: its listener has caught up, or there is news of its text."""
+        return self.parked and (self.pieces.waiting if self.piece is None else not self.session.is_ahead)
 
 
 class Worker:
@@ -78,6 +83,7 @@ class Worker:
         with self._changed:
             if self._stopped:
                 raise _closed()
+            self._check_sleepers()
             ticket = next(self._tickets)
             self.scheduler.submit(ticket)
             self._jobs[ticket] = Job(session=session, pieces=pieces)
@@ -124,16 +130,28 @@ class Worker:
             bool(self._ready)
             or (bool(self.scheduler.waiting) and len(self.scheduler.running) < self.profile.slots)
             or any(self._may_decode(ticket) for ticket in self.scheduler.running)
-            or any(job.session.cancelled or (job.parked and job.pieces.waiting) for job in jobs)
+            or any(job.session.cancelled or job.may_go_on for job in jobs)
         )
 
     def _may_decode(self, ticket: int) -> bool:
-        job = self._jobs[ticket]
-        return job.utterance is not None and not job.utterance.decoding.finished and not job.session.is_ahead
+        """A piece that was begun is spoken to its end, however far its listener is behind: see `_go_on`."""
+        spoken = self._jobs[ticket].utterance
+        return spoken is not None and not spoken.decoding.finished
+
+    def _check_sleepers(self) -> None:
+        """Who sleeps holds no slot, but half a minute of audio or more. Called under the lock."""
+        asleep = sum(job.parked and job.piece is not None for job in self._jobs.values())
+        if asleep >= self.profile.sleepers_limit:
+            raise QueueFull(
+                "too many listeners do not read what was spoken for them",
+                got=f"{asleep} of them, each {self.profile.ahead_seconds:g} s behind or more",
+                allowed=f"at most {self.profile.sleepers_limit}",
+                fix="Read or close the streams that are open, then try again.",
+            )
 
     def _step(self) -> None:
+        self._sweep()
         with self._changed:
-            self._sweep()
             admitted = self.scheduler.admit()
         if admitted is not None:
             self._for(admitted[0], partial(self._begin, *admitted))
@@ -141,30 +159,30 @@ class Worker:
         self._render()
 
     def _sweep(self) -> None:
-        """Let go of those who left; put those who got more text back in line."""
-        for ticket, job in list(self._jobs.items()):
+        """Let go of those who left; put those who may go on back in line."""
+        with self._changed:
+            jobs = list(self._jobs.items())
+        for ticket, job in jobs:
             if job.session.cancelled:
                 self._drop(ticket)
-            elif job.parked and job.pieces.waiting:
-                job.parked = False
-                self._next_piece(ticket, job)
+            elif job.may_go_on:
+                self._go_on(ticket, job)
 
     def _begin(self, ticket: int, slot: int) -> None:
         """Read the prompt of the next piece, and draw its first token."""
         job = self._jobs[ticket]
         job.piece = job.piece or job.pieces.next()
         if job.piece is None:
-            with self._changed:
-                self._release(ticket)
-                self._next_piece(ticket, job)
+            self._release(ticket)
+            self._go_on(ticket, job)
             return
         timing, at = job.session.timing, time.perf_counter()
         timing.admitted_s = timing.admitted_s or at
         if not job.piece.text_ids:  # a pause, and nothing else
             job.session.put(np.zeros(job.piece.pause_samples, np.float32))
-            with self._changed:
-                self._release(ticket)
-                self._next_piece(ticket, job)
+            job.piece = None
+            self._release(ticket)
+            self._go_on(ticket, job)
             return
         job.utterance = Utterance(
             self.model,
@@ -241,21 +259,28 @@ class Worker:
         job.session.put(spoken.render(job.session.timing))
         if spoken.rendered:
             job.utterance = None
-            with self._changed:
-                self._next_piece(ticket, job)
+            self._go_on(ticket, job)
         elif spoken.block_ready:
             self._ready.append(ticket)
 
-    def _next_piece(self, ticket: int, job: Job) -> None:
-        """Back in line with the next piece, or wait for text, or the end. Called under the lock."""
-        job.piece = job.pieces.next()
-        if job.piece is not None:
-            self.scheduler.submit(ticket, limited=False)
-        elif job.pieces.closed:
-            del self._jobs[ticket]
-            job.session.end()
-        else:
-            job.parked = True
+    def _go_on(self, ticket: int, job: Job) -> None:
+        """Back in line with the next piece, or wait for the listener, or for text, or the end.
+
+        Here, between two pieces, and nowhere else a listener who falls behind is waited for: so nobody holds
+        a slot who does not use it, and what waits to be heard is bounded all the same, for a piece is.
+        """
+        # Asked first: what is added just before the end belongs to it.
+        closed = job.pieces.closed
+        # Outside the lock: text is cut here, and whoever opens a request need not wait for that.
+        job.piece = job.piece or job.pieces.next()
+        with self._changed:
+            if job.piece is None and closed:
+                del self._jobs[ticket]
+                job.session.end()
+                return
+            job.parked = job.piece is None or job.session.is_ahead
+            if not job.parked:
+                self.scheduler.submit(ticket, limited=False)
 
     def _prompt_state(self, session: Session) -> PromptState | None:
         """What the flow remembers of the voice's prompt: computed once per voice."""
@@ -279,6 +304,8 @@ class Worker:
 
     def _drop(self, ticket: int, error: NightingaleError | None = None) -> None:
         """Forget a request and free all it holds."""
+        if error is not None and ticket in self.scheduler.running:
+            self.runner.wipe(self.scheduler.running.index(ticket))
         self._release(ticket)
         if ticket in self._ready:
             self._ready.remove(ticket)

@@ -7,8 +7,11 @@ All tensors are (rows, heads, time, head width).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -36,8 +39,8 @@ class DenseMemory:
     def __init__(
         self, *, rows: int, heads: int, capacity: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self.keys = torch.empty(rows, heads, capacity, width, dtype=dtype, device=device)
-        self.values = torch.empty_like(self.keys)
+        shape = (rows, heads, capacity, width)
+        self.keys, self.values = _zeros(shape, dtype, device), _zeros(shape, dtype, device)
         self.position = 0
 
     def of_rows(self, first: int, count: int) -> DenseMemory:
@@ -53,12 +56,7 @@ class DenseMemory:
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         start, end = self.position, self.position + k.shape[2]
         if end > self.keys.shape[2]:
-            raise MemoryFull(
-                "the utterance outgrew its memory",
-                got=f"{end} positions",
-                allowed=f"at most {self.keys.shape[2]}",
-                fix="Speak a shorter sentence, or open the session with a larger capacity.",
-            )
+            raise _full(end, self.keys.shape[2])
         self.keys[:, :, start:end] = k
         self.values[:, :, start:end] = v
         self.position = end
@@ -90,24 +88,52 @@ class NoMemory:
 class RowsMemory:
     """Rows that have come differently far, one more token each: a step of continuous batching."""
 
-    def __init__(self, whole: DenseMemory, lengths: Tensor, longest: int) -> None:
-        """lengths: (rows,), how much each row remembers; longest: the largest of them, known to the host."""
-        self.whole, self.lengths, self.longest = whole, lengths, longest
+    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor, lengths: Tensor, seen: Tensor) -> None:
+        """rows: their numbers; lengths: how much each remembers; seen: (rows, 1, 1, time), which of it."""
+        self.keys, self.values = keys, values
+        self._rows, self.lengths, self._seen = rows, lengths, seen
+
+    @classmethod
+    def of_layers(
+        cls, whole: Sequence[DenseMemory], lengths: Sequence[int], *, every: int
+    ) -> list[RowsMemory]:
+        """The memory of each layer over rows 0, `every`, 2·`every`, …, which remember so many positions."""
+        part, end = slice(0, every * len(lengths), every), max(lengths) + 1
+        if end > whole[0].keys.shape[2]:
+            raise _full(end, whole[0].keys.shape[2])
+        at = torch.tensor(lengths, device=whole[0].keys.device)
+        rows = torch.arange(len(lengths), device=at.device)
+        seen = (torch.arange(end, device=at.device)[None] <= at[:, None])[:, None, None]
+        return [cls(m.keys[part, :, :end], m.values[part, :, :end], rows, at, seen) for m in whole]
 
     def positions(self, x: Tensor) -> Tensor:
         return self.lengths[:, None].expand(-1, x.shape[1])
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        rows, end = torch.arange(len(q), device=q.device), self.longest + 1
-        self.whole.keys[rows, :, self.lengths] = k[:, :, 0]
-        self.whole.values[rows, :, self.lengths] = v[:, :, 0]
-        mask = torch.arange(end, device=q.device)[None] <= self.lengths[:, None]
-        return F.scaled_dot_product_attention(
-            q,
-            self.whole.keys[: len(q), :, :end],
-            self.whole.values[: len(q), :, :end],
-            attn_mask=mask[:, None, None],
-        )
+        self.keys[self._rows, :, self.lengths] = k[:, :, 0]
+        self.values[self._rows, :, self.lengths] = v[:, :, 0]
+        return F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=self._seen)
 
     def rewind(self, position: int) -> None:
         self.lengths = self.lengths.clamp(max=position)
+
+
+def _full(positions: int, capacity: int) -> MemoryFull:
+    return MemoryFull(
+        "the utterance outgrew its memory",
+        got=f"{positions} positions",
+        allowed=f"at most {capacity}",
+        fix="Speak a shorter sentence, or open the session with a larger capacity.",
+    )
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, not whatever was there: a masked NaN would still make a whole row NaN.
+
+    On a CPU they take no memory until they are written (torch.zeros writes them at once), so a pool for many
+    costs what few have used of it.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    lazy = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(lazy).view(dtype).view(shape)

@@ -59,10 +59,8 @@ def entries() -> list[Entry]:
 def find(name: str) -> Path:
     """The file of a named voice."""
     _check(name)
-    for folder in (voices_folder(), builtin_folder()):
-        path = folder / f"{name}.safetensors"
-        if path.is_file():
-            return path
+    if (path := locate(name)) is not None:
+        return path
     known = [entry.name for entry in entries()]
     close = get_close_matches(name, known, n=3)
     raise VoiceNotFound(
@@ -73,6 +71,15 @@ def find(name: str) -> Path:
         if close
         else f"Add it: `nightingale voices add {name} CLIP.wav`.",
     )
+
+
+def locate(name: str) -> Path | None:
+    """The same, or None: for those who ask for names that may be nobody's."""
+    for folder in (voices_folder(), builtin_folder()):
+        path = folder / f"{name}.safetensors"
+        if is_name(name) and path.is_file():
+            return path
+    return None
 
 
 def load(name: str) -> Voice:

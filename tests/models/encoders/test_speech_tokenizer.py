@@ -125,3 +125,19 @@ def test_a_clip_of_almost_nothing_is_refused(tokenizer, samples):
 
 def test_the_shortest_clip_that_is_accepted_gives_one_token(tokenizer):
     assert tokenizer.tokenize(torch.zeros(201)).shape == (1,)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["alone", "in a batch"])
+def test_with_a_reach_only_neighbours_matter(padded: bool) -> None:
+    config = SpeechTokenizerConfig(width=32, heads=2, blocks=2, memory_taps=3, attention_reach=2)
+    net = SpeechTokenizer(config).eval()
+    mel = torch.randn(1, config.mel_bands, 4 * 40, generator=torch.Generator().manual_seed(0))
+    other = mel.clone()
+    other[..., 4 * 30 :] = 0
+    lengths = torch.tensor([4 * 36]) if padded else None
+    with torch.no_grad():
+        one, another = (net.encode(clip, lengths)[0] for clip in (mel, other))
+    reached = 30 - config.blocks * config.attention_reach - config.blocks * (config.memory_taps // 2) - 1
+    torch.testing.assert_close(one[:, :reached], another[:, :reached])
+    assert not torch.allclose(one[:, reached:30], another[:, reached:30])
+    assert one.isfinite().all()

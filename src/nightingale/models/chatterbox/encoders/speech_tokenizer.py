@@ -38,6 +38,9 @@ class SpeechTokenizerConfig:
     blocks: int = 6
     memory_taps: int = 31
     code_digits: int = 8
+    attention_reach: int | None = None
+    """How many tokens to either side a token may look at; None is the whole clip, as the official one does.
+    With a reach, what a sound is called does not depend on what was said long before or after it."""
 
     @property
     def codes(self) -> int:
@@ -112,6 +115,7 @@ class Encoder(nn.Module):
     def __init__(self, config: SpeechTokenizerConfig) -> None:
         super().__init__()
         self.head_width = config.width // config.heads
+        self.reach = config.attention_reach
         self.conv1 = nn.Conv1d(config.mel_bands, config.width, 3, stride=2, padding=1)
         self.conv2 = nn.Conv1d(config.width, config.width, 3, stride=2, padding=1)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.blocks))
@@ -131,10 +135,13 @@ class Encoder(nn.Module):
         if lengths is not None:
             mask = positions(x) < counts[:, None]  # (batch, tokens)
         x = x.transpose(1, 2)
+        may_see = None if mask is None else mask[:, None, None, :]
+        if self.reach is not None:
+            may_see = within_reach(x.shape[1], self.reach, mask, x.device)
         inverse = inverse_frequencies(self.head_width, theta=ROPE_THETA, scaling=None).to(x.device)
         rope = rotations(inverse, torch.arange(x.shape[1], device=x.device), x.dtype)
         for block in self.blocks:
-            x = block(x, rope, mask)
+            x = block(x, rope, mask, may_see)
         return x, counts
 
 
@@ -149,8 +156,10 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
         self.mlp_ln = nn.LayerNorm(width)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        x = x + self.attn(self.attn_ln(x), rope, mask)
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, may_see: Tensor | None
+    ) -> Tensor:
+        x = x + self.attn(self.attn_ln(x), rope, mask, may_see)
         x = x + self.mlp(self.mlp_ln(x))
         return x
 
@@ -167,11 +176,13 @@ class MemoryAttention(nn.Module):
         self.out = nn.Linear(width, width)
         self.fsmn_block = nn.Conv1d(width, width, taps, padding=taps // 2, groups=width, bias=False)
 
-    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, may_see: Tensor | None
+    ) -> Tensor:
+        """mask: (batch, tokens), false after an end. may_see: what the attention may look at."""
         q, k, v = self.query(x), self.key(x), self.value(x)
         memory = self.remember(v, mask)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
-        may_see = None if mask is None else mask[:, None, None, :]
         heard = F.scaled_dot_product_attention(rotate(q, *rope), rotate(k, *rope), v, attn_mask=may_see)
         out: Tensor = self.out(heard.transpose(1, 2).flatten(2))
         return out + memory
@@ -211,6 +222,14 @@ def fsq_ids(raw: Tensor) -> Tensor:
     digits = fsq(raw).long() + 1
     powers = LEVELS ** torch.arange(raw.shape[-1], device=raw.device)
     return (digits * powers).sum(-1)
+
+
+def within_reach(tokens: int, reach: int, mask: Tensor | None, device: torch.device) -> Tensor:
+    """(batch or 1, 1, tokens, tokens): true where a token may look. Everyone sees at least itself."""
+    place = torch.arange(tokens, device=device)
+    distance = (place[:, None] - place).abs()
+    near = (distance <= reach)[None, None]
+    return near if mask is None else near & mask[:, None, None, :] | (distance == 0)
 
 
 def positions(x: Tensor) -> Tensor:

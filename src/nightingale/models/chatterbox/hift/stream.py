@@ -1,6 +1,6 @@
 """HiFT over a mel that arrives in pieces.
 
-The arithmetic is that of generator.py, f0.py and source.py. What is added is memory: every layer keeps the
+The arithmetic is that of generator.py and f0.py. What is added is memory: every layer keeps the
 few columns of its past that its next output depends on, so that a piece costs its own frames only, however
 much was rendered before, and the pieces joined are the whole (tests/equivalence/test_vocoder_stream.py). The
 memory is a value beside the network, which holds weights only.
@@ -8,7 +8,6 @@ memory is a value beside the network, which holds weights only.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -16,14 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nightingale.clocks import CLOCKS
-from nightingale.models.chatterbox.hift.config import HARMONICS, ISTFT_HOP, ISTFT_SIZE
+from nightingale.models.chatterbox.hift.config import ISTFT_HOP, ISTFT_SIZE
 from nightingale.models.chatterbox.hift.generator import BINS, MAGNITUDE_LIMIT, SAMPLE_LIMIT, Hift, ResBlock
-from nightingale.models.chatterbox.hift.source import (
-    SINE_AMPLITUDE,
-    UNVOICED_NOISE,
-    VOICED_ABOVE_HZ,
-    VOICED_NOISE,
-)
 from nightingale.nn.conv import PaddedConv1d, UpsamplingConv1d
 
 HALF_WINDOW = ISTFT_SIZE // 2
@@ -41,7 +34,7 @@ class HiftStream:
         """phase: (1, HARMONICS, 1) radians, where each harmonic starts."""
         self._hift, self._phase, self._noise = hift, phase, noise
         self._kept: dict[str, Tensor] = {}
-        self._cycles = torch.zeros(1, HARMONICS, 1, dtype=torch.float64)
+        self._cycles: Tensor | None = None
         self.excited_samples = 0
         """How far the excitation is known: noise before it will not be read again."""
 
@@ -82,25 +75,14 @@ class HiftStream:
         return predictor.classifier(mel.transpose(1, 2)).squeeze(-1).abs()
 
     def _excite(self, f0_hz: Tensor) -> Tensor:
-        """The excitation of the frames that follow: (1, samples).
-
-        Source.forward once more, for the sake of the running phase. The whole adds it up in double precision
-        and rounds the sum to single: by 1e-3 of a cycle after ten seconds. A phase carried modulo one would
-        be rounded less, and so differ. Made on the CPU, since not every device has doubles.
-        """
+        """The excitation of the frames that follow: (1, samples)."""
         count = f0_hz.shape[1] * CLOCKS.samples_per_frame
-        f0 = f0_hz.to("cpu", torch.promote_types(f0_hz.dtype, torch.float32))
-        f0 = f0[:, None].repeat_interleave(CLOCKS.samples_per_frame, dim=2)
-        harmonic = torch.arange(1, HARMONICS + 1, dtype=f0.dtype)[None, :, None]
-        steps = f0 * harmonic / CLOCKS.sample_rate_hz
-        cycles = self._cycles + torch.cumsum(steps, dim=-1, dtype=torch.float64)
-        sines = SINE_AMPLITUDE * torch.sin(2 * math.pi * (cycles.to(f0.dtype) % 1) + self._phase)
-        voiced = (f0 > VOICED_ABOVE_HZ).to(f0.dtype)
-        level = voiced * VOICED_NOISE + (1 - voiced) * UNVOICED_NOISE
-        mixed = sines * voiced + level * self._noise(self.excited_samples, count).T[None]
-        self._cycles = cycles[..., -1:].clone() if count else self._cycles
+        if not count:
+            return f0_hz
+        noise = self._noise(self.excited_samples, count).T[None]
+        source, self._cycles = self._hift.m_source(f0_hz, self._phase, noise, self._cycles)
         self.excited_samples += count
-        return torch.tanh(self._hift.m_source.l_linear(mixed.transpose(1, 2).to(f0_hz))).squeeze(-1)
+        return source[0]
 
     def _analyse(self, source: Tensor, close: bool) -> Tensor:
         """The excitation's spectrum: (1, 18, columns), a column every 4 samples, which looks 8 ahead."""

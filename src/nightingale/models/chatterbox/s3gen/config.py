@@ -34,3 +34,5 @@ class FlowConfig:
     """Predicts the average velocity over a step: two steps without guidance do the work of twenty passes."""
     block_causal: bool = False
     """Attention never looks past the current streaming block, so a stream equals the whole."""
+    noise_scale: float = 1.0
+    """How much of the noise it starts from: less is calmer and clearer, and less varied."""

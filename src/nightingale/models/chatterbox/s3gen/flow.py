@@ -131,7 +131,7 @@ class Flow(nn.Module):
             lambda x, t, r: self.estimate(
                 x, mu=mu, speaker=speaker, cond=cond, t=t, r=r, mask=mask, carry=next(turn)
             ),
-            noise,
+            noise * self.config.noise_scale,
             times,
         )
 

@@ -1,0 +1,124 @@
+"""`nightingale verify` and `nightingale bench`, in process, over the stand-in and over planted speakers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planted import TEXT, PlantedSubject
+from typer.testing import CliRunner, Result
+
+from nightingale.cli.main import app
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, [*words, "--quiet"])
+
+
+@pytest.fixture
+def subject(monkeypatch: pytest.MonkeyPatch) -> PlantedSubject:
+    """Whoever `verify` would have examined."""
+    planted = PlantedSubject()
+    monkeypatch.setattr("nightingale.bench.verify.subject.EngineSubject", lambda *_: planted)
+    monkeypatch.setattr("nightingale.bench.verify.run.sentences", lambda count: [TEXT] * count)
+    return planted
+
+
+def verify_words(folder: Path) -> list[str]:
+    where = ["--keep", str(folder / "keep"), "--results", str(folder)]
+    return ["verify", "-m", "noise", "--no-judges", "--sentences", "2", *where]
+
+
+def test_verify_exits_0_if_nothing_fails_and_names_what_is_missing(
+    subject: PlantedSubject, tmp_path: Path
+) -> None:
+    done = run(*verify_words(tmp_path))
+    assert done.exit_code == 0, done.output
+    assert "4 missing" in done.output
+    assert "--no-judges" in done.output
+
+
+def test_verify_exits_1_if_one_check_fails_and_says_which(subject: PlantedSubject, tmp_path: Path) -> None:
+    subject.lost_samples = 1
+    done = run(*verify_words(tmp_path))
+    assert done.exit_code == 1
+    assert "blocks out of place" in done.output
+    assert "2 failed" in done.output
+
+
+def test_verify_ends_with_one_line_of_json_that_is_also_kept(subject: PlantedSubject, tmp_path: Path) -> None:
+    subject.greedy_slips = 3
+    done = run(*verify_words(tmp_path), "--json")
+    line = json.loads(done.stdout.splitlines()[-1])
+    assert done.exit_code == 1
+    assert line["ok"] is False
+    assert [check["value"] for check in line["checks"] if check["verdict"] == "fail"] == [3.0]
+    assert json.loads((tmp_path / "verify.jsonl").read_text()) == line
+    assert (tmp_path / "keep" / "balanced" / "001.wav").is_file()
+
+
+def test_the_stand_in_which_is_noise_does_not_pass(tmp_path: Path) -> None:
+    done = run(*verify_words(tmp_path), "--json")
+    line = json.loads(done.stdout.splitlines()[-1])
+    failed = {check["name"] for check in line["checks"] if check["verdict"] == "fail"}
+    assert done.exit_code == 1
+    assert "energy below 4 kHz, median" in failed
+    passed = {check["name"] for check in line["checks"] if check["verdict"] == "pass"}
+    assert {"same seed, other sha256", "samples off 960 × tokens", "joined stream differs from say"} <= passed
+
+
+def test_an_unknown_profile_is_refused_before_a_model_is_loaded() -> None:
+    done = CliRunner().invoke(app, ["verify", "--against", "quick"])
+    assert done.exit_code == 2
+
+
+def bench_words(folder: Path) -> list[str]:
+    small = ["--text", "word,short", "--concurrency", "1,2", "--rounds", "2", "--no-cold"]
+    return ["bench", "-m", "noise", *small, "--results", str(folder)]
+
+
+def test_bench_prints_tables_and_one_line_of_json_last(tmp_path: Path) -> None:
+    done = run(*bench_words(tmp_path), "--profile", "exact,balanced", "--distance")
+    assert done.exit_code == 0, done.output
+    line = json.loads(done.stdout.splitlines()[-1])
+    assert line["complete"] is True
+    assert [(row["who"], row["text"]) for row in line["lengths"]] == [
+        ("exact", "word"), ("exact", "short"), ("balanced", "word"), ("balanced", "short"),
+    ]  # fmt: skip
+    assert [row["stage"] for row in line["distance"]] == ["t3 step", "flow", "vocoder"]
+    assert all(row["over_floor"] > 0 for row in line["distance"])
+    assert line["lengths"][0]["t3_ms_per_step"] > 0
+    assert "one request at a time" in done.stdout
+    assert json.loads((tmp_path / "bench.jsonl").read_text()) == line
+
+
+def test_ctrl_c_in_bench_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nightingale.bench.speed import load
+
+    took: list[Any] = []
+    take = load.take
+
+    def one_more(*words: Any) -> Any:
+        took.append(take(*words))
+        if len(took) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return took[-1]
+
+    monkeypatch.setattr(load, "take", one_more)
+    done = run(*bench_words(tmp_path))
+    line = json.loads((tmp_path / "bench.jsonl").read_text())
+    assert done.exit_code == 130
+    assert line["complete"] is False
+    assert line["lengths"][0]["requests"] == 2
+    assert json.loads(done.stdout.splitlines()[-1]) == line
+
+
+@pytest.mark.parametrize(
+    "words", [["--concurrency", "1,x"], ["--concurrency", "0"], ["--text", "huge"], ["--profile", "quick"]]
+)
+def test_what_cannot_be_measured_is_refused(words: list[str], tmp_path: Path) -> None:
+    assert run("bench", "-m", "noise", "--results", str(tmp_path), *words).exit_code == 2
