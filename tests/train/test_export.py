@@ -86,7 +86,7 @@ def test_what_is_loaded_is_near_what_was_trained(outputs: Path, shipped: Path) -
     model = load_wren(shipped, TINY)
     for source, net in (
         ("t3", model.speakers.t3),
-        ("flow.distill", model.speakers.flow),
+        ("flow.refine", model.speakers.flow),
         ("vocoder", model.speakers.hift),
         ("tokenizer", model.listeners().speech_tokenizer),
         ("voice_encoder", model.listeners().voice_encoder),
@@ -177,6 +177,31 @@ def test_the_card_says_what_this_copy_is(outputs: Path, tmp_path: Path) -> None:
     assert model.habits.sampling.temperature == 0.5
     assert model.default_voice is not None
     assert model.default_voice.name == "george"
+
+
+def test_the_card_names_the_tokens_of_silence_and_the_guards_are_told(
+    outputs: Path, shipped: Path, tmp_path: Path
+) -> None:
+    import soundfile
+
+    alone = json.loads((shipped / "card.json").read_text())["silence_ids"]
+    assert alone == sorted(set(alone))
+    assert load_wren(shipped, TINY).habits.silence_ids == frozenset(alone) != frozenset()
+    # Between words silence has other ids than by itself: a token hears its neighbours.
+    time_s = np.arange(24_000) / 24_000
+    soundfile.write(tmp_path / "buzz.wav", 0.3 * np.sign(np.sin(2 * np.pi * 150 * time_s)), 24_000)
+    export(outputs, tmp_path / "out", TINY, references=[tmp_path / "buzz.wav"])
+    both = json.loads((tmp_path / "out" / "card.json").read_text())["silence_ids"]
+    assert set(alone) < set(both)
+    # A card from before has none, and is read all the same; one with nonsense in it is not.
+    card = json.loads((shipped / "card.json").read_text())
+    folder = shutil.copytree(shipped, tmp_path / "copy")
+    del card["silence_ids"]
+    (folder / "card.json").write_text(json.dumps(card))
+    assert load_wren(folder, TINY).habits.silence_ids == frozenset()
+    (folder / "card.json").write_text(json.dumps({**card, "silence_ids": ["quiet"]}))
+    with pytest.raises(CheckpointError, match="silence_ids"):
+        load_wren(folder, TINY)
 
 
 def test_what_is_too_large_is_not_written(outputs: Path, tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def test_a_whole_session_at_tiny_size_leaves_every_result(
         "vocoder": ["--max-steps", "1"],
         "tokens": ["--budget-s", "60"],
         "t3": brief,
-        "flow": [*one, "--match-s", "0.01", "--distill-s", "0.01", "--distill-batch", "1"],
+        "flow": [*one, "--match-s", "0.01", "--refine-s", "0.01"],
     }
     made, before = settings(tmp_path, options=options, tokenizer_s=9.0), torch.get_rng_state()
     children: dict[str, Thread] = {}

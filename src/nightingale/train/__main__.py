@@ -75,8 +75,7 @@ def build_parser() -> argparse.ArgumentParser:
         "flow", parents=[fed, batched, graphed], help="speech tokens to mel, in two steps"
     )
     flow.add_argument("--match-s", type=float, required=True, help="seconds of flow matching, in all")
-    flow.add_argument("--distill-s", type=float, required=True, help="seconds of distillation, in all")
-    flow.add_argument("--distill-batch", type=int, default=96)
+    flow.add_argument("--refine-s", type=float, required=True, help="seconds of refining, in all")
     flow.set_defaults(run=stages.run_flow)
 
     mels = commands.add_parser("mels", parents=[fed], help="the flow's mels of the corpus, for the vocoder")
@@ -101,6 +100,7 @@ def build_parser() -> argparse.ArgumentParser:
     export.add_argument("--source", type=Path, required=True, help="folder with the outputs of all stages")
     export.add_argument("--out", type=Path, help="default: the package's own folder")
     export.add_argument("--default-voice", default="heart")
+    export.add_argument("--references", type=Path, help="recordings (*.wav), to measure silence in speech")
     export.add_argument("--temperature", type=float)
     export.add_argument("--min-p", type=float)
     export.add_argument("--repetition-penalty", type=float)

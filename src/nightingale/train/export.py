@@ -1,6 +1,6 @@
 """Stage `export`: what training left in a folder becomes the files that ship in the package.
 
-    in   t3, flow.distill, vocoder, tokenizer, voice_encoder (.safetensors, under the networks' own names),
+    in   t3, flow.refine, vocoder, tokenizer, voice_encoder (.safetensors, under the networks' own names),
          wren_tokenizer.json, voices.safetensors (nightingale.train.cast)
     out  the files of `nightingale.wren`, compact, with the official file's prefixes in s3gen
 
@@ -33,6 +33,7 @@ from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load, read_tensors
 from nightingale.models.compact import pack, unpack
 from nightingale.train.cast import CastVoice, read_cast
+from nightingale.train.silence import read_clips, silence_ids
 from nightingale.values import Sampling
 from nightingale.voices.voice import Voice
 
@@ -56,7 +57,7 @@ class Part:
 
 PARTS: Final = (
     Part(source="t3", target="t3", prefix="", build=lambda p: T3(p.t3)),
-    Part(source="flow.distill", target="s3gen", prefix="flow.", build=lambda p: Flow(p.flow)),
+    Part(source="flow.refine", target="s3gen", prefix="flow.", build=lambda p: Flow(p.flow)),
     Part(source="vocoder", target="s3gen", prefix="mel2wav.", build=lambda p: Hift(p.hift)),
     Part(
         source="tokenizer",
@@ -103,10 +104,14 @@ def export(
     *,
     default_voice: str = "heart",
     sampling: Sampling = wren.SAMPLING,
+    references: Sequence[Path] = (),
     keep_half: Sequence[str] = KEEP_HALF,
     limit_bytes: int = LIMIT_BYTES,
 ) -> Report:
-    """Write wren from the training outputs in `source` to the folder `out`."""
+    """Write wren from the training outputs in `source` to the folder `out`.
+
+    references: recordings of speech, in which it is measured what silence between words sounds like.
+    """
     packed: dict[str, dict[str, Tensor]] = {}
     parameters, loss = {}, {}
     for part in PARTS:
@@ -114,7 +119,9 @@ def export(
         tensors = read_tensors(_there(path))
         named = pack({part.prefix + name: t for name, t in tensors.items()}, keep_half)
         back = {name.removeprefix(part.prefix): t for name, t in unpack(named).items()}
-        load(lambda part=part: part.build(preset), back, source=path)  # type: ignore[misc]
+        net = load(lambda part=part: part.build(preset), back, source=path)  # type: ignore[misc]
+        if isinstance(net, SpeechTokenizer):
+            quiet = silence_ids(net, read_clips(references))
         packed.setdefault(part.target, {}).update(named)
         parameters[part.source] = sum(t.numel() for t in tensors.values())
         loss[part.source] = _loss(tensors, back)
@@ -127,6 +134,7 @@ def export(
         "default_voice": default_voice,
         "voices": [voice.name for voice in cast],
         "sampling": asdict(sampling),
+        "silence_ids": quiet,
         "parameters": parameters,
         "packing_loss": {name: round(value, 5) for name, value in loss.items()},
         "bytes": sizes,

@@ -1,11 +1,10 @@
 """Stage `flow`: speech tokens and a speaker to mel, first as a plain flow, then in two steps.
 
-1. *Flow matching.* The estimator learns the velocity that carries noise to mel along straight lines; a tenth
-   of the time it is told nothing, so that it can be guided. The token encoder's output is also asked to be
-   near the mel.
-2. *Distillation.* A copy learns to cover half of the way in one step without guidance. Its target is where
-   several guided steps of the first model end; the second half starts from where its own first half ended, so
-   that it learns to mend its own errors.
+1. *Matching.* The estimator learns the velocity that carries noise to mel along straight lines. The token
+   encoder's output is also asked to be near the mel.
+2. *Refining.* Two steps from nothing instead of noise, trained together to arrive at the recorded mel: tokens
+   and speaker say nearly all of it, and what they leave open the vocoder learns to fill in, since it ends its
+   training on these mels. (Distilling guided steps was tried: words were lost. dev/LOG.md.)
 
 Attention is block-causal with block sizes drawn at random, so that any chunking of a stream, and the whole
 utterance, are things the network has seen.
@@ -50,10 +49,9 @@ def train_flow(
     config: FlowConfig,
     *,
     match_s: float,
-    distill_s: float,
+    refine_s: float,
     device: torch.device,
     batch: int = 128,
-    distill_batch: int = 96,
     eager: bool = False,
     peak_lr: float = 6e-4,
     start_from: Path | None = None,
@@ -61,12 +59,12 @@ def train_flow(
 ) -> None:
     """Both phases; their seconds are the whole plan, over all calls. A call goes on where the last one ended.
 
-    `flow.distill.safetensors` is the two-step model. start_from: a flow.match.safetensors of another machine,
-    used when `out` holds no state.
+    `flow.refine.safetensors` is the two-step model. start_from: a flow of another machine, used when `out`
+    holds no state.
     """
     training = FlowTraining(corpus, tokens, config, device=device, batch=batch, eager=eager)
     log, state_path = JsonlLog(out / "flow.jsonl"), out / "flow.state.pt"
-    done: dict[str, Any] = {"step": 0, "match": 0.0, "distill": 0.0}
+    done: dict[str, Any] = {"step": 0, "match": 0.0, "refine": 0.0}
     if state_path.exists():
         state = load_state(state_path, device)
         training.load_state_dict(state)
@@ -105,12 +103,11 @@ def train_flow(
 
     if done["match"] < match_s:
         run("match", training.match, Schedule(peak=peak_lr, warmup_steps=300), match_s)
-    if done["distill"] < distill_s:
-        if training.teacher is None:
-            training.begin_distillation()
-        training.batch = distill_batch
+    if done["refine"] < refine_s:
+        if not training.refining:
+            training.begin_refining()
         training.match.forget()  # its memory goes to the second graph
-        run("distill", training.distill, Schedule(peak=peak_lr / 2, warmup_steps=100), distill_s)
+        run("refine", training.refine, Schedule(peak=peak_lr, warmup_steps=100), refine_s)
 
 
 @torch.no_grad()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -19,9 +18,10 @@ from nightingale.train.loop import Ema, GraphedStep, Optimizer
 WINDOW_TOKENS = 128
 BLOCK_TOKENS = (6, 8, 12, 16, 25, 50, 128, 128)
 """Streaming block sizes to draw from; the last two are the whole window."""
-GUIDANCE = 0.7
-TEACHER_STEPS = 4
-"""Guided steps of the teacher for each half of the way."""
+FIRST_WEIGHT = 0.5
+"""Of the first step's guess, beside the second's."""
+MEASURED_STEPS = 8
+"""Of a flow that is not refined yet, when it is measured."""
 NEAR_WEIGHT = 0.2
 """Of the token encoder's own guess of the mel."""
 MEASURED_WINDOWS = 64
@@ -46,7 +46,7 @@ class FlowTraining:
             for name, weight in self.net.decoder["estimator"].named_parameters():
                 if name.startswith("final_proj"):
                     weight.zero_()  # the first guess is no motion at all
-        self.teacher: Flow | None = None
+        self.refining = False
         out = corpus.held_out
         self.windows = Windows(corpus, device, tokens=WINDOW_TOKENS, chosen=~out)
         self.tokens = tokens.to(device)
@@ -63,7 +63,7 @@ class FlowTraining:
                 self.probe = self._draw(unseen, min(MEASURED_WINDOWS, batch))
                 self.probe["noise"] = torch.randn_like(self.probe["mel"])
         self.match = GraphedStep(self._match, eager=eager)
-        self.distill = GraphedStep(self._distill, eager=eager)
+        self.refine = GraphedStep(self._refine, eager=eager)
 
     def _draw(self, windows: Windows, batch: int) -> dict[str, Tensor]:
         """A batch: ids, valid, blocks, normalized mel, cond, each frame's share of the loss, speaker."""
@@ -124,84 +124,57 @@ class FlowTraining:
         self.ema.update()
         self.losses.lerp_(torch.stack([flow_loss.detach(), near_loss.detach()]), 0.05)
 
-    def begin_distillation(self) -> None:
-        """The averaged weights become the teacher, and the student's beginning."""
+    def begin_refining(self) -> None:
+        """From here on the two deterministic steps are trained, from the averaged weights."""
         with torch.no_grad():
             torch._foreach_copy_([p.data for p in self.net.parameters()], self.ema.average)
-        self.teacher = copy.deepcopy(self.net).eval().requires_grad_(False)
+        self.refining = True
 
-    def _guided(
-        self, x: Tensor, mu: Tensor, speaker: Tensor, cond: Tensor, mask: Tensor, t: float, r: float
-    ) -> Tensor:
-        """Where the guided teacher gets from t to r in TEACHER_STEPS steps."""
-        assert self.teacher is not None
+    def _two_steps(self, b: dict[str, Tensor], cond: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The encoder's own guess, the first step's, and the mel that two steps from nothing arrive at."""
+        zero, half, one = (torch.full((len(cond),), v, device=self.device) for v in (0.0, 0.5, 1.0))
+        mu = self.net.encode(b["ids"], b["valid"], b["blocks"])
+        told = {"mu": mu, "speaker": self.net.speaker(b["speaker"]), "cond": cond, "mask": self._mask(b)}
+        estimator = self.net.decoder["estimator"]
+        first = estimator(torch.zeros_like(cond), t=zero, r=half, **told).float()
+        half_way = 0.5 * first
+        second = estimator(half_way, t=half, r=one, **told).float()
+        return mu.float(), first, half_way + 0.5 * second
 
-        def twice(y: Tensor) -> Tensor:
-            return torch.cat([y, torch.zeros_like(y)])
-
-        both_mask = torch.cat([mask, mask])
-        for i in range(TEACHER_STEPS):
-            now = t + (r - t) * i / TEACHER_STEPS
-            at = torch.full((2 * len(x),), now, device=self.device)
-            both = self.teacher.decoder["estimator"](
-                torch.cat([x, x]),
-                mu=twice(mu),
-                speaker=twice(speaker),
-                cond=twice(cond),
-                t=at,
-                r=at,
-                mask=both_mask,
-            ).float()
-            guided, free = both.chunk(2)
-            x = x + (r - t) / TEACHER_STEPS * ((1 + GUIDANCE) * guided - GUIDANCE * free)
-        return x
-
-    def _distill(self) -> None:
-        assert self.teacher is not None
-        zero, half, one = (torch.full((self.batch,), v, device=self.device) for v in (0.0, 0.5, 1.0))
-        with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
+    def _refine(self) -> None:
+        with torch.no_grad():
             b = self._draw(self.windows, self.batch)
-            mask = self._mask(b)
-            x0 = torch.randn_like(b["mel"])
-            mu, speaker = (
-                self.teacher.encode(b["ids"], b["valid"], b["blocks"]),
-                self.teacher.speaker(b["speaker"]),
-            )
-            half_way = self._guided(x0, mu, speaker, b["cond"], mask, 0.0, 0.5)
         with torch.autocast(self.device.type, torch.bfloat16):
-            own_mu = self.net.encode(b["ids"], b["valid"], b["blocks"])
-            told = {"mu": own_mu, "speaker": self.net.speaker(b["speaker"]), "cond": b["cond"], "mask": mask}
-            first = self.net.decoder["estimator"](x0, t=zero, r=half, **told).float()
-            own_half = (x0 + 0.5 * first).detach()
-            second = self.net.decoder["estimator"](own_half, t=half, r=one, **told).float()
-        with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
-            end = self._guided(own_half, mu, speaker, b["cond"], mask, 0.5, 1.0)
-        share = b["share"]
-        first_loss = ((first - (half_way - x0) / 0.5).square() * share).sum() / self.config.mel_bands
-        second_loss = ((second - (end - own_half) / 0.5).square() * share).sum() / self.config.mel_bands
-        near_loss = ((own_mu.float() - b["mel"]).abs() * share).sum() / self.config.mel_bands
-        self.optimizer.step(first_loss + second_loss + NEAR_WEIGHT / 2 * near_loss)
+            near, first, mel = self._two_steps(b, b["cond"])
+        # From nothing, the straight way's velocity is the mel itself: the first step has the same aim.
+        near_loss, first_loss, loss = (
+            ((guess - b["mel"]).abs() * b["share"]).sum() / self.config.mel_bands
+            for guess in (near, first, mel)
+        )
+        self.optimizer.step(loss + FIRST_WEIGHT * first_loss + NEAR_WEIGHT * near_loss)
         self.ema.update()
-        self.losses.lerp_(torch.stack([first_loss.detach(), second_loss.detach()]), 0.05)
+        self.losses.lerp_(torch.stack([first_loss.detach(), loss.detach()]), 0.05)
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
         """Mean distance of the averaged model's mel from the true one, true tokens given, on unseen lines.
 
-        In units of the scaled mel. The first model goes in small unguided steps, the second in its two.
+        In units of the scaled mel. Unrefined it goes in small steps from noise, refined in its two from nothing.
         """
         b = self.probe
         if b is None:
             return {}
         x, cond = b["noise"], torch.zeros_like(b["mel"])
-        steps = 2 * TEACHER_STEPS if self.teacher is None else 2
         with self.ema.swapped_in(), torch.autocast(self.device.type, torch.bfloat16):
-            mu = self.net.encode(b["ids"], b["valid"], b["blocks"])
-            told = {"mu": mu, "speaker": self.net.speaker(b["speaker"]), "cond": cond, "mask": self._mask(b)}
-            for i in range(steps):
-                t, r = (torch.full((len(x),), n / steps, device=self.device) for n in (i, i + 1))
-                r = t if self.teacher is None else r
-                x = x + self.net.decoder["estimator"](x, t=t, r=r, **told).float() / steps
+            if self.refining:
+                mu, _, x = self._two_steps(b, cond)
+            else:
+                mu = self.net.encode(b["ids"], b["valid"], b["blocks"])
+                told = {"mu": mu, "speaker": self.net.speaker(b["speaker"]), "cond": cond}
+                for i in range(MEASURED_STEPS):
+                    t = torch.full((len(x),), i / MEASURED_STEPS, device=self.device)
+                    v = self.net.decoder["estimator"](x, t=t, r=t, mask=self._mask(b), **told)
+                    x = x + v.float() / MEASURED_STEPS
         bands = self.config.mel_bands
         distances = [((y.float() - b["mel"]).abs() * b["share"]).sum() / bands for y in (x, mu)]
         return dict(zip(("unseen_mel", "unseen_prior"), torch.stack(distances).tolist(), strict=True))
@@ -211,14 +184,11 @@ class FlowTraining:
             "net": self.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "ema": self.ema.average,
-            "teacher": None if self.teacher is None else self.teacher.state_dict(),
+            "refining": self.refining,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if state["teacher"] is not None:
-            self.begin_distillation()
-            assert self.teacher is not None
-            self.teacher.load_state_dict(state["teacher"])
+        self.refining = state["refining"]
         self.net.load_state_dict(state["net"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.ema.load(state["ema"])

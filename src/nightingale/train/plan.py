@@ -86,9 +86,11 @@ def plan(s: Settings) -> list[Task]:
         return ["--start-from", str(path)] if path else []
 
     def flow(left: float) -> list[str]:
-        match_s, distill_s = _once(s, "flow", [0.58 * (left - s.load_s), 0.42 * (left - s.load_s)])
-        times = ["--match-s", f"{match_s:.1f}", "--distill-s", f"{distill_s:.1f}"]
-        return ["flow", *fed, *times, *eager, *warm("flow.match.safetensors")]
+        earlier = warm("flow.refine.safetensors")
+        share = 0.0 if earlier else 0.3
+        match_s, refine_s = _once(s, "flow", [part * (left - s.load_s) for part in (share, 1 - share)])
+        times = ["--match-s", f"{match_s:.1f}", "--refine-s", f"{refine_s:.1f}"]
+        return ["flow", *fed, *times, *eager, *(earlier or warm("flow.match.safetensors"))]
 
     def vocoder(left: float) -> list[str]:
         earlier = s.earlier("vocoder.safetensors")
@@ -130,7 +132,7 @@ def plan(s: Settings) -> list[Task]:
         ),
         Task(
             name="flow", needs=(s.mark("tokens"),), ends_s=0.80 * whole, arguments=flow,
-            product=s.out / "flow.distill.safetensors",
+            product=s.out / "flow.refine.safetensors",
         ),
         Task(
             name="mels", needs=(s.mark("flow"),), ends_s=0.84 * whole,

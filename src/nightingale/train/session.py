@@ -28,7 +28,7 @@ RESULTS = (
     "out/voices.safetensors",
     "out/voice_encoder.safetensors",
     "out/t3.safetensors",
-    "out/flow.distill.safetensors",
+    "out/flow.refine.safetensors",
     "out/tokenizer.safetensors",
     "out/bank.safetensors",
     "out/vocoder/critics.safetensors",

@@ -191,8 +191,7 @@ def run_flow(args: argparse.Namespace) -> None:
             args.out,
             PRESETS["wren"].flow,
             match_s=args.match_s,
-            distill_s=args.distill_s,
-            distill_batch=args.distill_batch,
+            refine_s=args.refine_s,
             device=torch.device(args.device),
             eager=args.eager,
             start_from=args.start_from,
@@ -213,7 +212,7 @@ def run_mels(args: argparse.Namespace) -> None:
     for part in ready_parts(args.corpus)[: args.parts]:
         corpus, tokens = _told(part)
         mels = render_mels(
-            args.out / "flow.distill.safetensors",
+            args.out / "flow.refine.safetensors",
             corpus,
             tokens,
             PRESETS["wren"].flow,
@@ -241,6 +240,7 @@ def run_export(args: argparse.Namespace) -> None:
         sampling=replace(
             wren.SAMPLING, **{name: value for name, value in tuned.items() if value is not None}
         ),
+        references=sorted(args.references.glob("*.wav")) if args.references else (),
     )
     sys.stderr.write(f"{report}\n")
 

@@ -61,7 +61,7 @@ WREN: Final = Preset(
         mel_std=2.6,
         meanflow=True,
         block_causal=True,
-        # Copies of 12 unseen clips: word error rate 14 % with all the noise, 11 % with half of it.
+        # 30 sentences, all of the noise: 14.7 % of words wrong; 0.6: 13.1; 0.3: 12.3; none: 14.4.
         noise_scale=0.3,
     ),
     hift=HiftConfig(
