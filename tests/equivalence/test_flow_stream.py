@@ -31,6 +31,8 @@ CAUSAL = {
     kind: tiny.fill(Flow(replace(config, block_causal=True, mel_mean=-0.5, mel_std=1.5)))
     for kind, config in KINDS.items()
 }
+FORGETFUL = tiny.fill(Flow(replace(tiny.TINY_MEANFLOW, block_causal=True, remembered=5)))
+CAUSAL_AS_FORGETFUL = tiny.fill(Flow(replace(tiny.TINY_MEANFLOW, block_causal=True)))
 BIDIRECTIONAL = {kind: tiny.fill(Flow(config)) for kind, config in KINDS.items()}
 
 
@@ -124,6 +126,27 @@ def test_any_chunking_equals_the_whole_in_those_blocks(cuts: list[int], prompt: 
     mel = torch.cat(streamed(flow, ids, cuts, voice), dim=1)
     expected = whole(flow, ids, voice, blocks_of(prompt, cuts))
     assert (mel - expected).abs().max() <= ROUNDING
+
+
+@pytest.mark.parametrize("cuts", [[2] * 12, [9, 1, 1, 13], [3, 8, 5, 8]], ids=str)
+@pytest.mark.parametrize("prompt_tokens", [0, 9])
+def test_a_flow_that_forgets_streams_as_the_whole_that_forgets_alike(
+    cuts: list[int], prompt_tokens: int
+) -> None:
+    voice, ids = voice_of(prompt_tokens), ids_of(24)
+    mel = torch.cat(streamed(FORGETFUL, ids, cuts, voice), dim=1)
+    blocks = blocks_of(prompt_tokens, cuts)
+    assert (mel - whole(FORGETFUL, ids, voice, blocks)).abs().max() <= ROUNDING
+    everything = whole(CAUSAL_AS_FORGETFUL, ids, voice, blocks)
+    assert (mel - everything).abs().max() > 10 * ROUNDING  # or nothing was forgotten
+
+
+def test_what_a_flow_that_forgets_remembers_does_not_grow() -> None:
+    stream, sizes = MelStream(FORGETFUL, voice_of(0), seed=SEED, streaming=True), []
+    for _ in range(12):
+        stream.push(ids_of(4), final=False)
+        sizes.append(stream._past.nbytes if stream._past else 0)
+    assert len(set(sizes[4:])) == 1
 
 
 def test_the_blocks_of_a_stream_matter() -> None:

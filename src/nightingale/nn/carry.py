@@ -23,13 +23,19 @@ class Carry:
 
     advance: how far into this piece the next one starts; less than all of it when the next one begins with
     some of this one again. remember: whether attention also remembers this piece, or only what it knew.
+    at_most: how many positions attention remembers; None is all of them.
     """
 
     def __init__(
-        self, past: Past | None = None, *, advance: Fraction = Fraction(1), remember: bool = True
+        self,
+        past: Past | None = None,
+        *,
+        advance: Fraction = Fraction(1),
+        remember: bool = True,
+        at_most: int | None = None,
     ) -> None:
         self._past = None if past is None else list(reversed(past))
-        self._advance, self._remember = advance, remember
+        self._advance, self._remember, self._at_most = advance, remember, at_most
         self._left: list[Tensor] = []
 
     def leave(self) -> Past:
@@ -53,5 +59,8 @@ class Carry:
         """(…, time, width) -> (…, known + time, width): keys or values after those known already."""
         past = x.new_empty(*x.shape[:-2], 0, x.shape[-1]) if self._past is None else self._past.pop()
         joined = torch.cat([past, x], dim=-2)
-        self._left.append(joined if self._remember else past)
+        left = joined if self._remember else past
+        if self._at_most is not None and left.shape[-2] > self._at_most:
+            left = left[..., -self._at_most :, :].clone()
+        self._left.append(left)
         return joined

@@ -94,7 +94,8 @@ class FlowTraining:
         }
 
     def _mask(self, b: dict[str, Tensor]) -> Tensor:
-        mask = attention_mask(b["valid"].repeat_interleave(2, 1), b["blocks"].repeat_interleave(2, 1))
+        valid, blocks = (b[name].repeat_interleave(2, 1) for name in ("valid", "blocks"))
+        mask = attention_mask(valid, blocks, self.config.remembered)
         assert mask is not None
         return mask
 
@@ -159,7 +160,7 @@ class FlowTraining:
     def measure(self) -> dict[str, float]:
         """Mean distance of the averaged model's mel from the true one, true tokens given, on unseen lines.
 
-        In units of the scaled mel. Unrefined it goes in small steps from noise, refined in its two from nothing.
+        In units of the scaled mel. Unrefined: in small steps from noise; refined: in its two from nothing.
         """
         b = self.probe
         if b is None:

@@ -34,5 +34,8 @@ class FlowConfig:
     """Predicts the average velocity over a step: two steps without guidance do the work of twenty passes."""
     block_causal: bool = False
     """Attention never looks past the current streaming block, so a stream equals the whole."""
+    remembered: int | None = None
+    """How many positions before its block an attention layer of a block-causal flow looks back to, so that a
+    block costs the same however long the utterance is; None is all of them."""
     noise_scale: float = 1.0
     """How much of the noise it starts from: less is calmer and clearer, and less varied."""

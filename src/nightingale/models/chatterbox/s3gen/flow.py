@@ -108,6 +108,7 @@ class Flow(nn.Module):
         mask = attention_mask(
             None if valid is None else valid.repeat_interleave(2, dim=1),
             None if blocks is None else blocks.repeat_interleave(2, dim=1),
+            self.config.remembered,
         )
         mel = self.solve(noise, mu=mu, speaker=spoken, cond=cond, steps=steps, mask=mask)
         return self.unscaled(mel[:, :, prompt_mel.shape[2] :])

@@ -49,7 +49,7 @@ def render_piece(
     """
 
     def carry(of: Past | None) -> Carry:
-        return Carry(of, advance=advance, remember=remember)
+        return Carry(of, advance=advance, remember=remember, at_most=flow.config.remembered)
 
     encoder = carry(past.encoder if past else None)
     steps = [carry(step) for step in (past.steps if past else (None,) * flow.steps)]

@@ -127,6 +127,7 @@ class TokenEncoder(nn.Module):
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
         width = config.encoder_width
+        self.remembered = config.remembered
         self.embed = Embed(width)
         self.pre_lookahead_layer = PreLookahead(width)
         self.encoders = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_blocks))
@@ -148,9 +149,9 @@ class TokenEncoder(nn.Module):
         if valid is not None:
             x = x * valid[..., None]  # the look-ahead past the end must read zeros, as it does alone
         x = self.pre_lookahead_layer(x, ahead=ahead, carry=carry)
-        x = _run(self.encoders, x, attention_mask(valid, blocks), carry)
+        x = _run(self.encoders, x, attention_mask(valid, blocks, self.remembered), carry)
         x = self.up_embed(self.up_layer(x, carry))
-        x = _run(self.up_encoders, x, attention_mask(_twice(valid), _twice(blocks)), carry)
+        x = _run(self.up_encoders, x, attention_mask(_twice(valid), _twice(blocks), self.remembered), carry)
         return self.after_norm(x)
 
 
