@@ -12,6 +12,7 @@ from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.nn.masks import attention_mask
 from nightingale.nn.mel import FlowMel
+from nightingale.train.codes import begin_with_digits
 from nightingale.train.corpus import Corpus, Windows, audio_of
 from nightingale.train.loop import Ema, GraphedStep, Optimizer
 
@@ -42,6 +43,7 @@ class FlowTraining:
     ) -> None:
         self.config, self.device, self.batch = config, device, batch
         self.net = Flow(config).to(device)
+        begin_with_digits(self.net.input_embedding.weight)
         with torch.no_grad():
             for name, weight in self.net.decoder["estimator"].named_parameters():
                 if name.startswith("final_proj"):

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.nn.memory import NoMemory
+from nightingale.train.codes import begin_with_digits
 from nightingale.train.loop import (
     Ema,
     Every,
@@ -87,6 +88,8 @@ class T3Training:
         self.speaker = torch.from_numpy(bank.speaker).to(device)
         self.net = T3(config).to(device)
         _initialize(self.net, config.backbone.layers)
+        for table in (self.net.speech_emb, self.net.speech_head):
+            begin_with_digits(table.weight)
         self.dropping = True
         for name, module in self.net.named_modules():
             if name.endswith(RESIDUAL_OUTPUTS):

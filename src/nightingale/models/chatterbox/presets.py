@@ -69,7 +69,7 @@ WREN: Final = Preset(
     hift=HiftConfig(
         base_channels=256, resblock_kernels=(3, 7), source_kernels=(5, 5, 5), f0_channels=256, causal=True
     ),
-    speech_tokenizer=SpeechTokenizerConfig(width=256, heads=4, blocks=4),
+    speech_tokenizer=SpeechTokenizerConfig(width=256, heads=4, blocks=4, memory_taps=5, attention_reach=6),
     xvector=None,
 )
 """The voice in the box: trained by us (docs/training.md), shipped in the package."""
