@@ -17,7 +17,7 @@ INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test check format parity judges browser contract docs clean
+.PHONY: help say serve test check format parity judges browser contract bench-check docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ contract: ## try other projects' clients (LiveKit, Pipecat, ElevenLabs), in an e
 	.venv-contract/bin/python -m pip install --quiet $(PIP_ARGS) torch==2.13.0 -e '.[server,wyoming]'
 	.venv-contract/bin/python -m pip install --quiet $(PIP_ARGS) -r tests/contract/requirements.txt
 	.venv-contract/bin/python -m pytest -W default -m contract tests/contract
+
+bench-check: $(INSTALLED) ## did a change make it slower? two minutes, ratios against the last accepted line
+	$(BIN)/python -m nightingale.bench.guard
 
 docs: $(INSTALLED_DEV) ## write the generated pages (docs/cli.md, docs/configuration.md)
 	$(BIN)/python tools/make_docs.py

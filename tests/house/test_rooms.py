@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": GROUND | {"nn", "models", "text", "audio", "voices", "hub", "accel", "wren"},
     "compat": GROUND | {"engine", "text", "voices"},
     "server": GROUND | {"engine", "containers", "voices"},
-    "bench": GROUND | {"engine", "audio", "text"},
+    "bench": GROUND | {"engine", "audio", "text", "containers", "nn"},
     "train": GROUND | {"nn", "models", "text", "audio", "voices", "wren"},
     "cli": GROUND | {"engine", "containers", "voices", "hub", "server", "bench", "train"},
 }

@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from nightingale import __version__
-from nightingale.cli import doctor, models, say, train, voices
+from nightingale.cli import bench, doctor, models, report, say, serve, train, verify, voices
 from nightingale.cli.talk import complain
 from nightingale.errors import NightingaleError
 
@@ -44,7 +44,11 @@ models_app = typer.Typer(help="List the known models, download them, find them o
 voices_app = typer.Typer(help="Keep voices by name.", **_PLAIN)
 
 app.command("say")(say.say)
+app.command("serve")(serve.serve)
 app.command("doctor")(doctor.doctor)
+app.command("verify")(verify.verify)
+app.command("bench")(bench.bench)
+app.command("report")(report.report)
 app.command("train", context_settings=train.FORWARD)(train.train)
 app.add_typer(models_app, name="models")
 app.add_typer(voices_app, name="voices")

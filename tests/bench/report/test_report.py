@@ -139,6 +139,14 @@ def test_a_failing_verify_is_open_and_a_passing_one_folded(tmp_path: Path) -> No
     assert "<details>" in page([], [verify_line(tmp_path, ok=True)])
 
 
+def test_a_peer_is_a_model_of_its_own_and_no_profile_of_ours() -> None:
+    line = bench_line()
+    line["lengths"].append({**line["lengths"][0], "who": "hibari", "rtf_p50": 0.02})
+    line["peers"] = [{"who": "hibari", "what": "small"}]
+    named = [(row.model, row.profile) for row in rows.table_rows(rows.peers_apart([line]), [])]
+    assert named == [("wren", "balanced"), ("wren", "exact"), ("hibari", "peer")]
+
+
 def test_the_newest_line_is_shown_and_the_trend_has_them_all() -> None:
     lines = [bench_line("one", 0.9), bench_line("two", 0.3)]
     assert rows.table_rows(lines, [])[0].speed["rtf_p50"] == 0.3

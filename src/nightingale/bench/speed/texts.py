@@ -1,0 +1,19 @@
+"""Texts to measure with: one of each length, ordinary English."""
+
+from __future__ import annotations
+
+from typing import Final
+
+TEXTS: Final = {
+    "word": "Good morning.",
+    "short": "Your train leaves in ten minutes from platform four.",
+    "medium": (
+        "The quick brown fox jumps over the lazy dog, and nobody minds, because the dog has seen a good many "
+        "foxes in his time."
+    ),
+    "long": (
+        "It was a bright day, and the road went up into the hills. Nobody was on it but a boy and his dog. "
+        "He had walked since six in the morning. How far is it to the village, he asked a man at the well? "
+        "That depends, said the man, on whether you mean to go by the bridge or by the ford."
+    ),
+}

@@ -1,0 +1,1 @@
+"""The checklist behind `nightingale verify`: each check is a value, its bound and a verdict."""

@@ -1,0 +1,175 @@
+"""`nightingale verify`: is what it says still right?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nightingale.cli import options
+from nightingale.cli.talk import busy, note, read_options
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from nightingale.bench.verify.check import Report
+    from nightingale.bench.verify.run import Panel
+
+FAILED = 1
+MARKS = {
+    "pass": "[green]pass[/green]",
+    "fail": "[bold red]FAIL[/bold red]",
+    "missing": "[yellow]missing[/yellow]",
+}
+
+Against = Annotated[
+    str | None, typer.Option(help="Another profile to be held against, such as exact.", show_default=False)
+]
+Sentences = Annotated[int, typer.Option(help="How many sentences are spoken and judged.", min=1, max=200)]
+References = Annotated[
+    list[Path] | None,
+    typer.Option("--reference", help="A recording of who should be speaking.", show_default=False),
+]
+Judges = Annotated[bool, typer.Option("--judges/--no-judges", help="Ask recognizers and quality models.")]
+Keep = Annotated[
+    Path | None, typer.Option(help="Leave the recordings here.", show_default="the user's cache folder")
+]
+Results = Annotated[
+    Path | None,
+    typer.Option(
+        help="Add the line of JSON to verify.jsonl here.", show_default="benchmarks/results in a checkout"
+    ),
+]
+
+
+def verify(
+    model: options.Model = None,
+    profile: options.Profile = None,
+    against: Against = None,
+    voice: options.VoiceName = None,
+    sentences: Sentences = 10,
+    references: References = None,
+    judges: Judges = True,
+    keep: Keep = None,
+    results: Results = None,
+    device: options.Device = "auto",
+    offline: options.Offline = False,
+    choices: options.Choices = None,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Check determinism, sound, seams, words, speaker, endings and languages. Exits 1 if a check fails."""
+    chosen = read_options(choices or [])
+    _check_profiles(profile, against)
+    with busy(f"loading {model or 'the voice in the box'} …", quiet=quiet):
+        from nightingale.bench import store
+        from nightingale.bench.verify import run
+        from nightingale.bench.verify.subject import EngineSubject
+        from nightingale.engine.load import default_model, load_model
+
+        loaded = load_model(
+            model or default_model(), device=device, dtype="auto", offline=offline, options=chosen
+        )
+        subject = EngineSubject(loaded, profile, voice)
+        other = EngineSubject(loaded, against, voice) if against else None
+    if loaded.notice is not None:
+        note(f"note: {loaded.notice}")
+    folder = keep or _cache(loaded.name)
+    panel = _panel(judges, references or [])
+    with _progress(quiet=quiet) as progress:
+        report = run.verify(
+            subject, run.sentences(sentences), folder, panel=panel, other=other, progress=progress
+        )
+    line = store.signed(report.as_row())
+    store.append(line, "verify", results or store.results_folder())
+    if as_json:
+        print(json.dumps(line))
+    else:
+        _print(report)
+    if not report.ok:
+        raise typer.Exit(FAILED)
+
+
+def _check_profiles(*names: str | None) -> None:
+    from nightingale.engine.profiles import profile_named
+
+    for name in names:
+        if name is not None:
+            profile_named(name)
+
+
+def _cache(model: str) -> Path:
+    from platformdirs import user_cache_path
+
+    return user_cache_path("nightingale") / "verify" / model
+
+
+def _panel(asked: bool, references: list[Path]) -> Panel:
+    from nightingale.bench.verify.listening import JUDGES, find_judges
+    from nightingale.bench.verify.run import Panel
+
+    if not asked:
+        return Panel(absent=dict.fromkeys(JUDGES, "not asked: --no-judges"), references=references)
+    ask, absent = find_judges()
+    names = [name for name in JUDGES if name not in absent]
+    return Panel(ask=ask, absent=absent, names=names, references=references)
+
+
+@contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], object]]:
+    """A bar where somebody watches; a line per step where nobody does; nothing if quiet."""
+    if quiet:
+        yield lambda *_: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import Progress
+
+        with Progress(console=Console(stderr=True), transient=True) as bars:
+            bar = bars.add_task("…", total=None)
+            yield lambda what, done, of: bars.update(bar, description=what, completed=done, total=of)
+    else:
+        told: set[str] = set()
+
+        def tell(what: str, *_: int) -> None:
+            if what not in told:
+                told.add(what)
+                note(f"{what} …")
+
+        yield tell
+
+
+def _print(report: Report) -> None:
+    from rich.console import Console
+
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    console.print(_table(report))
+    for clip in report.worst:
+        console.print(f"[dim]{clip.wav}[/dim]\n  {clip.text}\n  {clip.why}", markup=True, highlight=False)
+    failed, absent = len(report.failed), len(report.absent)
+    passed = len(report.checks) - failed - absent
+    print(f"{passed} passed, {failed} failed, {absent} missing")
+
+
+def _table(report: Report) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    held = f" against {report.against}" if report.against else ""
+    table = Table(box=box.SIMPLE_HEAD, title=f"{report.model}, {report.profile}{held}")
+    for column in ("check", "value", "bound", "verdict"):
+        table.add_column(column, no_wrap=column != "check")
+    group = ""
+    for check in report.checks:
+        if check.group != group:
+            group = check.group
+            table.add_row(f"[bold]{group}[/bold]")
+        value = "–" if check.value is None else f"{check.value:.4g} {check.unit}".strip()
+        table.add_row(f"  {check.name}", value, check.bound, MARKS[check.verdict])
+        if check.detail and check.verdict != "pass":
+            table.add_row(f"    [dim]{check.detail}[/dim]")
+    return table

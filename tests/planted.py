@@ -1,0 +1,127 @@
+"""A speaker without faults, made of numbers, into whom the tests of `verify` plant one fault at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nightingale.bench.verify.subject import BothWays, Spoken
+from nightingale.bench.voicelike import voicelike
+from nightingale.values import Samples
+
+RATE_HZ = 24_000
+TOKENS = 75
+TEXT = "The farmer sold his apples at the village market, and walked home."
+"""A text of about the length of the sound below."""
+BOUNDARIES = (7680, 23_040, 53_760)
+Damage = Callable[[Samples], Samples]
+
+
+def sound(seed: int = 0) -> Samples:
+    """Three seconds: a voice with pauses and hisses, which dies away. Neighbouring seeds differ."""
+    return _sound(seed % 4)
+
+
+@cache
+def _sound(seed: int) -> Samples:
+    rng = np.random.default_rng(seed)
+    x = voicelike(seconds=3, seed=seed).astype(np.float64)
+    t = np.arange(len(x)) / RATE_HZ
+    hush = np.clip(
+        20 * (np.abs((t + 0.03 * seed) % 1.0 - 0.5) - 0.1), 0.001, 1.0
+    )  # 0.2 s of pause each second
+    hiss = np.diff(rng.standard_normal(len(x) + 1)) * 0.03 * (np.sin(2 * np.pi * 1.7 * t + seed) > 0.9)
+    fade = np.clip((2.9 - t) / 0.15, 0.0, 1.0) ** 2
+    return ((x * hush + hiss * np.clip(hush, 0, 1) + 1e-5 * rng.standard_normal(len(x))) * fade).astype(
+        np.float32
+    )
+
+
+@dataclass
+class PlantedSubject:
+    """Healthy as it stands; each field plants something."""
+
+    name: str = "planted"
+    profile: str = "balanced"
+    languages: tuple[str, ...] = ("en",)
+    damage: Damage = lambda samples: samples
+    """To all that is said."""
+    damage_to: Mapping[int, Damage] = field(default_factory=dict)
+    """To the utterance of one seed."""
+    forgets_seed: bool = False
+    has_moods: bool = False
+    """Never says a thing the same way twice."""
+    greedy_slips: int = 0
+    token_slip: int = 0
+    """Tokens it claims beyond those it spoke."""
+    says_other: bool = False
+    """`say` and `stream` do not agree."""
+    lost_samples: int = 0
+    """In its third block."""
+    other_whole: bool = False
+    unknown: int = 0
+    _said: int = 0
+
+    def say(self, text: str, *, seed: int, language: str | None = None) -> Spoken:
+        self._said += 1
+        kind = 0 if self.forgets_seed else self._said if self.has_moods else seed
+        samples = self.damage_to.get(seed, lambda x: x)(self.damage(sound(kind)))
+        return Spoken(
+            text=text,
+            seed=seed,
+            samples=samples,
+            boundaries=tuple(n for n in BOUNDARIES if n < len(samples)),
+            tokens=TOKENS + self.token_slip,
+            expected_samples=960 * (TOKENS + self.token_slip) if self.token_slip else len(samples),
+            language=language,
+        )
+
+    def whole(self, text: str, *, seed: int) -> Samples:
+        return self.say(text, seed=seed + self.says_other).samples
+
+    def tokens(self, text: str, *, seed: int, temperature: float) -> list[int]:
+        return [*range(TOKENS - self.greedy_slips), *[seed] * self.greedy_slips]
+
+    def both_ways(self, text: str, *, seed: int) -> BothWays:
+        whole = sound(seed)
+        stream = np.delete(whole, slice(BOUNDARIES[1], BOUNDARIES[1] + self.lost_samples))
+        other = sound(seed + 3)[::-1].copy() if self.other_whole else whole
+        return BothWays(stream=stream, boundaries=BOUNDARIES, at_once=whole, whole=other)
+
+    def text_ids(self, text: str, language: str) -> list[int]:
+        return [0] * self.unknown + [*range(1, len(text))]
+
+    @property
+    def unknown_text_id(self) -> int | None:
+        return 0
+
+
+@dataclass
+class PlantedJudges:
+    """Judges who hear what they are told to. By number of the clip: what is wrong with it."""
+
+    words: Mapping[int, str] = field(default_factory=dict)
+    only_one_hears: bool = False
+    cosines: Mapping[int, float] = field(default_factory=dict)
+    dnsmos: Mapping[int, float] = field(default_factory=dict)
+    profile: str | None = None
+    """Only clips of this profile have the faults."""
+
+    def __call__(self, jobs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterable[dict[str, Any]]:
+        for job in jobs:
+            path = Path(job["wav"])
+            faulty = self.profile is None or path.parent.name == self.profile
+            number = int(path.stem) if faulty else -1
+            heard = self.words.get(number, job["text"])
+            answers: dict[str, dict[str, Any]] = {
+                "tiny": {"heard": heard},
+                "moonshine": {"heard": job["text"] if self.only_one_hears else heard},
+                "dnsmos": {"ovrl": self.dnsmos.get(number, 3.3)},
+                "speaker": {"cosine": self.cosines.get(number, 0.93)},
+            }
+            yield {"wav": job["wav"], **{name: answers[name] for name in names}}
