@@ -211,3 +211,12 @@ def test_slow_rotations_are_stretched_as_llama_3_stretches_them() -> None:
         inverse[15:18], torch.tensor([1.37189e-3, 5.24846e-4, 1.78508e-4]), rtol=1e-5, atol=0
     )
     torch.testing.assert_close(inverse[18:], plain[18:] / 8)
+
+
+def test_rotations_stay_exact_in_half_precision() -> None:
+    net = T3(CONFIGS["llama"])
+    exact = net.tfmr.inverse.clone()
+    net.to(torch.bfloat16)
+    assert net.speech_head.weight.dtype == torch.bfloat16
+    assert torch.equal(net.tfmr.inverse, exact)
+    assert net.to(torch.float64).tfmr.inverse.dtype == torch.float64

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -74,10 +75,21 @@ class LlamaBackbone(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.norm = RmsNorm(config.width)
-        inverse = inverse_frequencies(
-            config.width // config.heads, theta=config.rope_theta, scaling=config.rope_scaling
+        self._frequencies = partial(
+            inverse_frequencies,
+            config.width // config.heads,
+            theta=config.rope_theta,
+            scaling=config.rope_scaling,
         )
-        self.register_buffer("inverse", inverse, persistent=False)
+        self.register_buffer("inverse", self._frequencies(), persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LlamaBackbone:
+        """As for every module, but frequencies stay exact: times a position, eight bits of one are another
+        angle (its cosine is off by 0.2 after 200 tokens)."""
+        super()._apply(fn, recurse)
+        if self.inverse.dtype in (torch.float16, torch.bfloat16):
+            self.inverse = self._frequencies().to(self.inverse.device)
+        return self
 
     def forward(self, x: Tensor, memory: Sequence[LayerMemory]) -> Tensor:
         cos, sin = rotations(self.inverse, memory[0].positions(x), x.dtype)
