@@ -30,11 +30,12 @@ def test_the_last_takes_the_place_of_who_leaves() -> None:
 
 def test_a_full_line_refuses_but_takes_back_who_was_already_served() -> None:
     line = Scheduler(slots=1, queue_limit=1)
-    line.submit(1)
+    line.submit(1)  # for the free slot
+    line.submit(2)
     with pytest.raises(QueueFull, match="at most 1 waiting"):
-        line.submit(2)
+        line.submit(3)
     line.submit(3, limited=False)
-    assert list(line.waiting) == [1, 3]
+    assert list(line.waiting) == [1, 2, 3]
 
 
 def test_leaving_the_line_or_nowhere_moves_nothing() -> None:

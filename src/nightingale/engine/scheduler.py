@@ -31,8 +31,12 @@ class Scheduler:
     """running[slot] is the ticket in that slot."""
 
     def submit(self, ticket: int, *, limited: bool = True) -> None:
-        """Join the line. A request that is already being served comes back unlimited for its next piece."""
-        if limited and len(self.waiting) >= self.queue_limit:
+        """Join the line. A request that is already being served comes back unlimited for its next piece.
+
+        Whoever will step into a free slot does not count as waiting, so a crowd that comes at once finds
+        every place there is.
+        """
+        if limited and len(self.waiting) >= self.queue_limit + self.slots - len(self.running):
             raise QueueFull(
                 "too many requests are waiting",
                 got=f"{len(self.waiting)} waiting and {len(self.running)} speaking",
