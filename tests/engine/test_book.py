@@ -140,10 +140,11 @@ def test_a_book_streams_to_its_end_in_flat_memory(
         tracemalloc.stop()
     assert letters.asked == pieces
     assert samples >= 1920 * (pieces - 1)
-    (first_tensors, first_bytes), (last_tensors, last_bytes) = kept[0], kept[-1]
+    # In the first part of the book caches still fill up; a leak would go on growing in the others.
     assert len(kept) >= 4
+    (first_tensors, first_bytes), (last_tensors, last_bytes) = kept[1], kept[-1]
     assert last_tensors <= first_tensors + 20
-    assert last_bytes - first_bytes < 100_000
+    assert last_bytes - first_bytes < 60_000, kept
     assert within(30, lambda: not tts._worker._jobs)
 
 
