@@ -28,7 +28,13 @@ TINY = Preset(
         estimator_stage_blocks=1,
     ),
     hift=HiftConfig(
-        base_channels=64, resblock_kernels=(3,), source_kernels=(3, 3, 3), f0_channels=48, causal=True
+        base_channels=64,
+        resblock_kernels=(3,),
+        source_kernels=(3, 3, 3),
+        f0_channels=48,
+        harmonics=12,
+        in_step=True,
+        causal=True,
     ),
     speech_tokenizer=SpeechTokenizerConfig(width=64, heads=1, blocks=1),
     xvector=None,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from nightingale.models.chatterbox.hift.config import CAUSAL_LOOKAHEAD_FRAMES
 from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.hift.source import Source
 from parity import tiny
 
 NOT_WEIGHT_NORMED = ("source_downs.", "m_source.", "f0_predictor.classifier.")
@@ -77,6 +78,20 @@ def test_excitation_in_pieces_equals_excitation_in_one(net: Hift) -> None:
     second, last = net.m_source(f0_hz[:, 2:], phase(), noise(6)[..., 960:], cycles)
     torch.testing.assert_close(torch.cat([first, second], dim=2), whole, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(last, end, rtol=1e-3, atol=1e-3)
+
+
+def test_harmonics_in_step_make_one_pulse_a_period_and_none_folds_back() -> None:
+    source = Source(harmonics=60)
+    torch.nn.init.constant_(source.l_linear.weight, 0.1)
+    torch.nn.init.zeros_(source.l_linear.bias)
+    pulses, _ = source(torch.full((1, 50), 240.0), torch.zeros(1, 60, 1), torch.zeros(1, 9, 24_000))
+    power = torch.fft.rfft(pulses[0, 0]).abs().square()  # a bin a hertz
+    power = power / power.max()
+    assert power[240:11_000:240].min() > 0.1
+    assert power[11_280:].max() < 1e-2  # tanh alone makes some
+    assert power.reshape(-1)[120:11_000:240].max() < 1e-6  # nothing between the harmonics
+    period = pulses[0, 0, 2400:2500].abs()
+    assert period.max() > 3 * period.mean()
 
 
 def test_samples_stay_inside_their_limit(net: Hift) -> None:

@@ -106,6 +106,11 @@ def test_the_exported_folder_speaks_in_pieces(tts: TTS) -> None:
     assert np.array_equal(tts.say(TEXT, seed=3).samples, np.concatenate([c.samples for c in chunks]))
 
 
+def test_the_folder_s_voices_are_found_by_name(tts: TTS) -> None:
+    assert tts.voice("george").name == "george"
+    assert len(tts.say("Hi.", voice="heart", seed=1).samples)
+
+
 def test_the_first_piece_sounds_as_if_it_were_alone(tts: TTS) -> None:
     first, second = TEXT.split(". ")
     alone = tts.say(first + ".", seed=3).samples

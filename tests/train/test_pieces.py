@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import random
 from pathlib import Path
 
 import pytest
@@ -48,3 +50,15 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_both_ways_give_the_same_ids(text: str, vocabulary: Path, tmp_path: Path) -> None:
     (tmp_path / ENGLISH_FILE).write_text(reading_capitals(vocabulary))
     assert Pieces(vocabulary).encode(text) == EnglishTokenizer(tmp_path / ENGLISH_FILE).encode(text)
+
+
+def test_a_varied_spelling_says_the_same_letters_in_other_pieces(vocabulary: Path) -> None:
+    pieces = Pieces(vocabulary)
+    names = {number: name for name, number in json.loads(vocabulary.read_text())["model"]["vocab"].items()}
+    text = "the other mother is here, the other there."
+    usual = pieces.encode(text)
+    varied = [pieces.encode(text, random.Random(seed)) for seed in range(20)]
+    assert any(ids != usual for ids in varied)
+    for ids in varied:
+        assert "".join(names[i] for i in ids) == "".join(names[i] for i in usual)
+    assert pieces.encode(text, random.Random(3)) == pieces.encode(text, random.Random(3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,10 @@ from train.tiny_ground import make_everything_tiny, tiny_assets
 from nightingale.errors import CheckpointError
 from nightingale.train import session, supervisor, vocoder
 from nightingale.train.__main__ import build_parser, main
+from nightingale.train.loop import read_log
 from nightingale.train.plan import Settings, Task, plan, table
 from nightingale.train.session import begin, read_settings, watch
-from nightingale.train.supervisor import Board, supervise
+from nightingale.train.supervisor import Board, Launch, supervise
 from nightingale.train.volumes import pack, unpack
 
 
@@ -78,18 +80,11 @@ def test_a_whole_session_at_tiny_size_leaves_every_result(
         "flow": [*one, "--match-s", "0.01", "--refine-s", "0.01"],
     }
     made, before = settings(tmp_path, options=options, tokenizer_s=9.0), torch.get_rng_state()
-    children: dict[str, Thread] = {}
-
-    def launch(arguments: list[str], log: Path, state: Path) -> Thread:
-        children[arguments[0]] = Thread(lambda: main(arguments))
-        return children[arguments[0]]
-
     try:
-        board = supervise(made, plan(made), launch)
+        board = supervise(made, plan(made), _in_threads(children := []))
     finally:
         torch.set_rng_state(before)
-    failed = {name: child.error for name, child in children.items() if child.code}
-    assert not failed
+    assert not [child.error for child in children if child.code]
     assert {row.state for row in board.rows.values()} == {"done"}
 
     said: list[str] = []
@@ -102,6 +97,31 @@ def test_a_whole_session_at_tiny_size_leaves_every_result(
     with safe_open(tmp_path / "back" / "vocoder.safetensors", framework="pt") as file:
         assert float(file.metadata()["elapsed_s"]) > 0
 
+    # A second session keeps the tokenizer and the voice encoder, and its flow has a head start.
+    options["flow"] = [*one, "--match-s", "0", "--refine-s", "0.2"]
+    options["flow-early"] = [*options["flow"], *brief]
+    next_one = settings(tmp_path / "next", options=options, start_from=str(tmp_path / "back"))
+    next_one = replace(next_one, assets=made.assets)
+    try:
+        board = supervise(next_one, plan(next_one), _in_threads(children := []))
+    finally:
+        torch.set_rng_state(before)
+    assert not [child.error for child in children if child.code]
+    assert {row.state for row in board.rows.values()} == {"done"}
+    assert {"tokenizer", "voice-encoder"}.isdisjoint(board.rows)
+    steps = [row["step"] for row in read_log(tmp_path / "next" / "state" / "out" / "flow.jsonl")]
+    assert steps == sorted(steps)
+    assert len(steps) > 1
+
+
+def _in_threads(children: list[Thread]) -> Launch:
+    def launch(arguments: list[str], log: Path, state: Path) -> Thread:
+        del log, state
+        children.append(Thread(lambda: main(arguments)))
+        return children[-1]
+
+    return launch
+
 
 def test_every_task_speaks_the_language_of_its_stage(tmp_path: Path) -> None:
     made = settings(tmp_path, tokenizer_s=100.0)
@@ -110,7 +130,7 @@ def test_every_task_speaks_the_language_of_its_stage(tmp_path: Path) -> None:
         if given[0] == "vocoder":
             vocoder.build_parser().parse_args(given[1:])
         else:
-            assert build_parser().parse_args(given).stage == each.name
+            assert build_parser().parse_args(given).stage == each.name.removesuffix("-early")
     assert "vocoder" in table(plan(made))
 
 
@@ -125,11 +145,32 @@ def test_a_kept_tokenizer_is_neither_trained_nor_sent_back(tmp_path: Path) -> No
     assert made.mark("tokenizer").exists()
     given = tasks["vocoder"].arguments(500.0)
     assert float(given[given.index("--plan-s") + 1]) == pytest.approx(313 + 500 - made.load_s)
+    early, late = (tasks[name].arguments(100.0) for name in ("flow-early", "flow"))
+    assert float(early[early.index("--budget-s") + 1]) == 100 - made.load_s
+    assert early[early.index("--refine-s") + 1] == late[late.index("--refine-s") + 1]
+    assert "--budget-s" not in late
     again = tasks["vocoder"].arguments(90.0)
     assert again[again.index("--plan-s") + 1] == given[given.index("--plan-s") + 1]
     (tmp_path / "state" / "finished").touch()
     watch(tmp_path / "state", tmp_path / "results", budget_s=1.0, say=lambda _: None)
     assert not list((tmp_path / "results").glob("volume*"))
+
+
+def test_what_is_only_a_head_start_holds_nobody_up(tmp_path: Path) -> None:
+    made = settings(tmp_path)
+    head_start = Task(
+        name="early", needs=(tmp_path / "never",), ends_s=0.0, arguments=lambda _: [], optional=True
+    )
+    supervise(made, [head_start], lambda *_: pytest.fail("nothing may start"))
+    assert made.mark("early").exists()
+
+
+def test_a_voice_encoder_that_was_taught_is_not_taught_again(tmp_path: Path) -> None:
+    earlier = tmp_path / "earlier"
+    earlier.mkdir()
+    assert "voice-encoder" in {each.name for each in plan(settings(tmp_path, start_from=str(earlier)))}
+    save_file({"w": torch.ones(1)}, earlier / "voice_encoder.safetensors")
+    assert "voice-encoder" not in {each.name for each in plan(settings(tmp_path, start_from=str(earlier)))}
 
 
 def test_a_task_waits_for_what_it_needs_and_one_that_fails_stops_nobody(tmp_path: Path) -> None:

@@ -132,3 +132,18 @@ def test_missing_assets_and_an_empty_corpus_are_named(tmp_path: Path) -> None:
         Assets(tmp_path).file("voices.npz")
     with pytest.raises(ConfigError, match="no corpus yet"):
         ready_parts(tmp_path)
+
+
+def test_respelled_clips_keep_their_speech_and_leave_what_only_measures() -> None:
+    bank = make_bank()
+    other = bank.respelled(lambda line: [line % 7, 1, 2, 3])
+    kept = np.flatnonzero(~bank.held_out)
+    assert other.clips == len(kept) < bank.clips
+    assert not other.held_out.any()
+    for new, old in enumerate(kept):
+        assert np.array_equal(
+            other.tokens[other.token_offsets[new] : other.token_offsets[new + 1]],
+            bank.tokens[bank.token_offsets[old] : bank.token_offsets[old + 1]],
+        )
+        text = other.text_ids[other.text_offsets[new] : other.text_offsets[new + 1]]
+        assert text.tolist() == [int(bank.line[old]) % 7, 1, 2, 3]

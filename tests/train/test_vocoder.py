@@ -26,7 +26,13 @@ from nightingale.train.vocoder_step import MEL_MARGIN, WREN_VOCODER, VocoderPlan
 CPU = torch.device("cpu")
 TINY = VocoderPlan(
     network=HiftConfig(
-        base_channels=8, resblock_kernels=(3,), source_kernels=(3, 3, 3), f0_channels=16, causal=True
+        base_channels=8,
+        resblock_kernels=(3,),
+        source_kernels=(3, 3, 3),
+        f0_channels=16,
+        harmonics=12,
+        in_step=True,
+        causal=True,
     ),
     batch=2,
     window_frames=5,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from nightingale.accel.graphs import GraphReport, How, Replay, bucket_for, how_on
 from nightingale.accel.noise import normal
 from nightingale.clocks import CLOCKS
-from nightingale.models.chatterbox.hift.config import HARMONICS, ISTFT_HOP, ISTFT_SIZE
+from nightingale.models.chatterbox.hift.config import ISTFT_HOP, ISTFT_SIZE, NOISY_HARMONICS
 from nightingale.models.chatterbox.hift.generator import BINS, MAGNITUDE_LIMIT, SAMPLE_LIMIT, Hift
 from nightingale.nn.conv import UpsamplingConv1d
 
@@ -66,10 +66,10 @@ class Vocoder:
         """Samples (batch, 480 · frames) and, at the end of each frame, the cycles turned.
 
         mel: (batch, bands, frames); frames: (batch,), how many of them are real; key: (batch,), of the
-        noise; phase: (batch, HARMONICS, 1) radians; first_frame: (batch,), the number of the mel's first
-        frame in its utterance, by which the noise is addressed; cycles: (batch, HARMONICS, 1), turned before
+        noise; phase: (batch, harmonics, 1) radians; first_frame: (batch,), the number of the mel's first
+        frame in its utterance, by which the noise is addressed; cycles: (batch, harmonics, 1), turned before
         frame `anchor` (batch,) of this mel: the pitch of the frames before that one is not trusted, because
-        what it depends on is cut off. The cycles given back are (batch, HARMONICS, frames). Both live until
+        what it depends on is cut off. The cycles given back are (batch, harmonics, frames). Both live until
         the next call.
         """
         batch = bucket_for(len(mel), self.batches, what="utterances")
@@ -93,6 +93,12 @@ class Vocoder:
         wanted = mel.shape[2]
         return samples[: len(mel), : wanted * CLOCKS.samples_per_frame], turned[: len(mel), :, :wanted]
 
+    def warm(self) -> None:
+        """Record every bucket there is."""
+        for batch in self.batches:
+            for frames in self.frames:
+                self._graph(batch, frames)
+
     def _graph(self, batch: int, frames: int) -> Replay[tuple[Tensor, Tensor]]:
         if (batch, frames) not in self._graphs:
             self._graphs[batch, frames] = Replay(
@@ -103,8 +109,8 @@ class Vocoder:
                     "frames": torch.full((batch,), frames),
                     "key": torch.zeros(batch, dtype=torch.int64),
                     "first_frame": torch.zeros(batch, dtype=torch.int64),
-                    "phase": torch.zeros(batch, HARMONICS, 1),
-                    "cycles": torch.zeros(batch, HARMONICS, 1, dtype=torch.float64),
+                    "phase": torch.zeros(batch, self.hift.config.harmonics, 1),
+                    "cycles": torch.zeros(batch, self.hift.config.harmonics, 1, dtype=torch.float64),
                     "anchor": torch.zeros(batch, dtype=torch.int64),
                 },
                 how=self.how,
@@ -127,8 +133,8 @@ class Vocoder:
         hift, bucket = self.hift, mel.shape[2]
         f0 = self._pitch(mel, frames)
         noise = source_noise(key, first_frame, bucket)
-        turned = F.pad(_cycles(f0), (1, 0))  # before the first frame, and after each
-        start = cycles - turned.gather(2, anchor[:, None, None].expand(-1, HARMONICS, 1))
+        turned = F.pad(_cycles(f0, hift.config.harmonics), (1, 0))  # before the first frame, and after each
+        start = cycles - turned.gather(2, anchor[:, None, None].expand(-1, turned.shape[1], 1))
         source, _ = hift.m_source(f0, phase, noise, start)
         excitation = self._analyse(source[:, 0], frames)  # (batch, 18, 120 · frames + 1), zero beyond the end
         x = hift.conv_pre(_within(mel, frames))
@@ -180,16 +186,16 @@ class Vocoder:
 
 
 def source_noise(key: Tensor, first_frame: Tensor, frames: int) -> Tensor:
-    """The excitation's noise (batch, HARMONICS, 480 · frames), a row of it to each sample."""
+    """The excitation's noise (batch, NOISY_HARMONICS, 480 · frames), a row of it to each sample."""
     sample = torch.arange(frames * CLOCKS.samples_per_frame, device=key.device)
     sample = first_frame[:, None, None] * CLOCKS.samples_per_frame + sample
-    harmonic = torch.arange(HARMONICS, device=key.device)[:, None]
-    return normal(key[:, None, None], sample * HARMONICS + harmonic)
+    harmonic = torch.arange(NOISY_HARMONICS, device=key.device)[:, None]
+    return normal(key[:, None, None], sample * NOISY_HARMONICS + harmonic)
 
 
-def _cycles(f0_hz: Tensor) -> Tensor:
-    """Turned by each harmonic at the end of each frame, (batch, HARMONICS, frames), as `Source` adds up."""
-    harmonic = torch.arange(1, HARMONICS + 1, device=f0_hz.device, dtype=f0_hz.dtype)[None, :, None]
+def _cycles(f0_hz: Tensor, harmonics: int) -> Tensor:
+    """Turned by each harmonic at the end of each frame, (batch, harmonics, frames), as `Source` adds up."""
+    harmonic = torch.arange(1, harmonics + 1, device=f0_hz.device, dtype=f0_hz.dtype)[None, :, None]
     each = (f0_hz[:, None] * harmonic / CLOCKS.sample_rate_hz).double() * CLOCKS.samples_per_frame
     return each.cumsum(dim=-1)
 

@@ -6,6 +6,7 @@ mapped from disk. What does not fit is reported whole: every missing, extra and 
 
 from __future__ import annotations
 
+import math
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -112,8 +113,11 @@ def load(
 
 
 def _finite(t: Tensor) -> bool:
-    # One pass and no copy: the least and the greatest are finite only if every value is.
-    return not t.is_floating_point() or not t.numel() or all(bool(torch.isfinite(x)) for x in t.aminmax())
+    # A sum is finite only if every value is, and quickly taken. It may overflow: the least and the greatest
+    # value have the last word.
+    if not t.is_floating_point() or not t.numel() or math.isfinite(t.sum().item()):
+        return True
+    return all(bool(torch.isfinite(x)) for x in t.aminmax())
 
 
 def _list(kind: str, names: list[str]) -> str:

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from typing import TypeGuard
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -33,8 +36,9 @@ class PaddedConv1d(nn.Conv1d):
     def forward(self, x: Tensor, carry: Carry | None = None) -> Tensor:
         """With a carry, x continues what came before it and zeros are padded on the right only."""
         if carry is None:
-            return super().forward(F.pad(x, (self.left, self.right)))
-        return super().forward(F.pad(carry.behind(x, self.left), (0, self.right)))
+            return convolve(self, F.pad(x, (self.left, self.right)))
+        joined = carry.behind(x, self.left)
+        return convolve(self, F.pad(joined, (0, self.right)) if self.right else joined)
 
 
 def same_conv(inputs: int, outputs: int, kernel: int, *, dilation: int = 1, causal: bool) -> PaddedConv1d:
@@ -57,3 +61,61 @@ class UpsamplingConv1d(nn.ConvTranspose1d):
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         y = super().forward(x)
         return y[..., : x.shape[-1] * self.stride[0]] if self.causal else y
+
+
+def convolve(layer: nn.Conv1d, x: Tensor) -> Tensor:
+    """(batch, channels, time) through a convolution that pads nothing: one product for each tap, where the
+    weights lie tap by tap (`nightingale.nn.layout`), and else torch's way."""
+    weight, bias, dilation = layer.weight, layer.bias, layer.dilation[0]
+    if not _lies_by_tap(weight) or bias is None or not can_shift(layer):
+        return F.conv1d(x, weight, bias, layer.stride, 0, layer.dilation, layer.groups)
+    rows = [_shifted_products(row, weight, bias, dilation) for row in x]
+    return rows[0][None] if len(rows) == 1 else torch.stack(rows)
+
+
+def _shifted_products(x: Tensor, weight: Tensor, bias: Tensor, dilation: int) -> Tensor:
+    """(channels, time) -> (outputs, time less the kernel's span)."""
+    taps = weight.shape[2]
+    columns = x.shape[1] - (taps - 1) * dilation
+    y = torch.addmm(bias[:, None], weight[..., 0], x[:, :columns])
+    for tap in range(1, taps):
+        y.addmm_(weight[..., tap], x[:, tap * dilation : tap * dilation + columns])
+    return y
+
+
+def spread(x: Tensor, weight: Tensor, stride: int) -> Tensor:
+    """A transposed convolution without bias or padding: (batch, inputs, time) -> (batch, outputs, longer).
+
+    weight: (inputs, outputs, taps). Where it lies tap by tap, `stride` taps at a time are one product.
+    """
+    by_tap = weight.permute(2, 1, 0)
+    if not by_tap.is_contiguous():
+        return F.conv_transpose1d(x, weight, stride=stride)
+    rows = [_spread_products(row, by_tap, stride) for row in x]
+    return rows[0][None] if len(rows) == 1 else torch.stack(rows)
+
+
+def _spread_products(x: Tensor, by_tap: Tensor, stride: int) -> Tensor:
+    """(inputs, time) and (taps, outputs, inputs) -> (outputs, longer)."""
+    taps, outputs, inputs = by_tap.shape
+    weight = by_tap.view(taps * outputs, inputs)
+    turns = -(-taps // stride)
+    # Column n of y holds the places n·stride … of the result; input n reaches columns n to n + turns - 1.
+    columns = x.shape[1] + turns - 1
+    padded = F.pad(x, (turns - 1, turns - 1))
+    y = x.new_zeros(stride * outputs, columns)
+    for turn in range(turns):
+        part = weight[turn * stride * outputs : (turn + 1) * stride * outputs]
+        y[: len(part)].addmm_(part, padded[:, turns - 1 - turn : turns - 1 - turn + columns])
+    whole = y.view(stride, outputs, columns).permute(1, 2, 0).reshape(outputs, columns * stride)
+    return whole[:, : (x.shape[1] - 1) * stride + taps]
+
+
+def can_shift(layer: nn.Module) -> TypeGuard[nn.Conv1d]:
+    """Whether a layer is a convolution that `convolve` can do tap by tap."""
+    return isinstance(layer, nn.Conv1d) and layer.stride[0] == layer.groups == 1
+
+
+def _lies_by_tap(weight: Tensor) -> bool:
+    outputs, inputs, _ = weight.shape
+    return weight.stride() == (inputs, 1, outputs * inputs)

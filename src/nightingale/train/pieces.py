@@ -6,6 +6,7 @@ The same byte pairs from the same file, behind the same tidying as at inference;
 from __future__ import annotations
 
 import json
+import random
 import re
 from functools import cache
 from itertools import pairwise
@@ -15,6 +16,10 @@ from nightingale.text.punctuation import ENGLISH, tidy
 
 _RUN = re.compile(r"\w+|[^\w\s]+")
 """A word or a run of marks: what pairs are merged within."""
+SKIPPED = 0.15
+"""Share of the joints that a varied spelling leaves open."""
+SPELLINGS = 6
+"""How many varied spellings of one word there are."""
 
 
 class Pieces:
@@ -26,27 +31,40 @@ class Pieces:
         merges = (merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"])
         self._ranks = {(left, right): rank for rank, (left, right) in enumerate(merges)}
         self._run_ids = cache(self._merge)
+        self._varied_ids = cache(self._vary)
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of the text as wren is given it, without start and stop."""
+    def encode(self, text: str, varied: random.Random | None = None) -> list[int]:
+        """Ids of the text as wren is given it, without start and stop.
+
+        varied: words in other pieces than usual, often smaller ones; so a reader learns what letters say, and
+        not each word by heart.
+        """
         words = tidy(text, ENGLISH).lower().split(" ")
         ids: list[int] = []
         for number, word in enumerate(words):
             if number:
                 ids.append(self._ids["[SPACE]"])
             for run in _RUN.findall(word):
-                ids += self._run_ids(run)
+                spelling = None if varied is None else varied.randrange(SPELLINGS)
+                ids += self._run_ids(run) if spelling is None else self._varied_ids(run, spelling)
         return ids
 
     def encode_run(self, run: str) -> list[int]:
         """Ids of one word or run of marks."""
         return self._run_ids(run)
 
-    def _merge(self, run: str) -> list[int]:
+    def _vary(self, run: str, spelling: int) -> list[int]:
+        return self._merge(run, random.Random(f"{run} {spelling}"))
+
+    def _merge(self, run: str, skip: random.Random | None = None) -> list[int]:
         """Join the pair that was learned first, until none is left to join."""
         parts, never = list(run), len(self._ranks)
         while len(parts) > 1:
-            rank, at = min((self._ranks.get(pair, never), at) for at, pair in enumerate(pairwise(parts)))
+            ranks = (
+                never if skip is not None and skip.random() < SKIPPED else self._ranks.get(pair, never)
+                for pair in pairwise(parts)
+            )
+            rank, at = min((rank, at) for at, rank in enumerate(ranks))
             if rank == never:
                 break
             parts[at : at + 2] = [parts[at] + parts[at + 1]]

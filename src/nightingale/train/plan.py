@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nightingale.train.corpus import READY
-from nightingale.train.stages import BANK
+from nightingale.train.stages import BANK, TOKENS
 from nightingale.train.vocoder_feed import DONE
 
 LAST_S = 12.0
@@ -67,12 +67,15 @@ class Task:
     at_most_s: float = float("inf")
     product: Path | None = None
     """If this is there, the task counts as done even if it was killed or failed at last."""
+    optional: bool = False
+    """Counts as done however it ended."""
 
 
 def plan(s: Settings) -> list[Task]:
     whole, ears = s.plan_s, "tokenizer.safetensors"
     teach_s = (0.0 if s.earlier(ears) else 160.0) if s.tokenizer_s is None else s.tokenizer_s
     first, done = s.corpus / "part00" / READY, s.corpus / DONE
+    flow_ends_s = 0.80 * whole
     eager = ["--eager"] if s.device == "cpu" else []
     plain = [*eager, "--compile", "none"] if eager else []
     fed = ["--corpus", str(s.corpus), "--out", str(s.out), "--device", s.device]
@@ -85,10 +88,12 @@ def plan(s: Settings) -> list[Task]:
         path = s.earlier(name)
         return ["--start-from", str(path)] if path else []
 
-    def flow(left: float) -> list[str]:
+    def flow(left: float, then_s: float = 0.0) -> list[str]:
+        """then_s: what a later call has beside this one's."""
         earlier = warm("flow.refine.safetensors")
-        share = 0.0 if earlier else 0.3
-        match_s, refine_s = _once(s, "flow", [part * (left - s.load_s) for part in (share, 1 - share)])
+        share, loads = 0.0 if earlier else 0.3, 2 if then_s else 1
+        whole_s = left + then_s - loads * s.load_s
+        match_s, refine_s = _once(s, "flow", [part * whole_s for part in (share, 1 - share)])
         times = ["--match-s", f"{match_s:.1f}", "--refine-s", f"{refine_s:.1f}"]
         return ["flow", *fed, *times, *eager, *(earlier or warm("flow.match.safetensors"))]
 
@@ -125,21 +130,29 @@ def plan(s: Settings) -> list[Task]:
             arguments=lambda left: ["voice-encoder", *fed, *assets, *seconds(left)],
         ),
         Task(
-            name="t3", needs=(s.mark("tokens"),), ends_s=0.82 * whole,
+            name="t3", needs=(s.mark("tokens"),), ends_s=0.74 * whole,
             arguments=lambda left: [
                 "t3", *own, *assets, *seconds(left), "--bank", *banks, *eager, *warm("t3.safetensors"),
             ],
         ),
         Task(
-            name="flow", needs=(s.mark("tokens"),), ends_s=0.80 * whole, arguments=flow,
-            product=s.out / "flow.refine.safetensors",
+            # A kept tokenizer knows the first part long before the last one is spoken.
+            name="flow-early", needs=(s.corpus / "part00" / TOKENS,), ends_s=0.26 * whole, optional=True,
+            arguments=lambda left: [*flow(left, flow_ends_s - 0.26 * whole), *seconds(left)],
+        ),
+        Task(
+            name="flow", needs=(s.mark("tokens"), *([] if teach_s else [s.mark("flow-early")])),
+            ends_s=flow_ends_s, arguments=flow, product=s.out / "flow.refine.safetensors",
         ),
         Task(
             name="mels", needs=(s.mark("flow"),), ends_s=0.84 * whole,
             arguments=lambda _: ["mels", *fed],
         ),
     ]  # fmt: skip
-    return [task for task in tasks if task.name != "tokenizer" or teach_s > 0]
+    kept = {"flow-early"} if teach_s else {"tokenizer"}
+    if s.earlier("voice_encoder.safetensors"):
+        kept.add("voice-encoder")
+    return [task for task in tasks if task.name not in kept]
 
 
 def table(tasks: list[Task]) -> str:

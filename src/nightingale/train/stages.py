@@ -46,7 +46,7 @@ def run_data(args: argparse.Namespace) -> None:
     lines, limit = assets.lines, args.limit or int(args.hours * LINES_PER_HOUR)
     order = np.random.default_rng(args.seed).permutation(len(lines))
     # A second call speaks other lines: it starts where the first one's would have ended.
-    order = np.roll(order, -before * limit)[:limit]
+    order = np.roll(order, -before * limit - args.after)[:limit]
     teacher = make_teacher(assets, args.device)
     requests = cast_lines(
         order.tolist(),
@@ -66,6 +66,31 @@ def run_data(args: argparse.Namespace) -> None:
         replace(corpus, speaker=heard.numpy()).save(args.out / f"part{number:02d}")
         say({"part": number, "clips": corpus.bank.clips, "hours": corpus.bank.seconds / 3600})
     (args.out / DONE).touch()
+
+
+def run_bulk(args: argparse.Namespace) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale.train.asset_files import Assets
+    from nightingale.train.bulk import VOICE, lines_from_the_end, make_bulk
+    from nightingale.train.cast import HEARD_BY_TEACHER
+    from nightingale.train.teachers.hibari import HibariTeacher
+    from nightingale.train.tokenizer import load_tokenizer
+
+    lines = Assets(args.assets).lines
+    make_bulk(
+        HibariTeacher(args.hibari),
+        load_tokenizer(args.tokenizer, PRESETS["wren"].speech_tokenizer, torch.device("cpu")),
+        lines.american,
+        lines_from_the_end(len(lines), seed=args.seed, shard=args.shard, shards=args.shards),
+        load_file(args.voices)[VOICE + HEARD_BY_TEACHER].half().numpy(),
+        args.out / f"bulk{args.shard}.safetensors",
+        budget_s=args.budget_s,
+        seed=args.seed + args.shard,
+        say=say,
+    )
 
 
 def run_voice_encoder(args: argparse.Namespace) -> None:
@@ -159,10 +184,12 @@ def run_t3(args: argparse.Namespace) -> None:
     from nightingale.train.token_bank import TokenBank
 
     assets = Assets(args.assets)
-    banks = [TokenBank.load(path, assets.encode) for path in args.bank or [args.out / BANK]]
+    bank = TokenBank.join([TokenBank.load(path, assets.encode) for path in args.bank or [args.out / BANK]])
+    # Every clip is shown in its usual pieces and once more in others.
+    bank = TokenBank.join([bank, bank.respelled(assets.encode_varied)])
     recipe = {name: getattr(args, name) for name in ("dropout", "smoothing", "slip", "weight_decay")}
     train_t3(
-        TokenBank.join(banks),
+        bank,
         args.out,
         PRESETS["wren"].t3,
         marks=assets.marks(),
@@ -192,6 +219,7 @@ def run_flow(args: argparse.Namespace) -> None:
             PRESETS["wren"].flow,
             match_s=args.match_s,
             refine_s=args.refine_s,
+            budget_s=args.budget_s,
             device=torch.device(args.device),
             eager=args.eager,
             start_from=args.start_from,

@@ -159,6 +159,7 @@ def _advance(
     if row.state == "waiting":
         if now_s >= task.ends_s:
             row.state = "too late"
+            _settle(task, settings)
         elif all(path.exists() for path in task.needs):
             left_s = min(task.ends_s - now_s, task.at_most_s)
             arguments = [*task.arguments(left_s), *settings.options.get(task.name, [])]
@@ -191,7 +192,7 @@ def _advance(
 
 def _settle(task: Task, settings: Settings) -> None:
     """After a task that did not end well: what it left must do."""
-    if task.product is not None and task.product.exists():
+    if task.optional or (task.product is not None and task.product.exists()):
         settings.mark(task.name).touch()
     if task.name == "data" and any(settings.corpus.glob(f"part*/{READY}")):
         (settings.corpus / DONE).touch()

@@ -54,7 +54,7 @@ class T3Recipe:
 
     peak_lr: float = 1.5e-3
     warmup_steps: int = 400
-    joined_share: float = 0.2
+    joined_share: float = 0.15
     """Pairs of clips, as a share of the clips."""
     slip: float = 0.05
     """Share of input speech tokens replaced by others: the model must go on after its own slips."""

@@ -8,7 +8,7 @@ its ids are made anew, by the code that makes them at inference.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +62,20 @@ class TokenBank:
             text_offsets=chain_offsets([bank.text_offsets for bank in banks]),
             voice=np.concatenate(voices),
             **{name: np.concatenate([getattr(bank, name) for bank in banks]) for name in flat},
+        )
+
+    def respelled(self, encode: Callable[[int], Sequence[int]]) -> TokenBank:
+        """The clips to learn from, with other text ids; those held out only measure, and are left out."""
+        chosen = np.flatnonzero(~self.held_out)
+        spans = [self.tokens[self.token_offsets[i] : self.token_offsets[i + 1]] for i in chosen]
+        texts = [np.asarray(encode(int(self.line[i])), dtype=np.int16) for i in chosen]
+        return replace(
+            self,
+            tokens=np.concatenate([np.zeros(0, np.int16), *spans]),
+            token_offsets=np.cumsum([0, *map(len, spans)]).astype(np.int64),
+            text_ids=np.concatenate([np.zeros(0, np.int16), *texts]),
+            text_offsets=np.cumsum([0, *map(len, texts)]).astype(np.int64),
+            **{name: getattr(self, name)[chosen] for name in ("line", "voice", "speed", "speaker")},
         )
 
     def save(self, path: Path) -> None:

@@ -27,7 +27,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nightingale.models.chatterbox.hift.config import HARMONICS
+from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.nn.mel import FlowMel
 from nightingale.train.bank import HOP, AudioBank
@@ -209,9 +209,9 @@ def copy_synthesis(net: Hift, samples: Tensor, seed: int = 0) -> Tensor:
     by."""
     generator = torch.Generator().manual_seed(seed)
     mel = FlowMel()(samples)
-    phase = (torch.rand(len(samples), HARMONICS, 1, generator=generator) * 2 - 1) * torch.pi
-    phase[:, :1] = 0
-    noise = torch.randn(len(samples), HARMONICS, mel.shape[-1] * HOP, generator=generator)
+    phase = (torch.rand(len(samples), net.config.harmonics, 1, generator=generator) * 2 - 1) * torch.pi
+    phase[:, : None if net.config.in_step else 1] = 0
+    noise = torch.randn(len(samples), NOISY_HARMONICS, mel.shape[-1] * HOP, generator=generator)
     source, _ = net.m_source(net.f0_predictor(mel), phase, noise)
     rendered: Tensor = net(mel, source)
     return rendered

@@ -173,7 +173,7 @@ def initialise(net: Hift) -> None:
     nn.init.normal_(net.conv_pre.weight, std=0.01)
     _spread(net.conv_post, 0.1)
     _bias(net.conv_post)[:BINS] = -2.5
-    nn.init.constant_(net.m_source.l_linear.weight, 0.4)
+    nn.init.constant_(net.m_source.l_linear.weight, 1.2 / math.sqrt(net.config.harmonics))
     nn.init.zeros_(net.m_source.l_linear.bias)
     # A wide random read-out in Hz: the layers below learn to steer it, in steps of their size, not of Hz.
     # Five times wider learned slower (voicing error 0.08 against 0.02 after 300 steps on synthetic tones).

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.hift.config import CAUSAL_LOOKAHEAD_FRAMES, HARMONICS, HiftConfig
+from nightingale.models.chatterbox.hift.config import CAUSAL_LOOKAHEAD_FRAMES, NOISY_HARMONICS, HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.nn.mel import FLOW_MEL, FlowMel
 from nightingale.nn.stft import spectrum
 from nightingale.train.bank import HOP, AudioBank, BankSampler, Crops
@@ -37,9 +38,7 @@ from nightingale.train.vocoder_losses import (
 )
 from nightingale.train.vocoder_net import Compile, TrainingHift, initialise
 
-WREN_VOCODER = HiftConfig(
-    base_channels=256, resblock_kernels=(3, 7), source_kernels=(5, 5, 5), f0_channels=256, causal=True
-)
+WREN_VOCODER = PRESETS["wren"].hift
 MEL_MARGIN = (FLOW_MEL.fft_samples - FLOW_MEL.hop_samples) // 2
 STATS = ("mel", "f0", "unvoiced_err", "pitch_err", "g_adv", "g_feat", "d", "g_norm", "d_norm")
 
@@ -108,8 +107,8 @@ class VocoderStage:
         self.ema = Ema(self.net.parameters(), plan.ema_decay)
         self.generator = torch.Generator(device).manual_seed(seed)
         self.pick = torch.zeros(plan.batch, dtype=torch.int64, device=device)
-        self.phase = torch.zeros(plan.batch, HARMONICS, 1, device=device)
-        self.noise = torch.zeros(plan.batch, HARMONICS, frames * HOP, device=device)
+        self.phase = torch.zeros(plan.batch, plan.network.harmonics, 1, device=device)
+        self.noise = torch.zeros(plan.batch, NOISY_HARMONICS, frames * HOP, device=device)
         self.mix = torch.zeros(plan.batch, 1, device=device)
         self.predicted_share = torch.zeros((), device=device)
         self.stats = torch.zeros(len(STATS), device=device)
@@ -132,8 +131,9 @@ class VocoderStage:
     def draw(self) -> None:
         """Fresh random numbers, in place."""
         self.pick.random_(0, self.sampler.total_windows, generator=self.generator)
-        self.phase.uniform_(-math.pi, math.pi, generator=self.generator)
-        self.phase[:, :1].zero_()  # the fundamental starts at zero, as in the engine
+        if not self.plan.network.in_step:
+            self.phase.uniform_(-math.pi, math.pi, generator=self.generator)
+            self.phase[:, :1].zero_()  # the fundamental starts at zero, as in the engine
         self.noise.normal_(generator=self.generator)
         self.mix.uniform_(generator=self.generator)
 

@@ -41,8 +41,8 @@ class HibariTeacher:
             )
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
-        from hibari.g2p import G2P  # type: ignore[import-not-found]
-        from hibari.tts import Hibari  # type: ignore[import-not-found]
+        from hibari.g2p import G2P
+        from hibari.tts import Hibari
 
         # Left to itself, hibari reads its American dictionaries when the first text comes.
         self._voice: Any = Hibari(threads=threads, g2p=G2P(british=True) if british else None)

@@ -19,6 +19,12 @@ class HiftConfig:
     source_kernels: tuple[int, ...] = (7, 7, 11)
     """One per upsampling stage."""
     f0_channels: int = 512
+    harmonics: int = 9
+    """The fundamental and its overtones in the excitation."""
+    in_step: bool = False
+    """All harmonics start together, so that they add up to a pulse a period; else the overtones' phases are
+    random. Overtones of random phase were not used by a small vocoder: it learned weights near zero for them,
+    and its voice had harmonics up to 1.5 kHz only (dev/LOG.md)."""
     causal: bool = False
     """Only the first layers look ahead (`lookahead_frames`), so a stream needs no overlap."""
 
@@ -37,7 +43,9 @@ UPSAMPLE_KERNELS = (16, 11, 7)
 RESBLOCK_DILATIONS = (1, 3, 5)
 ISTFT_SIZE = 16
 ISTFT_HOP = 4
-HARMONICS = 9
-"""The fundamental and eight overtones."""
+NOISY_HARMONICS = 9
+"""So many carry noise of their own: all of the official model's."""
+AUDIBLE_BELOW_HZ = 11_000.0
+"""Overtones above this are left out, where there are more than the official nine; they would fold back."""
 CAUSAL_LOOKAHEAD_FRAMES = 3
 """How many mel frames a causal vocoder needs beyond the one it renders."""

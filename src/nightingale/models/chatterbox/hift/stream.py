@@ -16,22 +16,30 @@ from torch import Tensor, nn
 
 from nightingale.clocks import CLOCKS
 from nightingale.models.chatterbox.hift.config import ISTFT_HOP, ISTFT_SIZE
-from nightingale.models.chatterbox.hift.generator import BINS, MAGNITUDE_LIMIT, SAMPLE_LIMIT, Hift, ResBlock
-from nightingale.nn.conv import PaddedConv1d, UpsamplingConv1d
+from nightingale.models.chatterbox.hift.generator import (
+    BINS,
+    MAGNITUDE_LIMIT,
+    SAMPLE_LIMIT,
+    Hift,
+    ResBlock,
+    Snake,
+)
+from nightingale.nn.conv import PaddedConv1d, UpsamplingConv1d, convolve, spread
 
 HALF_WINDOW = ISTFT_SIZE // 2
 Noise = Callable[[int, int], Tensor]
-"""Standard normal rows by absolute sample: (start, count) -> (count, HARMONICS)."""
+"""Standard normal rows by absolute sample: (start, count) -> (count, NOISY_HARMONICS)."""
 
 
 class HiftStream:
     """One utterance on its way through Hift. Tensors inside are (1, channels, columns).
 
     `close` says that nothing follows: a layer then pads its right edge as it does when it renders the whole.
+    What a layer has just made belongs to the next one, which may write over it; what is kept is a copy.
     """
 
     def __init__(self, hift: Hift, *, phase: Tensor, noise: Noise) -> None:
-        """phase: (1, HARMONICS, 1) radians, where each harmonic starts."""
+        """phase: (1, harmonics, 1) radians, where each harmonic starts."""
         self._hift, self._phase, self._noise = hift, phase, noise
         self._kept: dict[str, Tensor] = {}
         self._cycles: Tensor | None = None
@@ -56,7 +64,7 @@ class HiftStream:
         x = self._conv("pre", hift.conv_pre, mel, close)
         last, kernels = len(hift.ups) - 1, len(hift.config.resblock_kernels)
         for stage, up in enumerate(hift.ups):
-            x = self._upsample(f"up{stage}", up, F.leaky_relu(x, 0.1), close)
+            x = self._upsample(f"up{stage}", up, F.leaky_relu_(x, 0.1), close)
             if stage == last:
                 x = self._mirror(x)
             source = self._conv(f"down{stage}", hift.source_downs[stage], excitation, close)
@@ -64,8 +72,8 @@ class HiftStream:
             x = self._sum(f"join{stage}", [x, source])
             blocks = hift.resblocks[stage * kernels : (stage + 1) * kernels]
             paths = [self._block(f"block{stage}.{i}", block, x, close) for i, block in enumerate(blocks)]
-            x = self._sum(f"mean{stage}", paths) / kernels
-        return self._synthesize(self._conv("post", hift.conv_post, F.leaky_relu(x), close), close)
+            x = self._sum(f"mean{stage}", paths).div_(kernels)
+        return self._synthesize(self._conv("post", hift.conv_post, F.leaky_relu_(x), close), close)
 
     def _pitch(self, mel: Tensor, close: bool) -> Tensor:
         """f0 of the frames whose f0 is settled: (1, frames) Hz."""
@@ -108,30 +116,45 @@ class HiftStream:
         columns = torch.fft.irfft(spectrum, n=ISTFT_SIZE, dim=1) * window
         # The windows' energy is overlapped as the signal is, and divided out.
         both = torch.cat([columns, window.square().expand_as(columns)])
-        place = torch.eye(ISTFT_SIZE, device=x.device, dtype=x.dtype)[:, None]
+        place = torch.eye(ISTFT_SIZE, device=x.device, dtype=x.dtype).t()[:, None]  # lies tap by tap
         tail = ISTFT_SIZE - ISTFT_HOP - HALF_WINDOW
         both = self._overlap("istft", both, place, ISTFT_HOP, head=HALF_WINDOW, tail=tail if close else 0)
         return (both[0, 0] / both[1, 0]).clamp(-SAMPLE_LIMIT, SAMPLE_LIMIT)
 
-    def _conv(self, name: str, layer: nn.Module, x: Tensor, close: bool) -> Tensor:
+    def _conv(
+        self, name: str, layer: nn.Module, x: Tensor, close: bool, snake: nn.Module | None = None
+    ) -> Tensor:
+        """`snake`, if there is one, comes before the layer."""
         assert isinstance(layer, nn.Conv1d)
         left, right = (layer.left, layer.right) if isinstance(layer, PaddedConv1d) else (0, 0)
-        kept = self._kept.get(name)
-        x = F.pad(x, (left, 0)) if kept is None else torch.cat([kept, x], dim=-1)
-        x = F.pad(x, (0, right)) if close else x
+        x = self._behind(name, x, left, right if close else 0, snake)
         span, stride = (layer.kernel_size[0] - 1) * layer.dilation[0] + 1, layer.stride[0]
         columns = max(0, (x.shape[-1] - span) // stride + 1)
         self._kept[name] = x[..., columns * stride :].clone()
         if not columns:
             return x.new_empty(1, layer.out_channels, 0)
-        return F.conv1d(x, layer.weight, layer.bias, stride, 0, layer.dilation)
+        return convolve(layer, x)
+
+    def _behind(self, name: str, x: Tensor, left: int, right: int, snake: nn.Module | None) -> Tensor:
+        """x after what was kept of its past, `left` zeros at the start, and before `right` zeros."""
+        kept = self._kept.get(name)
+        past = left if kept is None else kept.shape[-1]
+        joined = x.new_empty(*x.shape[:2], past + x.shape[-1] + right)
+        joined[..., :past] = 0 if kept is None else kept
+        joined[..., past + x.shape[-1] :] = 0
+        now = joined[..., past : past + x.shape[-1]]
+        if isinstance(snake, Snake):
+            snake.write(x, now)
+        else:
+            now.copy_(x)
+        return joined
 
     def _block(self, name: str, block: nn.Module, x: Tensor, close: bool) -> Tensor:
         assert isinstance(block, ResBlock)
         layers = zip(block.activations1, block.convs1, block.activations2, block.convs2, strict=True)
         for i, (snake1, conv1, snake2, conv2) in enumerate(layers):
-            hidden = snake2(self._conv(f"{name}.{i}.conv1", conv1, snake1(x), close))
-            x = self._sum(f"{name}.{i}", [x, self._conv(f"{name}.{i}.conv2", conv2, hidden, close)])
+            hidden = self._conv(f"{name}.{i}.conv1", conv1, x, close, snake1)
+            x = self._sum(f"{name}.{i}", [x, self._conv(f"{name}.{i}.conv2", conv2, hidden, close, snake2)])
         return x
 
     def _upsample(self, name: str, layer: nn.Module, x: Tensor, close: bool) -> Tensor:
@@ -139,7 +162,7 @@ class HiftStream:
         assert layer.bias is not None
         padding = int(layer.padding[0])
         y = self._overlap(name, x, layer.weight, layer.stride[0], head=padding, tail=padding if close else 0)
-        return y + layer.bias[:, None]
+        return y.add_(layer.bias[:, None])
 
     def _overlap(self, name: str, x: Tensor, weight: Tensor, stride: int, *, head: int, tail: int) -> Tensor:
         """Each column of x spread over `kernel` places, a stride apart; what overlaps the future is kept.
@@ -152,8 +175,8 @@ class HiftStream:
         kept = x.new_zeros(x.shape[0], outputs, kernel - stride) if kept is None else kept
         y = kept
         if done:
-            y = F.conv_transpose1d(x, weight, stride=stride)
-            y = torch.cat([y[..., : kernel - stride] + kept, y[..., kernel - stride :]], dim=-1)
+            y = spread(x, weight, stride)
+            y[..., : kernel - stride] += kept
         self._kept[name] = y[..., done:].clone()
         return self._dropped(name, y[..., : done + tail], head)
 
@@ -178,7 +201,7 @@ class HiftStream:
         return torch.cat([x[..., 1:2], x], dim=-1)
 
     def _sum(self, name: str, terms: Sequence[Tensor]) -> Tensor:
-        """As far as all terms go; the rest of the longer ones waits."""
+        """As far as all terms go; the rest of the longer ones waits. All terms but the first are used up."""
         kept = [self._kept.get(f"{name}+{i}") for i in range(len(terms))]
         terms = [
             term if rest is None else torch.cat([rest, term], dim=-1)
@@ -190,7 +213,10 @@ class HiftStream:
                 self._kept[f"{name}+{i}"] = term[..., columns:].clone()
             else:
                 self._kept.pop(f"{name}+{i}", None)
-        return sum((term[..., :columns] for term in terms[1:]), terms[0][..., :columns])
+        total = terms[0][..., :columns]
+        for term in terms[1:]:
+            total = term[..., :columns].add_(total)
+        return total
 
 
 def _mirrored(wav: Tensor, left: int, right: int) -> Tensor:

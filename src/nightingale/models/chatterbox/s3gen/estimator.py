@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
+from nightingale.nn.activations import gelu, mish
 from nightingale.nn.carry import Carry
 from nightingale.nn.conv import same_conv
 
@@ -30,7 +31,7 @@ class ConvBlock(nn.Module):
 
     def forward(self, x: Tensor, carry: Carry | None = None) -> Tensor:
         y = self.block["0"](x, carry).transpose(1, 2)
-        return F.mish(self.block["2"](y).transpose(1, 2))
+        return mish(self.block["2"](y).transpose(1, 2))
 
 
 class ResnetBlock(nn.Module):
@@ -42,7 +43,7 @@ class ResnetBlock(nn.Module):
         self.res_conv = nn.Conv1d(inputs, outputs, 1)
 
     def forward(self, x: Tensor, time: Tensor, carry: Carry | None = None) -> Tensor:
-        h = self.block1(x, carry) + self.mlp["1"](F.mish(time))[..., None]
+        h = self.block1(x, carry) + self.mlp["1"](mish(time))[..., None]
         return self.block2(h, carry) + self.res_conv(x)
 
 
@@ -73,7 +74,7 @@ class Gelu(nn.Module):
         self.proj = nn.Linear(inputs, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.gelu(self.proj(x))
+        return gelu(self.proj(x))
 
 
 class FeedForward(nn.Module):

@@ -37,9 +37,10 @@ class RelativeAttention(nn.Module):
         q, k, v = (self._heads(project(x)) for project in (self.linear_q, self.linear_k, self.linear_v))
         if carry is not None:
             k, v = carry.among(k), carry.among(v)
-        p = self._heads(self.linear_pos(distances))  # (1, heads, keys + queries - 1, head)
+        # (1, heads, head, keys + queries - 1); copied, because products with a transposed matrix are slow.
+        p = self._heads(self.linear_pos(distances)).transpose(2, 3).contiguous()
         scale = self.head_width**-0.5
-        by_distance = _align_distances((q + self.pos_bias_v[:, None]) @ p.transpose(2, 3)) * scale
+        by_distance = _align_distances((q + self.pos_bias_v[:, None]) @ p) * scale
         if mask is not None:
             by_distance = by_distance.masked_fill(~mask, -torch.inf)
         out = F.scaled_dot_product_attention(q + self.pos_bias_u[:, None], k, v, attn_mask=by_distance)
