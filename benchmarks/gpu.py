@@ -37,9 +37,9 @@ from nightingale.accel.decode import DecodePlan, Decoder
 from nightingale.accel.flow import FlowSteps, WholeFlow
 from nightingale.accel.graphs import how_on
 from nightingale.accel.noise import key_of
-from nightingale.accel.pieces import FlowPieces, hear_prompt
+from nightingale.accel.pieces import FlowPieces, Heard, hear_prompt
 from nightingale.accel.vocoder import Vocoder, source_noise
-from nightingale.models.chatterbox.hift.config import HARMONICS, HiftConfig
+from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import PRESETS, Preset
 from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES, FlowConfig
@@ -160,7 +160,7 @@ class Bench:
             frames=(FRAMES * size.first_block + GUESSED_FRAMES, FRAMES * size.tokens),
         )
         self.key = torch.tensor([key_of(1, "flow")], device=device)
-        self.phase = torch.zeros(1, HARMONICS, 1, device=device)
+        self.phase = torch.zeros(1, HiftConfig().harmonics, 1, device=device)
         self.half: Decoder | None = None
         self.expected: list[int] = []
 
@@ -236,7 +236,7 @@ class Bench:
     def sentence(self, decoder: Decoder, whole: WholeFlow) -> Tensor:
         return self.render(whole, self.decode(decoder, self.sampling))
 
-    def first_audio(self, decoder: Decoder, pieces: FlowPieces) -> Tensor:
+    def first_audio(self, decoder: Decoder, pieces: FlowPieces, heard: Heard) -> Tensor:
         """Text ids to the first samples on the host: a block of tokens, a piece of mel, a window of sound."""
         size, clip = self.size, self.clip
         wanted = size.first_block + LOOKAHEAD
@@ -248,20 +248,26 @@ class Bench:
         cond = torch.zeros(1, 80, FRAMES * tokens, device=self.device)
         cond[..., : FRAMES * LOOKAHEAD] = clip.flow_mel[..., -FRAMES * LOOKAHEAD :]
         first = torch.full((1,), FRAMES * (size.prompt_tokens - LOOKAHEAD), device=self.device)
-        pieces.begin()
-        mel = pieces.push(
-            given, cond, speaker=clip.flow_speaker, key=self.key, first_frame=first, following=LOOKAHEAD
-        )[..., FRAMES * LOOKAHEAD :]
+        mel, _ = pieces(
+            heard,
+            given,
+            torch.full((1,), given.shape[1], device=self.device),
+            cond=cond,
+            speaker=clip.flow_speaker,
+            key=self.key,
+            first_frame=first,
+            carried=heard.carried,
+        )
+        mel = mel[..., FRAMES * LOOKAHEAD :]
         held = torch.cat([mel, mel[..., -1:].expand(-1, -1, GUESSED_FRAMES)], dim=2)
         ends = torch.full((1,), held.shape[2], device=self.device)
         samples, _ = self.vocoder(held, ends, key=self.key, phase=self.phase)
         return samples[:, : (mel.shape[2] - HOLD_FRAMES) * SAMPLES].float().cpu()
 
-    def pieces(self, steps: FlowSteps) -> FlowPieces:
-        clip = self.clip
-        return FlowPieces(
-            steps, hear_prompt(steps, clip.flow_ids, clip.flow_mel, clip.flow_speaker, self.key)
-        )
+    def pieces(self, steps: FlowSteps) -> tuple[FlowPieces, Heard]:
+        clip, first = self.clip, self.size.first_block
+        heard = hear_prompt(steps, clip.flow_ids, clip.flow_mel, clip.flow_speaker, self.key)
+        return FlowPieces(steps, context=first, tokens=(first + LOOKAHEAD,), batches=(1,)), heard
 
 
 def synchronize(device: torch.device) -> None:
@@ -426,8 +432,8 @@ def sentences(bench: Bench, board: Board, name: str, precision: torch.dtype, *, 
     keep_least(board.rows, f"{name}sentence, ms", taken)
     if compiling:
         return  # a stream's pieces are not compiled
-    pieces = bench.pieces(steps)
-    taken = median_ms(lambda: bench.first_audio(decoder, pieces), size.first_rounds, device)
+    pieces, heard = bench.pieces(steps)
+    taken = median_ms(lambda: bench.first_audio(decoder, pieces, heard), size.first_rounds, device)
     board.rows[f"{name}first audio p50, flow {spoken}, ms"] = taken
     keep_least(board.rows, f"{name}first audio p50, ms", taken)
 

@@ -158,18 +158,17 @@ def test_angles_are_not_rounded_with_the_weights() -> None:
 
 def test_a_step_says_how_it_is_taken(family: Family) -> None:
     decoder = decoder_of(family)
-    decoder.warm(1, 20, prompt=8, sorting=False)
-    assert [report.name for report in decoder.reports] == [
-        "T3 step of 1, 24 positions, sdpa",
-        "T3 prompt of 32",
-    ]
+    decoder.warm(prompts=(8, 8), sorting=False)
+    told = [report.name for report in decoder.reports]
+    assert (told[0], told[-1]) == ("T3 step of 1, 24 positions, sdpa", "T3 prompt of 32")
+    assert len(told) == len(decoder.plan.slots) * len(decoder.plan.spans) + 1
 
 
 def test_graphs_without_a_gpu_are_refused_and_not_pretended() -> None:
     family = family_named("wren")
     if not torch.cuda.is_available():
         with pytest.raises((DeviceError, RuntimeError)):
-            decoder_of(family, replace(PLAN, how="graph")).warm(1, 20, prompt=8, sorting=False)
+            decoder_of(family, replace(PLAN, how="graph")).warm(prompts=(8, 8), sorting=False)
 
 
 def test_nothing_is_asked_of_the_host(family: Family) -> None:
@@ -203,7 +202,7 @@ def test_graphs_give_the_plain_greedy_tokens(family: Family, compile_mode: str |
     expected = family.plain(prompt, sampling, budget=BUDGET)
     family.t3.cuda()
     decoder = decoder_of(family, replace(PLAN, compile_mode=compile_mode))
-    decoder.warm(2, 40, prompt=9, sampling=family.order == "turbo")
+    decoder.warm(prompts=(9, 9), sorting=family.order == "turbo")
     for slot in range(2):
         decoder.begin(slot, prompt.cuda(), sampling=sampling, seed=0, budget=BUDGET)
     assert run(decoder, 2, launches=4) == [expected, expected]

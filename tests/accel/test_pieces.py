@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import pytest
@@ -12,15 +12,15 @@ from parity.tiny import TINY_FLOW, TINY_MEANFLOW, fill, gaussian, ids
 from torch import Tensor
 
 from nightingale.accel.flow import FlowSteps, flow_noise
-from nightingale.accel.pieces import FlowPieces, hear_prompt
+from nightingale.accel.pieces import FlowPieces, Heard, hear_prompt
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.s3gen.incremental import FlowPast, render_piece
 
-PROMPT, HEARD = 9, 6
+PROMPT, HEARD, CONTEXT = 9, 6, 4
 VOICE_KEY, KEY = torch.tensor([7]), torch.tensor([8])
-PIECES = [(HEARD, 8, 3), (9, 11, 5), (14, 7, 7)]
-"""First token, tokens, and after how many of them the next piece begins; the last one is final."""
+PIECES = [(HEARD, 7), (9, 10), (15, 6)]
+"""First token and tokens; a piece begins CONTEXT tokens before the end of the last; the last one is final."""
 
 
 @pytest.fixture(params=["guided", "meanflow"])
@@ -51,7 +51,7 @@ def plain(flow: Flow) -> list[Tensor]:
         past=None,
     )
     pieces = []
-    for number, (start, count, following) in enumerate(PIECES, start=1):
+    for number, (start, count) in enumerate(PIECES, start=1):
         ahead = 0 if number == len(PIECES) else 3
         rendered, past = render_piece(
             flow,
@@ -61,7 +61,7 @@ def plain(flow: Flow) -> list[Tensor]:
             speaker=speaker,
             noise=noise_of(KEY, start, count),
             past=past,
-            advance=Fraction(following, count),
+            advance=Fraction(count - CONTEXT, count),
             remember=False,
         )
         assert isinstance(past, FlowPast)
@@ -69,79 +69,128 @@ def plain(flow: Flow) -> list[Tensor]:
     return pieces
 
 
-def by_graphs(flow: Flow, pieces: FlowPieces, *, interrupted: bool = False) -> list[Tensor]:
-    tokens, mel, speaker = told(flow)
-    out = []
-    for number, (start, count, following) in enumerate(PIECES, start=1):
-        cond = torch.zeros(1, 80, 2 * count, dtype=mel.dtype)
-        prompt = mel[..., 2 * start : 2 * (start + count)]
-        cond[..., : prompt.shape[2]] = prompt
-        first = torch.tensor([2 * start])
-        if number == len(PIECES):
-            last = pieces.finish(
-                tokens[:, start : start + count], cond, speaker=speaker, key=KEY, first_frame=first
-            )
-            out.append(last)
-            continue
-        given = tokens[:, start : start + count + 3]
-        rendered = pieces.push(given, cond, speaker=speaker, key=KEY, first_frame=first, following=following)
-        out.append(rendered.clone())
-        if interrupted:
-            stood = pieces.put_aside()
-            pieces.begin()
-            pieces.push(given, cond, speaker=speaker, key=VOICE_KEY, first_frame=first, following=following)
-            pieces.take_up(stood)
-    return out
+@dataclass
+class Stream:
+    """One utterance's way through the pieces."""
+
+    key: Tensor
+    carried: Tensor
+    mels: list[Tensor]
 
 
-def pieces_of(flow: Flow) -> FlowPieces:
-    tokens, mel, speaker = told(flow)
+def push(flow: Flow, pieces: FlowPieces, heard: Heard, number: int, streams: list[Stream]) -> None:
+    """Piece `number` of each stream, in one batch; the last one is padded to a larger graph."""
+    tokens, mel, speaker = (t.to(pieces.steps.device) for t in told(flow))
+    start, count = PIECES[number]
+    final = number == len(PIECES) - 1
+    size = 10 if final else count
+    given = torch.zeros(len(streams), size + 3, dtype=torch.int64, device=tokens.device)
+    length = count if final else count + 3
+    given[:, :length] = tokens[:, start : start + length]
+    cond = torch.zeros(len(streams), 80, 2 * size, dtype=mel.dtype, device=mel.device)
+    prompt = mel[..., 2 * start : 2 * (start + count)]
+    cond[..., : prompt.shape[2]] = prompt
+    many = len(streams)
+    rendered, carried = pieces(
+        heard,
+        given,
+        torch.full((many,), length, device=mel.device),
+        cond=cond,
+        speaker=speaker.expand(many, -1),
+        key=torch.cat([stream.key for stream in streams]).to(mel.device),
+        first_frame=torch.full((many,), 2 * start, device=mel.device),
+        carried=torch.cat([stream.carried for stream in streams]),
+    )
+    for row, stream in enumerate(streams):
+        stream.mels.append(rendered[row : row + 1, :, : 2 * count].clone())
+        stream.carried = carried[row : row + 1].clone()
+
+
+def pieces_of(flow: Flow, known: tuple[int, ...] = (HEARD,)) -> tuple[FlowPieces, Heard]:
     steps = FlowSteps(flow)
-    return FlowPieces(steps, hear_prompt(steps, tokens[:, :PROMPT], mel, speaker, VOICE_KEY))
+    tokens, mel, speaker = (t.to(steps.device) for t in told(flow))
+    heard = hear_prompt(steps, tokens[:, :PROMPT], mel, speaker, VOICE_KEY.to(steps.device))
+    return FlowPieces(steps, context=CONTEXT, tokens=(7, 10), batches=(1, 4), known=known), heard
 
 
-def test_each_piece_is_the_plain_one(flow: Flow) -> None:
-    pieces, expected = pieces_of(flow), plain(flow)
+def spoken(flow: Flow, pieces: FlowPieces, heard: Heard, keys: list[Tensor]) -> list[Stream]:
+    streams = [Stream(key, heard.carried, []) for key in keys]
+    for number in range(len(PIECES)):
+        push(flow, pieces, heard, number, streams)
+    return streams
+
+
+@pytest.mark.parametrize("known", [HEARD, HEARD + 5], ids=["as long as the prompt", "longer"])
+def test_each_piece_is_the_plain_one(flow: Flow, known: int) -> None:
+    pieces, heard = pieces_of(flow, (known,))
+    expected = plain(flow)
     for _ in range(2):  # an utterance, and another after it
-        pieces.begin()
-        for one, other in zip(by_graphs(flow, pieces), expected, strict=True):
+        for one, other in zip(spoken(flow, pieces, heard, [KEY])[0].mels, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
 
 
-def test_an_utterance_put_aside_goes_on_as_if_it_had_not_been(flow: Flow) -> None:
-    for one, other in zip(by_graphs(flow, pieces_of(flow), interrupted=True), plain(flow), strict=True):
+def test_each_of_a_batch_is_rendered_as_if_alone(flow: Flow) -> None:
+    pieces, heard = pieces_of(flow, (HEARD + 1,))
+    for one, other in zip(
+        spoken(flow, pieces, heard, [VOICE_KEY, KEY, KEY + 1])[1].mels, plain(flow), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+
+
+def test_another_voice_in_between_changes_nothing(flow: Flow) -> None:
+    pieces, heard = pieces_of(flow, (HEARD + 5,))
+    tokens, mel, speaker = told(flow)
+    stranger = hear_prompt(pieces.steps, tokens[:, 3:14], mel.repeat(1, 1, 2)[..., :22], -speaker, KEY)
+    stream = Stream(KEY, heard.carried, [])
+    for number in range(len(PIECES)):
+        push(flow, pieces, heard, number, [stream])
+        push(flow, pieces, stranger, 1, [Stream(KEY, stranger.carried, [])])
+    for one, other in zip(stream.mels, plain(flow), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
 
 
 def test_nothing_is_asked_of_the_host(flow: Flow) -> None:
-    pieces, (tokens, _, speaker) = pieces_of(flow), told(flow)
-    cond, first, advance = torch.zeros(1, 80, 16, dtype=torch.float64), torch.tensor([12]), Fraction(3, 8)
+    pieces, heard = pieces_of(flow)
+    push(flow, pieces, heard, 0, [Stream(KEY, heard.carried, [])])
+    tokens, _, speaker = told(flow)
+    ten, none, twelve = torch.tensor([10]), torch.tensor([0]), torch.tensor([12])
+    cond = torch.zeros(1, 80, 14, dtype=torch.float64)
     with torch.no_grad(), HostWatch() as watch:
-        pieces._render(tokens[:, :11], cond, speaker, KEY, first, advance)
+        pieces._render(
+            pieces._buffers[HEARD],
+            HEARD,
+            tokens[:, :10],
+            ten,
+            none,
+            cond,
+            speaker,
+            KEY,
+            twelve,
+            heard.carried,
+        )
     assert not watch.found
+
+
+def test_a_piece_of_another_size_is_refused(flow: Flow) -> None:
+    pieces, heard = pieces_of(flow)
+    one = torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(ConfigError, match="no graph is made"):
+        pieces(heard, torch.zeros(1, 11, dtype=torch.int64), one, cond=one, speaker=one, key=one,
+               first_frame=one, carried=one)  # fmt: skip
 
 
 def test_a_flow_that_remembers_its_own_speech_is_refused(flow: Flow) -> None:
     causal = fill(Flow(replace(flow.config, block_causal=True)))
     with pytest.raises(ConfigError, match="remembers more"):
-        FlowPieces(FlowSteps(causal), [])
+        FlowPieces(FlowSteps(causal), context=4, tokens=(7,), batches=(1,))
 
 
 @pytest.mark.requires_cuda
 def test_the_graphs_give_the_plain_pieces(flow: Flow) -> None:
-    expected, (tokens, mel, speaker) = plain(flow), told(flow)
-    steps = FlowSteps(flow.cuda())
-    prompt = hear_prompt(steps, tokens[:, :PROMPT].cuda(), mel.cuda(), speaker.cuda(), VOICE_KEY.cuda())
-    pieces = FlowPieces(steps, prompt)
-    with torch.device("cuda"):
-        start, count, following = PIECES[0]
-        cond = torch.zeros(1, 80, 2 * count, dtype=mel.dtype)
-        cond[..., : 2 * (PROMPT - HEARD)] = mel[..., 2 * HEARD :]
-        given, first = tokens[:, start : start + count + 3].cuda(), torch.tensor([2 * start])
-        for _ in range(2):
-            pieces.begin()
-            rendered = pieces.push(
-                given, cond, speaker=speaker.cuda(), key=KEY.cuda(), first_frame=first, following=following
-            )
-    torch.testing.assert_close(rendered.cpu(), expected[0], rtol=0, atol=1e-6)
-    assert [report.how for report in pieces.reports] == ["graph"]
+    expected = plain(flow)
+    pieces, heard = pieces_of(flow.cuda(), (HEARD + 5,))
+    pieces.warm(heard)
+    streams = spoken(flow, pieces, heard, [KEY, VOICE_KEY])
+    for one, other in zip(streams[0].mels, expected, strict=True):
+        torch.testing.assert_close(one.cpu(), other, rtol=0, atol=1e-6)
+    assert {report.how for report in pieces.reports} == {"graph"}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nightingale.accel.vocoder import Vocoder, source_noise
 from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.hift.config import HARMONICS
+from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS
 from nightingale.models.chatterbox.hift.generator import Hift
 
 KEY = torch.tensor([1234567])
@@ -36,7 +36,7 @@ def plain(hift: Hift, mel: Tensor, phase: Tensor, key: Tensor = KEY) -> Tensor:
 
 
 def phase_of(seed: int) -> Tensor:
-    return gaussian((1, HARMONICS, 1), seed)
+    return gaussian((1, NOISY_HARMONICS, 1), seed)
 
 
 @pytest.mark.parametrize(("frames", "bucket"), [(7, 7), (7, 12), (1, 12)])

@@ -15,7 +15,7 @@ import pytest
 from nightingale import TTS
 from nightingale.engine.load import Model
 from nightingale.engine.profiles import PROFILES
-from nightingale.engine.runner import Runner
+from nightingale.engine.runner import PlainRunner
 from nightingale.engine.worker import Worker
 from nightingale.errors import EngineFault, MemoryFull, NightingaleError, TextError
 
@@ -168,14 +168,14 @@ def test_an_error_in_the_first_token_frees_the_slot(
     noise_model: Model, profile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tts = engine(noise_model, profile, max_new_tokens=4)
-    plain, calls = Runner.begin, iter([True, False])
+    plain, calls = PlainRunner.begin, iter([True, False])
 
-    def begin(self: Runner, *args: Any, **options: Any) -> Any:
+    def begin(self: PlainRunner, *args: Any, **options: Any) -> Any:
         if next(calls, False):
             raise MemoryError("no room")
         return plain(self, *args, **options)
 
-    monkeypatch.setattr(Runner, "begin", begin)
+    monkeypatch.setattr(PlainRunner, "begin", begin)
     assert isinstance(in_time(lambda: tts.say("First.", seed=1)), EngineFault)
     assert tts._worker.scheduler.idle
     assert len(tts.say("Second.", seed=1).samples) == 4 * 960

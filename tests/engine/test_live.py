@@ -112,15 +112,12 @@ def misbehaving(
     """A model that draws what `tokens(attempt, position)` says."""
     attempts: list[Decoding] = []
 
-    def accept(self: Decoding, scores: Any) -> int:
+    def draw(self: Decoding, scores: Any) -> int:
         if self not in attempts:
             attempts.append(self)
-        token = tokens(attempts.index(self), self.drawn)
-        self.drawn += 1
-        self.finished = token == 6562 or self.drawn >= self.budget
-        return int(token)
+        return int(tokens(attempts.index(self), self.drawn))
 
-    monkeypatch.setattr(Decoding, "accept", accept)
+    monkeypatch.setattr(Decoding, "draw", draw)
     habits = {"guarded": True, "max_new_tokens": 600, **habits}
     return TTS.over(replace(model, habits=replace(model.habits, **habits)), profile)
 

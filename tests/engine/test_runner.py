@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nightingale.engine.load import Model
-from nightingale.engine.runner import Runner, Turn
+from nightingale.engine.runner import PlainRunner, Turn
 from nightingale.errors import MemoryFull
 from nightingale.nn.memory import DenseMemory
 
@@ -18,12 +18,14 @@ CAPACITY = 24
 
 
 @pytest.fixture
-def runner_of(noise_model: Model) -> Callable[..., Runner]:
+def runner_of(noise_model: Model) -> Callable[..., PlainRunner]:
     """Slots filled with prompts of `rows` rows each, every one of another length."""
 
-    def build(rows: list[int], *, batched: bool, rows_per_slot: int = 2) -> Runner:
+    def build(rows: list[int], *, batched: bool, rows_per_slot: int = 2) -> PlainRunner:
         t3 = noise_model.speakers.t3
-        runner = Runner(t3, slots=len(rows), rows_per_slot=rows_per_slot, capacity=CAPACITY, batched=batched)
+        runner = PlainRunner(
+            t3, slots=len(rows), rows_per_slot=rows_per_slot, capacity=CAPACITY, batched=batched
+        )
         for slot, count in enumerate(rows):
             rng = torch.Generator().manual_seed(slot)
             runner.begin(slot, torch.randn(count, 5 + 3 * slot, t3.config.backbone.width, generator=rng))
@@ -37,7 +39,9 @@ def turns(slots: list[int], step: int) -> list[Turn]:
 
 
 @pytest.mark.parametrize("rows", [[1, 1, 1], [2, 2, 2], [1, 2, 1], [2, 1, 1]], ids=str)
-def test_a_batched_step_scores_as_each_would_alone(rows: list[int], runner_of: Callable[..., Runner]) -> None:
+def test_a_batched_step_scores_as_each_would_alone(
+    rows: list[int], runner_of: Callable[..., PlainRunner]
+) -> None:
     together, alone = runner_of(rows, batched=True), runner_of(rows, batched=False)
     # Not all take part in every step: some wait for their listener. The last but one has left.
     for step, slots in enumerate([[0, 1, 2], [0, 2], [1, 2], [0, 1, 2]], start=1):
@@ -52,7 +56,7 @@ def test_a_batched_step_scores_as_each_would_alone(rows: list[int], runner_of: C
 
 @pytest.mark.parametrize(("rows", "computed"), [([1, 1, 1], 3), ([2, 2, 2], 6), ([1, 2, 1], 6)], ids=str)
 def test_rows_that_nobody_uses_are_not_computed(
-    rows: list[int], computed: int, runner_of: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
+    rows: list[int], computed: int, runner_of: Callable[..., PlainRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, seen = runner_of(rows, batched=True), []
     plain = runner.t3.next_scores
@@ -67,7 +71,7 @@ def test_rows_that_nobody_uses_are_not_computed(
 
 
 def test_who_outgrows_the_memory_is_told_before_anything_is_written(
-    runner_of: Callable[..., Runner],
+    runner_of: Callable[..., PlainRunner],
 ) -> None:
     runner = runner_of([1, 1], batched=True)
     for layer in runner.memories[1]:
@@ -88,7 +92,9 @@ def test_a_fresh_memory_is_zero_and_takes_no_room_until_it_is_written() -> None:
     assert not memory.values.any()
 
 
-def test_after_a_fault_the_next_utterance_in_the_slot_is_unharmed(runner_of: Callable[..., Runner]) -> None:
+def test_after_a_fault_the_next_utterance_in_the_slot_is_unharmed(
+    runner_of: Callable[..., PlainRunner],
+) -> None:
     runner, untouched = (runner_of([1, 1], batched=True) for _ in range(2))
     for layer in runner.memories[1]:
         layer.keys.fill_(float("nan"))

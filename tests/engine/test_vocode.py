@@ -15,6 +15,7 @@ from nightingale.engine.decode import Decoding
 from nightingale.engine.habits import SILENCE_TOKEN
 from nightingale.engine.load import Model
 from nightingale.engine.vocode import fade_in, harmonic_phase, render_samples
+from nightingale.models.chatterbox.hift.config import HiftConfig
 
 IDS = [5, 4000, 6560, 17]
 
@@ -31,12 +32,12 @@ def speaks(monkeypatch: pytest.MonkeyPatch, ids: list[int]) -> list[list[int]]:
         rendered.append(ids)
         return render_mel(flow, ids, voice, seed=seed)
 
-    def accept(self: Decoding, scores: torch.Tensor) -> int:
+    def note(self: Decoding, token: int) -> None:
         self.drawn += 1
         self.finished = self.drawn == len(ids)
-        return ids[self.drawn - 1]
 
-    monkeypatch.setattr(Decoding, "accept", accept)
+    monkeypatch.setattr(Decoding, "draw", lambda self, scores: ids[self.drawn])
+    monkeypatch.setattr(Decoding, "note", note)
     monkeypatch.setattr(acoustic, "render_mel", render)
     return rendered
 
@@ -114,9 +115,15 @@ def test_sound_begins_after_20_ms_and_is_whole_after_40(
 
 
 def test_the_fundamental_starts_at_zero_and_its_overtones_anywhere() -> None:
-    phase = harmonic_phase(1)
+    phase = harmonic_phase(HiftConfig(), 1)
     assert phase.shape == (1, 9, 1)
     assert phase[0, 0, 0] == 0
     assert len(set(phase.flatten().tolist())) == 9
     assert phase.abs().max() <= math.pi
-    assert not torch.equal(phase, harmonic_phase(2))
+    assert not torch.equal(phase, harmonic_phase(HiftConfig(), 2))
+
+
+def test_harmonics_in_step_start_together() -> None:
+    phase = harmonic_phase(HiftConfig(harmonics=20, in_step=True), 1)
+    assert phase.shape == (1, 20, 1)
+    assert not phase.any()

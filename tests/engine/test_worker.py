@@ -17,8 +17,9 @@ import torch
 from nightingale import TTS
 from nightingale.engine import profiles
 from nightingale.engine.load import Model
-from nightingale.engine.runner import Runner
+from nightingale.engine.runner import PlainRunner
 from nightingale.engine.session import Pieces
+from nightingale.engine.studio import Block, PlainStudio
 from nightingale.engine.utterance import Utterance
 from nightingale.errors import EngineFault, NightingaleError, QueueFull
 
@@ -71,8 +72,8 @@ def tokens_of(
     drawn: dict[int, list[int]] = {}
     plain = Utterance.accept
 
-    def accept(self: Utterance, scores: torch.Tensor) -> None:
-        plain(self, scores)
+    def accept(self: Utterance, token: int) -> None:
+        plain(self, token)
         drawn.setdefault(self.request.seed, []).append(self.last_token)
 
     with monkeypatch.context() as patch:
@@ -135,14 +136,14 @@ def test_a_full_line_is_refused_at_once_and_recovers(noise_model: Model) -> None
 def test_who_fails_fails_alone(noise_model: Model, profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tts = engine(noise_model, profile)
     want = tts.say(TEXTS[1], seed=1, temperature=0.0).metrics.tokens
-    plain = Utterance.render
+    plain = PlainStudio._render
 
-    def render(self: Utterance, timing: Any) -> Any:
-        if self.request.seed == 13:
+    def render(self: PlainStudio, block: Block) -> Any:
+        if block.rendering.mel._seed == 13:
             raise RuntimeError("a fault was planted here")
-        return plain(self, timing)
+        return plain(self, block)
 
-    monkeypatch.setattr(Utterance, "render", render)
+    monkeypatch.setattr(PlainStudio, "_render", render)
     good, bad = tts.stream(TEXTS[1], seed=1, temperature=0.0), tts.stream(TEXTS[0], seed=13)
     with pytest.raises(EngineFault, match="a fault was planted here"):
         list(bad)
@@ -154,14 +155,14 @@ def test_out_of_memory_in_a_prompt_ends_that_request_only(
     noise_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tts = engine(noise_model, "balanced")
-    plain = Runner.begin
+    plain = PlainRunner.begin
 
-    def begin(self: Runner, slot: int, prompt: torch.Tensor) -> torch.Tensor:
+    def begin(self: PlainRunner, slot: int, prompt: torch.Tensor) -> torch.Tensor:
         if prompt.shape[1] > 60:
             raise torch.OutOfMemoryError("no room for a prompt this long")
         return plain(self, slot, prompt)
 
-    monkeypatch.setattr(Runner, "begin", begin)
+    monkeypatch.setattr(PlainRunner, "begin", begin)
     with pytest.raises(EngineFault, match="no room"):
         tts.say("This text is long enough to be refused by the planted fault in the runner.")
     assert len(tts.say("Short.", seed=1).samples) > 0
@@ -171,7 +172,9 @@ def test_a_step_that_fails_together_is_tried_apart(
     noise_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tts = engine(noise_model, "balanced")
-    monkeypatch.setattr(Runner, "_together", lambda *_: (_ for _ in ()).throw(RuntimeError("not together")))
+    monkeypatch.setattr(
+        PlainRunner, "_together", lambda *_: (_ for _ in ()).throw(RuntimeError("not together"))
+    )
     streams = [tts.stream(text, seed=i) for i, text in enumerate(TEXTS)]
     for stream in streams:
         assert sum(len(chunk.samples) for chunk in stream) == 24 * 960
@@ -312,13 +315,12 @@ def test_what_is_added_just_before_the_end_is_said(
 def test_a_thousand_requests_leave_nothing_behind(
     noise_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def silence(self: Utterance, timing: Any) -> Any:  # what is measured is who is remembered, not the sound
-        self.rendered = self.decoding.finished
+    def silence(self: PlainStudio, block: Block) -> Any:  # measured is who is remembered, not the sound
         return np.zeros(960, np.float32)
 
-    monkeypatch.setattr(Utterance, "render", silence)
+    monkeypatch.setattr(PlainStudio, "_render", silence)
     tts = engine(noise_model, "balanced", tokens=2)
-    pool = tts._worker.runner.bytes
+    pool = tts._worker.draws.bytes
     tts.say("Warm up.", seed=0)
     gc.collect()
     before = sum(1 for thing in gc.get_objects() if type(thing) is torch.Tensor)
@@ -330,7 +332,7 @@ def test_a_thousand_requests_leave_nothing_behind(
             stream.close()
     assert within(LIMIT_S, lambda: tts._worker.scheduler.idle and not tts._worker._jobs)
     gc.collect()
-    assert tts._worker.runner.bytes == pool
+    assert tts._worker.draws.bytes == pool
     assert sum(1 for thing in gc.get_objects() if type(thing) is torch.Tensor) <= before + 20
 
 
@@ -392,7 +394,6 @@ def test_the_stream_is_heard_before_the_last_token_is_drawn(noise_model: Model) 
 
 
 def test_voices_are_remembered_within_bounds(noise_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nightingale.engine import worker
     from nightingale.voices.voice import Voice
 
     voice = noise_model.default_voice
@@ -411,8 +412,10 @@ def test_voices_are_remembered_within_bounds(noise_model: Model, monkeypatch: py
 
     tts = engine(noise_model, "balanced", tokens=2)
     tts.say("Hi.", seed=1)
-    (one,) = tts._worker._prompts.values()
-    monkeypatch.setattr(worker, "PROMPTS_KEPT_BYTES", 3 * one.nbytes)
+    studio = tts._worker.studio
+    assert isinstance(studio, PlainStudio)
+    (one,) = studio._prompts._kept.values()
+    monkeypatch.setattr(studio._prompts, "_most_bytes", 3 * one.nbytes)
     for number in range(1, 6):
         tts.say("Hi.", voice=another(number), seed=1)
-    assert len(tts._worker._prompts) == 3
+    assert len(studio._prompts._kept) == 3

@@ -20,7 +20,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nightingale.accel.graphs import WARMUPS, GraphReport, How, Replay, bucket_for, how_on
+from nightingale.accel.graphs import (
+    WARMUPS,
+    GraphReport,
+    How,
+    Replay,
+    bucket_for,
+    how_on,
+    recording_stream,
+)
 from nightingale.accel.layers import PackedT3, Way, compiler_room
 from nightingale.accel.noise import key_of
 from nightingale.accel.sampling import Order, draw, guide, needs_sorting, shape_scores
@@ -66,7 +74,7 @@ class Pending:
         return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def take(self) -> list[list[int]]:
-        """Of each slot, the tokens drawn in these steps. Waits for them if it must."""
+        """Of each slot, the tokens drawn in these steps, or BROKEN. Waits for them if it must."""
         if self._event is not None:
             self._event.synchronize()
         return [[token for token in row if token != NO_TOKEN] for row in self._tokens.T.tolist()]
@@ -99,6 +107,7 @@ class Decoder:
         )
         self._graphs: dict[tuple[str, int, int, bool], Replay[Any]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.how == "graph" else None
+        self._recorder = recording_stream(self.device) if self.how == "graph" else None
         self._held: dict[int, tuple[int, bool]] = {}
         """Of each slot in use: positions it remembers at most, and whether its sampling sorts."""
         pinned = self.device.type == "cuda"
@@ -114,15 +123,15 @@ class Decoder:
         """What the memory takes, however many are speaking."""
         return sum(memory.keys.nbytes + memory.values.nbytes for memory in self._memory)
 
-    def warm(self, slots: int, span: int, *, prompt: int, sorting: bool) -> None:
-        """Record what so many utterances of such lengths need, before the first of them comes."""
+    def warm(self, *, prompts: tuple[int, int], sorting: bool) -> None:
+        """Record all that is needed before the first utterance comes. prompts: the shortest and longest."""
         assert not self._held, "somebody is speaking: his memory would be scribbled on"
-        for bucket in self.plan.slots:
-            if bucket <= bucket_for(slots, self.plan.slots, what="utterances"):
-                for size in self.plan.spans:
-                    if size <= bucket_for(span, self.plan.spans, what="positions"):
-                        self._step_graph(bucket, size, sorting)
-        self._prefill_graph(self._padded(prompt), 0)
+        for slots in self.plan.slots:
+            for span in self.plan.spans:
+                self._step_graph(slots, span, sorting)
+        shortest, longest = (self._padded(length) for length in prompts)
+        for length in [*range(shortest, longest, PROMPT_STRIDE), longest]:
+            self._prefill_graph(length, 0)
 
     @torch.inference_mode()
     def begin(self, slot: int, prompt: Tensor, *, sampling: Sampling, seed: int, budget: int) -> None:
@@ -180,6 +189,15 @@ class Decoder:
         self._held.pop(slot, None)
 
     @torch.inference_mode()
+    def wipe(self, slot: int) -> None:
+        """After a fault: what is not a number would reach the slot's next utterance, masked or not."""
+        rows = slice(slot * self.rows, (slot + 1) * self.rows)
+        for memory in self._memory:
+            memory.keys[rows].zero_()
+            memory.values[rows].zero_()
+        self.state.scores[slot].zero_()
+
+    @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
         """Bring an utterance to a free slot, so that slots in use have no gaps."""
         length, _ = self._held[source]
@@ -218,6 +236,7 @@ class Decoder:
                     how=self.how,
                     device=self.device,
                     pool=self._pool,
+                    stream=self._recorder,
                 )
         return self._graphs[key]
 
@@ -238,6 +257,7 @@ class Decoder:
                     how=self.how,
                     device=self.device,
                     pool=self._pool,
+                    stream=self._recorder,
                 )
         return self._graphs[key]
 
@@ -250,7 +270,7 @@ class Decoder:
         scores = guide(state.scores, state.knobs.cfg_weight)
         shaped = shape_scores(scores, state.seen, state.knobs, order=self.order, sorting=sorting)
         tokens = draw(shaped, state.knobs, state.drawn)
-        state.append(tokens, self.order)
+        state.append(tokens, ~shaped.amax(dim=-1).isfinite(), self.order)
 
         def by_row(value: Tensor) -> Tensor:
             return value[:, None].expand(-1, self.rows).flatten()

@@ -44,6 +44,19 @@ def how_on(device: torch.device) -> How:
     return "graph" if device.type == "cuda" else "eager"
 
 
+def recording_stream(device: torch.device) -> torch.cuda.Stream:
+    """For what runs on the default stream, which cannot record. Of the other priority: torch hands out a few
+    streams of each in turn, and this one must not be among those that other things run on."""
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+
+
+def send(values: Tensor, device: torch.device) -> Tensor:
+    """To the device, without waiting for what it does: the copy is made in its turn."""
+    if device.type != "cuda":
+        return values.to(device)
+    return values.pin_memory().to(device, non_blocking=True)
+
+
 class Replay(Generic[Result]):
     """`function` over buffers of its own: call it with fresh inputs, of the shapes it was made with.
 
@@ -59,9 +72,12 @@ class Replay(Generic[Result]):
         how: How,
         device: torch.device,
         pool: Any = None,
+        stream: torch.cuda.Stream | None = None,
     ) -> None:
         """inputs: examples, whose values the warm-up sees. pool: graphs that never run at the same time may
-        share the memory of their intermediate values (`torch.cuda.graph_pool_handle`)."""
+        share the memory of their intermediate values (`torch.cuda.graph_pool_handle`). stream: which records;
+        None is the current one. Libraries keep a workspace for each stream, which a graph goes on using: so
+        what may run at the same time must not have been recorded on the same stream."""
         if how == "graph" and (device.type != "cuda" or not torch.cuda.is_available()):
             raise DeviceError(
                 f"{name!r} cannot be recorded as a CUDA graph",
@@ -77,7 +93,7 @@ class Replay(Generic[Result]):
         with torch.inference_mode():
             self._buffers = {key: value.to(device, copy=True) for key, value in inputs.items()}
             if how == "graph":
-                self._record(device, pool)
+                self._record(device, pool, stream)
         self.report = GraphReport(
             name=name,
             how=how,
@@ -85,16 +101,24 @@ class Replay(Generic[Result]):
             seconds=time.perf_counter() - started,
         )
 
-    def _record(self, device: torch.device, pool: Any) -> None:
-        current, side = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
+    def _record(self, device: torch.device, pool: Any, stream: torch.cuda.Stream | None) -> None:
+        current = torch.cuda.current_stream(device)
+        if stream is None:
+            stream = recording_stream(device) if current == torch.cuda.default_stream(device) else current
+        stream.wait_stream(current)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(stream):
             for _ in range(WARMUPS):
                 self._function(**self._buffers)
-        current.wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool):
-            self._result = self._function(**self._buffers)
+            torch.cuda.synchronize(device)
+            # Not `torch.cuda.graph`, which sweeps the process's memory each time: there are many graphs.
+            # Other threads may go on using the device, as when a voice is made while a graph is recorded.
+            self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+            try:
+                self._result = self._function(**self._buffers)
+            finally:
+                self._graph.capture_end()
+        current.wait_stream(stream)
 
     @torch.inference_mode()
     def __call__(self, **inputs: Tensor) -> Result:

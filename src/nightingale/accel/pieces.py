@@ -1,29 +1,50 @@
-"""A streamed flow by graphs: each piece of an utterance is one, whatever was spoken before it.
+"""A streamed flow by graphs: pieces of a few sizes, of one utterance or several, whatever was spoken before.
 
 Only for a bidirectional flow, whose pieces see the voice's prompt and a few tokens of context: what it
-remembers has a fixed size. All pieces of a voice read the prompt's keys and values where they lie, and hand
-the convolutions' last inputs on in place; so nothing but ids goes in and nothing but mel comes out. The last
-piece of an utterance has any length, and is computed without a graph.
+remembers has a fixed size. One graph serves all voices whose prompts fit a bucket: a prompt's keys and values
+are copied to where the graph reads them, with room at their far end that nobody looks at. It serves the last
+piece of an utterance too, which is shorter than its graph: what lies beyond its end is not looked at either.
+
+The twin is `render_piece` in models/chatterbox/s3gen/incremental.py: the same mel, to rounding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nightingale.accel.flow import FRAMES, FlowSteps, flow_noise, piece
-from nightingale.accel.graphs import GraphReport, How, Replay, how_on
+from nightingale.accel.graphs import GraphReport, How, Replay, bucket_for, how_on
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
-from nightingale.nn.carry import Past
+from nightingale.models.chatterbox.s3gen.token_encoder import TokenEncoder, signed_distances
+from nightingale.nn.carry import Carry, Past
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """A voice's prompt as a flow remembers it."""
+
+    tokens: int
+    """Its last few wait for the tokens they look ahead to, and are not among these."""
+    keys: tuple[Tensor, ...]
+    """Keys and values of each attention, in the order of the pass: (1 or 2, heads, positions, width)."""
+    carried: Tensor
+    """(1, values): the convolutions' last inputs, one after another. Every utterance begins with them."""
+
+    @property
+    def nbytes(self) -> int:
+        return sum(t.nbytes for t in (*self.keys, self.carried))
 
 
 @torch.inference_mode()
-def hear_prompt(steps: FlowSteps, ids: Tensor, mel: Tensor, speaker: Tensor, key: Tensor) -> list[Past]:
+def hear_prompt(steps: FlowSteps, ids: Tensor, mel: Tensor, speaker: Tensor, key: Tensor) -> Heard:
     """What a flow remembers of a voice's prompt: made once for a voice.
 
     ids: (1, tokens); mel: (1, bands, 2 · tokens); the last three tokens wait for what they look ahead to.
@@ -41,15 +62,41 @@ def hear_prompt(steps: FlowSteps, ids: Tensor, mel: Tensor, speaker: Tensor, key
         advance=Fraction(1),
         remember=True,
     )
-    return pasts
+    left = [t for past in pasts for t in past]
+    return Heard(
+        tokens=tokens,
+        keys=tuple(t for t in left if t.dim() == 4),
+        carried=torch.cat([t.to(steps.dtype).flatten() for t in left if t.dim() == 3])[None],
+    )
+
+
+class _PromptCarry(Carry):
+    """Keys and values are one prompt's, for all utterances alike: read where they lie, and not left again."""
+
+    def among(self, x: Tensor) -> Tensor:
+        assert self._past is not None
+        past = self._past.pop()  # (1 or 2, heads, known, width); of x there are as many times the utterances
+        own = x.reshape(len(past), -1, *x.shape[1:])
+        shared = past[:, None].expand(-1, own.shape[1], -1, -1, -1)
+        return torch.cat([shared, own], dim=-2).flatten(0, 1)
 
 
 class FlowPieces:
-    """The pieces of one voice's utterances, one utterance at a time."""
+    """Pieces of utterances in one voice at a time."""
 
     @torch.no_grad()
-    def __init__(self, steps: FlowSteps, prompt: Sequence[Past], *, how: How | None = None) -> None:
-        """prompt: what `hear_prompt` gave for these steps."""
+    def __init__(
+        self,
+        steps: FlowSteps,
+        *,
+        context: int,
+        tokens: tuple[int, ...],
+        batches: tuple[int, ...],
+        known: tuple[int, ...] = (64, 128, 256, 512),
+        how: How | None = None,
+    ) -> None:
+        """context: so many tokens of a piece are the first of the next one; tokens, batches, known: the sizes
+        of pieces, of company, and of what is remembered of the prompt."""
         if steps.flow.config.block_causal:
             raise ConfigError(
                 "this flow remembers more with each piece",
@@ -65,113 +112,210 @@ class FlowPieces:
                 fix="Make steps without a compile mode for streams: a carry has another shape in each layer.",
             )
         self.steps, self.how = steps, how or how_on(steps.device)
-        self._prompt = tuple(t for past in prompt for t in past if t.dim() == 3)
-        # One buffer for all convolutions: a stream is put aside, or taken up, by one copy.
-        sizes = [t.numel() for t in self._prompt]
-        dtypes = {t.dtype for t in self._prompt}
-        self._flat = {
-            dtype: torch.empty(
-                sum(n for n, t in zip(sizes, self._prompt, strict=True) if t.dtype == dtype),
-                dtype=dtype,
-                device=steps.device,
-            )
-            for dtype in dtypes
-        }
-        self._convolutions = self._views()
-        waiting = iter(self._convolutions)
-        self._pasts = [tuple(next(waiting) if t.dim() == 3 else t for t in past) for past in prompt]
-        self._graphs: dict[tuple[int, int, Fraction], Replay[Tensor]] = {}
+        self.context, self.tokens, self.batches, self.known = context, tokens, batches, known
+        self._shapes: list[list[tuple[int, ...]]] | None = None
+        """Of what each carry holds for one utterance; 3 numbers: a convolution's, 4: an attention's."""
+        self._buffers: dict[int, list[Tensor]] = {}
+        self._loaded: dict[int, Heard] = {}
+        self._graphs: dict[tuple[int, int, int], Replay[tuple[Tensor, Tensor]]] = {}
         self._pool: Any = torch.cuda.graph_pool_handle() if self.how == "graph" else None
-        self.begin()
 
     @property
     def reports(self) -> list[GraphReport]:
         return [graph.report for graph in self._graphs.values()]
 
-    def _views(self) -> list[Tensor]:
-        used, views = dict.fromkeys(self._flat, 0), []
-        for t in self._prompt:
-            start = used[t.dtype]
-            views.append(self._flat[t.dtype][start : start + t.numel()].view(t.shape))
-            used[t.dtype] = start + t.numel()
-        return views
+    @torch.inference_mode()
+    def warm(self, heard: Heard) -> None:
+        """Record every size of piece and company for prompts as long as this one."""
+        known = self._load(heard)
+        for tokens in self.tokens:
+            for batch in self.batches:
+                self._graph(known, tokens, batch, heard)
 
     @torch.inference_mode()
-    def begin(self) -> None:
-        """A new utterance: only the prompt has been heard."""
-        torch._foreach_copy_(self._convolutions, list(self._prompt))
+    def __call__(
+        self,
+        heard: Heard,
+        ids: Tensor,
+        lengths: Tensor,
+        *,
+        cond: Tensor,
+        speaker: Tensor,
+        key: Tensor,
+        first_frame: Tensor,
+        carried: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Mel (batch, bands, 2 · tokens), and what the next pieces must be given as `carried`. Both live
+        until the next call.
 
-    @torch.inference_mode()
-    def put_aside(self) -> list[Tensor]:
-        """Where this utterance stands, to be given to `take_up` after others were spoken."""
-        return [flat.clone() for flat in self._flat.values()]
-
-    @torch.inference_mode()
-    def take_up(self, stood: Sequence[Tensor]) -> None:
-        torch._foreach_copy_(list(self._flat.values()), list(stood))
-
-    @torch.inference_mode()
-    def push(
-        self, ids: Tensor, cond: Tensor, *, speaker: Tensor, key: Tensor, first_frame: Tensor, following: int
-    ) -> Tensor:
-        """Mel (1, bands, frames) of the piece; it lives until the next call.
-
-        ids: (1, tokens + 3), of which the last three are only looked at; cond: (1, bands, 2 · tokens),
-        scaled, zero where a frame is not the prompt's; following: which of these tokens the next piece
-        begins with.
+        ids: (batch, tokens + 3), the last three only looked at; lengths: (batch,), how many ids are real: all
+        of them, or fewer in the last piece of an utterance, which looks at nothing beyond; cond: (batch,
+        bands, 2 · tokens), scaled, zero where a frame is not the prompt's; speaker: (batch, width); key,
+        first_frame: (batch,), of the noise; carried: (batch, values).
         """
-        tokens = ids.shape[1] - LOOKAHEAD_TOKENS
-        advance = Fraction(following, tokens)
-        name = (tokens, LOOKAHEAD_TOKENS, advance)
-        inputs = {"ids": ids, "cond": cond, "speaker": speaker, "key": key, "first_frame": first_frame}
+        count, tokens = len(ids), ids.shape[1] - LOOKAHEAD_TOKENS
+        if tokens not in self.tokens:
+            raise ConfigError(
+                "no graph is made for a piece of this size",
+                got=f"{tokens} tokens",
+                allowed=", ".join(map(str, self.tokens)),
+                fix="Pad the piece to one of these, and say its length.",
+            )
+        known = self._load(heard)
+        batch = bucket_for(count, self.batches, what="utterances")
+        more = batch - count
+        mel, left = self._graph(known, tokens, batch, heard)(
+            ids=F.pad(ids, (0, 0, 0, more)),
+            # A row of padding has one token, so that its attention has something to look at.
+            lengths=F.pad(lengths, (0, more), value=1),
+            unheard=torch.full((1,), known - heard.tokens, device=self.steps.device),
+            cond=F.pad(cond, (0, 0, 0, 0, 0, more)),
+            speaker=F.pad(speaker, (0, 0, 0, more), value=1.0),
+            key=F.pad(key, (0, more)),
+            first_frame=F.pad(first_frame, (0, more)),
+            carried=F.pad(carried, (0, 0, 0, more)),
+        )
+        return mel[:count], left[:count]
+
+    def _load(self, heard: Heard) -> int:
+        """Bring the prompt to where the graphs read it, unless it is there; the size of that place."""
+        known = bucket_for(heard.tokens, self.known, what="tokens of the prompt")
+        if self._loaded.get(known) is heard:
+            return known
+        if self._shapes is None:
+            self._shapes = _shapes(self.steps)
+        if known not in self._buffers:
+            self._buffers[known] = [
+                t.new_zeros(*t.shape[:2], t.shape[2] // heard.tokens * known, t.shape[3]) for t in heard.keys
+            ]
+        # The far end, which the graph does not look at, keeps what an earlier voice left there: numbers.
+        near = [b[:, :, -t.shape[2] :] for b, t in zip(self._buffers[known], heard.keys, strict=True)]
+        torch._foreach_copy_(near, list(heard.keys))
+        self._loaded[known] = heard
+        return known
+
+    def _graph(self, known: int, tokens: int, batch: int, heard: Heard) -> Replay[tuple[Tensor, Tensor]]:
+        name = (known, tokens, batch)
         if name not in self._graphs:
-            before = self.put_aside()  # recording runs the piece
+            config, dtype, buffers = self.steps.flow.config, self.steps.dtype, self._buffers[known]
+
+            def render(**given: Tensor) -> tuple[Tensor, Tensor]:
+                return self._render(buffers, known, **given)
+
             self._graphs[name] = Replay(
-                f"flow, a piece of {tokens} tokens",
-                lambda **given: self._render(advance=advance, **given),
-                inputs,
+                f"flow, {batch} pieces of {tokens} tokens after {known}",
+                render,
+                {
+                    "ids": torch.zeros(batch, tokens + LOOKAHEAD_TOKENS, dtype=torch.int64),
+                    "lengths": torch.full((batch,), tokens + LOOKAHEAD_TOKENS),
+                    "unheard": torch.zeros(1, dtype=torch.int64),
+                    "cond": torch.zeros(batch, config.mel_bands, FRAMES * tokens, dtype=dtype),
+                    "speaker": torch.ones(batch, config.speaker_width, dtype=dtype),
+                    "key": torch.zeros(batch, dtype=torch.int64),
+                    "first_frame": torch.zeros(batch, dtype=torch.int64),
+                    "carried": heard.carried.expand(batch, -1),
+                },
                 how=self.how,
                 device=self.steps.device,
                 pool=self._pool,
             )
-            self.take_up(before)
-        return self._graphs[name](**inputs)
+        return self._graphs[name]
 
     def _render(
-        self, ids: Tensor, cond: Tensor, speaker: Tensor, key: Tensor, first_frame: Tensor, advance: Fraction
-    ) -> Tensor:
+        self,
+        buffers: Sequence[Tensor],
+        known: int,
+        ids: Tensor,
+        lengths: Tensor,
+        unheard: Tensor,
+        cond: Tensor,
+        speaker: Tensor,
+        key: Tensor,
+        first_frame: Tensor,
+        carried: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         """What is recorded."""
+        steps, flow = self.steps, self.steps.flow
+        tokens = ids.shape[1] - LOOKAHEAD_TOKENS
+        advance = Fraction(tokens - self.context, tokens)
+        carries = [_PromptCarry(past, advance=advance) for past in self._pasts(buffers, carried, len(ids))]
+        at = torch.arange(-known, tokens, device=ids.device)
+        seen = (at >= unheard - known) & (at < lengths[:, None])  # (batch, known + tokens)
+        mu = _encode(steps, ids, lengths, seen, carries[0])
+        frames = seen.repeat_interleave(FRAMES, dim=1)[:, None, None]
+        # As a sum, once for all layers and steps: a mask of yes and no is made into one by each of them.
+        mask = torch.zeros(frames.shape, dtype=steps.precision, device=ids.device)
         noise = flow_noise(key, first_frame, cond.shape[2], cond.shape[1]).to(cond.dtype)
-        mel, pasts = piece(
-            self.steps,
-            ids,
-            cond,
+        mel = steps.solve(
             noise,
-            speaker,
-            self._pasts,
-            ahead=LOOKAHEAD_TOKENS,
-            advance=advance,
-            remember=False,
+            mu=mu,
+            speaker=flow.speaker(speaker),
+            cond=cond,
+            mask=mask.masked_fill(~frames, -torch.inf),
+            carries=carries[1:],
         )
-        left = [t for past in pasts for t in past if t.dim() == 3]
-        torch._foreach_copy_(self._convolutions, left)
-        return self.steps.flow.unscaled(mel)
+        left = [t for carry in carries for t in carry.leave()]
+        batch = len(ids)
+        flat = [
+            t.to(cond.dtype).view(-1, batch, *t.shape[1:]).transpose(0, 1).reshape(batch, -1) for t in left
+        ]
+        return flow.unscaled(mel), torch.cat(flat, dim=1)
 
-    @torch.inference_mode()
-    def finish(
-        self, ids: Tensor, cond: Tensor, *, speaker: Tensor, key: Tensor, first_frame: Tensor
-    ) -> Tensor:
-        """The last piece, of any length: nothing follows it, and nothing is looked ahead to."""
-        noise = flow_noise(key, first_frame, cond.shape[2], cond.shape[1]).to(cond.dtype)
-        mel, _ = piece(
-            self.steps,
-            ids,
-            cond,
-            noise,
-            speaker,
-            self._pasts,
-            ahead=0,
-            advance=Fraction(1),
-            remember=False,
-        )
-        return self.steps.flow.unscaled(mel)
+    def _pasts(self, buffers: Sequence[Tensor], carried: Tensor, batch: int) -> list[Past]:
+        """For each carry, what its layers ask for, in their order. Guided rows come first, then the rest."""
+        assert self._shapes is not None
+        keys, start, pasts = iter(buffers), 0, []
+        for number, shapes in enumerate(self._shapes):
+            past = []
+            for shape in shapes:
+                if len(shape) == 4:
+                    past.append(next(keys))
+                    continue
+                size = shape[0] * shape[1] * shape[2]
+                mine = carried[:, start : start + size].view(batch, *shape).transpose(0, 1).flatten(0, 1)
+                past.append(mine.to(self.steps.dtype if number == 0 else self.steps.precision))
+                start += size
+            pasts.append(tuple(past))
+        return pasts
+
+
+def _encode(steps: FlowSteps, ids: Tensor, lengths: Tensor, seen: Tensor, carry: Carry) -> Tensor:
+    """`Flow.encode` where some of what is remembered, and of the piece, is not to be seen (batch, keys)."""
+    flow, encoder = steps.flow, steps.flow.encoder
+    assert isinstance(encoder, TokenEncoder)
+    real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
+    # Beyond the end the look-ahead reads zeros, as it does where nothing follows.
+    x = encoder.embed(flow.input_embedding(ids)) * real[..., None]
+    x = encoder.pre_lookahead_layer(x, ahead=LOOKAHEAD_TOKENS, carry=carry)
+    x = _layers(encoder.encoders, x, seen, carry)
+    x = encoder.up_embed(encoder.up_layer(x, carry))
+    x = _layers(encoder.up_encoders, x, seen.repeat_interleave(FRAMES, dim=1), carry)
+    mu: Tensor = flow.encoder_proj(encoder.after_norm(x)).transpose(1, 2)
+    return mu
+
+
+def _layers(layers: Any, x: Tensor, seen: Tensor, carry: Carry) -> Tensor:
+    distances = signed_distances(x.shape[1], seen.shape[1], x.shape[2], like=x)
+    for layer in layers:
+        x = layer(x, distances, seen[:, None, None], carry)
+    return x
+
+
+@torch.inference_mode()
+def _shapes(steps: FlowSteps) -> list[list[tuple[int, ...]]]:
+    """Of what one utterance leaves, asked of the network itself with a piece of one token."""
+    config, weight = steps.flow.config, steps.flow.encoder_proj.weight
+    ids = torch.zeros(1, 1 + LOOKAHEAD_TOKENS, dtype=torch.int64, device=weight.device)
+    mel = weight.new_zeros(1, config.mel_bands, FRAMES)
+    _, pasts = piece(
+        steps,
+        ids,
+        mel,
+        mel,
+        weight.new_ones(1, config.speaker_width),
+        None,
+        ahead=LOOKAHEAD_TOKENS,
+        advance=Fraction(1),
+        remember=True,
+    )
+    return [[tuple(t.shape) for t in past] for past in pasts]

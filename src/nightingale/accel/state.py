@@ -14,6 +14,8 @@ from nightingale.accel.sampling import Knobs, Order
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH
 
 NO_TOKEN = -1
+BROKEN = -2
+"""Instead of a token: the scores are no numbers. Whoever reads it must end the utterance."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,8 +85,8 @@ class DecodeState:
             if name not in ("cursor", "recent"):
                 value[target] = value[source]
 
-    def append(self, tokens: Tensor, order: Order) -> None:
-        """Note the tokens (slots,) just drawn, and who goes on."""
+    def append(self, tokens: Tensor, broken: Tensor, order: Order) -> None:
+        """Note the tokens (slots,) just drawn, and who goes on; who is `broken` (slots,) does not."""
         stopped = tokens == STOP_SPEECH
         if order == "turbo":
             # PARITY: Turbo's penalty counts the start token for the first draw only, and that draw is not
@@ -94,8 +96,8 @@ class DecodeState:
             self.seen[:, START_SPEECH] &= ~first
             stopped = stopped & ~first
         self.seen.scatter_(1, tokens[:, None], True)
-        fresh = torch.where(self.running, tokens, NO_TOKEN)
+        fresh = torch.where(self.running, torch.where(broken, BROKEN, tokens), NO_TOKEN)
         self.recent.index_copy_(0, self.cursor, fresh[None])
         self.cursor.add_(1)
         self.drawn.add_(self.running)
-        self.running.logical_and_(~(stopped | (self.drawn >= self.budget)))
+        self.running.logical_and_(~(stopped | broken | (self.drawn >= self.budget)))

@@ -25,6 +25,7 @@ EXTRAS = {
     "zh": "spacy_pkuseg",
     "he": "dicta_onnx",
     "audio": "sounddevice",
+    "cpu": "onnxruntime",
     "watermark": "perth",
 }
 SELF_TEST = "One, two, three."
@@ -42,8 +43,21 @@ class Finding:
 def doctor(
     as_json: options.AsJson = False,
     quick: Annotated[bool, typer.Option("--quick", help="Leave out the spoken self test.")] = False,
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILE",
+            help="Print instead what would run a model here in this profile, and why.",
+            show_default=False,
+        ),
+    ] = None,
+    model: options.Model = None,
+    device: options.Device = "auto",
 ) -> None:
     """Report on this machine and speak one sentence. Exits 1 if something is broken."""
+    if plan is not None:
+        _print_plan(plan, model, device, as_json=as_json)
+        return
     findings = [*_software(), *_hardware(), *_files(), *_extras()]
     if not quick:
         findings.append(_self_test())
@@ -56,6 +70,27 @@ def doctor(
             print(f"{finding.name:<18}{mark:<8}{finding.detail}")
     if not healthy:
         raise typer.Exit(1)
+
+
+def _print_plan(profile: str, model: str | None, device: str, *, as_json: bool) -> None:
+    """What runs where, in which precision, why, and what was refused."""
+    from nightingale.engine.load import plan_named
+    from nightingale.engine.profiles import profile_named
+
+    made, missing = plan_named(model, profile_named(profile), device=device)
+    if as_json:
+        told = asdict(made) | {"parts": [asdict(part) for part in made.parts], "weights_missing": missing}
+        print(json.dumps(told))
+        return
+    machine = made.machine
+    print(f"{made.model}, {made.profile}, on {machine.device} ({machine.name}, {machine.instructions})")
+    for part in made.parts:
+        print(f"{part.stage:<10}{part.way:<9}{part.dtype:<10}{part.why}")
+        for refusal in part.refused:
+            print(f"{'':<10}refused: {refusal}")
+    if machine.obstacle:
+        print(f"note      {machine.obstacle}")
+    print(f"weights   {'all here' if missing is None else f'missing: {missing}'}")
 
 
 def _software() -> list[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import math
@@ -50,7 +51,7 @@ def say(
     check_out(out, as_json)
     words = read_text(text)
 
-    with busy(f"loading {model or 'the voice in the box'} …", quiet=quiet):
+    with busy(f"loading {model or 'the voice in the box'} …", quiet=quiet), starting():
         from nightingale.engine import TTS
 
         tts = TTS(model, device=device, profile=profile, offline=offline, **chosen)
@@ -81,6 +82,22 @@ def say(
         note(f"{out}: {cost.audio_seconds:.2f} s, {times}, seed {stream.seed}")
     if as_json:
         print(json.dumps(summary(tts.name, voice, stream.seed, cost, digest.hexdigest())))
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """What makes a process start sooner, and is nobody's business but a program's.
+
+    Nothing becomes garbage while modules and weights are loaded, and what is loaded stays: looking for it
+    took a tenth of the start. Weights in large pages take a fraction of the page faults.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch reads it when it first allocates
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def check_out(out: str, as_json: bool) -> None:

@@ -43,23 +43,34 @@ class Decoding:
         )
         self._seen[START_SPEECH] = True
 
-    @torch.inference_mode()
     def accept(self, scores: Tensor) -> int:
         """The next token, drawn from T3's scores (rows, vocab); control ids are tokens too."""
+        token = self.draw(scores)
+        self.note(token)
+        return token
+
+    @torch.inference_mode()
+    def draw(self, scores: Tensor) -> int:
         guided = guide(scores.float(), self.sampling.cfg_weight)
         token = draw(self._sampler(guided, self._seen), greedy=self._greedy, rng=self.rng)
-        first_of_turbo = self.habits.sampler == "turbo" and self.drawn == 0
-        if first_of_turbo:
+        if self._first_of_turbo:
             # PARITY: Turbo's penalty counts the start token for the first draw only.
             #         tests/engine/test_decode.py::test_turbo_forgets_the_start_after_its_first_draw
             self._seen[START_SPEECH] = False
         self._seen[token] = True
-        self.drawn += 1
+        return token
+
+    def note(self, token: int) -> None:
+        """Count a token that was drawn, here or elsewhere, and know the end."""
         # PARITY: Turbo does not look for the stop in its first draw.
         #         tests/engine/test_decode.py::test_turbo_does_not_stop_at_its_first_draw
-        stopped = token == STOP_SPEECH and not first_of_turbo
+        stopped = token == STOP_SPEECH and not self._first_of_turbo
+        self.drawn += 1
         self.finished = stopped or self.drawn >= self.budget
-        return token
+
+    @property
+    def _first_of_turbo(self) -> bool:
+        return self.habits.sampler == "turbo" and self.drawn == 0
 
 
 @torch.inference_mode()
@@ -70,10 +81,10 @@ def prompt_of(
     weight = t3.speech_head.weight
     device, dtype = weight.device, weight.dtype
     return t3.prompt(
-        torch.tensor([_framed(t3, text_ids, habits.max_new_tokens)], device=device),
-        speaker=voice.speaker[None].to(device, dtype),
-        prompt_ids=voice.prompt_ids[None, : t3.config.prompt_tokens].to(device),
-        exaggeration=torch.tensor([exaggeration], device=device, dtype=dtype),
+        _send(torch.tensor([_framed(t3, text_ids, habits.max_new_tokens)]), device),
+        speaker=_send(voice.speaker[None].to(dtype), device),
+        prompt_ids=_send(voice.prompt_ids[None, : t3.config.prompt_tokens], device),
+        exaggeration=torch.full((1,), exaggeration, device=device, dtype=dtype),
         guided=sampling.cfg_weight > 0,
     )
 
@@ -97,6 +108,11 @@ def speak(
         token = decoding.accept(t3.next_scores(x, memory))
         yield token
         x = t3.embed_speech(torch.full((len(x), 1), token, device=x.device), decoding.drawn)
+
+
+def _send(values: Tensor, device: torch.device) -> Tensor:
+    """A GPU that is busy with other people's tokens is not waited for."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
 
 
 def _framed(t3: T3, text_ids: list[int], max_new_tokens: int) -> list[int]:

@@ -37,6 +37,8 @@ class Habits:
     """As much as fits goes into one piece: short text is spoken whole. Otherwise each sentence is one."""
     silence_ids: frozenset[int] = frozenset({SILENCE_TOKEN})
     """Speech tokens of which a run is silence, and not speech. None known: silence is noticed as a loop."""
+    closing_pause_ms: int = 0
+    """Silence after the last piece: players swallow the end of a file that stops with its last sound."""
     guarded: bool = True
     """Watched for loops, silence and a missing end, and drawn again where that helps."""
     tail_silence_tokens: int = 0
@@ -81,6 +83,7 @@ WREN: Final = Habits(
     tokens_per_text_id=6.0,
     split_chars=220,
     fill_pieces=False,
+    closing_pause_ms=250,
     prompt_seconds=0.0,
     # As long as the prompts it was trained with: shown only so that a clone's recording sounds alike.
     flow_prompt_seconds=1.5,

@@ -1,10 +1,12 @@
-"""A model's name or folder to everything the engine needs of it.
+"""A model's name or folder to everything the engine needs of it, and what runs it on this machine.
 
 Wren comes from the package (or from a folder that `nightingale train export` wrote), the others from the hub.
+This is also the engine's one door to accel/: guests.py names every faster way, and here it is let in.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -15,7 +17,16 @@ from typing import Any
 import torch
 
 from nightingale import wren
+from nightingale.accel.quick import arrange
+from nightingale.engine.acoustic import CONTEXT_TOKENS
+from nightingale.engine.draws import DeviceDraws, Draws, HostDraws
+from nightingale.engine.guests import GUESTS
 from nightingale.engine.habits import HABITS, Habits
+from nightingale.engine.plan import DTYPES, Guest, Machine, Plan, Sizes, look_at, make_plan
+from nightingale.engine.profiles import Profile
+from nightingale.engine.runner import PlainRunner
+from nightingale.engine.studio import PROMPTS_KEPT_BYTES, GraphStudio, PlainStudio, Studio
+from nightingale.engine.vocode import HOLD_FRAMES, guessed_frames
 from nightingale.errors import CheckpointError, ConfigError, DeviceError, ModelMissing
 from nightingale.hub.find import locate
 from nightingale.models.chatterbox.build import Listeners, Speakers, load_listeners, load_speakers
@@ -23,8 +34,13 @@ from nightingale.models.chatterbox.presets import PRESETS, Preset
 from nightingale.models.compact import unpack
 from nightingale.text.frontend import Frontend, open_frontend
 from nightingale.values import Sampling
+from nightingale.voices.home import cache_folder
 from nightingale.voices.voice import Voice
 
+STEPS_AHEAD = 4
+"""Steps that a device which draws by itself is asked for at a time; so late are their tokens read."""
+RENDERED_TOGETHER = 16
+"""Blocks of several utterances in one voice, at most, in one graph."""
 OPTIONS = ("kind", "t3", "s3gen")
 """What may be said about a model besides its name: see `nightingale.hub.find.locate`."""
 
@@ -60,6 +76,10 @@ class Model:
     """Changes when a clip would become another voice; the key of the voice cache."""
     notice: str | None = None
     """What the user must know before listening."""
+    voices: Path | None = None
+    """Folder of the voices that came with it, where that is not the package's."""
+    dtype: str = "auto"
+    """T3's precision, if the user has chosen one."""
 
 
 def default_model() -> str:
@@ -92,10 +112,13 @@ def load_model(
         model = _load_official(name, offline=offline, options=options)
     return replace(
         model,
-        speakers=Speakers(
-            t3=model.speakers.t3.to(place, precision),
-            flow=model.speakers.flow.to(place, torch.float32),
-            hift=model.speakers.hift.to(place, torch.float32),
+        dtype=dtype,
+        speakers=arrange(
+            Speakers(
+                t3=model.speakers.t3.to(place, precision),
+                flow=model.speakers.flow.to(place, torch.float32),
+                hift=model.speakers.hift.to(place, torch.float32),
+            )
         ),
     )
 
@@ -141,6 +164,7 @@ def load_wren(folder: Path, preset: Preset) -> Model:
         ),
         default_voice=Voice.load(folder / wren.VOICES / f"{card['default_voice']}.safetensors"),
         fingerprint=card["fingerprint"],
+        voices=folder / wren.VOICES,
     )
 
 
@@ -181,9 +205,133 @@ def choose_device(asked: str) -> torch.device:
 
 def choose_dtype(asked: str) -> torch.dtype:
     """T3's precision. The flow and the vocoder stay in float32: their error is heard directly."""
-    dtypes = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}
-    if asked not in dtypes:
+    if asked == "auto":
+        return torch.float32
+    if asked not in DTYPES:
         raise ConfigError(
-            "unknown dtype", got=repr(asked), allowed=", ".join(dtypes), fix="Pick one of these."
+            "unknown dtype", got=repr(asked), allowed=", ".join(["auto", *DTYPES]), fix="Pick one of these."
         )
-    return dtypes[asked]
+    return DTYPES[asked]
+
+
+def _no_int8(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
+    from nightingale.accel.cpu.able import refusal
+
+    return refusal(sizes.t3)
+
+
+# Its needs are measured, by itself; those of the others are written down in guests.py.
+INT8 = Guest(
+    way="int8", stage="t3", kind="cpu", what="weights of eight bits, read by onnxruntime", refusal=_no_int8
+)
+ALL_GUESTS: Mapping[tuple[str, str], Guest] = {**GUESTS, (INT8.stage, INT8.way): INT8}
+
+
+def plan_for(model: Model, profile: Profile) -> Plan:
+    """What will run this model here."""
+    speakers = model.speakers
+    sizes = Sizes(name=model.name, t3=speakers.t3.config, flow=speakers.flow.config, habits=model.habits)
+    machine = look_at(speakers.t3.speech_head.weight.device)
+    return make_plan(sizes, machine, profile, ALL_GUESTS, dtype=model.dtype)
+
+
+def plan_named(name: str | Path | None, profile: Profile, *, device: str) -> tuple[Plan, str | None]:
+    """The plan of a model by its name or folder; and what is missing of its weights, in words."""
+    name = default_model() if name is None else name
+    missing = None
+    if name == "noise":
+        from nightingale.engine.standin import NOISE
+
+        preset = NOISE
+    elif name == "wren" or (Path(name).expanduser() / wren.FILES["card"]).is_file():
+        folder = wren.folder() if name == "wren" else Path(name).expanduser()
+        name, preset = "wren", PRESETS["wren"]
+        if absent := wren.missing(folder):
+            missing = f"no {', '.join(absent)} in {folder}"
+    else:
+        try:
+            name = locate(name, offline=True).card.name
+        except ModelMissing as error:
+            if name not in PRESETS:
+                raise
+            missing = f"{error.got}; {error.fix}"
+        preset = PRESETS[str(name)]
+    sizes = Sizes(name=str(name), t3=preset.t3, flow=preset.flow, habits=HABITS[str(name)])
+    return make_plan(sizes, look_at(choose_device(device)), profile, ALL_GUESTS, dtype="auto"), missing
+
+
+def fitted(model: Model, plan: Plan) -> Model:
+    """The model with T3 as the plan wants it: a copy, if that changes it, for the model may be shared."""
+    t3 = model.speakers.t3
+    now = t3.speech_head.weight.dtype
+    wanted = DTYPES.get(plan.t3.dtype, now)
+    if wanted == now and plan.t3.way != "graphs":  # whose weights are laid out anew
+        return model
+    return replace(model, speakers=replace(model.speakers, t3=copy.deepcopy(t3).to(wanted)))
+
+
+def open_draws(model: Model, profile: Profile, plan: Plan) -> Draws:
+    """T3 with its memory, as the plan says; whatever is recorded is recorded now."""
+    t3, habits = model.speakers.t3, model.habits
+    rows = 1 if "cfg_weight" in habits.ignored else 2
+    longest = t3.prompt_length(habits.max_text_ids)
+    capacity = longest + habits.max_new_tokens
+    if plan.t3.way == "graphs":
+        from nightingale.accel.decode import DecodePlan, Decoder
+        from nightingale.accel.sampling import needs_sorting
+
+        buckets = tuple(2**n for n in range(profile.slots.bit_length()) if 2**n < profile.slots)
+        decoder = Decoder(
+            t3,
+            order=habits.sampler,
+            guided=rows == 2,
+            capacity=capacity,
+            plan=DecodePlan(slots=(*buckets, profile.slots), steps=STEPS_AHEAD),
+        )
+        decoder.warm(prompts=(t3.prompt_length(0), longest), sorting=needs_sorting(habits.sampling))
+        return DeviceDraws(decoder, steps=STEPS_AHEAD)
+    pool: dict[str, Any] = {"slots": profile.slots, "rows_per_slot": rows, "capacity": capacity}
+    if plan.t3.way == "int8":
+        from nightingale.accel.cpu.packed import digest_of_tensors, pack
+        from nightingale.accel.cpu.runner import CpuRunner
+
+        tensors = t3.state_dict()
+        home = cache_folder().parent / "int8"
+        packed = pack(t3.config, tensors, home=home, source=digest_of_tensors(tensors))
+        return HostDraws(CpuRunner(t3, packed, **pool, batched=profile.batched))
+    return HostDraws(PlainRunner(t3, **pool, batched=profile.batched))
+
+
+def open_studio(model: Model, profile: Profile, plan: Plan) -> Studio:
+    """The flow and the vocoder, as the plan says; whatever is recorded is recorded now."""
+    flow, hift = model.speakers.flow, model.speakers.hift
+    plain = PlainStudio(flow, hift, streaming=profile.streaming)
+    if plan.flow.way != "graphs" or plan.vocoder.way != "graphs":
+        return plain
+    from nightingale.accel.render import Renderer
+
+    blocks = [profile.first_block_tokens]
+    while blocks[-1] < profile.largest_block_tokens:
+        blocks.append(min(2 * blocks[-1], profile.largest_block_tokens))
+    batches = tuple(size for size in (1, 4) if size < profile.slots)
+    renderer = Renderer(
+        flow,
+        hift,
+        precision=DTYPES.get(plan.flow.dtype),
+        blocks=tuple(blocks),
+        context=CONTEXT_TOKENS,
+        hold_frames=HOLD_FRAMES,
+        guessed_frames=guessed_frames(hift),
+        batches=(*batches, min(RENDERED_TOGETHER, profile.slots)),
+    )
+    studio = GraphStudio(
+        renderer,
+        plain,
+        hift.config,
+        together=renderer.batches[-1],
+        kept_bytes=max(PROMPTS_KEPT_BYTES, (plan.machine.free_bytes or 0) // 10),
+    )
+    voice = model.default_voice
+    if voice is not None and studio.takes(voice):
+        renderer.warm(studio.memory(voice))
+    return studio

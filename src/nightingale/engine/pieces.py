@@ -35,7 +35,7 @@ class Piece:
     text_ids: list[int]
     """Empty for a silence by itself, such as one that the request begins with."""
     pause_samples: int
-    """Silence after it; none after the last, unless the text asks for it."""
+    """Silence after it; after the last, the model's own, unless the text asks for another."""
     text: str = ""
     """What is spoken, for the guards (how long can it take?) and for people."""
 
@@ -50,6 +50,7 @@ def cut(
     max_ids: int | None = None,
     max_chars: int = MAX_CHARS,
     speed: float = 1.0,
+    closing_ms: int = 0,
 ) -> Iterator[Piece]:
     """At least one piece, in order, each made when it is asked for.
 
@@ -60,7 +61,14 @@ def cut(
     for tag in _PAUSE.finditer(text):
         _pause_ms(tag)
     pieces = pieces_of(
-        frontend, text, language, split_chars=split_chars, fill=fill, max_ids=max_ids, speed=speed
+        frontend,
+        text,
+        language,
+        split_chars=split_chars,
+        fill=fill,
+        max_ids=max_ids,
+        speed=speed,
+        closing_ms=closing_ms,
     )
     return chain([next(pieces)], pieces)
 
@@ -85,6 +93,7 @@ def pieces_of(
     more: bool = False,
     max_ids: int | None = None,
     speed: float = 1.0,
+    closing_ms: int = 0,
 ) -> Iterator[Piece]:
     """The pieces of a text of any length, each made when it is asked for: a book takes the memory of a page.
 
@@ -92,7 +101,8 @@ def pieces_of(
     one piece, and not one sentence; a short text is then spoken whole, exactly as it was written. more: this
     is a segment, and others follow; its last piece has its pause, and it need not say anything. max_ids: what
     would have more ids (a line of rare signs) is cut further, if the text may be cut at all. speed: of the
-    speech; natural pauses follow it, and those that the text asks for do not.
+    speech; natural pauses follow it, and those that the text asks for do not. closing_ms: the pause after the
+    last piece, where the text asks for none.
     """
     held: Piece | None = None  # said, and waiting for the pause after it
     asked_ms: int | None = None  # the pause that the text asks for since then
@@ -105,7 +115,7 @@ def pieces_of(
             yield from _followed(held, asked_ms)
             held, asked_ms = replace(piece, pause_samples=round(piece.pause_samples / speed)), None
     if held is not None or more:
-        yield from _followed(held, 0 if asked_ms is None and not more else asked_ms)
+        yield from _followed(held, closing_ms if asked_ms is None and not more else asked_ms)
     else:
         raise EmptyText(
             "there is nothing to say",

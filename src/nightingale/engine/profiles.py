@@ -1,4 +1,7 @@
-"""How the engine trades: each profile is an explicit plan that can be printed."""
+"""How the engine trades: each profile says what it does and what it wishes for.
+
+What a machine grants of the wishes is a plan (plan.py): `nightingale doctor --plan fast` prints it.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,15 @@ from typing import Final
 from nightingale.errors import ConfigError
 
 
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A faster way for one stage, and the precision it shall run in."""
+
+    way: str
+    """A name of guests.py."""
+    dtype: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     name: str
@@ -16,6 +28,10 @@ class Profile:
     """Render while tokens are still being written; otherwise each piece of text is rendered whole."""
     batched: bool
     """Decode all utterances in one pass; otherwise one by one, with the same bits in any company."""
+    t3: tuple[Wish, ...] = ()
+    flow: tuple[Wish, ...] = ()
+    vocoder: tuple[Wish, ...] = ()
+    """The best first; what the machine does not grant is done the plain way."""
     slots: int = 8
     """Utterances decoded at a time."""
     queue_limit: int = 64
@@ -31,8 +47,23 @@ class Profile:
 
 
 EXACT: Final = Profile(name="exact", streaming=False, batched=False)
-BALANCED: Final = Profile(name="balanced", streaming=True, batched=True)
-PROFILES: Final[Mapping[str, Profile]] = {profile.name: profile for profile in (EXACT, BALANCED)}
+BALANCED: Final = Profile(
+    name="balanced",
+    streaming=True,
+    batched=True,
+    t3=(Wish("graphs", "bfloat16"),),
+    flow=(Wish("graphs", "float32"),),
+    vocoder=(Wish("graphs", "float32"),),
+)
+FAST: Final = Profile(
+    name="fast",
+    streaming=True,
+    batched=True,
+    t3=(Wish("graphs", "bfloat16"), Wish("int8", "int8")),
+    flow=(Wish("graphs", "bfloat16"),),
+    vocoder=(Wish("graphs", "float32"),),
+)
+PROFILES: Final[Mapping[str, Profile]] = {profile.name: profile for profile in (EXACT, BALANCED, FAST)}
 
 
 def profile_named(name: str) -> Profile:

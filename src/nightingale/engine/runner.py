@@ -11,6 +11,7 @@ everybody, which is where the time goes; sums may then round differently in comp
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,7 +31,29 @@ class Turn:
     """Where that token stands after the start token."""
 
 
-class Runner:
+class Runner(Protocol):
+    """What takes T3's steps. Slots in use have no gaps; a prompt of one row is not guided, one of two is."""
+
+    @property
+    def bytes(self) -> int:
+        """What the pool of memory takes, however many are speaking."""
+
+    def begin(self, slot: int, prompt: Tensor) -> Tensor:
+        """Read a prompt (rows, time, width) into a slot; scores of the first token (rows, vocab)."""
+
+    def step(self, turns: list[Turn]) -> list[Tensor]:
+        """Scores of the next token of each utterance, each (rows, vocab). All are taken, or none is."""
+
+    def move(self, source: int, target: int) -> None:
+        """Bring an utterance's memory to another slot."""
+
+    def wipe(self, slot: int) -> None:
+        """After a fault: what is not a number would reach the slot's next utterance, masked or not."""
+
+
+class PlainRunner:
+    """The reference: torch, in the precision of the weights."""
+
     def __init__(self, t3: T3, *, slots: int, rows_per_slot: int, capacity: int, batched: bool) -> None:
         self.t3, self.rows_per_slot, self.batched = t3, rows_per_slot, batched
         self.capacity = capacity
@@ -44,25 +67,21 @@ class Runner:
 
     @property
     def bytes(self) -> int:
-        """What the pool takes, however many are speaking."""
         return sum(2 * m.keys.numel() * m.keys.element_size() for m in self.layers)
 
     @torch.inference_mode()
     def begin(self, slot: int, prompt: Tensor) -> Tensor:
-        """Read a prompt (rows, time, width) into a slot; scores of the first token (rows, vocab)."""
         first = slot * self.rows_per_slot
         self.memories[slot] = [memory.of_rows(first, len(prompt)) for memory in self.layers]
         return self.t3.next_scores(prompt, self.memories[slot])
 
     @torch.inference_mode()
     def step(self, turns: list[Turn]) -> list[Tensor]:
-        """Scores of the next token of each utterance, each (rows, vocab)."""
         if self.batched and len(turns) > 1:
             return self._together(turns)
         return [self._alone(turn) for turn in turns]
 
     def move(self, source: int, target: int) -> None:
-        """Bring an utterance's memory to another slot."""
         old = self.memories[source]
         first = target * self.rows_per_slot
         rows, length = len(old[0].keys), old[0].position
@@ -75,7 +94,6 @@ class Runner:
 
     @torch.inference_mode()
     def wipe(self, slot: int) -> None:
-        """After a fault: what is not a number would reach the slot's next utterance, masked or not."""
         for memory in self.memories[slot]:
             memory.keys.zero_()
             memory.values.zero_()

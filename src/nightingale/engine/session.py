@@ -15,7 +15,7 @@ from nightingale.clocks import CLOCKS
 from nightingale.engine.gaps import Gaps
 from nightingale.engine.pieces import Piece
 from nightingale.errors import NightingaleError
-from nightingale.values import AudioChunk, Metrics, Samples, Sampling
+from nightingale.values import AudioChunk, Begun, Metrics, Samples, Sampling
 from nightingale.voices.voice import Voice
 
 
@@ -47,13 +47,20 @@ class Session:
         self._ended = False
         self._cancelled = False
         self._notify: Callable[[], None] | None = None
+        self._begins: Begun | None = None
+        """What the next samples begin."""
+
+    def reached(self, piece: Piece) -> None:
+        """All before this piece was rendered, and it comes next."""
+        self._begins = Begun(text=piece.text if piece.text_ids else "", pause_samples=piece.pause_samples)
 
     def put(self, samples: Samples) -> None:
         """The worker has rendered something."""
         with self._changed:
             self.timing.heard(len(samples))
             if len(samples) and not self._cancelled:
-                self._chunks.append(AudioChunk(samples=samples, sample_rate_hz=CLOCKS.sample_rate_hz))
+                rate_hz, begins, self._begins = CLOCKS.sample_rate_hz, self._begins, None
+                self._chunks.append(AudioChunk(samples=samples, sample_rate_hz=rate_hz, begins=begins))
                 self._unread_samples += len(samples)
             self._tell()
 
@@ -178,8 +185,9 @@ class Timing:
 class Pieces:
     """The pieces of a request's text, in order; more may be added until it is closed."""
 
-    def __init__(self, known: Iterator[Piece] | None = None) -> None:
-        self._known = known
+    def __init__(self, known: Iterator[Piece] | None = None, *, reached: Callable[[Piece], None]) -> None:
+        """reached: told of each piece as it is taken, which is when all before it was rendered."""
+        self._known, self._reached = known, reached
         self._added: deque[Piece] = deque()
         self._lock = threading.Lock()
         self._closed = known is not None
@@ -203,6 +211,10 @@ class Pieces:
     def next(self) -> Piece | None:
         """The next piece, or None if there is none yet (or, when closed, none any more)."""
         if self._known is not None:
-            return next(self._known, None)
-        with self._lock:
-            return self._added.popleft() if self._added else None
+            piece = next(self._known, None)
+        else:
+            with self._lock:
+                piece = self._added.popleft() if self._added else None
+        if piece is not None:
+            self._reached(piece)
+        return piece

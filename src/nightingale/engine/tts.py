@@ -6,6 +6,7 @@ is one path from text to sound.
 
 from __future__ import annotations
 
+import logging
 import time
 import weakref
 from collections.abc import Iterable, Iterator
@@ -19,8 +20,17 @@ from nightingale.clocks import CLOCKS
 from nightingale.engine.controls import Control, offered, settle
 from nightingale.engine.listening import Stream
 from nightingale.engine.live import LiveSession
-from nightingale.engine.load import Model, default_model, load_model
+from nightingale.engine.load import (
+    Model,
+    default_model,
+    fitted,
+    load_model,
+    open_draws,
+    open_studio,
+    plan_for,
+)
 from nightingale.engine.pieces import MAX_CHARS, Piece, cut
+from nightingale.engine.plan import Plan
 from nightingale.engine.profiles import Profile, profile_named
 from nightingale.engine.session import Pieces, Session, Timing
 from nightingale.engine.voicing import Voicing
@@ -29,6 +39,8 @@ from nightingale.text.frontend import Frontend
 from nightingale.text.languages import LANGUAGES
 from nightingale.values import Audio
 from nightingale.voices.voice import Voice
+
+log = logging.getLogger("nightingale.engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,34 +70,54 @@ class TTS:
     ) -> None:
         """model: a name of `nightingale models list`, a folder, or None for the voice in the box.
 
-        profile: "exact" renders each piece of text whole, as upstream does; "balanced" streams it. None is
-        the model's own choice. max_chars: a longer text is refused; it says nothing about memory, since text
-        is cut and spoken piece by piece.
+        profile: "exact" renders each piece of text whole, as upstream does; "balanced" streams it; "fast"
+        streams it with all the speed this machine has (`plan` says which). None is the model's own choice.
+        max_chars: a longer text is refused; it says nothing about memory, since text is cut and spoken piece
+        by piece.
         """
         name = default_model() if model is None else model
         loaded = load_model(name, device=device, dtype=dtype, offline=offline, options=options)
         self._start(loaded, profile, max_chars)
 
     @classmethod
-    def over(cls, model: Model, profile: str | Profile | None = None, *, max_chars: int = MAX_CHARS) -> TTS:
-        """An engine over a model that is already loaded."""
+    def over(
+        cls,
+        model: Model,
+        profile: str | Profile | None = None,
+        *,
+        max_chars: int = MAX_CHARS,
+        plan: Plan | None = None,
+    ) -> TTS:
+        """An engine over a model that is already loaded. plan: what this machine grants, if not given."""
         tts = cls.__new__(cls)
-        tts._start(model, profile, max_chars)
+        tts._start(model, profile, max_chars, plan)
         return tts
 
-    def _start(self, model: Model, profile: str | Profile | None, max_chars: int) -> None:
-        self._model, self._max_chars = model, max_chars
+    def _start(
+        self, model: Model, profile: str | Profile | None, max_chars: int, plan: Plan | None = None
+    ) -> None:
         if not isinstance(profile, Profile):
             profile = profile_named(profile or model.habits.profile)
-        self._profile = profile
+        self._profile, self._max_chars = profile, max_chars
+        self._plan = plan or plan_for(model, profile)
+        for refusal in self._plan.refusals:
+            log.warning("%s, %s: %s", model.name, profile.name, refusal)
+        self._model = model = fitted(model, self._plan)
         self._voicing = Voicing(model)
-        self._worker = Worker(model, self._profile)
+        self._worker = Worker(
+            model, profile, open_draws(model, profile, self._plan), open_studio(model, profile, self._plan)
+        )
         # A forgotten TTS must not leave its thread behind.
         weakref.finalize(self, self._worker.stop)
 
     @property
     def name(self) -> str:
         return self._model.name
+
+    @property
+    def plan(self) -> Plan:
+        """What runs where, and why."""
+        return self._plan
 
     @property
     def notice(self) -> str | None:
@@ -105,6 +137,11 @@ class TTS:
     def voice_family(self) -> str:
         """Which voices it can wear."""
         return self._model.voice_family
+
+    @property
+    def voices_folder(self) -> Path | None:
+        """Voices that came with it, where those are not the package's."""
+        return self._model.voices
 
     @property
     def languages(self) -> tuple[str, ...]:
@@ -215,9 +252,10 @@ class TTS:
             max_ids=habits.max_text_ids,
             max_chars=self._max_chars,
             speed=session.request.speed,
+            closing_ms=habits.closing_pause_ms,
         )
         session.timing.lap("text", session.timing.opened_s)
-        self._worker.submit(session, Pieces(_timed(pieces, session.timing)))
+        self._worker.submit(session, Pieces(_timed(pieces, session.timing), reached=session.reached))
         return session
 
     def session(
@@ -230,7 +268,8 @@ class TTS:
         **controls: float | None,
     ) -> LiveSession:
         """Text in as it is written, audio out while it still arrives. `controls` are those of `stream`."""
-        session, pieces = self._session(voice, seed, controls), Pieces()
+        session = self._session(voice, seed, controls)
+        pieces = Pieces(reached=session.reached)
         self._worker.submit(session, pieces)
         return LiveSession(
             session,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Hashable
 
 import numpy as np
 from torch import Tensor
 
 from nightingale.clocks import CLOCKS
-from nightingale.engine.acoustic import MelStream, PromptState, audible
+from nightingale.engine.acoustic import audible
 from nightingale.engine.decode import Decoding, prompt_of
 from nightingale.engine.guards import ATTEMPTS, Action, Guard, limits_for, retry_seed
 from nightingale.engine.habits import SILENCE_TOKEN
@@ -19,8 +19,7 @@ from nightingale.engine.randomness import generator
 from nightingale.engine.sampling import is_greedy
 from nightingale.engine.session import Request, Timing
 from nightingale.engine.speed import Stretcher
-from nightingale.engine.vocode import SampleStream
-from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
+from nightingale.engine.studio import Block, Cut, Rendering
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
 from nightingale.values import Samples
 
@@ -36,7 +35,7 @@ class Utterance:
         request: Request,
         *,
         seed: int,
-        prompt_state: PromptState | None,
+        rendering: Rendering,
     ) -> None:
         self.model, self.profile, self.piece, self.request = model, profile, piece, request
         self._seed = seed
@@ -44,13 +43,10 @@ class Utterance:
         self._begin_attempt()
         self.last_token = 0
         self.rendered = False
-        """Whether its last block was rendered."""
+        """Whether its last block was taken."""
         self.in_company = False
         """Others are speaking too: after the first block, fewer and larger ones serve everybody better."""
-        self._mel = MelStream(
-            model.speakers.flow, request.voice, seed=seed, streaming=profile.streaming, prompt=prompt_state
-        )
-        self._samples = SampleStream(model.speakers.hift, seed=seed, streaming=profile.streaming)
+        self._rendering = rendering
         self._speed = Stretcher(CLOCKS.sample_rate_hz, request.speed)
         self._block = profile.first_block_tokens
 
@@ -91,10 +87,11 @@ class Utterance:
             exaggeration=self.request.exaggeration,
         )
 
-    def accept(self, scores: Tensor) -> None:
-        """Draw the next token."""
-        self.last_token = self.decoding.accept(scores)
-        self._new += audible([self.last_token])
+    def accept(self, token: int) -> None:
+        """The next token, as it was drawn."""
+        self.last_token = token
+        self.decoding.note(token)
+        self._new += audible([token])
         if self._guard is not None:
             self._heed(self._guard)
         if self.decoding.finished and not self.must_restart:
@@ -113,30 +110,39 @@ class Utterance:
     @property
     def block_ready(self) -> bool:
         """Whether there is something to render now."""
-        if self.rendered or self.must_restart:
-            return False
-        held_back = 0 if self._tokens == 0 else LOOKAHEAD_TOKENS
-        enough = len(self._new) + held_back >= self._block + LOOKAHEAD_TOKENS
-        return self.decoding.finished or (self.profile.streaming and enough)
+        return self._cut() is not None
 
-    def render(self, timing: Timing) -> Samples:
-        """speech ids -> mel -> samples, for the tokens of this block."""
-        ids, self._new = self._new, []
-        final, at = self.decoding.finished, time.perf_counter()
-        self._tokens += len(ids)
+    @property
+    def company(self) -> Hashable:
+        """Whose next blocks may be rendered with this one's; None where none is ready."""
+        cut = self._cut()
+        return None if cut is None else self._rendering.company(cut)
+
+    def _cut(self) -> Cut | None:
+        if self.rendered or self.must_restart or not (self.decoding.finished or self.profile.streaming):
+            return None
+        return self._rendering.cut(len(self._new), finished=self.decoding.finished, wanted=self._block)
+
+    def take_block(self, timing: Timing) -> Block:
+        """The next block, which is ready. Its tokens are not taken back."""
+        cut = self._cut()
+        assert cut is not None
+        count, final = cut
+        ids, self._new = self._new[:count], self._new[count:]
+        self._tokens += count
         if self._guard is not None:
             self._guard.commit(self._tokens)
-        timing.tokens += len(ids)
+        timing.tokens += count
         largest = self.profile.largest_block_tokens
         self._block = largest if self.in_company else min(2 * self._block, largest)
         self.rendered = final
+        return Block(rendering=self._rendering, ids=ids, final=final, timing=timing)
+
+    def finish(self, block: Block, samples: Samples) -> Samples:
+        """What is heard of a block that was rendered."""
         if not self._tokens:
             return np.zeros(0, np.float32)
-        mel = self._mel.push(ids, final=final)
-        at = timing.lap("flow", at)
-        samples = self._samples.push(mel, final=final)
-        timing.lap("vocoder", at)
-        if final and self.model.habits.drop_last_token and self._tokens > 1:
+        if block.final and self.model.habits.drop_last_token and self._tokens > 1:
             samples = samples[: len(samples) - CLOCKS.samples_per_token]  # which the family garbles
-        samples = self._speed.push(samples, final=final)
-        return np.pad(samples, (0, self.piece.pause_samples)) if final else samples
+        samples = self._speed.push(samples, final=block.final)
+        return np.pad(samples, (0, self.piece.pause_samples)) if block.final else samples

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nightingale.clocks import CLOCKS
 from nightingale.engine.randomness import NoiseTape, generator
-from nightingale.models.chatterbox.hift.config import HARMONICS
+from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS, HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.hift.reach import lookahead_samples
 from nightingale.models.chatterbox.hift.stream import HiftStream
@@ -29,7 +29,7 @@ def render_samples(hift: Hift, mel: Tensor, *, seed: int) -> Samples:
     device, dtype = weight.device, weight.dtype
     noise = source_noise(seed).read(0, mel.shape[1] * CLOCKS.samples_per_frame).T[None]
     mel = mel[None].to(device, dtype)
-    source, _ = hift.m_source(hift.f0_predictor(mel), harmonic_phase(seed), noise)
+    source, _ = hift.m_source(hift.f0_predictor(mel), harmonic_phase(hift.config, seed), noise)
     samples: Samples = hift(mel, source)[0].float().cpu().numpy()
     return faded(samples, 0)
 
@@ -47,18 +47,12 @@ class SampleStream:
         self._hift, self._seed, self._streaming = hift, seed, streaming
         self._waiting: list[Tensor] = []
         self._tape = source_noise(seed)
-        self._stream = HiftStream(hift, phase=harmonic_phase(seed), noise=self._tape.read)
-        self._hold = hold_frames * CLOCKS.samples_per_frame
-        self._blend = min(BLEND_SAMPLES, self._hold)
-        missing = lookahead_samples(hift) - self._hold
-        self._guessed_frames = (
-            math.ceil((missing + self._blend) / CLOCKS.samples_per_frame) if missing > 0 else 0
-        )
-        self._known, self._settled, self._emitted = 0, 0, 0
-        """In samples: what mel is there for, what no later mel can change, what was given out."""
+        self._stream = HiftStream(hift, phase=harmonic_phase(hift.config, seed), noise=self._tape.read)
+        self._seam = Seam(hold_frames)
+        self._guessed_frames = guessed_frames(hift, hold_frames)
+        self._known, self._settled = 0, 0
+        """In samples: what mel is there for, and what no later mel can change."""
         self._last_frame: Tensor | None = None
-        self._unheard = np.zeros(0, np.float32)
-        """What was rendered beyond the last sample given out."""
 
     @torch.inference_mode()
     def push(self, mel: Tensor, *, final: bool) -> Samples:
@@ -81,38 +75,70 @@ class SampleStream:
         mel = mel[None].to(weight.device, weight.dtype)
         samples = _numpy(self._stream.push(mel, close=final))
         self._tape.forget_before(self._stream.excited_samples)
-        if self._guessed_frames:
-            self._last_frame = mel[..., -1:].clone() if mel.shape[-1] else self._last_frame
-            samples = self._with_guess(samples, final=final)
-        samples = faded(samples, self._emitted)
-        self._emitted += len(samples)
-        return samples
-
-    def _with_guess(self, samples: Samples, *, final: bool) -> Samples:
-        """Go on from the settled samples to `hold_frames` before the last known one."""
         start, self._settled = self._settled, self._settled + len(samples)
+        if not self._guessed_frames:
+            return self._seam.join(samples, start=start, end=self._settled)
+        self._last_frame = mel[..., -1:].clone() if mel.shape[-1] else self._last_frame
         if not final:
             assert self._last_frame is not None
             held = self._last_frame.expand(-1, -1, self._guessed_frames)
             samples = np.concatenate([samples, _numpy(self._stream.fork().push(held, close=False))])
-        samples = samples[self._emitted - start :]
+        return self._seam.join(samples, start=start, end=self._seam.end(self._known, final=final))
+
+
+class Seam:
+    """Gives out each sample of an utterance once, from renderings that overlap.
+
+    What was rendered beyond the last sample given out was a guess. Where the next rendering brings the real
+    thing, the two are cross-faded.
+    """
+
+    def __init__(self, hold_frames: int = HOLD_FRAMES) -> None:
+        self._hold = hold_frames * CLOCKS.samples_per_frame
+        self._blend = min(BLEND_SAMPLES, self._hold)
+        self.emitted = 0
+        """How many samples were given out."""
+        self._unheard = np.zeros(0, np.float32)
+
+    def end(self, known_samples: int, *, final: bool) -> int:
+        """How far may be given out when mel is there for so many samples."""
+        return known_samples if final else max(self.emitted, known_samples - self._hold)
+
+    def join(self, samples: Samples, *, start: int, end: int) -> Samples:
+        """Samples up to number `end`, from a rendering whose first is number `start` of its utterance."""
+        samples = samples[self.emitted - start :]
         overlap = min(len(self._unheard), len(samples))
         rise = (np.arange(overlap, dtype=np.float32) + 1) / (overlap + 1)
         # Equal gain: both are the same sound, in phase.
         samples[:overlap] = rise * samples[:overlap] + (1 - rise) * self._unheard[:overlap]
-        ready = len(samples) if final else max(0, self._known - self._hold - self._emitted)
+        ready = end - self.emitted
         self._unheard = samples[ready : ready + self._blend].copy()
-        return samples[:ready]
+        samples = faded(samples[:ready], self.emitted)
+        self.emitted = end
+        return samples
+
+
+def guessed_frames(hift: Hift, hold_frames: int = HOLD_FRAMES) -> int:
+    """So many frames to come are guessed, that all but the last `hold_frames` can be given out."""
+    hold = hold_frames * CLOCKS.samples_per_frame
+    missing = lookahead_samples(hift) - hold
+    blend = min(BLEND_SAMPLES, hold)
+    return math.ceil((missing + blend) / CLOCKS.samples_per_frame) if missing > 0 else 0
 
 
 def source_noise(seed: int) -> NoiseTape:
     """The excitation's noise: a row per sample."""
-    return NoiseTape(seed, "source", width=HARMONICS, block_rows=CLOCKS.samples_per_frame)
+    return NoiseTape(seed, "source", width=NOISY_HARMONICS, block_rows=CLOCKS.samples_per_frame)
 
 
-def harmonic_phase(seed: int) -> Tensor:
-    """Where each harmonic starts: the fundamental at zero, the others anywhere. (1, HARMONICS, 1) radians."""
-    phase = (2 * torch.rand(1, HARMONICS, 1, generator=generator(seed, "phase")) - 1) * math.pi
+def harmonic_phase(config: HiftConfig, seed: int) -> Tensor:
+    """Where each harmonic starts: the fundamental at zero, the others with it, or anywhere.
+
+    (1, harmonics, 1) radians.
+    """
+    if config.in_step:
+        return torch.zeros(1, config.harmonics, 1)
+    phase = (2 * torch.rand(1, config.harmonics, 1, generator=generator(seed, "phase")) - 1) * math.pi
     phase[:, 0] = 0
     return phase
 

@@ -50,7 +50,7 @@ class Voicing:
         """A voice by name, from a voice file, or from a clip (computed once, then kept by content hash)."""
         path = Path(reference).expanduser()
         if library.is_name(str(reference)) and not path.is_file():
-            voice = library.load(str(reference))
+            voice = library.load(str(reference), self._model.voices)
         elif not path.is_file():
             raise VoiceNotFound(
                 "no such voice",

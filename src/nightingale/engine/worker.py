@@ -1,9 +1,10 @@
 """The engine's one thread: decides, computes, renders, a step at a time, for everybody at once.
 
-    admit one waiting utterance · one token for each running one · render one block that is ready
+    admit one waiting utterance · a step for each running one · render what is ready · hand out what sounds
 
-Rendering one block a step keeps everybody's tokens coming while somebody's block is rendered. What fails in
-one request ends that request with a typed error; the others never notice.
+Rendering one block a step keeps everybody's tokens coming while somebody's block is rendered; a studio that
+renders several together, or beside T3, is given several, and is not waited for while there is something to
+decode. What fails in one request ends that request with a typed error; the others never notice.
 """
 
 from __future__ import annotations
@@ -17,21 +18,29 @@ from functools import partial
 from itertools import count
 
 import numpy as np
-from torch import Tensor
 
-from nightingale.engine.acoustic import PromptState, prepare_prompt
+from nightingale.engine.draws import Draws, Speaking
 from nightingale.engine.load import Model
 from nightingale.engine.pieces import Piece
 from nightingale.engine.profiles import Profile
 from nightingale.engine.randomness import nth_seed
-from nightingale.engine.runner import Runner, Turn
 from nightingale.engine.scheduler import Scheduler
 from nightingale.engine.session import Pieces, Session
+from nightingale.engine.studio import Block, Sound, Studio
 from nightingale.engine.utterance import Utterance
 from nightingale.errors import EngineFault, NightingaleError, QueueFull
+from nightingale.values import Samples
 
-PROMPTS_KEPT_BYTES = 3 << 30
-"""How much may be remembered of voices' prompts. Ten seconds of a guided flow's take 2.3 GB in float32."""
+SOUNDS_UNDER_WAY = 2
+"""So many launches are not yet taken: one is computed, and the next one waits behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """Blocks being rendered, and whose they are."""
+
+    rows: list[tuple[int, Utterance, Block]]
+    sound: Sound
 
 
 @dataclass(slots=True)
@@ -58,22 +67,14 @@ class Job:
 class Worker:
     """Starts its thread with the first request, and sleeps when there is nothing to say."""
 
-    def __init__(self, model: Model, profile: Profile) -> None:
-        self.model, self.profile = model, profile
+    def __init__(self, model: Model, profile: Profile, draws: Draws, studio: Studio) -> None:
+        self.model, self.profile, self.draws, self.studio = model, profile, draws, studio
         self.scheduler = Scheduler(slots=profile.slots, queue_limit=profile.queue_limit)
-        t3, habits = model.speakers.t3, model.habits
-        self.runner = Runner(
-            t3,
-            slots=profile.slots,
-            rows_per_slot=1 if "cfg_weight" in habits.ignored else 2,
-            capacity=t3.prompt_length(habits.max_text_ids) + habits.max_new_tokens,
-            batched=profile.batched,
-        )
         self._jobs: dict[int, Job] = {}
         self._tickets = count()
         self._ready: deque[int] = deque()
         """Tickets whose block waits to be rendered."""
-        self._prompts: dict[str, PromptState] = {}
+        self._launched: deque[Launched] = deque()
         self._changed = threading.Condition()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -128,6 +129,7 @@ class Worker:
         jobs = self._jobs.values()
         return (
             bool(self._ready)
+            or bool(self._launched)
             or (bool(self.scheduler.waiting) and len(self.scheduler.running) < self.profile.slots)
             or any(self._may_decode(ticket) for ticket in self.scheduler.running)
             or any(job.session.cancelled or job.may_go_on for job in jobs)
@@ -157,6 +159,7 @@ class Worker:
             self._for(admitted[0], partial(self._begin, *admitted))
         self._decode()
         self._render()
+        self._hand_out()
 
     def _sweep(self) -> None:
         """Let go of those who left; put those who may go on back in line."""
@@ -184,83 +187,130 @@ class Worker:
             self._release(ticket)
             self._go_on(ticket, job)
             return
+        seed = nth_seed(job.session.request.seed, job.begun)
         job.utterance = Utterance(
             self.model,
             self.profile,
             job.piece,
             job.session.request,
-            seed=nth_seed(job.session.request.seed, job.begun),
-            prompt_state=self._prompt_state(job.session),
+            seed=seed,
+            rendering=self.studio.open(job.session.request.voice, seed=seed),
         )
         job.begun, job.piece = job.begun + 1, None
-        scores = self.runner.begin(slot, job.utterance.prompt())
+        tokens = self.draws.begin(slot, job.utterance.decoding, job.utterance.prompt())
         timing.lap("prefill", at)
-        self._accept(ticket, scores)
+        self._accept(ticket, tokens)
 
     def _decode(self) -> None:
-        """One token for everybody who may have one."""
-        turns, tickets = [], []
+        """A step for everybody who may take one."""
+        speaking, tickets = [], []
         for slot, ticket in enumerate(self.scheduler.running):
             if self._may_decode(ticket):
                 spoken = self._jobs[ticket].utterance
                 assert spoken is not None
-                turns.append(Turn(slot=slot, token=spoken.last_token, position=spoken.decoding.drawn))
+                speaking.append(Speaking(slot=slot, decoding=spoken.decoding, last_token=spoken.last_token))
                 tickets.append(ticket)
-        if not turns:
+        if not speaking:
             return
         at = time.perf_counter()
-        # All scores first: accepting one may end an utterance and move another to its slot.
-        for ticket, scores in zip(tickets, self._scores(turns), strict=True):
+        # All tokens first: accepting one may end an utterance and move another to its slot.
+        for ticket, drawn in zip(tickets, self.draws.step(speaking), strict=True):
             self._jobs[ticket].session.timing.lap("t3", at)
-            if isinstance(scores, Exception):
-                self._drop(ticket, _fault(scores))
+            if isinstance(drawn, Exception):
+                self._drop(ticket, _fault(drawn))
             else:
-                self._for(ticket, partial(self._accept, ticket, scores))
+                self._for(ticket, partial(self._accept, ticket, drawn))
 
-    def _scores(self, turns: list[Turn]) -> list[Tensor | Exception]:
-        """Of all together; if that fails, each alone, which shows whose fault it was."""
-        try:
-            return list(self.runner.step(turns))
-        except Exception:
-            return [self._scores_alone(turn) for turn in turns]
-
-    def _scores_alone(self, turn: Turn) -> Tensor | Exception:
-        try:
-            return self.runner.step([turn])[0]
-        except Exception as error:
-            return error
-
-    def _accept(self, ticket: int, scores: Tensor) -> None:
+    def _accept(self, ticket: int, tokens: list[int]) -> None:
         spoken = self._jobs[ticket].utterance
         assert spoken is not None
-        spoken.accept(scores)
+        for token in tokens:
+            spoken.accept(token)
+            if spoken.must_restart or spoken.decoding.finished:
+                break  # what was drawn beyond is nobody's
         if spoken.must_restart:
             spoken.restart(self._jobs[ticket].session.timing)
             slot = self.scheduler.running.index(ticket)
-            self._accept(ticket, self.runner.begin(slot, spoken.prompt()))
+            self._accept(ticket, self.draws.begin(slot, spoken.decoding, spoken.prompt()))
             return
         if spoken.decoding.finished:
             self._release(ticket)  # its memory is free while its last block still waits to be rendered
-        if spoken.block_ready and ticket not in self._ready:
+        if spoken.block_ready and not self._is_rendering(ticket):
             self._ready.append(ticket)
 
-    def _render(self) -> None:
-        """The block that has waited longest."""
-        if not self._ready:
-            return
-        ticket = self._ready.popleft()
-        self._for(ticket, partial(self._render_one, ticket))
+    def _is_rendering(self, ticket: int) -> bool:
+        under_way = (row[0] for launched in self._launched for row in launched.rows)
+        return ticket in self._ready or ticket in under_way
 
-    def _render_one(self, ticket: int) -> None:
-        job = self._jobs[ticket]
+    def _render(self) -> None:
+        """The block that has waited longest, and others that can be rendered with it."""
+        if not self._ready or len(self._launched) >= SOUNDS_UNDER_WAY:
+            return
+        first = self._utterance(self._ready[0])
+        tickets = [self._ready.popleft()]
+        if self.studio.together > 1:
+            alike = [t for t in self._ready if self._utterance(t).company == first.company]
+            tickets += alike[: self.studio.together - 1]
+            self._ready = deque(ticket for ticket in self._ready if ticket not in tickets)
+        spoken = [self._utterance(ticket) for ticket in tickets]
+        blocks = []
+        for ticket, utterance in zip(tickets, spoken, strict=True):
+            utterance.in_company = len(self._jobs) > 1
+            blocks.append(utterance.take_block(self._jobs[ticket].session.timing))
+        rows = list(zip(tickets, spoken, blocks, strict=True))
+        if len(rows) > 1:
+            try:
+                return self._launch(rows)
+            except Exception:
+                pass  # then each alone, which shows whose fault it was
+        for row in rows:
+            self._for(row[0], partial(self._launch, [row]))
+
+    def _launch(self, rows: list[tuple[int, Utterance, Block]]) -> None:
+        self._launched.append(Launched(rows, self.studio.launch([block for _, _, block in rows])))
+
+    def _utterance(self, ticket: int) -> Utterance:
+        spoken = self._jobs[ticket].utterance
+        assert spoken is not None
+        return spoken
+
+    def _hand_out(self) -> None:
+        """What has been rendered; waited for only if there is nothing else to do."""
+        while self._launched:
+            launched = self._launched[0]
+            if not launched.sound.ready and self._is_busy():
+                return
+            self._launched.popleft()
+            try:
+                heard = launched.sound.take()
+            except Exception as error:
+                for ticket, _, _ in launched.rows:
+                    self._drop(ticket, _fault(error))
+                continue
+            for (ticket, spoken, block), samples in zip(launched.rows, heard, strict=True):
+                job = self._jobs.get(ticket)
+                if job is not None and job.utterance is spoken:  # else he has left
+                    self._for(ticket, partial(self._put, ticket, job, block, samples))
+
+    def _is_busy(self) -> bool:
+        """Whether there is something to do before the next sound is ready."""
+        room = len(self._launched) < SOUNDS_UNDER_WAY
+        with self._changed:
+            waiting = bool(self.scheduler.waiting) and len(self.scheduler.running) < self.profile.slots
+        return (
+            waiting
+            or (room and bool(self._ready))
+            or any(self._may_decode(ticket) for ticket in self.scheduler.running)
+        )
+
+    def _put(self, ticket: int, job: Job, block: Block, samples: Samples) -> None:
         spoken = job.utterance
         assert spoken is not None
-        spoken.in_company = len(self._jobs) > 1
-        job.session.put(spoken.render(job.session.timing))
-        if spoken.rendered:
+        job.session.put(spoken.finish(block, samples))
+        if block.final:
             job.utterance = None
             self._go_on(ticket, job)
-        elif spoken.block_ready:
+        elif spoken.block_ready and ticket not in self._ready:
             self._ready.append(ticket)
 
     def _go_on(self, ticket: int, job: Job) -> None:
@@ -282,30 +332,20 @@ class Worker:
             if not job.parked:
                 self.scheduler.submit(ticket, limited=False)
 
-    def _prompt_state(self, session: Session) -> PromptState | None:
-        """What the flow remembers of the voice's prompt: computed once per voice."""
-        if not self.profile.streaming:
-            return None
-        voice = session.request.voice
-        state = self._prompts.pop(voice.content_hash, None) or prepare_prompt(self.model.speakers.flow, voice)
-        while (
-            self._prompts
-            and state.nbytes + sum(p.nbytes for p in self._prompts.values()) > PROMPTS_KEPT_BYTES
-        ):
-            self._prompts.pop(next(iter(self._prompts)))  # the one that was not used for the longest time
-        self._prompts[voice.content_hash] = state
-        return state
-
     def _release(self, ticket: int) -> None:
         with self._changed:
+            running = self.scheduler.running
+            slot = running.index(ticket) if ticket in running else None
             move = self.scheduler.leave(ticket)
+        if slot is not None:
+            self.draws.leave(slot)
         if move is not None:
-            self.runner.move(move.source, move.target)
+            self.draws.move(move.source, move.target)
 
     def _drop(self, ticket: int, error: NightingaleError | None = None) -> None:
         """Forget a request and free all it holds."""
         if error is not None and ticket in self.scheduler.running:
-            self.runner.wipe(self.scheduler.running.index(ticket))
+            self.draws.wipe(self.scheduler.running.index(ticket))
         self._release(ticket)
         if ticket in self._ready:
             self._ready.remove(ticket)

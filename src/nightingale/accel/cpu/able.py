@@ -1,0 +1,104 @@
+"""Whether T3 in eight bits can run here, and whether it pays: asked before anything is loaded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from nightingale.accel.cpu.graph import INT8_INPUTS
+from nightingale.accel.cpu.onnx_file import CONTRIB, FLOAT, UINT8, Graph
+from nightingale.accel.cpu.rounding import BLOCKS
+from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
+
+PACKAGE = "onnxruntime"
+EXTRA = "nightingale-tts[cpu]"
+OLDEST = (1, 23)
+"""Before it, eight bits had no kernels on ARM."""
+WORTH = 1.3
+"""So many times faster than torch in float32 must the products be, or rounding is not worth its error."""
+PROBE_INPUTS, PROBE_OUTPUTS, PROBE_PRODUCTS, PROBE_ROWS = 1024, 4096, 4, 2
+
+
+def refusal(config: T3Config, *, threads: int | None = None) -> str | None:
+    """Why this T3 cannot be run in eight bits on this machine, or should not be; None if it can.
+
+    threads: as for `CpuRunner`. The first call measures both ways on a few products, for a tenth of a second.
+    """
+    backbone = config.backbone
+    inner = backbone.ffn if isinstance(backbone, LlamaConfig) else 4 * backbone.width
+    for name, width in (("width", backbone.width), ("inner width", inner)):
+        if width % BLOCKS[-1]:
+            return f"its {name} is {width}, not a multiple of {BLOCKS[-1]}"
+    if find_spec(PACKAGE) is None:
+        return f"{PACKAGE} is not installed (pip install '{EXTRA}')"
+    return _against(torch.get_num_threads() if threads is None else threads)
+
+
+@cache
+def _against(threads: int) -> str | None:
+    try:
+        import onnxruntime
+
+        version = str(onnxruntime.__version__)
+        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+            return f"{PACKAGE} {version} is too old, {'.'.join(map(str, OLDEST))} is needed"
+        gain = measure_gain(threads)
+    except Exception as error:  # whatever a broken installation or an unknown instruction set raises
+        return f"{PACKAGE} does not work here ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
+    if gain < WORTH:
+        return f"products in int8 are {gain:.1f} times as fast as in float32 on this CPU; {WORTH} would pay"
+    return None
+
+
+def measure_gain(threads: int) -> float:
+    """How many times faster products of two rows are in eight bits than in torch's float32."""
+    import onnxruntime
+
+    rng, block = np.random.default_rng(0), BLOCKS[0]
+    blocks = PROBE_INPUTS // block
+    graph = Graph("")
+    graph.input("x", FLOAT, (PROBE_ROWS, PROBE_INPUTS))
+    for number in range(PROBE_PRODUCTS):
+        codes = rng.integers(0, 256, (PROBE_OUTPUTS, blocks, block), np.uint8)
+        scales = np.full((PROBE_OUTPUTS, blocks), 1e-3, np.float32)
+        given = [
+            graph.small(f"codes.{number}", UINT8, codes.shape, codes.tobytes()),
+            graph.small(f"scales.{number}", FLOAT, scales.shape, scales.tobytes()),
+        ]
+        settings = {
+            "K": PROBE_INPUTS,
+            "N": PROBE_OUTPUTS,
+            "bits": 8,
+            "block_size": block,
+            "accuracy_level": INT8_INPUTS,
+        }
+        graph.node("MatMulNBits", ["x", *given], [f"y.{number}"], domain=CONTRIB, attributes=settings)
+        graph.output(f"y.{number}", FLOAT, (PROBE_ROWS, PROBE_OUTPUTS))
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    session = onnxruntime.InferenceSession(graph.model(), options, providers=["CPUExecutionProvider"])
+    x = torch.zeros(PROBE_ROWS, PROBE_INPUTS)
+    weights = [torch.zeros(PROBE_OUTPUTS, PROBE_INPUTS).fill_(1e-3) for _ in range(PROBE_PRODUCTS)]
+
+    def plain() -> None:
+        with torch.inference_mode():
+            for weight in weights:
+                F.linear(x, weight)
+
+    return _best(plain) / _best(lambda: session.run(None, {"x": x.numpy()}))
+
+
+def _best(act: Callable[[], object]) -> float:
+    """Seconds of the quickest of a few runs: what is slower was disturbed."""
+    taken = []
+    for _ in range(5):
+        started = time.perf_counter()
+        act()
+        taken.append(time.perf_counter() - started)
+    return min(taken)

@@ -1,0 +1,158 @@
+"""T3 rounded to eight bits, kept on disk: made once for a set of weights, checked each time it is opened.
+
+A packed T3 is a folder with three files: the graph, its weights, and a seal with the digests of both, written
+last. The folder's name is a digest of everything that it was made of, so other weights or another version of
+this code make another folder. It appears under its name whole or not at all; a damaged one is made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_hex
+
+import torch
+from torch import Tensor
+
+from nightingale.accel.cpu.graph import StepGraph
+from nightingale.errors import OutputError
+from nightingale.models.chatterbox.t3.config import T3Config
+from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.checkpoint import Unfilled
+
+FORMAT = 1
+"""Counts the changes to what a packed T3 holds; a folder of another format is never opened."""
+GRAPH, WEIGHTS, SEAL = "graph.onnx", "weights.bin", "seal.json"
+BACKBONE = "tfmr."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    folder: Path
+    fresh: bool
+    """Made just now; otherwise it was there."""
+
+    @property
+    def graph(self) -> Path:
+        return self.folder / GRAPH
+
+    @property
+    def bytes(self) -> int:
+        """What one step must read."""
+        return (self.folder / WEIGHTS).stat().st_size
+
+
+def pack(config: T3Config, tensors: Mapping[str, Tensor], *, home: Path, source: str) -> Packed:
+    """The packed form of T3's weights, from `home` if it is there and whole, else made now.
+
+    tensors: as T3 names them, read one at a time, so they may be mapped from a file. source: a digest of them
+    (`digest_of_file`, `digest_of_tensors`).
+    """
+    key = hashlib.sha256(f"{FORMAT} {source} {config!r}".encode()).hexdigest()[:32]
+    folder = home / key
+    if intact(folder):
+        return Packed(folder=folder, fresh=False)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        part = home / f".{key}.{token_hex(4)}.part"
+        part.mkdir()
+        try:
+            _write(part, config, tensors)
+            if folder.exists() and not intact(folder):
+                shutil.rmtree(folder)
+            try:
+                part.rename(folder)
+            except OSError:
+                # Another process was faster; what it made is as good.
+                if not intact(folder):
+                    raise
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+    except OSError as error:
+        raise OutputError(
+            "the rounded weights could not be kept",
+            got=f"{error.strerror or error} in {home}",
+            allowed="a writable folder with room for a quarter of the weights",
+            fix="Make room, choose another folder, or use a plan without int8.",
+        ) from error
+    return Packed(folder=folder, fresh=True)
+
+
+def _write(folder: Path, config: T3Config, tensors: Mapping[str, Tensor]) -> None:
+    with (folder / WEIGHTS).open("xb") as file, torch.inference_mode():
+        graph = StepGraph(config, tensors.__getitem__, file, WEIGHTS).write()
+        file.flush()
+        os.fsync(file.fileno())
+    (folder / GRAPH).write_bytes(graph)
+    seal = {name: _digest(folder / name) for name in (GRAPH, WEIGHTS)}
+    (folder / SEAL).write_text(json.dumps(seal), encoding="utf-8")
+
+
+def intact(folder: Path) -> bool:
+    """Whether every byte of it is what was written."""
+    try:
+        seal = json.loads((folder / SEAL).read_text(encoding="utf-8"))
+        return all(_digest(folder / name) == seal[name] for name in (GRAPH, WEIGHTS))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
+    """Of names, shapes and bytes. Reads everything: for weights from a file ask `digest_of_file`."""
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].detach().contiguous()
+        digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        digest.update(value.flatten().view(torch.uint8).numpy().data if value.numel() else b"")
+    return digest.hexdigest()
+
+
+def digest_of_file(path: Path, *, home: Path) -> str:
+    """Of its content. Remembered in `home` while the file's size and time of change stay the same."""
+    path = path.resolve()
+    facts = path.stat()
+    note = home / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.known.json"
+    state = [facts.st_size, facts.st_mtime_ns]
+    try:
+        known = json.loads(note.read_text(encoding="utf-8"))
+        if known["state"] == state and isinstance(known["digest"], str):
+            return str(known["digest"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # no note, or a damaged one: read the file
+    digest = _digest(path)
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        part = note.with_name(f".{note.name}.{token_hex(4)}.part")
+        part.write_text(json.dumps({"state": state, "digest": digest}), encoding="utf-8")
+        part.replace(note)
+    except OSError:
+        pass  # then it is read again next time
+    return digest
+
+
+def _digest(path: Path) -> str:
+    # Read, not mapped: pages of a mapped file would count as this process's memory.
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def without_backbone(config: T3Config, tensors: Mapping[str, Tensor]) -> T3:
+    """T3 as a packed runner needs it: embeddings, conditioning and head; the layers' weights are not loaded.
+
+    Only `CpuRunner` can step it: its backbone is on the meta device, except for the table of positions that
+    GPT-2 adds to its inputs.
+    """
+    with torch.device("meta"), Unfilled():
+        net = T3(config)
+    kept = {
+        name: tensors[name]
+        for name in net.state_dict()
+        if not name.startswith(BACKBONE) or name == f"{BACKBONE}wpe.weight"
+    }
+    net.load_state_dict(kept, strict=False, assign=True)
+    return net.eval().requires_grad_(False)

@@ -1,0 +1,305 @@
+"""T3 in eight bits: near the exact one, the same in any company, kept on disk and never trusted blindly."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from nightingale.accel.cpu import packed as packing
+from nightingale.accel.cpu.packed import (
+    Packed,
+    digest_of_file,
+    digest_of_tensors,
+    intact,
+    pack,
+    without_backbone,
+)
+from nightingale.accel.cpu.rounding import round_t3
+from nightingale.errors import MemoryFull, OutputError
+from nightingale.models.chatterbox.t3.config import (
+    MULTILINGUAL,
+    NANO,
+    Gpt2Config,
+    LlamaConfig,
+    T3Config,
+)
+from nightingale.models.chatterbox.t3.model import T3
+from nightingale.nn.memory import LayerMemory
+
+pytest.importorskip("onnxruntime")
+from nightingale.accel.cpu.runner import CpuRunner
+
+WIDTH, LOUDER = 128, 3.0
+LLAMA = replace(
+    MULTILINGUAL,
+    speech_vocab=6563,
+    text_vocab=40,
+    backbone=LlamaConfig(layers=2, width=WIDTH, heads=2, ffn=352),
+)
+GPT2 = replace(NANO, speech_vocab=6563, text_vocab=40, backbone=Gpt2Config(layers=2, width=WIDTH, heads=2))
+NEAR = 0.03
+"""Of the scores' spread: what eight bits may change in two layers. One position too few changes ten times
+that."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    slot: int
+    token: int
+    position: int
+
+
+def small(config: T3Config, seed: int = 0) -> T3:
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        t3 = T3(config).eval().requires_grad_(False)
+    # As drawn, attention hears every position alike, and the wrong one would pass for rounding.
+    for name, weight in t3.named_parameters():
+        if any(part in name for part in ("q_proj.w", "k_proj.w", "o_proj.w", "c_attn.w", "attn.c_proj.w")):
+            weight.mul_(LOUDER)
+    return t3
+
+
+def prompt(rows: int, time: int, seed: int) -> Tensor:
+    return torch.randn(rows, time, WIDTH, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="module", params=["llama", "gpt2"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[T3, Packed]:
+    config = LLAMA if request.param == "llama" else GPT2
+    t3 = small(config)
+    weights = t3.state_dict()
+    home = tmp_path_factory.mktemp("packed")
+    return t3, pack(config, weights, home=home, source=digest_of_tensors(weights))
+
+
+def runner_of(
+    made: tuple[T3, Packed], *, batched: bool = True, slots: int = 3, rows: int = 2, capacity: int = 40
+) -> CpuRunner:
+    t3, packed = made
+    light = without_backbone(t3.config, t3.state_dict())
+    return CpuRunner(
+        light, packed, slots=slots, rows_per_slot=rows, capacity=capacity, batched=batched, threads=1
+    )
+
+
+def spoken(t3: T3, x: Tensor, tokens: list[int]) -> list[Tensor]:
+    """The scores after a prompt and after each token, the plain way."""
+    memory: list[LayerMemory] = t3.new_memory(rows=len(x), capacity=60)
+    with torch.inference_mode():
+        out = [t3.next_scores(x, memory)]
+        for position, token in enumerate(tokens, 1):
+            out.append(t3.next_scores(t3.embed_speech(torch.full((len(x), 1), token), position), memory))
+    return out
+
+
+def off(scores: Tensor, exact: Tensor) -> float:
+    """The error, over the spread of the scores."""
+    return float((scores - exact).square().mean().sqrt() / exact.std())
+
+
+def test_scores_are_near_the_exact_ones_from_the_prompt_to_the_last_token(made: tuple[T3, Packed]) -> None:
+    runner, x, tokens = runner_of(made), prompt(2, 9, 1), [7, 250, 3, 3, 99]
+    exact = spoken(made[0], x, tokens)
+    errors = [off(runner.begin(0, x), exact[0])]
+    for position, token in enumerate(tokens, 1):
+        errors.append(off(runner.step([Turn(0, token, position)])[0], exact[position]))
+    assert 0 < max(errors) < NEAR
+    shifted = spoken(made[0], x[:, 1:], tokens)
+    assert off(shifted[-1], exact[-1]) > 5 * NEAR, "one position less must not pass for rounding"
+
+
+def test_the_error_is_that_of_the_twin_with_the_same_rounding(made: tuple[T3, Packed]) -> None:
+    """Not token for token: a sum that ends another way can tip a rounding in the next layer. In size."""
+    x, tokens = prompt(2, 12, 2), [5, 17, 290, 41]
+    exact = spoken(made[0], x, tokens)
+    twin = small(made[0].config)
+    round_t3(twin)
+    rounded = spoken(twin, x, tokens)
+    runner = runner_of(made)
+    ours = [runner.begin(0, x)]
+    ours += [runner.step([Turn(0, token, at)])[0] for at, token in enumerate(tokens, 1)]
+    mine = torch.tensor([off(a, b) for a, b in zip(ours, exact, strict=True)]).mean()
+    its = torch.tensor([off(a, b) for a, b in zip(rounded, exact, strict=True)]).mean()
+    assert 0.7 < mine / its < 1.4
+    between = torch.tensor([off(a, b) for a, b in zip(ours, rounded, strict=True)]).mean()
+    assert between < its, "nearer to its twin than to the exact scores"
+
+
+def test_in_company_each_hears_what_it_hears_alone(made: tuple[T3, Packed]) -> None:
+    together, alone = runner_of(made), runner_of(made, batched=False)
+    for slot, (rows, time) in enumerate([(2, 5), (1, 11), (2, 8)]):
+        x = prompt(rows, time, slot)
+        torch.testing.assert_close(together.begin(slot, x), alone.begin(slot, x), atol=1e-5, rtol=0)
+    for position in range(1, 6):
+        turns = [Turn(slot, 10 * slot + position, position) for slot in range(3)]
+        for a, b in zip(together.step(turns), alone.step(turns), strict=True):
+            assert a.shape == b.shape
+            assert off(a, b) < NEAR / 2
+
+
+def test_one_who_pauses_is_not_disturbed(made: tuple[T3, Packed]) -> None:
+    together, alone = runner_of(made, capacity=12), runner_of(made, capacity=12)
+    for slot in range(3):
+        together.begin(slot, prompt(2, 11, slot))
+    alone.begin(1, prompt(2, 11, 1))
+    together.step([Turn(1, 4, 1)])
+    alone.step([Turn(1, 4, 1)])
+    # Slot 1 is full now, and the others' step writes past its end, not over it.
+    together.step([Turn(0, 4, 1), Turn(2, 4, 1)])
+    kept, same = together.pool["keys.1"][2:4, :, :12], alone.pool["keys.1"][2:4, :, :12]
+    assert abs(kept - same).max() < 1e-4
+
+
+def test_a_moved_utterance_goes_on_as_if_it_had_stayed(made: tuple[T3, Packed]) -> None:
+    moved, stayed = runner_of(made), runner_of(made)
+    for runner in (moved, stayed):
+        runner.begin(0, prompt(2, 6, 0))
+        runner.begin(2, prompt(2, 9, 1))
+    moved.move(2, 0)
+    torch.testing.assert_close(
+        moved.step([Turn(0, 8, 1)])[0], stayed.step([Turn(2, 8, 1)])[0], atol=1e-6, rtol=0
+    )
+
+
+def test_a_prompt_is_not_read_twice_and_that_changes_nothing(made: tuple[T3, Packed]) -> None:
+    runner, fresh = runner_of(made), runner_of(made)
+    first = prompt(2, 9, 3)
+    second = torch.cat([first[:, :6], prompt(2, 5, 4)], dim=1)
+    runner.begin(0, first)
+    read: list[int] = []
+    plain = runner._read
+
+    def counted(row: int, x: Tensor, known: int) -> Tensor:
+        read.append(x.shape[1])
+        return plain(row, x, known)
+
+    runner._read = counted  # type: ignore[method-assign]
+    again = runner.begin(1, second)
+    assert read == [5, 5], "only what follows the common beginning"
+    assert off(again, fresh.begin(1, second)) < NEAR / 2
+    same = runner.begin(2, second)
+    assert read[2:] == [1, 1], "the last position gives the scores"
+    assert off(same, again) < NEAR / 2
+
+
+def test_after_a_fault_nothing_of_the_slot_is_used_again(made: tuple[T3, Packed]) -> None:
+    runner, untouched = runner_of(made), runner_of(made)
+    x = prompt(2, 9, 5)
+    runner.begin(0, x)
+    for part in runner.pool.values():
+        part[:2] = float("nan")
+    for _, kept in runner._kept:
+        for rows in kept.values():
+            rows[:] = float("nan")
+    runner.wipe(0)
+    torch.testing.assert_close(runner.begin(0, x), untouched.begin(0, x))
+
+
+def test_a_full_memory_is_refused_before_anyone_has_stepped(made: tuple[T3, Packed]) -> None:
+    runner = runner_of(made, capacity=10)
+    runner.begin(0, prompt(2, 5, 0))
+    runner.begin(1, prompt(2, 10, 1))
+    with pytest.raises(MemoryFull, match="at most 10"):
+        runner.step([Turn(0, 1, 1), Turn(1, 1, 1)])
+    assert runner.lengths[:2] == [5, 10]
+    with pytest.raises(MemoryFull):
+        runner.begin(2, prompt(2, 11, 2))
+
+
+def test_the_pool_counts_what_it_may_take(made: tuple[T3, Packed]) -> None:
+    runner = runner_of(made, slots=2, capacity=31)
+    assert (
+        runner.bytes == 2 * 2 * (2 * 2) * 32 * WIDTH * 4
+    )  # keys and values, layers, rows, positions, floats
+
+
+def packed_once(home: Path) -> tuple[dict[str, Tensor], Packed]:
+    weights = small(LLAMA).state_dict()
+    return weights, pack(LLAMA, weights, home=home, source="a")
+
+
+def test_weights_are_packed_once(tmp_path: Path) -> None:
+    weights, first = packed_once(tmp_path)
+    second = pack(LLAMA, weights, home=tmp_path, source="a")
+    assert (first.fresh, second.fresh) == (True, False)
+    assert first.folder == second.folder
+    assert pack(LLAMA, weights, home=tmp_path, source="b").folder != first.folder
+    assert not list(tmp_path.glob(".*")), "nothing half-made stays"
+
+
+@pytest.mark.parametrize("name", [packing.GRAPH, packing.WEIGHTS, packing.SEAL])
+@pytest.mark.parametrize("how", ["one bit", "cut short", "gone"])
+def test_a_damaged_folder_is_found_and_made_again(tmp_path: Path, name: str, how: str) -> None:
+    weights, packed = packed_once(tmp_path)
+    path = packed.folder / name
+    data = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+    elif how == "cut short":
+        path.write_bytes(data[: len(data) // 2])
+    else:
+        path.write_bytes(data[:9] + bytes([data[9] ^ 1]) + data[10:])
+    assert not intact(packed.folder)
+    again = pack(LLAMA, weights, home=tmp_path, source="a")
+    assert again.fresh
+    assert intact(again.folder)
+    assert (again.folder / name).read_bytes() == data
+
+
+def test_a_failure_half_way_leaves_nothing(tmp_path: Path) -> None:
+    weights = small(LLAMA).state_dict()
+    del weights["tfmr.layers.1.mlp.up_proj.weight"]
+    with pytest.raises(KeyError):
+        pack(LLAMA, weights, home=tmp_path, source="a")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_disk_that_cannot_be_written_is_refused_in_words(tmp_path: Path) -> None:
+    home = tmp_path / "file"
+    home.write_text("not a folder")
+    with pytest.raises(OutputError, match="plan without int8"):
+        pack(LLAMA, small(LLAMA).state_dict(), home=home, source="a")
+
+
+def test_a_files_digest_is_remembered_until_the_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, home = tmp_path / "weights", tmp_path / "home"
+    path.write_bytes(b"one")
+    reads: list[Path] = []
+    plain = packing._digest
+    monkeypatch.setattr(packing, "_digest", lambda p: (reads.append(p), plain(p))[1])
+    first = digest_of_file(path, home=home)
+    assert digest_of_file(path, home=home) == first
+    assert len(reads) == 1
+    next(home.glob("*.known.json")).write_text(json.dumps(["damaged"]))
+    assert digest_of_file(path, home=home) == first
+    path.write_bytes(b"another")
+    assert digest_of_file(path, home=home) != first
+    assert len(reads) == 3
+
+
+def test_the_digest_of_tensors_knows_names_shapes_and_values() -> None:
+    a = {"w": torch.zeros(2, 3)}
+    assert digest_of_tensors(a) == digest_of_tensors({"w": torch.zeros(2, 3)})
+    others = ({"v": torch.zeros(2, 3)}, {"w": torch.zeros(3, 2)}, {"w": torch.zeros(2, 3).fill_(1)})
+    assert len({digest_of_tensors(x) for x in (a, *others)}) == 4
+
+
+def test_without_its_backbone_t3_still_makes_prompts(made: tuple[T3, Packed]) -> None:
+    whole, _ = made
+    light = without_backbone(whole.config, whole.state_dict())
+    text, ids = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]])
+    facts = {"speaker": torch.ones(1, 256), "prompt_ids": ids, "exaggeration": torch.tensor([0.5])}
+    with torch.inference_mode():
+        a, b = (t3.prompt(text, **facts, guided=True) for t3 in (whole, light))
+    assert torch.equal(a, b)
+    layers = [name for name, value in light.named_parameters() if value.is_meta]
+    assert layers
+    assert all(name.startswith("tfmr.") for name in layers)

@@ -1,0 +1,99 @@
+"""Nothing between a request and its sound waits for the device but the two places that take its results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from accel.watching import WAITS, HostWatch
+from engine.test_draws import FAST, planned
+
+from nightingale.engine.decode import Decoding, prompt_of
+from nightingale.engine.draws import DeviceDraws, Speaking
+from nightingale.engine.load import Model, open_draws, open_studio
+from nightingale.engine.session import Timing
+from nightingale.engine.studio import Block, GraphStudio
+
+ASKS = (*WAITS, "aten.item")
+
+
+def asked(watch: HostWatch) -> list[str]:
+    return [name for name in watch.found if name.startswith(ASKS)]
+
+
+def test_a_step_and_a_new_prompt_ask_nothing(noise_model: Model) -> None:
+    draws = open_draws(noise_model, FAST, planned(noise_model, t3="graphs"))
+    assert isinstance(draws, DeviceDraws)
+    t3, habits, voice = noise_model.speakers.t3, noise_model.habits, noise_model.default_voice
+    assert voice is not None
+    options: dict[str, Any] = {"habits": habits, "sampling": habits.sampling}
+    decoding = Decoding(t3, **options, text_ids=5, rng=torch.Generator())
+    with HostWatch() as watch:
+        prompt = prompt_of(t3, [5, 6, 7], voice, **options, exaggeration=0.5)
+        draws.begin(0, decoding, prompt)
+        for _ in range(3):
+            draws._decoder.launch(4)
+        draws.move(0, 1)
+        draws.leave(1)
+    assert watch.operations > 100
+    assert asked(watch) == []
+    draws.begin(0, decoding, prompt)
+    assert draws.step([Speaking(slot=0, decoding=decoding, last_token=0)]) == [[]]
+    (tokens,) = draws.step([Speaking(slot=0, decoding=decoding, last_token=0)])
+    assert isinstance(tokens, list)
+    assert len(tokens) == 4
+
+
+def test_a_block_is_launched_without_asking(noise_model: Model) -> None:
+    plan = planned(noise_model, flow="graphs", vocoder="graphs")
+    studio, voice = open_studio(noise_model, FAST, plan), noise_model.default_voice
+    assert isinstance(studio, GraphStudio)
+    assert voice is not None
+    renderings = [studio.open(voice, seed=seed) for seed in range(2)]
+    for ids, final in ((list(range(11)), False), (list(range(16)), False), ([1, 2], True)):
+        blocks = [Block(rendering=one, ids=ids, final=final, timing=Timing()) for one in renderings]
+        with HostWatch() as watch:
+            sound = studio.launch(blocks)
+        assert watch.operations > 100
+        assert asked(watch) == []
+        assert all(len(samples) for samples in sound.take())
+
+
+@pytest.mark.requires_cuda
+def test_on_a_gpu_the_engine_says_what_it_says_without_graphs(noise_model: Model) -> None:
+    import copy
+    from dataclasses import replace
+
+    from nightingale import TTS
+    from nightingale.engine.plan import PLAIN
+    from nightingale.engine.utterance import Utterance
+
+    speakers = noise_model.speakers
+    model = replace(
+        noise_model,
+        dtype="float32",
+        speakers=replace(
+            speakers,
+            t3=copy.deepcopy(speakers.t3).cuda(),
+            flow=copy.deepcopy(speakers.flow).cuda(),
+            hift=copy.deepcopy(speakers.hift).cuda(),
+        ),
+    )
+    drawn: dict[int, list[int]] = {}
+    accept, said = Utterance.accept, []
+
+    def noted(spoken: Utterance, token: int) -> None:
+        drawn.setdefault(spoken.request.seed, []).append(token)
+        accept(spoken, token)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Utterance, "accept", noted)
+        for profile in (replace(FAST, t3=(), flow=(), vocoder=()), FAST):
+            with TTS.over(model, profile) as tts:
+                assert (tts.plan.t3.way == PLAIN) == (not profile.t3)
+                streams = [tts.stream("Hello " * n, seed=n, temperature=0.0) for n in range(1, 5)]
+                assert all(sum(len(c.samples) for c in stream) == 50 * 960 for stream in streams)
+            said.append(dict(drawn))
+            drawn.clear()
+    assert said[0] == said[1]
