@@ -6,7 +6,8 @@
 # torch brings CUDA's libraries with it, so both builds start from the same small image; the host gives the driver.
 # There is no ffmpeg to install: PyAV has its libraries inside.
 
-FROM python:3.12-slim AS build
+# The Python that constraints.txt was made with.
+FROM python:3.11-slim AS build
 ARG TORCH=cpu
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/nightingale
@@ -22,14 +23,14 @@ RUN version=$(sed -n 's/^torch==//p' constraints.txt) \
     fi
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-RUN pip install -c constraints.txt '.[server,wyoming]' && python -m compileall -q /opt/nightingale/lib
+RUN pip install -c constraints.txt '.[server,wyoming]'
 
-FROM python:3.12-slim
+FROM python:3.11-slim
 LABEL org.opencontainers.image.title="Nightingale" \
       org.opencontainers.image.description="Text to speech on your own machine, with OpenAI's audio API" \
       org.opencontainers.image.licenses="MIT"
 COPY --from=build /opt/nightingale /opt/nightingale
-RUN useradd --system --create-home --uid 10001 nightingale && install -d -o nightingale /data
+RUN useradd --create-home --uid 10001 nightingale && install -d -o nightingale /data
 USER nightingale
 ENV PATH=/opt/nightingale/bin:$PATH \
     PYTHONUNBUFFERED=1 \
@@ -41,6 +42,6 @@ VOLUME /data
 EXPOSE 8880 10200
 # /ready and not /health: a server that is still loading gets no traffic.
 HEALTHCHECK --interval=15s --timeout=3s --start-period=300s --retries=3 \
-  CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8880/ready', timeout=2)"]
+  CMD ["python", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:%s/ready' % os.environ.get('NIGHTINGALE_PORT', 8880), timeout=2)"]
 # Inside a container every address is another machine's: give it a key (NIGHTINGALE_API_KEY), or say --insecure.
 ENTRYPOINT ["nightingale", "serve"]

@@ -16,6 +16,7 @@ import uvicorn
 
 from nightingale import TTS
 from nightingale.server.app import create_app
+from nightingale.server.listening import listening
 from nightingale.server.settings import Settings
 from nightingale.server.speaker import Speaker
 from nightingale.values import AudioChunk, Metrics
@@ -104,11 +105,8 @@ def live_server(
         timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
-    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    # As the command does. Large buffers in the kernel would hide a slow reader for a minute.
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 17)
-    listening.bind(("127.0.0.1", 0))
-    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    door = listening("127.0.0.1", 0, patience_s=asked.send_timeout)
+    thread = threading.Thread(target=server.run, args=([door],), daemon=True)
     thread.start()
     try:
         deadline = time.monotonic() + 30
@@ -116,8 +114,8 @@ def live_server(
             assert thread.is_alive(), "the server did not start"
             assert time.monotonic() < deadline, "the server did not get ready"
             time.sleep(0.01)
-        yield LiveServer(speaker, listening.getsockname()[1])
+        yield LiveServer(speaker, door.getsockname()[1])
     finally:
         server.should_exit = True
         thread.join(15)
-        listening.close()
+        door.close()

@@ -67,11 +67,23 @@ class Metrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A piece of the text whose sound begins."""
+
+    text: str
+    """As it is spoken, with numbers and signs written out; empty for a silence by itself."""
+    pause_samples: int
+    """Silence at its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AudioChunk:
     """A run of samples, in order, ready to be heard."""
 
     samples: Samples
     sample_rate_hz: int
+    begins: Begun | None = None
+    """The piece that begins with its first sample; None if it goes on with what the chunk before it said."""
 
     @property
     def seconds(self) -> float:

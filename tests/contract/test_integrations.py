@@ -1,4 +1,4 @@
-"""The programs of docs/integrations.md, each in a process of its own, against a real server."""
+"""The programs of README.md and docs/integrations.md, each in a process of its own, against a real server."""
 
 from __future__ import annotations
 
@@ -14,13 +14,19 @@ from nightingale import TTS
 
 pytestmark = pytest.mark.contract
 
-PAGE = Path(__file__).parents[2] / "docs" / "integrations.md"
+ROOT = Path(__file__).parents[2]
 PROGRAMS = {
-    heading: program
-    for section in re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1:]
-    for number, program in enumerate(re.findall(r"```py\n(.*?)```", section, flags=re.DOTALL))
-    for heading in [f"{section.splitlines()[0]} {number + 1}"]
+    f"{page.name}, {section.splitlines()[0]} {number}": program
+    for page in (ROOT / "README.md", ROOT / "docs" / "integrations.md", ROOT / "docs" / "http-api.md")
+    for section in re.split(r"^## ", page.read_text(), flags=re.MULTILINE)
+    for number, program in enumerate(re.findall(r"```py\n(.*?)```", section, flags=re.DOTALL), start=1)
 }
+
+
+def test_the_readme_shows_three_clients() -> None:
+    shown = [program for name, program in PROGRAMS.items() if name.startswith("README")]
+    for client in ("from openai import", "httpx.post", "livekit.plugins"):
+        assert any(client in program for program in shown), client
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,8 @@ from plain_http import HTTP
 from typer.testing import CliRunner
 
 from nightingale.cli.main import app
-from nightingale.cli.serve import listening, serve
+from nightingale.cli.serve import serve
+from nightingale.server.listening import listening
 from nightingale.server.settings import Settings
 
 LIMIT_S = 60

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import numpy as np
@@ -16,12 +17,15 @@ from live_server import LiveServer, live_server
 from plain_http import HTTP
 
 from nightingale import TTS, Voice
-from nightingale.errors import VoiceError
+from nightingale.errors import VoiceError, VoiceNotFound
 from nightingale.server.aliases import OPENAI_VOICES, read_blend, stand_in
 from nightingale.server.roster import Roster
 from nightingale.server.settings import Settings
 from nightingale.voices import library
 from nightingale.voices.blend import blend
+
+if TYPE_CHECKING:
+    from nightingale.engine.load import Model
 
 
 @pytest.fixture
@@ -241,6 +245,44 @@ def test_the_library_is_asked_before_the_aliases(home: Path, small: Callable[...
         assert roster.resolve("nova+noise(3)", tts) is roster.resolve("nova+noise(3)", tts), "not remembered"
         library.add("nova", someone("nova", 4), replace=True)
         assert roster.resolve("nova", tts) == someone("nova", 4), "a changed voice was not read again"
+
+
+@pytest.fixture
+def folder_tts(noise_model: Model, small: Callable[..., TTS], tmp_path: Path) -> Iterator[TTS]:
+    """An engine whose model came in a folder with voices of its own."""
+    folder = tmp_path / "model" / "voices"
+    folder.mkdir(parents=True)
+    own = noise_model.default_voice
+    assert own is not None
+    for name in ("bella", "heart"):
+        replace(own, name=name).save(folder / f"{name}.safetensors")
+    with small() as tts:
+        tts._voicing._model = tts._model = replace(tts._model, voices=folder)
+        yield tts
+
+
+def test_voices_of_a_model_s_folder_are_listed_speak_by_name_and_stay(folder_tts: TTS, home: Path) -> None:
+    assert folder_tts.voice("heart").name == "heart"
+    with pytest.raises(VoiceNotFound, match="bella, heart"):
+        folder_tts.voice("hart")
+    with live_server(folder_tts) as server:
+        voices = {voice["id"]: voice for voice in listed(server)["voices"]}
+        assert {"bella", "heart"} <= set(voices)
+        assert voices["heart"]["builtin"]
+        body = {"input": "Hi.", "response_format": "pcm", "seed": 1}
+        for name in ("heart", "heart+bella(2)", "af_bella"):
+            answer = HTTP.post(f"{server.http}/v1/audio/speech", json={**body, "voice": name})
+            assert answer.status_code == 200, answer.text
+        assert error_of(upload(server, "heart", clip()), 409)["code"] == "voice_exists"
+        assert error_of(HTTP.delete(f"{server.http}/v1/audio/voices/heart"), 400)["code"] == "invalid_voice"
+
+
+def test_openai_s_names_mean_voices_of_the_model_s_folder(folder_tts: TTS, home: Path) -> None:
+    roster = Roster(Settings())
+    for name, meant in (("nova", "heart"), ("coral", "bella")):
+        voice = roster.resolve(name, folder_tts)
+        assert voice is not None
+        assert voice.name == meant
 
 
 def test_a_server_can_have_its_own_default_voice(home: Path, small: Callable[..., TTS]) -> None:

@@ -83,6 +83,27 @@ def test_a_built_in_voice_can_be_hidden_but_not_removed(
     assert library.load("wren") == voice(1)
 
 
+def test_voices_that_came_with_a_model_s_folder_take_the_place_of_the_package_s(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, folder = tmp_path / "package", tmp_path / "model" / "voices"
+    for place, number in ((package, 1), (folder, 2)):
+        place.mkdir(parents=True)
+        voice(number).save(place / "heart.safetensors")
+    voice(3).save(package / "made_for_other_weights.safetensors")
+    monkeypatch.setattr(library, "builtin_folder", lambda: package)
+    assert library.load("heart") == voice(1)
+    assert library.load("heart", folder) == voice(2)
+    assert [(entry.name, entry.builtin) for entry in library.entries(folder)] == [("heart", True)]
+    with pytest.raises(VoiceNotFound) as caught:
+        library.load("made_for_other_weights", folder)
+    assert caught.value.allowed == "heart"
+    with pytest.raises(VoiceError, match="stay"):
+        library.remove("heart", folder)
+    library.add("heart", voice(4))
+    assert library.load("heart", folder) == voice(4), "the user's own comes first"
+
+
 def test_a_damaged_file_is_listed_as_unknown_and_does_not_hide_the_others() -> None:
     library.add("anna", voice())
     (home.voices_folder() / "broken.safetensors").write_bytes(b"\xff" * 40)

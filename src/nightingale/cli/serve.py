@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,12 +14,13 @@ from nightingale.cli.talk import note, read_options
 from nightingale.errors import ConfigError, NightingaleError
 
 if TYPE_CHECKING:
+    import socket
+
     from nightingale.server.settings import Settings
 
 # Every setting that is a flag, with no default of its own: what is not given is looked for in the environment
 # and in the file (nightingale.server.settings). A test holds the two lists together.
 _SET = {"show_default": False}
-SEND_BUFFER_BYTES = 1 << 17
 Text = str | None
 Number = int | None
 Switch = bool | None
@@ -96,10 +96,16 @@ def run(settings: Settings) -> None:
     import uvicorn
 
     from nightingale.server.app import create_app
+    from nightingale.server.listening import listening
     from nightingale.server.logs import log_config
     from nightingale.server.speaker import Speaker
 
-    with listening(settings.host, settings.port) as door:
+    class Server(uvicorn.Server):
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            speaker.close_door()  # all that still speaks, over HTTP or not, has the same time from now
+            await super().shutdown(sockets)
+
+    with listening(settings.host, settings.port, patience_s=settings.send_timeout) as door:
         as_json = settings.log_format == "json" or (settings.log_format == "auto" and not sys.stderr.isatty())
         speaker = Speaker(settings)
         config = uvicorn.Config(
@@ -119,40 +125,11 @@ def run(settings: Settings) -> None:
         signal.signal(signal.SIGTERM, lambda *_: None)
         # The engine's thread is Python between its kernels; the loop must not wait 5 ms for each turn of it.
         sys.setswitchinterval(0.0005)
-        asyncio.run(_serve(uvicorn.Server(config), speaker, door))
+        asyncio.run(_serve(Server(config), speaker, door))
     if isinstance(speaker.failure, NightingaleError):
         raise speaker.failure
     if speaker.failure is not None:
         raise typer.Exit(1)
-
-
-def listening(host: str, port: int) -> socket.socket:
-    """A socket at the address, with a small send buffer.
-
-    Linux lets one grow to megabytes, minutes of MP3, and calls it full until a third of it was read: a client
-    that listens in real time would look like one that takes nothing.
-    """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, kind, protocol, _, address = found[0]
-        # The protocol must be said: asyncio sends small packets at once (TCP_NODELAY) only on what it knows
-        # to be TCP, and a first sound would otherwise wait 40 ms for an acknowledgement.
-        door = socket.socket(family, kind, protocol)
-        try:
-            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-            door.bind(address)
-        except OSError:
-            door.close()
-            raise
-    except OSError as error:
-        raise ConfigError(
-            "the address cannot be listened on",
-            got=f"{host}:{port} ({error.strerror or error})",
-            allowed="a free port at an address of this machine",
-            fix="Choose another with --port or --host; port 0 takes a free one.",
-        ) from error
-    return door
 
 
 async def _serve(server: Any, speaker: Any, door: socket.socket) -> None:

@@ -37,13 +37,15 @@ def create_app(settings: Settings, speaker: Speaker | None = None) -> FastAPI:
         redoc_url=None,
     )
     app.state.speaker, app.state.settings = speaker, settings
+    # Read once: what opens a route must open a socket, also when the file of keys changes or goes away.
+    app.state.keys = settings.keys
     app.state.encoders = ThreadPoolExecutor(ENCODER_THREADS, thread_name_prefix="nightingale-encode")
     problems.install(app)
     for name in ROUTES:
         if name == "page" and not settings.page:
             continue
         app.include_router(import_module(f"nightingale.server.routes.{name}").router)
-    app.add_middleware(Door, settings=settings, meter=speaker.meter)
+    app.add_middleware(Door, settings=settings, keys=app.state.keys, meter=speaker.meter)
     if settings.cors:  # outside the door, so that refusals, too, can be read by a page that was invited
         app.add_middleware(
             CORSMiddleware,

@@ -58,7 +58,10 @@ def is_foreign(headers: Mapping[str, str], settings: Settings) -> bool:
     origin = headers.get("origin")
     if origin is None or origin in settings.cors or "*" in settings.cors:
         return False
-    asked = urlsplit(origin).netloc.lower()
+    try:
+        asked = urlsplit(origin).netloc.lower()
+    except ValueError:  # http://[ is nobody's address
+        return True
     if asked != headers.get("host", "").lower():
         return True
     # A site may point its own name at this machine (DNS rebinding). Where no key protects it, only names
@@ -67,7 +70,10 @@ def is_foreign(headers: Mapping[str, str], settings: Settings) -> bool:
 
 
 def _is_local(host: str) -> bool:
-    name = urlsplit(f"//{host}").hostname or ""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
     try:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from nightingale.containers.stream import FORMATS, RATES_HZ
 from nightingale.errors import ConfigError
+from nightingale.server.timeline import Segment, Timestamps, check_timestamps
 
 Form = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
 OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
@@ -46,8 +47,9 @@ class SpeechBody(BaseModel):
     cfg_weight: float | None = Field(None, description="Guidance towards the text, where the model has it.")
     temperature: float | None = Field(None, description="Spread of the draw.")
     sample_rate: int | None = Field(None, description=f"In hertz, one of {', '.join(map(str, RATES_HZ))}.")
-    timestamps: Literal["none", "word"] | None = Field(
-        None, description='Only "none": this engine does not know when each word is said.'
+    timestamps: Timestamps | None = Field(
+        None,
+        description='"segment" (with stream_format=sse): when each sentence is said. "word" is not known.',
     )
     normalize: bool | None = Field(None, description="false reads digits and symbols as they are written.")
 
@@ -65,19 +67,26 @@ class SpeechBody(BaseModel):
 
     def check(self) -> None:
         """What pydantic cannot see."""
-        if self.timestamps == "word":
-            raise ConfigError(
-                "word timestamps are not available",
-                got='timestamps="word"',
-                allowed='"none"',
-                fix="Leave the field out.",
-            )
+        check_timestamps(self.timestamps)
         try:
             self.input.encode()
         except UnicodeEncodeError as error:  # half of a surrogate pair, written as an escape in JSON
             raise ConfigError(
                 "the text is not Unicode", got=str(error.reason), allowed="valid Unicode", fix="Correct it."
             ) from error
+
+
+class Captions(BaseModel):
+    """What POST /v1/audio/speech/captions answers."""
+
+    audio: str
+    """In base64."""
+    response_format: Form
+    sample_rate: int
+    segments: list[Segment]
+    srt: str
+    """The segments as subtitles."""
+    metrics: dict[str, float | None]
 
 
 class ControlOut(BaseModel):

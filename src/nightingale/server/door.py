@@ -30,6 +30,14 @@ UPLOADS: Final = "/v1/audio/voices"
 LEFT: Final = 499
 """In logs and counts: the client left before the first byte. nginx's number; nobody receives it."""
 DRAIN_S: Final = 5.0
+BODY_PAUSE_S: Final = 30.0
+"""A client that stops in the middle of its request for so long is sent away."""
+LATE: Final = Problem(
+    status=408,
+    message=f"The request was not finished: nothing of its body came for {BODY_PAUSE_S:g} s.",
+    code="request_timeout",
+    headers={"connection": "close"},
+)
 
 _ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
@@ -37,9 +45,8 @@ _ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 class Door:
     """Wraps the whole application."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, meter: Meter) -> None:
-        self._app, self._settings, self._meter = app, settings, meter
-        self._keys = settings.keys
+    def __init__(self, app: ASGIApp, settings: Settings, keys: tuple[str, ...], meter: Meter) -> None:
+        self._app, self._settings, self._keys, self._meter = app, settings, keys, meter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -69,8 +76,9 @@ class Passage:
         self._id = given if _ID.fullmatch(given) else new_id()
         self._status = 0
         self._began_s = time.perf_counter()
-        self._too_big = False
-        self._received = 0
+        self._broken_off: Problem | None = None
+        """Why no more of the body is read, and what the client is told in place of the route's answer."""
+        self._received, self._complete = 0, False
         upload = self._path == UPLOADS and scope["method"] == "POST"
         self._limit = settings.max_upload_bytes if upload else settings.max_body_bytes
         # Routes add to it what the log line should say; text is never among it.
@@ -102,7 +110,9 @@ class Passage:
             if self._scope["method"] not in SAFE and is_foreign(self._headers, self._settings):
                 return FOREIGN
         length = self._headers.get("content-length", "0")
-        return self._problem_of_size() if length.isdigit() and int(length) > self._limit else None
+        # Not isdigit: to Python, the superscript that a header may hold is a digit, and no number.
+        too_big = length.isdecimal() and (len(length) > 20 or int(length) > self._limit)
+        return self._problem_of_size() if too_big else None
 
     def _problem_of_size(self) -> Problem:
         return Problem(
@@ -112,20 +122,27 @@ class Passage:
         )
 
     async def _in(self) -> Message:
-        message = await self._receive()
+        if self._complete:  # whoever asks now waits for the client to leave
+            return await self._receive()
+        try:
+            message = await asyncio.wait_for(self._receive(), BODY_PAUSE_S)
+        except TimeoutError:
+            self._broken_off = LATE
+            return {"type": "http.disconnect"}
         if message["type"] == "http.request":
+            self._complete = not message.get("more_body", False)
             self._received += len(message.get("body", b""))
             if self._received > self._limit:  # it did not say how long it would be
-                self._too_big = True
+                self._broken_off = self._problem_of_size()
                 return {"type": "http.disconnect"}
         return message
 
     async def _out(self, message: Message) -> None:
-        if self._too_big and not self._status:
-            self._too_big = False
-            await self._problem_of_size().response(self._scope, self._receive, self._out)
-            self._too_big = True
-        if self._too_big:
+        problem, self._broken_off = self._broken_off, None
+        if problem is not None:
+            if not self._status:
+                await problem.response(self._scope, self._receive, self._out)
+            self._broken_off = problem
             return  # whatever the route had to say about half a body
         if message["type"] == "http.response.start":
             self._status = message["status"]

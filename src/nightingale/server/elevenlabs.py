@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -71,6 +72,8 @@ class Terms:
         try:
             inactivity_s = float(query.get("inactivity_timeout", 20))
         except ValueError:
+            inactivity_s = 20.0
+        if math.isnan(inactivity_s):  # it is a number to Python, and a timer of it would never be in order
             inactivity_s = 20.0
         return cls(
             voice=voice,

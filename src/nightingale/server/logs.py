@@ -39,10 +39,16 @@ class TextFormatter(logging.Formatter):
     """The same for people."""
 
     def format(self, record: logging.LogRecord) -> str:
-        more = " ".join(f"{key}={value}" for key, value in extras(record).items())
+        more = " ".join(f"{key}={_tame(value)}" for key, value in extras(record).items())
         stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
         line = f"{stamp} {record.levelname.lower():<7} {record.getMessage()}" + (f"  {more}" if more else "")
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _tame(value: Any) -> str:
+    """A client's words, such as a path, may hold line breaks and commands for a terminal."""
+    text = str(value)
+    return text if text.isprintable() else ascii(text)
 
 
 class Untrue(logging.Filter):

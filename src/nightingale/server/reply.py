@@ -23,7 +23,8 @@ from nightingale.server.bodies import SpeechBody
 from nightingale.server.problems import envelope
 from nightingale.server.speaker import Speaker
 from nightingale.server.speech import Speech
-from nightingale.values import Metrics, Samples
+from nightingale.server.timeline import Segment, Timeline
+from nightingale.values import AudioChunk, Metrics, Samples
 
 log = logging.getLogger("nightingale.server")
 
@@ -46,6 +47,7 @@ class SpeechReply(Response):
         self._rate_hz = body.sample_rate or speaker.sample_rate_hz
         self._form = check_format(body.response_format, self._rate_hz)
         self._sse = body.stream_format == "sse"
+        self._timeline = Timeline() if body.timestamps == "segment" else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         speaking = asyncio.create_task(self._speak(scope, send))
@@ -61,15 +63,20 @@ class SpeechReply(Response):
         if not speaking.cancelled():
             speaking.result()
 
-    async def _speak(self, scope: Scope, send: Send) -> None:
+    async def _open(self, scope: Scope) -> Speech:
+        """In the engine's line, and in the log."""
         body, state = self._speech_body, scope["state"]
         voice = body.voice if body.voice is None or isinstance(body.voice, str) else body.voice.id
         speech = await self._speaker.open(
             body.input, voice=voice, request_id=state["request_id"], **body.controls()
         )
-        async with speech:
-            notes = state["notes"]
-            notes |= {"chars": len(body.input), "format": body.response_format, "voice": speech.voice_name}
+        notes = {"chars": len(body.input), "format": body.response_format, "voice": speech.voice_name}
+        state["notes"].update(notes)
+        return speech
+
+    async def _speak(self, scope: Scope, send: Send) -> None:
+        body, notes = self._speech_body, scope["state"]["notes"]
+        async with await self._open(scope) as speech:
             encoder = open_encoder(
                 body.response_format,
                 sample_rate_hz=self._rate_hz,
@@ -77,17 +84,21 @@ class SpeechReply(Response):
             )
             first = await anext(speech, None)
             data, rest = (b"", _NOTHING) if first is None else self._begin(encoder, first.samples)
-            await self._put(send, self._start(speech))
+            await self._put(send, self._start(speech, self._media_type))
             try:
+                if first is not None:
+                    self._time(first)
                 if data:
                     await self._put(send, self._part(data))
                 if data := await self._encoded(encoder, rest):
                     await self._put(send, self._part(data))
                 async for chunk in speech:
+                    await self._tell(send, self._time(chunk))
                     if data := await self._encoded(encoder, chunk.samples):
                         await self._put(send, self._part(data))
                 if data := encoder.finish():
                     await self._put(send, self._part(data))
+                await self._tell(send, [] if self._timeline is None else self._timeline.finish())
                 end = _event(self._done(speech)) if self._sse else b""
                 await self._put(send, {"type": "http.response.body", "body": end})
             except TimeoutError:
@@ -99,7 +110,17 @@ class SpeechReply(Response):
                     event = _event({"type": "error", **envelope(error)})
                     await self._put(send, {"type": "http.response.body", "body": event})
             finally:
-                notes |= _summary(speech.metrics)
+                notes |= summary(speech.metrics)
+
+    def _time(self, chunk: AudioChunk) -> list[Segment]:
+        """What has been said to its end before this chunk."""
+        return [] if self._timeline is None else self._timeline.heard(chunk)
+
+    async def _tell(self, send: Send, segments: list[Segment]) -> None:
+        if segments:
+            shown = [segment.model_dump() for segment in segments]
+            event = _event({"type": "speech.audio.segments", "segments": shown})
+            await self._put(send, {"type": "http.response.body", "body": event, "more_body": True})
 
     def _begin(self, encoder: Encoder, samples: Samples) -> tuple[bytes, Samples]:
         """The first bytes that can be had of the first chunk, and the samples that are left of it."""
@@ -121,11 +142,15 @@ class SpeechReply(Response):
         async with asyncio.timeout(self._speaker.settings.send_timeout):
             await send(message)
 
-    def _start(self, speech: Speech) -> dict[str, Any]:
+    @property
+    def _media_type(self) -> str:
+        return "text/event-stream" if self._sse else self._form.media_type
+
+    def _start(self, speech: Speech, media_type: str) -> dict[str, Any]:
         cost = speech.metrics
         spans = {"text": cost.stage_ms.get("text", 0.0), "queue": cost.queue_ms, "ttfa": cost.ttfa_ms}
         headers = {
-            "content-type": "text/event-stream" if self._sse else self._form.media_type,
+            "content-type": media_type,
             "server-timing": ", ".join(f"{name};dur={ms:.1f}" for name, ms in spans.items()),
             "x-sample-rate": str(self._rate_hz),
             "x-seed": str(speech.seed),
@@ -146,7 +171,7 @@ class SpeechReply(Response):
         return {
             "type": "speech.audio.done",
             "usage": {"input_tokens": read, "output_tokens": spoken, "total_tokens": read + spoken},
-            "metrics": {**_summary(cost), "tokens": cost.tokens, "seed": speech.seed},
+            "metrics": {**summary(cost), "tokens": cost.tokens, "seed": speech.seed},
         }
 
 
@@ -159,7 +184,7 @@ def _event(message: dict[str, Any]) -> bytes:
     return f"data: {json.dumps(message, separators=(',', ':'))}\n\n".encode()
 
 
-def _summary(cost: Metrics) -> dict[str, Any]:
+def summary(cost: Metrics) -> dict[str, Any]:
     return {
         "ttfa_ms": round(cost.ttfa_ms, 1),
         "queue_ms": round(cost.queue_ms, 1),

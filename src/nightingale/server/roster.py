@@ -55,7 +55,7 @@ class Roster:
         default, own = self._default_name(tts), tts.default_voice
         found = [
             self._card(entry.name, tts, entry.builtin, entry.provenance, entry.path)
-            for entry in library.entries()
+            for entry in library.entries(tts.voices_folder)
             if entry.family == tts.voice_family
         ]
         if own is not None and own.name not in {card.id for card in found}:
@@ -84,8 +84,9 @@ class Roster:
 
     def add(self, name: str, clip: bytes, tts: TTS) -> VoiceCard:
         """Compute a voice once and keep it by name."""
-        mine = [entry.name for entry in library.entries() if not entry.builtin]
-        if name in {entry.name for entry in library.entries()}:
+        known = library.entries(tts.voices_folder)
+        mine = [entry.name for entry in known if not entry.builtin]
+        if name in {entry.name for entry in known}:
             raise VoiceError(
                 "a voice of that name exists", got=repr(name), allowed="a new name", fix="Delete it first."
             )
@@ -100,8 +101,8 @@ class Roster:
         path = library.add(name, voice)
         return self._card(name, tts, False, voice.provenance, path)
 
-    def remove(self, name: str) -> None:
-        library.remove(name)
+    def remove(self, name: str, tts: TTS) -> None:
+        library.remove(name, tts.voices_folder)
 
     def _card(
         self, name: str, tts: TTS, builtin: bool, description: str, path: Path | None = None
@@ -122,7 +123,7 @@ class Roster:
     def _named(self, name: str, tts: TTS) -> Voice:
         name = self._settings.voice_aliases.get(name, name)
         own = tts.default_voice
-        if (path := library.locate(name)) is not None:
+        if (path := library.locate(name, tts.voices_folder)) is not None:
             return self._open(path)
         if own is not None and name == own.name:
             return own
@@ -134,13 +135,19 @@ class Roster:
                 allowed=", ".join(card.id for card in self.cards(tts)) or "none yet",
                 fix="See GET /v1/audio/voices, or add one with POST.",
             )
-        return own if own is not None and other == own.name else self._open(library.find(other))
+        return (
+            own
+            if own is not None and other == own.name
+            else self._open(library.find(other, tts.voices_folder))
+        )
 
     def _cast(self, tts: TTS) -> list[str]:
         """Who answers to names of others: the voices that came with the model, so that nobody who is added
         changes whose voice a name is."""
         if self._builtin is None:
-            found = [entry for entry in library.entries() if entry.family == tts.voice_family]
+            found = [
+                entry for entry in library.entries(tts.voices_folder) if entry.family == tts.voice_family
+            ]
             builtin = sorted(entry.name for entry in found if entry.builtin)
             own = tts.default_voice
             self._builtin = builtin or ([own.name] if own is not None else [])

@@ -26,7 +26,7 @@ from pydantic_settings import (
 from nightingale.errors import ConfigError
 
 PREFIX = "NIGHTINGALE_"
-OTHERS = {"NIGHTINGALE_HOME"}
+OTHERS = {"NIGHTINGALE_HOME", "NIGHTINGALE_JUDGES"}
 """Variables that belong to other rooms."""
 MIB = 1 << 20
 
@@ -75,7 +75,7 @@ class Settings(BaseSettings):
     model: str | None = Field(None, description="A name of `nightingale models list`, or a folder.")
     option: Pairs = Field({}, description="Choices within the model, as KEY=VALUE.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps.")
-    profile: str | None = Field(None, description="exact or balanced; the model's own if not set.")
+    profile: str | None = Field(None, description="exact, balanced or fast; the model's own if not set.")
     offline: bool = Field(False, description="Never touch the network.")
     voice: str | None = Field(None, description="Who speaks when a request names no voice.")
     voice_aliases: Pairs = Field({}, description="More names for voices, as ALIAS=VOICE.")

@@ -65,7 +65,7 @@ async def admit(websocket: WebSocket) -> bool:
     """Whether this client may come in; if not, it has been told so. It still has to be welcomed."""
     settings: Settings = websocket.app.state.settings
     key = key_of(websocket.headers)
-    if not is_right(settings.keys, offered_key(websocket) if key is None else key):
+    if not is_right(websocket.app.state.keys, offered_key(websocket) if key is None else key):
         await websocket.send_denial_response(UNAUTHORIZED.response)
     elif is_foreign(websocket.headers, settings):
         await websocket.send_denial_response(FOREIGN.response)

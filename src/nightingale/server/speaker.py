@@ -23,7 +23,7 @@ from nightingale.engine.live import LiveSession
 from nightingale.engine.load import default_model
 from nightingale.engine.session import Session
 from nightingale.engine.tts import TTS, Occupancy
-from nightingale.errors import EngineFault, TextTooLong
+from nightingale.errors import EngineFault, QueueFull, TextTooLong
 from nightingale.server.loading import About, give_back_memory, gpu_bytes, load, warm_up
 from nightingale.server.metrics import Meter
 from nightingale.server.roster import Roster, VoiceCard
@@ -37,6 +37,8 @@ log = logging.getLogger("nightingale.server")
 DESK_THREADS: Final = 4
 """For what reads files or cuts text; nobody waits for audio in one."""
 RETRY_MS: Final = (100.0, 30_000.0)
+MOST_ENROLMENTS: Final = 4
+"""Uploaded clips that may wait for each other, each of them in memory."""
 
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
@@ -68,6 +70,10 @@ class Speaker:
         self._speaking_ms = 1000.0
         """How long a request has its slot, a running mean."""
         self._idle_watch: asyncio.Task[None] | None = None
+        self._closed_s: float | None = None
+        """Since when nothing new is taken."""
+        self._enrolments = 0
+        """Clips that were uploaded and are not voices yet."""
         self.meter.gauge("queue_depth", "Requests waiting for a slot.", lambda: self.occupancy.waiting)
         self.meter.gauge("batch_size", "Requests that have a slot.", lambda: self.occupancy.speaking)
         self.meter.gauge("model_loaded", "1 while the model is in memory.", lambda: self._tts is not None)
@@ -126,12 +132,17 @@ class Speaker:
         if self.settings.keep_alive >= 0 and self._given is None:
             self._idle_watch = asyncio.create_task(self._unload_when_idle())
 
+    def close_door(self) -> None:
+        """Take nothing new. The time that speech has to finish begins."""
+        if self._closed_s is None:
+            self.state, self._closed_s = "stopping", time.monotonic()
+
     async def stop(self, grace_s: float = 0.0) -> None:
         """Take nothing new; let speech finish for a while; end the rest."""
-        self.state = "stopping"
+        self.close_door()
         if self._idle_watch is not None:
             self._idle_watch.cancel()
-        deadline = time.monotonic() + grace_s
+        deadline = (self._closed_s or 0.0) + grace_s
         while self._open and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         for speech in list(self._open):
@@ -203,11 +214,22 @@ class Speaker:
 
     async def add_voice(self, name: str, clip: bytes) -> VoiceCard:
         """A voice from an uploaded clip. One at a time: listening to a clip takes a core."""
-        async with self._enrolling:
-            return await self._with_engine(partial(self._roster.add, name, clip))
+        if self._enrolments >= MOST_ENROLMENTS:
+            raise QueueFull(
+                "too many clips wait to become voices",
+                got=f"{self._enrolments} of them",
+                allowed=f"at most {MOST_ENROLMENTS}",
+                fix="Send it again later.",
+            )
+        self._enrolments += 1
+        try:
+            async with self._enrolling:
+                return await self._with_engine(partial(self._roster.add, name, clip))
+        finally:
+            self._enrolments -= 1
 
     async def remove_voice(self, name: str) -> None:
-        await self._in_thread(self._roster.remove, name)
+        await self._with_engine(partial(self._roster.remove, name))
 
     async def resolve_voice(self, spec: VoiceSpec) -> Voice | None:
         """Who is meant by a name, an alias, {"id": …} or a blend; None is the model's own voice."""

@@ -1,4 +1,7 @@
-"""Voices by name: the user's folder first, then the ones that came with the package.
+"""Voices by name: the user's folder first, then the ones that came with the model.
+
+Those are the package's, unless the model was loaded from a folder that has voices of its own: then
+`came_with` is that folder, and the package's, which were made for other weights, are not looked at.
 
 Listing reads only file headers and needs no torch; it is imported when a voice is opened.
 """
@@ -39,10 +42,10 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def entries() -> list[Entry]:
+def entries(came_with: Path | None = None) -> list[Entry]:
     """Every voice that can be named, sorted; a user's voice hides a built-in one of the same name."""
     found: dict[str, Entry] = {}
-    for folder, builtin in ((builtin_folder(), True), (voices_folder(), False)):
+    for folder, builtin in ((came_with or builtin_folder(), True), (voices_folder(), False)):
         for path in sorted(folder.glob("*.safetensors")):
             if is_name(path.stem):
                 header = _metadata(path)
@@ -56,12 +59,12 @@ def entries() -> list[Entry]:
     return [found[name] for name in sorted(found)]
 
 
-def find(name: str) -> Path:
+def find(name: str, came_with: Path | None = None) -> Path:
     """The file of a named voice."""
     _check(name)
-    if (path := locate(name)) is not None:
+    if (path := locate(name, came_with)) is not None:
         return path
-    known = [entry.name for entry in entries()]
+    known = [entry.name for entry in entries(came_with)]
     close = get_close_matches(name, known, n=3)
     raise VoiceNotFound(
         "no such voice",
@@ -73,19 +76,19 @@ def find(name: str) -> Path:
     )
 
 
-def locate(name: str) -> Path | None:
+def locate(name: str, came_with: Path | None = None) -> Path | None:
     """The same, or None: for those who ask for names that may be nobody's."""
-    for folder in (voices_folder(), builtin_folder()):
+    for folder in (voices_folder(), came_with or builtin_folder()):
         path = folder / f"{name}.safetensors"
         if is_name(name) and path.is_file():
             return path
     return None
 
 
-def load(name: str) -> Voice:
+def load(name: str, came_with: Path | None = None) -> Voice:
     from nightingale.voices.voice import Voice
 
-    return Voice.load(find(name))
+    return Voice.load(find(name, came_with))
 
 
 def add(name: str, voice: Voice, *, replace: bool = False) -> Path:
@@ -114,9 +117,9 @@ def add(name: str, voice: Voice, *, replace: bool = False) -> Path:
     return path
 
 
-def remove(name: str) -> None:
+def remove(name: str, came_with: Path | None = None) -> None:
     """Forget a voice of the user's; the built-in ones stay."""
-    path = find(name)
+    path = find(name, came_with)
     if path.parent != voices_folder():
         raise VoiceError(
             "built-in voices stay",

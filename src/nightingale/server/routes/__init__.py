@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Final
 
-ROUTES: Final = ("speech", "voices", "models", "stream", "elevenlabs", "health", "docs", "page")
+ROUTES: Final = ("speech", "captions", "voices", "models", "stream", "elevenlabs", "health", "docs", "page")
 """Modules of this package, each with a `router`."""

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from nightingale.errors import ConfigError
 from nightingale.server.bodies import MEDIA_TYPES, SpeechBody
 from nightingale.server.reply import SpeechReply
 from nightingale.server.routes.models import check_model
@@ -17,7 +18,12 @@ router = APIRouter(tags=["speech"])
 log = logging.getLogger("nightingale.server")
 
 BINARY = {"schema": {"type": "string", "format": "binary"}}
-EVENTS = {"schema": {"type": "string", "description": "speech.audio.delta, then speech.audio.done"}}
+EVENTS = {
+    "schema": {
+        "type": "string",
+        "description": "speech.audio.delta, speech.audio.segments if asked for, then speech.audio.done",
+    }
+}
 RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "Audio as it is rendered; with stream_format=sse, events with base64.",
@@ -32,5 +38,12 @@ async def create_speech(body: SpeechBody, request: Request) -> Response:
     speaker: Speaker = request.app.state.speaker
     check_model(body.model, speaker)
     body.check()
+    if body.timestamps == "segment" and body.stream_format != "sse":
+        raise ConfigError(
+            "a plain stream of sound has no place for timestamps",
+            got='timestamps="segment" with stream_format="audio"',
+            allowed='stream_format="sse"',
+            fix="Ask for events, or for one document: POST /v1/audio/speech/captions.",
+        )
     log.debug("text", extra={"request_id": request.state.request_id, "text": body.input})
     return SpeechReply(body, speaker, request.app.state.encoders)

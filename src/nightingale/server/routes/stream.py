@@ -3,7 +3,7 @@
     C session.update {voice, …}    S session.created, session.updated
     C input_text.append {text} …   S speech.audio.start, then binary audio or speech.audio.delta
     C input_text.flush             S speech.audio.done {metrics}
-    C input_text.end
+    C input_text.end               S speech.audio.segments, if timestamps were asked for
     C response.cancel              S speech.audio.cancelled
 
 One socket carries many turns. A turn begins with its first text and ends with input_text.end; turns are heard
@@ -22,6 +22,7 @@ from nightingale.containers.stream import check_format
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale.server.problems import envelope
 from nightingale.server.sockets import Outlet, admit, converse, hang_up, read_object, welcome
+from nightingale.server.timeline import Segment, Timeline, Timestamps, check_timestamps
 from nightingale.server.turn import Recording, Turn
 from nightingale.values import AudioChunk, Metrics
 
@@ -41,7 +42,7 @@ class SpeechSession(BaseModel):
     response_format: Literal["pcm", "wav", "mp3", "opus", "aac", "flac"] = "pcm"
     sample_rate: int | None = None
     binary: bool = True
-    timestamps: Literal["none", "word"] = "none"
+    timestamps: Timestamps = "none"
     seed: int | None = None
     speed: float | None = None
     temperature: float | None = None
@@ -152,6 +153,7 @@ class Conversation:
                     "no session", got=repr(changes)[:80], allowed="an object", fix="Send `session`."
                 )
             session = SpeechSession.model_validate({**self._session.model_dump(), **changes})
+            check_timestamps(session.timestamps)
             check_format(session.response_format, session.sample_rate or self._speaker.sample_rate_hz)
             self._session = session
         except ValidationError as error:
@@ -164,8 +166,7 @@ class Conversation:
             ) from error
 
     def _shown(self) -> dict[str, Any]:
-        """The session as it is. The engine knows no word times yet, and says so."""
-        return {**self._session.model_dump(), "timestamps": "none"}
+        return self._session.model_dump()
 
 
 class Reply:
@@ -174,12 +175,15 @@ class Reply:
     def __init__(self, name: str, session: SpeechSession, outlet: Outlet) -> None:
         self._name, self._session, self._outlet = name, session, outlet
         self._recording: Recording | None = None
+        self._timeline = Timeline() if session.timestamps == "segment" else None
 
     async def heard(self, chunk: AudioChunk) -> None:
         if self._recording is None:
             rate_hz = self._session.sample_rate or chunk.sample_rate_hz
             self._recording = Recording(self._session.response_format, rate_hz)
             await self._tell("start", sample_rate=rate_hz, response_format=self._session.response_format)
+        if self._timeline is not None:
+            await self._segments(self._timeline.heard(chunk))
         await self._audio(await self._recording.feed(chunk))
 
     async def over(self, turn: Turn) -> None:
@@ -190,6 +194,8 @@ class Reply:
         else:
             if self._recording is not None:
                 await self._audio(await self._recording.finish())
+            if self._timeline is not None:
+                await self._segments(self._timeline.finish())
             await self._tell("done", metrics=shown(turn.metrics))
 
     async def _audio(self, data: bytes) -> None:
@@ -199,6 +205,10 @@ class Reply:
             await self._outlet.binary(data)
         else:
             await self._tell("delta", audio=base64.b64encode(data).decode())
+
+    async def _segments(self, ended: list[Segment]) -> None:
+        if ended:
+            await self._tell("segments", segments=[segment.model_dump() for segment in ended])
 
     async def _tell(self, what: str, **more: Any) -> None:
         await self._outlet.json({"type": f"speech.audio.{what}", "id": self._name, **more})
