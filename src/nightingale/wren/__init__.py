@@ -24,7 +24,7 @@ FILES: Final = {
 }
 """role -> file name; the roles of nightingale.hub.cards where both have one."""
 VOICES: Final = "voices"
-SAMPLING: Final = Sampling(temperature=0.3, min_p=0.05, repetition_penalty=1.1, cfg_weight=0.0)
+SAMPLING: Final = Sampling(temperature=0.3, min_p=0.05, repetition_penalty=1.0, cfg_weight=0.0)
 """What an export writes into the card unless told otherwise."""
 
 
