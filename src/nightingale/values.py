@@ -47,6 +47,10 @@ class Metrics:
     """How many there were."""
     chunk_gap_mean_ms: float = 0.0
     chunk_gap_longest_ms: float = 0.0
+    drafted: int = 0
+    """Tokens that a draft guessed, where there is one (docs/speculative.md)."""
+    accepted: int = 0
+    """Of those, the ones T3 would have drawn itself: as many passes of T3 were saved."""
 
     @property
     def chunk_gap_p95_ms(self) -> float:

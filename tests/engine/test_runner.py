@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nightingale.engine.load import Model
-from nightingale.engine.runner import PlainRunner, Turn
+from nightingale.engine.runner import PlainRunner, Trial, Turn
 from nightingale.errors import MemoryFull
 from nightingale.nn.memory import DenseMemory
 
@@ -21,11 +21,10 @@ CAPACITY = 24
 def runner_of(noise_model: Model) -> Callable[..., PlainRunner]:
     """Slots filled with prompts of `rows` rows each, every one of another length."""
 
-    def build(rows: list[int], *, batched: bool, rows_per_slot: int = 2) -> PlainRunner:
+    def build(rows: list[int], *, batched: bool, rows_per_slot: int = 2, spare: int = 0) -> PlainRunner:
         t3 = noise_model.speakers.t3
-        runner = PlainRunner(
-            t3, slots=len(rows), rows_per_slot=rows_per_slot, capacity=CAPACITY, batched=batched
-        )
+        pool = {"slots": len(rows), "rows_per_slot": rows_per_slot, "capacity": CAPACITY, "spare": spare}
+        runner = PlainRunner(t3, **pool, batched=batched)
         for slot, count in enumerate(rows):
             rng = torch.Generator().manual_seed(slot)
             runner.begin(slot, torch.randn(count, 5 + 3 * slot, t3.config.backbone.width, generator=rng))
@@ -79,6 +78,63 @@ def test_who_outgrows_the_memory_is_told_before_anything_is_written(
     with pytest.raises(MemoryFull):
         runner.step(turns([0, 1], 1))
     assert [layer.position for layer in runner.memories[0]] == [5] * len(runner.layers)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("rows", [[1, 1, 1], [2, 2, 2], [1, 2, 1]], ids=str)
+def test_a_pass_over_several_tokens_scores_as_so_many_steps(
+    rows: list[int], batched: bool, runner_of: Callable[..., PlainRunner]
+) -> None:
+    several, single = runner_of(rows, batched=batched, spare=4), runner_of(rows, batched=False)
+    spoken = [[7, 8, 9, 10], [11], [12, 13]]
+    trials = [Trial(slot=slot, tokens=tokens, position=1) for slot, tokens in enumerate(spoken)]
+    for trial, scores in zip(trials, several.verify(trials), strict=True):
+        assert scores.shape[:2] == (rows[trial.slot], len(trial.tokens))
+        for at, token in enumerate(trial.tokens):
+            (expected,) = single.step([Turn(slot=trial.slot, token=token, position=1 + at)])
+            torch.testing.assert_close(scores[:, at], expected, rtol=1e-4, atol=1e-5)
+    assert [m[0].position for m in several.memories] == [m[0].position for m in single.memories]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_rewinding_equals_never_having_guessed(batched: bool, runner_of: Callable[..., PlainRunner]) -> None:
+    guessed, plain = (runner_of([2, 1], batched=batched, spare=4) for _ in range(2))
+    guessed.verify([Trial(slot=0, tokens=[3, 90, 91], position=1), Trial(slot=1, tokens=[4, 5], position=1)])
+    guessed.rewind(0, 2)
+    guessed.rewind(1, 1)
+    plain.step([Turn(slot=0, token=3, position=1), Turn(slot=1, token=4, position=1)])
+    for one, other in zip(guessed.step(turns([0, 1], 2)), plain.step(turns([0, 1], 2)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_that_fails_for_one_is_taken_for_nobody(
+    runner_of: Callable[..., PlainRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, untouched = (runner_of([1, 1], batched=False) for _ in range(2))
+    plain = runner.t3.embed_speech
+
+    def fail(ids: torch.Tensor, position: int) -> torch.Tensor:
+        if int(ids[0, 0]) == 101:
+            raise ArithmeticError
+        return plain(ids, position)
+
+    monkeypatch.setattr(runner.t3, "embed_speech", fail)
+    with pytest.raises(ArithmeticError):
+        runner.step(turns([0, 1], 1))
+    monkeypatch.undo()
+    for one, other in zip(runner.step(turns([0, 1], 1)), untouched.step(turns([0, 1], 1)), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_first_layers_alone_share_the_memory_and_leave_the_rest(
+    runner_of: Callable[..., PlainRunner],
+) -> None:
+    runner = runner_of([1], batched=False)
+    short = runner.shallow(runner.t3.first_layers(1))
+    short.step(turns([0], 1))
+    assert [memory.position for memory in runner.memories[0]] == [6, 5]
+    assert short.t3.speech_head.weight is runner.t3.speech_head.weight
+    assert len(next(iter(runner.t3.tfmr.children()))) == 2  # type: ignore[arg-type]
 
 
 def test_a_fresh_memory_is_zero_and_takes_no_room_until_it_is_written() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from nightingale.engine import sampling as steps
+from nightingale.engine.randomness import RaceTape
 from nightingale.engine.sampling import Step, compose_sampler, draw, guide, is_greedy
 from nightingale.values import Sampling
 
@@ -137,7 +138,8 @@ def test_guidance_moves_away_from_what_is_said_untold() -> None:
 
 
 def a_draw(scores: list[float], seed: int, *, greedy: bool = False) -> int:
-    return draw(torch.tensor(scores), greedy=greedy, rng=torch.Generator().manual_seed(seed))
+    numbers = RaceTape(torch.Generator().manual_seed(seed), width=len(scores)).read(0)
+    return draw(torch.tensor(scores), None if greedy else numbers)
 
 
 def test_greedy_takes_the_likeliest_whatever_the_seed() -> None:
@@ -145,8 +147,8 @@ def test_greedy_takes_the_likeliest_whatever_the_seed() -> None:
 
 
 def test_draws_follow_the_probabilities() -> None:
-    rng = torch.Generator().manual_seed(1)
-    drawn = [draw(torch.tensor([0.0, 1.0986, -inf]), greedy=False, rng=rng) for _ in range(2000)]
+    tape = RaceTape(torch.Generator().manual_seed(1), width=3)
+    drawn = [draw(torch.tensor([0.0, 1.0986, -inf]), tape.read(number)) for number in range(2000)]
     assert drawn.count(2) == 0
     assert 0.70 < drawn.count(1) / 2000 < 0.80  # 3 : 1
 

@@ -323,3 +323,25 @@ def test_what_came_back_is_sent_again_only_when_it_changed(tmp_path: Path) -> No
     weights(made.out, "t3", 0.2)
     watch(state, tmp_path / "results", budget_s=1.0, say=lambda _: None)
     assert set(unpack([tmp_path / "results"], tmp_path / "back")) == {"t3"}
+
+
+def test_what_has_waited_longest_is_sent_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = settings(tmp_path)
+    names = ("t3", "flow.refine", "voice_encoder")
+    paths = [next(Path(p) for p in session.RESULTS if Path(p).stem == name) for name in names]
+    state, packed = Path(made.state), []
+
+    def only_two(files: list[Path], *_: object, **__: object) -> list[str]:
+        packed.append([file.stem for file in files])
+        return [file.stem for file in files[:2]]
+
+    monkeypatch.setattr("nightingale.train.volumes.pack", only_two)
+    for turn in range(3):
+        for path in paths:
+            (state / path).parent.mkdir(parents=True, exist_ok=True)
+            (state / path).write_bytes(bytes(turn + 1))
+        before = session._sent(state)
+        sent = session.copy_results(state, tmp_path / "results", before)
+        session._remember(state, before, sent)
+    assert packed[1][0] == packed[0][2]
+    assert packed[2][0] == packed[1][2]

@@ -9,7 +9,7 @@ and the calls, not the weights, took two thirds of the time. `QuickLlama` makes 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 import torch.nn.functional as F
@@ -77,6 +77,11 @@ class QuickLlama(LlamaBackbone):
         ):
             return super().forward(x, memory)
         return self._step(x.view(-1), dense)[None, None]
+
+    def first(self, count: int) -> Self:
+        part = super().first(count)
+        part._steps = self._steps[:count]
+        return part
 
     def _step(self, x: Tensor, memory: Sequence[DenseMemory]) -> Tensor:
         """(width,) -> (width,). Fewer and cheaper calls: the reason for every oddity here."""

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,13 +10,16 @@ import typer
 
 from nightingale.cli import options
 from nightingale.cli.talk import busy, note, read_options
-from nightingale.errors import ConfigError
+from nightingale.cli.watch import console, counting
+from nightingale.errors import ConfigError, NightingaleError
 
 INTERRUPTED = 130
 
 Profiles = Annotated[
     str | None,
-    typer.Option("--profile", help="One or more of exact, balanced: a,b.", show_default="the model's"),
+    typer.Option(
+        "--profile", help="One or more of exact, balanced, fast, with commas.", show_default="the model's"
+    ),
 ]
 Dtype = Annotated[str, typer.Option(help="T3's precision: auto, float32, bfloat16.")]
 Concurrency = Annotated[str, typer.Option(help="Requests at a time: numbers with commas; empty for none.")]
@@ -30,22 +30,29 @@ Url = Annotated[
 ]
 Peers = Annotated[
     str | None,
-    typer.Option("--peer", help="Also hibari, kokoro, espeak-ng, with commas, or all.", show_default=False),
+    typer.Option(
+        "--peer",
+        help="Also hibari, kokoro, espeak-ng (all of them: all), upstream (or upstream:turbo, :english, "
+        ":multilingual), with commas.",
+        show_default=False,
+    ),
+]
+UpstreamPython = Annotated[
+    Path | None,
+    typer.Option(
+        help="Python of an environment with chatterbox-tts, for --peer upstream.",
+        envvar="NIGHTINGALE_UPSTREAM_PYTHON",
+        show_default="one is made",
+    ),
 ]
 Cold = Annotated[bool, typer.Option("--cold/--no-cold", help="Also start a fresh process.")]
 Far = Annotated[bool, typer.Option("--distance", help="Each stage's time over its physical floor.")]
 Quick = Annotated[bool, typer.Option("--quick", help="Two rounds, two lengths, one and two at a time.")]
-Results = Annotated[
-    Path | None,
-    typer.Option(
-        help="Add the line of JSON to bench.jsonl here.", show_default="benchmarks/results in a checkout"
-    ),
-]
 
 
 def bench(
     model: options.Model = None,
-    profiles: Profiles = None,
+    profile: Profiles = None,
     dtype: Dtype = "auto",
     voice: options.VoiceName = None,
     concurrency: Concurrency = "1,2,4,8",
@@ -53,10 +60,11 @@ def bench(
     rounds: Rounds = 5,
     url: Url = None,
     peer: Peers = None,
+    upstream_python: UpstreamPython = None,
     cold: Cold = True,
     distance: Far = False,
     quick: Quick = False,
-    results: Results = None,
+    results: options.Results = None,
     device: options.Device = "auto",
     offline: options.Offline = False,
     choices: options.Choices = None,
@@ -73,23 +81,28 @@ def bench(
         plan = Plan(levels=levels[:2], lengths=lengths[:2], rounds=min(rounds, 2))
     about = {"model": str(model or "default"), "url": url, "dtype": dtype, "device": device}
     result = new_result(**about, rounds=plan.rounds)
-    peers = read_peers(peer)
-    interrupted = False
+    profiles, peers = read_profiles(profile), read_peers(peer)
+    stopped: KeyboardInterrupt | NightingaleError | None = None
     try:
         if url:
             _at_url(result, plan, url, model, voice, quiet)
         else:
             loading = {"device": device, "dtype": dtype, "offline": offline, **chosen}
             _here(result, plan, model, profiles, voice, loading, cold=cold, distance=distance, quiet=quiet)
-        _beside(result, plan, peers, quiet)
+        if peers:
+            _beside(result, plan, peers, profiles, device, upstream_python, quiet)
         result["complete"] = True
-    except KeyboardInterrupt:
-        interrupted = True
+    except (KeyboardInterrupt, NightingaleError) as stop:
+        if not (result["lengths"] or result["crowds"]):
+            raise
+        stopped = stop
         note("interrupted: what follows is what was measured until then")
     line = store.signed(result)
     store.append(line, "bench", results or store.results_folder())
     _print(line)
-    if interrupted:
+    if isinstance(stopped, NightingaleError):
+        raise stopped
+    if stopped:
         raise typer.Exit(INTERRUPTED)
 
 
@@ -100,7 +113,7 @@ def _at_url(
     from nightingale.bench.speed.speakers import url_speaks
 
     speaks = url_speaks(url, model=model, voice=voice)
-    with _bar(plan.requests, quiet=quiet) as step:
+    with counting(f"measuring {url}", plan.requests, quiet=quiet) as step:
         measure(result, speaks, plan, who=url, on_request=step)
 
 
@@ -108,7 +121,7 @@ def _here(
     result: dict[str, Any],
     plan: Any,
     model: str | None,
-    profiles: str | None,
+    profiles: list[str],
     voice: str | None,
     loading: dict[str, Any],
     *,
@@ -116,11 +129,6 @@ def _here(
     distance: bool,
     quiet: bool,
 ) -> None:
-    from nightingale.engine.profiles import profile_named
-
-    wanted = [name for name in (profiles or "").split(",") if name]
-    for name in wanted:
-        profile_named(name)
     import time
 
     from nightingale.bench.speed.cold import cold_start, gpu_peak_mb, peak_memory_mb
@@ -141,12 +149,11 @@ def _here(
     if loaded.notice is not None:
         note(f"note: {loaded.notice}")
     result["model"] = loaded.name
-    names = wanted or [loaded.habits.profile]
+    names = profiles or [loaded.habits.profile]
     result["cold"], result["distance"] = [], []
-    with _bar(plan.requests * len(names), quiet=quiet) as step:
-        for name in names:
-            with TTS.over(loaded, name) as tts:
-                measure(result, engine_speaks(tts, voice), plan, who=name, on_request=step)
+    for name in names:
+        with TTS.over(loaded, name) as tts, counting(f"measuring {name}", plan.requests, quiet=quiet) as step:
+            measure(result, engine_speaks(tts, voice), plan, who=name, on_request=step)
     if cold:
         with busy("starting fresh processes …", quiet=quiet):
             for name in names:
@@ -159,34 +166,42 @@ def _here(
     result["memory"] = {key: value for key, value in memory.items() if value is not None}
 
 
+def read_profiles(spelled: str | None) -> list[str]:
+    from nightingale.engine.profiles import profile_named
+
+    return [profile_named(name.strip()).name for name in (spelled or "").split(",") if name.strip()]
+
+
 def read_peers(spelled: str | None) -> list[Any]:
     from nightingale.bench.peers.install import peer_named
-    from nightingale.bench.peers.table import PEERS
+    from nightingale.bench.peers.table import ALL
 
-    names = list(PEERS) if spelled == "all" else [name.strip() for name in (spelled or "").split(",")]
-    return [peer_named(name) for name in names if name]
+    names = [name.strip() for name in (spelled or "").split(",") if name.strip()]
+    return [peer_named(one) for name in names for one in (ALL if name == "all" else [name])]
 
 
-def _beside(result: dict[str, Any], plan: Any, peers: list[Any], quiet: bool) -> None:
+def _beside(
+    result: dict[str, Any],
+    plan: Any,
+    peers: list[Any],
+    profiles: list[str],
+    device: str,
+    upstream_python: Path | None,
+    quiet: bool,
+) -> None:
     """The same texts by others, on as many threads as we have."""
-    if not peers:
-        return
     import torch
 
-    from nightingale.bench.peers.client import PeerProcess
-    from nightingale.bench.peers.install import homes, install
-    from nightingale.bench.speed.run import measure
+    from nightingale.bench.peers.beside import Setting, beside
 
-    result["peers"] = []
-    for peer in peers:
-        home = homes() / peer.name
-        python = install(peer, home, (lambda _: None) if quiet else note)
-        with (
-            PeerProcess(peer, home, python, threads=torch.get_num_threads()) as process,
-            _bar(plan.requests, quiet=quiet) as step,
-        ):
-            result["peers"].append({"who": peer.name, "what": peer.what, "load_ms": process.load_ms})
-            measure(result, process.speaks, plan, who=peer.name, on_request=step)
+    setting = Setting(
+        threads=torch.get_num_threads(),
+        profiles=profiles,
+        device=device,
+        upstream_python=upstream_python,
+        say=(lambda _: None) if quiet else note,
+    )
+    beside(result, plan, peers, setting, lambda who: counting(f"measuring {who}", plan.requests, quiet=quiet))
 
 
 def read_levels(spelled: str) -> list[int]:
@@ -218,27 +233,11 @@ def read_lengths(spelled: str) -> list[str]:
     return names
 
 
-@contextmanager
-def _bar(requests: int, *, quiet: bool) -> Iterator[Callable[[], object]]:
-    if quiet or not sys.stderr.isatty():
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bars:
-        bar = bars.add_task("measuring", total=requests)
-        yield lambda: bars.advance(bar)
-
-
 def _print(line: dict[str, Any]) -> None:
-    from rich.console import Console
-
     from nightingale.bench.speed.table import CAPTION, tables
 
-    # Where nobody watches there is no edge to keep to, and a table wrapped at 80 cannot be read.
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    shown = console()
     for table in tables(line):
-        console.print(table)
+        shown.print(table)
     print("\n".join(CAPTION))
     print(json.dumps(line))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -64,6 +65,16 @@ CfgWeight = Annotated[
 Speed = Annotated[float | None, typer.Option(help="0.25 to 4.0; the pitch stays.", show_default="1.0")]
 Profile = Annotated[
     str | None,
-    typer.Option(help="exact: rendered whole, as upstream does; balanced: streamed.", show_default=_OWN),
+    typer.Option(
+        help="exact: rendered whole, as upstream does; balanced: streamed; fast: and in lower precision.",
+        show_default=_OWN,
+    ),
 ]
 Exaggeration = Annotated[float | None, typer.Option(help="Strength of emotion.", show_default=_OWN)]
+Results = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of stored lines, bench.jsonl and verify.jsonl.",
+        show_default="benchmarks/results in a checkout",
+    ),
+]

@@ -7,16 +7,14 @@ from typing import Annotated
 
 import typer
 
+from nightingale.cli import options
 from nightingale.errors import ConfigError
 
 Out = Annotated[Path, typer.Option("-o", "--out", help="The page to write.")]
-Results = Annotated[
-    Path | None, typer.Option(help="Where the lines are.", show_default="benchmarks/results in a checkout")
-]
 Clips = Annotated[int, typer.Option(help="Texts to listen to, of each model.", min=0)]
 
 
-def report(out: Out = Path("report.html"), results: Results = None, clips: Clips = 6) -> None:
+def report(out: Out = Path("report.html"), results: options.Results = None, clips: Clips = 6) -> None:
     """Write one self-contained HTML page from the results of bench and verify."""
     from nightingale.bench import store
     from nightingale.bench.report.page import page

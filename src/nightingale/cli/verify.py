@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +10,7 @@ import typer
 
 from nightingale.cli import options
 from nightingale.cli.talk import busy, note, read_options
+from nightingale.cli.watch import console, progress
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,12 +37,6 @@ Judges = Annotated[bool, typer.Option("--judges/--no-judges", help="Ask recogniz
 Keep = Annotated[
     Path | None, typer.Option(help="Leave the recordings here.", show_default="the user's cache folder")
 ]
-Results = Annotated[
-    Path | None,
-    typer.Option(
-        help="Add the line of JSON to verify.jsonl here.", show_default="benchmarks/results in a checkout"
-    ),
-]
 
 
 def verify(
@@ -56,7 +48,7 @@ def verify(
     references: References = None,
     judges: Judges = True,
     keep: Keep = None,
-    results: Results = None,
+    results: options.Results = None,
     device: options.Device = "auto",
     offline: options.Offline = False,
     choices: options.Choices = None,
@@ -81,9 +73,9 @@ def verify(
         note(f"note: {loaded.notice}")
     folder = keep or _cache(loaded.name)
     panel = _panel(judges, references or [])
-    with _progress(quiet=quiet) as progress:
+    with progress(quiet=quiet) as told:
         report = run.verify(
-            subject, run.sentences(sentences), folder, panel=panel, other=other, progress=progress
+            subject, run.sentences(sentences), folder, panel=panel, other=other, progress=told
         )
     line = store.signed(report.as_row())
     store.append(line, "verify", results or store.results_folder())
@@ -120,36 +112,11 @@ def _panel(asked: bool, references: list[Path]) -> Panel:
     return Panel(ask=ask, absent=absent, names=names, references=references)
 
 
-@contextmanager
-def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], object]]:
-    """A bar where somebody watches; a line per step where nobody does; nothing if quiet."""
-    if quiet:
-        yield lambda *_: None
-    elif sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import Progress
-
-        with Progress(console=Console(stderr=True), transient=True) as bars:
-            bar = bars.add_task("…", total=None)
-            yield lambda what, done, of: bars.update(bar, description=what, completed=done, total=of)
-    else:
-        told: set[str] = set()
-
-        def tell(what: str, *_: int) -> None:
-            if what not in told:
-                told.add(what)
-                note(f"{what} …")
-
-        yield tell
-
-
 def _print(report: Report) -> None:
-    from rich.console import Console
-
-    console = Console(width=None if sys.stdout.isatty() else 120)
-    console.print(_table(report))
+    shown = console()
+    shown.print(_table(report))
     for clip in report.worst:
-        console.print(f"[dim]{clip.wav}[/dim]\n  {clip.text}\n  {clip.why}", markup=True, highlight=False)
+        shown.print(f"[dim]{clip.wav}[/dim]\n  {clip.text}\n  {clip.why}", markup=True, highlight=False)
     failed, absent = len(report.failed), len(report.absent)
     passed = len(report.checks) - failed - absent
     print(f"{passed} passed, {failed} failed, {absent} missing")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nightingale.engine.habits import Habits
+from nightingale.engine.randomness import RaceTape
 from nightingale.engine.sampling import compose_sampler, draw, guide, is_greedy
 from nightingale.errors import TextTooLong
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH, Gpt2Config
@@ -27,21 +30,74 @@ def budget_tokens(text_ids: int, habits: Habits) -> int:
     return min(habits.max_new_tokens, BUDGET_FLOOR_TOKENS + math.ceil(habits.tokens_per_text_id * text_ids))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What an utterance says, and who says it: for a draft that reads it in its own way."""
+
+    text: str
+    text_ids: list[int]
+    voice: Voice
+    exaggeration: float
+
+
+@dataclass(slots=True)
+class Tally:
+    """What guessing ahead was worth: counts that belong to a request."""
+
+    drafted: int = 0
+    accepted: int = 0
+    passes: int = 0
+    """Of T3, in which something was drafted. Each gives a token besides those accepted."""
+
+
+@dataclass(slots=True)
+class Guess:
+    """What an utterance would draw next, if what it is shown were its scores. It does not notice."""
+
+    decoding: Decoding
+    tokens: list[int] = field(default_factory=list)
+    _seen: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._seen = self.decoding.seen.clone()
+
+    @torch.inference_mode()
+    def draw(self, scores: Tensor) -> None:
+        """scores: (rows, vocab) of any member of the family; ids that it does not know are not drawn."""
+        of = self.decoding
+        guided = guide(scores.float(), of.sampling.cfg_weight).to(self._seen.device)
+        missing = len(self._seen) - len(guided)
+        guided = F.pad(guided, (0, missing), value=-torch.inf) if missing else guided
+        token = of.choose(guided, self._seen, len(of.history) + len(self.tokens))
+        self.tokens.append(token)
+        self._seen[token] = True
+
+
 class Decoding:
     """One utterance on its way from text ids to speech ids: what was drawn, and what may come next."""
 
     def __init__(
-        self, t3: T3, *, habits: Habits, sampling: Sampling, text_ids: int, rng: torch.Generator
+        self,
+        t3: T3,
+        *,
+        habits: Habits,
+        sampling: Sampling,
+        text_ids: int,
+        rng: torch.Generator,
+        told: Told | None = None,
+        tally: Tally | None = None,
     ) -> None:
         self.habits, self.sampling, self.rng = habits, sampling, rng
+        self.told, self.tally = told, tally or Tally()
         self.budget = budget_tokens(text_ids, habits)
         self.drawn = 0
         self.finished = False
+        self.history: list[int] = []
+        """What was drawn here, noted or not yet."""
         self._sampler, self._greedy = compose_sampler(habits.sampler, sampling), is_greedy(sampling)
-        self._seen = torch.zeros(
-            t3.config.speech_vocab, dtype=torch.bool, device=t3.speech_head.weight.device
-        )
-        self._seen[START_SPEECH] = True
+        self._tape = RaceTape(rng, width=t3.config.speech_vocab)
+        self.seen = torch.zeros(t3.config.speech_vocab, dtype=torch.bool, device=t3.speech_head.weight.device)
+        self.seen[START_SPEECH] = True
 
     def accept(self, scores: Tensor) -> int:
         """The next token, drawn from T3's scores (rows, vocab); control ids are tokens too."""
@@ -52,13 +108,20 @@ class Decoding:
     @torch.inference_mode()
     def draw(self, scores: Tensor) -> int:
         guided = guide(scores.float(), self.sampling.cfg_weight)
-        token = draw(self._sampler(guided, self._seen), greedy=self._greedy, rng=self.rng)
+        token = self.choose(guided, self.seen, len(self.history))
         if self._first_of_turbo:
             # PARITY: Turbo's penalty counts the start token for the first draw only.
             #         tests/engine/test_decode.py::test_turbo_forgets_the_start_after_its_first_draw
-            self._seen[START_SPEECH] = False
-        self._seen[token] = True
+            self.seen[START_SPEECH] = False
+        self.seen[token] = True
+        self.history.append(token)
+        self._tape.forget_before(len(self.history))
         return token
+
+    def choose(self, guided: Tensor, seen: Tensor, draw_number: int) -> int:
+        """The id that one draw gives for these scores (vocab,): the same whenever it is asked."""
+        numbers = None if self._greedy else self._tape.read(draw_number)
+        return draw(self._sampler(guided, seen), numbers)
 
     def note(self, token: int) -> None:
         """Count a token that was drawn, here or elsewhere, and know the end."""

@@ -37,6 +37,10 @@ class Habits:
     """As much as fits goes into one piece: short text is spoken whole. Otherwise each sentence is one."""
     silence_ids: frozenset[int] = frozenset({SILENCE_TOKEN})
     """Speech tokens of which a run is silence, and not speech. None known: silence is noticed as a loop."""
+    first_block_tokens: int | None = None
+    """Of a stream's first block, where it need not be as long as the profile's: the sooner it is heard."""
+    block_growth: float = 2.0
+    """Each block over the one before. The sound of one must last until the next is rendered."""
     closing_pause_ms: int = 0
     """Silence after the last piece: players swallow the end of a file that stops with its last sound."""
     guarded: bool = True
@@ -83,6 +87,8 @@ WREN: Final = Habits(
     tokens_per_text_id=6.0,
     split_chars=220,
     fill_pieces=False,
+    first_block_tokens=6,
+    block_growth=1.5,
     closing_pause_ms=250,
     prompt_seconds=0.0,
     # As long as the prompts it was trained with: shown only so that a clone's recording sounds alike.

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 
 from nightingale import wren
-from nightingale.accel.quick import arrange
+from nightingale.accel.quick import arrange, quicken
 from nightingale.engine.acoustic import CONTEXT_TOKENS
+from nightingale.engine.beside import BesideStudio, cores_to_spare
 from nightingale.engine.draws import DeviceDraws, Draws, HostDraws
 from nightingale.engine.guests import GUESTS
 from nightingale.engine.habits import HABITS, Habits
-from nightingale.engine.plan import DTYPES, Guest, Machine, Plan, Sizes, look_at, make_plan
+from nightingale.engine.plan import DTYPES, PLAIN, Guest, Machine, Plan, Sizes, look_at, make_plan
 from nightingale.engine.profiles import Profile
 from nightingale.engine.runner import PlainRunner
 from nightingale.engine.studio import PROMPTS_KEPT_BYTES, GraphStudio, PlainStudio, Studio
@@ -31,6 +32,8 @@ from nightingale.errors import CheckpointError, ConfigError, DeviceError, ModelM
 from nightingale.hub.find import locate
 from nightingale.models.chatterbox.build import Listeners, Speakers, load_listeners, load_speakers
 from nightingale.models.chatterbox.presets import PRESETS, Preset
+from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.checkpoint import load, read_tensors
 from nightingale.models.compact import unpack
 from nightingale.text.frontend import Frontend, open_frontend
 from nightingale.values import Sampling
@@ -276,6 +279,13 @@ def open_draws(model: Model, profile: Profile, plan: Plan) -> Draws:
     rows = 1 if "cfg_weight" in habits.ignored else 2
     longest = t3.prompt_length(habits.max_text_ids)
     capacity = longest + habits.max_new_tokens
+    if profile.draft and plan.t3.way != PLAIN:
+        raise ConfigError(
+            "a draft needs T3 in torch",
+            got=f"the draft {profile.draft!r} for T3 the way {plan.t3.way!r}",
+            allowed="drafts where T3 is run the plain way",
+            fix="Leave the draft out, or choose another profile.",
+        )
     if plan.t3.way == "graphs":
         from nightingale.accel.decode import DecodePlan, Decoder
         from nightingale.accel.sampling import needs_sorting
@@ -299,7 +309,26 @@ def open_draws(model: Model, profile: Profile, plan: Plan) -> Draws:
         home = cache_folder().parent / "int8"
         packed = pack(t3.config, tensors, home=home, source=digest_of_tensors(tensors))
         return HostDraws(CpuRunner(t3, packed, **pool, batched=profile.batched))
+    if profile.draft:
+        from nightingale.engine.speculate_load import open_speculation
+
+        return open_speculation(model, profile, pool)
     return HostDraws(PlainRunner(t3, **pool, batched=profile.batched))
+
+
+def load_draft(model: Model, name: str) -> Model:
+    """A small T3 made for this one, from its file; or any other model."""
+    t3 = model.speakers.t3
+    weight = t3.speech_head.weight
+    if not name.endswith(".safetensors"):
+        return load_model(name, device=str(weight.device), dtype=model.dtype, offline=True, options={})
+    tensors = {key: value.to(weight) for key, value in read_tensors(Path(name)).items()}
+    depths = [int(key.split(".")[2]) for key in tensors if key.startswith(("tfmr.layers.", "tfmr.h."))]
+    config = t3.first_layers(1 + max(depths, default=0)).config
+    small = load(lambda: T3(config), tensors, source=Path(name))
+    if weight.device.type == "cpu":
+        quicken(small)
+    return replace(model, speakers=replace(model.speakers, t3=small))
 
 
 def open_studio(model: Model, profile: Profile, plan: Plan) -> Studio:
@@ -307,7 +336,8 @@ def open_studio(model: Model, profile: Profile, plan: Plan) -> Studio:
     flow, hift = model.speakers.flow, model.speakers.hift
     plain = PlainStudio(flow, hift, streaming=profile.streaming)
     if plan.flow.way != "graphs" or plan.vocoder.way != "graphs":
-        return plain
+        on_cpu = next(flow.parameters()).device.type == "cpu"
+        return BesideStudio(plain) if on_cpu and profile.streaming and cores_to_spare() else plain
     from nightingale.accel.render import Renderer
 
     blocks = [profile.first_block_tokens]

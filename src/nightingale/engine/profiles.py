@@ -32,6 +32,9 @@ class Profile:
     flow: tuple[Wish, ...] = ()
     vocoder: tuple[Wish, ...] = ()
     """The best first; what the machine does not grant is done the plain way."""
+    draft: str = ""
+    """What guesses T3's next tokens (docs/speculative.md), where T3 is run by torch: "lookup", "exit:3" for
+    its own first three layers, a file of weights with fewer layers, or another model. Empty: nothing."""
     slots: int = 8
     """Utterances decoded at a time."""
     queue_limit: int = 64

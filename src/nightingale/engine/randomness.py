@@ -34,6 +34,32 @@ def generator(seed: int, purpose: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
+class RaceTape:
+    """What each draw of an id is decided by, read by the number of the draw: an exponential to each id.
+
+    Ids race: each arrives after its number over its likelihood, and the first is drawn. Two models that race
+    over the same numbers draw the same id as often as their likelihoods agree, and a draw can be looked at
+    before its turn, by a draft, without changing it. torch.multinomial draws one id by the same race, so read
+    in order these are its draws from the same generator: tests/engine/test_randomness.py.
+    """
+
+    def __init__(self, rng: torch.Generator, *, width: int) -> None:
+        self._rng, self._width = rng, width
+        self._rows: dict[int, Tensor] = {}
+        self._next = 0
+
+    def read(self, draw: int) -> Tensor:
+        """(width,) of one draw; those before the one last forgotten are gone."""
+        while self._next <= draw:
+            self._rows[self._next] = torch.empty(self._width).exponential_(1, generator=self._rng)
+            self._next += 1
+        return self._rows[draw]
+
+    def forget_before(self, draw: int) -> None:
+        for row in [row for row in self._rows if row < draw]:
+            del self._rows[row]
+
+
 class NoiseTape:
     """An endless tape of standard normal rows, `width` values each, read by row number."""
 

@@ -10,14 +10,16 @@ everybody, which is where the time goes; sums may then round differently in comp
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.nn.memory import DenseMemory, RowsMemory
+from nightingale.nn.memory import DenseMemory, LayerMemory, RowsMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,16 @@ class Turn:
     """The token it drew last."""
     position: int
     """Where that token stands after the start token."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """Several tokens of one utterance at once: the one it drew last, and guesses at those to come."""
+
+    slot: int
+    tokens: Sequence[int]
+    position: int
+    """Where the first of them stands after the start token."""
 
 
 class Runner(Protocol):
@@ -51,15 +63,28 @@ class Runner(Protocol):
         """After a fault: what is not a number would reach the slot's next utterance, masked or not."""
 
 
+class Verifier(Runner, Protocol):
+    """A runner that takes back what turned out not to be said."""
+
+    def verify(self, trials: list[Trial]) -> list[Tensor]:
+        """Scores after each token of each utterance, each (rows, tokens, vocab), all of them remembered."""
+
+    def rewind(self, slot: int, count: int) -> None:
+        """Forget the last so many positions of a slot."""
+
+
 class PlainRunner:
     """The reference: torch, in the precision of the weights."""
 
-    def __init__(self, t3: T3, *, slots: int, rows_per_slot: int, capacity: int, batched: bool) -> None:
+    def __init__(
+        self, t3: T3, *, slots: int, rows_per_slot: int, capacity: int, batched: bool, spare: int = 0
+    ) -> None:
+        """spare: positions past the capacity, where rows with fewer guesses than others may write."""
         self.t3, self.rows_per_slot, self.batched = t3, rows_per_slot, batched
         self.capacity = capacity
         self.layers = [
             memory
-            for memory in t3.new_memory(rows=slots * rows_per_slot, capacity=capacity)
+            for memory in t3.new_memory(rows=slots * rows_per_slot, capacity=capacity + spare)
             if isinstance(memory, DenseMemory)
         ]
         self.memories: list[list[DenseMemory]] = [[] for _ in range(slots)]
@@ -77,9 +102,16 @@ class PlainRunner:
 
     @torch.inference_mode()
     def step(self, turns: list[Turn]) -> list[Tensor]:
-        if self.batched and len(turns) > 1:
-            return self._together(turns)
-        return [self._alone(turn) for turn in turns]
+        trials = [Trial(slot=turn.slot, tokens=(turn.token,), position=turn.position) for turn in turns]
+        return [scores[:, -1] for scores in self._take(trials)]
+
+    @torch.inference_mode()
+    def verify(self, trials: list[Trial]) -> list[Tensor]:
+        return self._take(trials)
+
+    def rewind(self, slot: int, count: int) -> None:
+        for memory in self.memories[slot]:
+            memory.rewind(memory.position - count)
 
     def move(self, source: int, target: int) -> None:
         old = self.memories[source]
@@ -98,35 +130,62 @@ class PlainRunner:
             memory.keys.zero_()
             memory.values.zero_()
 
-    def _alone(self, turn: Turn) -> Tensor:
-        memory = self.memories[turn.slot]
-        ids = torch.full((len(memory[0].keys), 1), turn.token, device=memory[0].keys.device)
-        return self.t3.next_scores(self.t3.embed_speech(ids, turn.position), memory)
+    def shallow(self, t3: T3) -> PlainRunner:
+        """The first layers of T3 alone, in the same slots and in the memory they have here."""
+        part, layers = copy.copy(self), t3.config.backbone.layers
+        part.t3, part.layers = t3, self.layers[:layers]
+        part.memories = [memory[:layers] for memory in self.memories]
+        return part
 
-    def _together(self, turns: list[Turn]) -> list[Tensor]:
+    def _take(self, trials: list[Trial]) -> list[Tensor]:
+        begun = [self.memories[trial.slot][0].position for trial in trials]
+        try:
+            if self.batched and len(trials) > 1:
+                return self._together(trials)
+            return [self._alone(trial) for trial in trials]
+        except Exception:
+            for trial, position in zip(trials, begun, strict=True):
+                for memory in self.memories[trial.slot]:
+                    memory.rewind(position)
+            raise
+
+    def _alone(self, trial: Trial) -> Tensor:
+        memory = self.memories[trial.slot]
+        ids = torch.tensor([trial.tokens] * len(memory[0].keys), device=memory[0].keys.device)
+        return self._scores(self.t3.embed_speech(ids, trial.position), memory)
+
+    def _together(self, trials: list[Trial]) -> list[Tensor]:
         """All slots up to the last in use. Rows nobody uses compute something that nobody reads.
 
-        Where nobody is guided, the second row of each slot is stepped over: half the work.
+        Where nobody is guided, the second row of each slot is stepped over: half the work. Who has fewer
+        tokens than others is given padding, which nobody reads either.
         """
-        used = max(len(self.memories[turn.slot][0].keys) for turn in turns)
-        slots = max(turn.slot for turn in turns) + 1
-        ids, at, lengths = [0] * slots, [0] * slots, [0] * slots
-        for slot in range(slots):
-            lengths[slot] = self.memories[slot][0].position if self.memories[slot] else 0
-        for turn in turns:
-            ids[turn.slot], at[turn.slot] = turn.token, turn.position
+        used = max(len(self.memories[trial.slot][0].keys) for trial in trials)
+        slots = max(trial.slot for trial in trials) + 1
+        most = max(len(trial.tokens) for trial in trials)
+        lengths = [memory[0].position if memory else 0 for memory in self.memories[:slots]]
+        ids, at, counts = [[0] * most for _ in range(slots)], [[0] * most for _ in range(slots)], [1] * slots
+        for trial in trials:
+            count = counts[trial.slot] = len(trial.tokens)
+            ids[trial.slot] = [*trial.tokens, *[0] * (most - count)]
+            at[trial.slot] = [trial.position + min(ahead, count - 1) for ahead in range(most)]
 
-        def by_row(values: list[int]) -> list[int]:
+        def by_row(values: list[Any]) -> list[Any]:
             return [value for value in values for _ in range(used)]
 
-        memory = RowsMemory.of_layers(self.layers, by_row(lengths), every=self.rows_per_slot // used)
-        embedded = torch.tensor([by_row(ids), by_row(at)], device=self.layers[0].keys.device)[..., None]
-        scores = self.t3.next_scores(self.t3.embed_speech_at(*embedded), memory)
+        every = self.rows_per_slot // used
+        memory = RowsMemory.of_layers(self.layers, by_row(lengths), every=every, counts=by_row(counts))
+        embedded = torch.tensor([by_row(ids), by_row(at)], device=self.layers[0].keys.device)
+        scores = self._scores(self.t3.embed_speech_at(*embedded), memory)
         out = []
-        for turn in turns:
-            own = self.memories[turn.slot]
+        for trial in trials:
+            own = self.memories[trial.slot]
             for layer in own:
-                layer.position += 1
-            first = turn.slot * used
-            out.append(scores[first : first + len(own[0].keys)])
+                layer.position += len(trial.tokens)
+            first = trial.slot * used
+            out.append(scores[first : first + len(own[0].keys), : len(trial.tokens)])
         return out
+
+    def _scores(self, x: Tensor, memory: Sequence[LayerMemory]) -> Tensor:
+        """(rows, tokens, vocab)."""
+        return self.t3(x, memory) if x.shape[1] > 1 else self.t3.next_scores(x, memory)[:, None]

@@ -5,6 +5,7 @@ A step takes scores (vocabulary,) and the ids seen so far as a boolean row (voca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Literal
 
@@ -98,9 +99,14 @@ def is_greedy(sampling: Sampling) -> bool:
     return sampling.temperature < COLDEST
 
 
-def draw(scores: Tensor, *, greedy: bool, rng: torch.Generator) -> int:
-    """One id. The draw happens on the CPU, so that a seed means the same on every device."""
-    if greedy:
+def draw(scores: Tensor, numbers: Tensor | None) -> int:
+    """One id: the first in the race over `numbers` (RaceTape), or the likeliest where there are none.
+
+    The draw happens on the CPU, so that a seed means the same on every device.
+    """
+    if numbers is None:
         return int(scores.argmax())
     likely = torch.softmax(scores.float(), dim=-1).cpu()
-    return int(torch.multinomial(likely, 1, generator=rng))
+    if not math.isfinite(float(likely.sum())):
+        raise ArithmeticError("T3's scores are not finite numbers")
+    return int(likely.div_(numbers).argmax())

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from nightingale.clocks import CLOCKS
+from nightingale.engine.decode import Tally
 from nightingale.engine.gaps import Gaps
 from nightingale.engine.pieces import Piece
 from nightingale.errors import NightingaleError
@@ -143,6 +144,8 @@ class Timing:
     retries: int = 0
     """Pieces that went wrong and were drawn again."""
     stage_ms: dict[str, float] = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
+    """Of guesses at tokens to come."""
     gaps: Gaps = field(default_factory=Gaps)
     """Between one chunk and the next."""
     _last_chunk_s: float | None = None
@@ -177,6 +180,8 @@ class Timing:
             stage_ms=dict(self.stage_ms),
             chunk_gaps_ms=tuple(self.gaps.kept_ms),
             chunk_gaps=self.gaps.count,
+            drafted=self.tally.drafted,
+            accepted=self.tally.accepted,
             chunk_gap_mean_ms=self.gaps.sum_ms / max(1, self.gaps.count),
             chunk_gap_longest_ms=self.gaps.longest_ms,
         )

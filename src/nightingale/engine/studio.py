@@ -70,6 +70,9 @@ class Studio(Protocol):
     def launch(self, blocks: Sequence[Block]) -> Sound:
         """Blocks of one company, in this order for each utterance. If it fails, nothing has happened."""
 
+    def close(self) -> None:
+        """Nothing more will be launched."""
+
 
 class _Sized(Protocol):
     @property
@@ -105,10 +108,11 @@ class PlainRendering:
         self.begun = False
 
     def cut(self, waiting: int, *, finished: bool, wanted: int) -> Cut | None:
-        held_back = LOOKAHEAD_TOKENS if self.begun else 0
-        if finished or waiting + held_back >= wanted + LOOKAHEAD_TOKENS:
-            return waiting, finished
-        return None
+        size = wanted + (0 if self.begun else LOOKAHEAD_TOKENS)
+        # Never more than was wanted, however long the block has waited: sound must not depend on the clock.
+        if waiting > size or (waiting == size and not finished):
+            return size, False
+        return (waiting, True) if finished else None
 
     def company(self, cut: Cut) -> Hashable:  # noqa: ARG002, a protocol
         return id(self)
@@ -148,6 +152,9 @@ class PlainStudio:
 
     def launch(self, blocks: Sequence[Block]) -> Done:
         return Done([self._render(block) for block in blocks])
+
+    def close(self) -> None:
+        """It holds nothing."""
 
     def _render(self, block: Block) -> Samples:
         at, rendering = time.perf_counter(), block.rendering
@@ -249,3 +256,6 @@ class GraphStudio:
             return Done([np.zeros(0, np.float32) for _ in blocks])  # nothing to be heard
         pending = self._renderer.launch([(b.rendering.spoken, b.ids, b.final) for b in blocks])
         return GraphSound(blocks, pending)
+
+    def close(self) -> None:
+        """Its memory goes with it."""

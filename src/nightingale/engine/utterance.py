@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nightingale.clocks import CLOCKS
 from nightingale.engine.acoustic import audible
-from nightingale.engine.decode import Decoding, prompt_of
+from nightingale.engine.decode import Decoding, Tally, Told, prompt_of
 from nightingale.engine.guards import ATTEMPTS, Action, Guard, limits_for, retry_seed
 from nightingale.engine.habits import SILENCE_TOKEN
 from nightingale.engine.load import Model
@@ -36,7 +36,9 @@ class Utterance:
         *,
         seed: int,
         rendering: Rendering,
+        tally: Tally | None = None,
     ) -> None:
+        self._tally = tally
         self.model, self.profile, self.piece, self.request = model, profile, piece, request
         self._seed = seed
         self._attempt = 0
@@ -48,7 +50,8 @@ class Utterance:
         """Others are speaking too: after the first block, fewer and larger ones serve everybody better."""
         self._rendering = rendering
         self._speed = Stretcher(CLOCKS.sample_rate_hz, request.speed)
-        self._block = profile.first_block_tokens
+        self._block = model.habits.first_block_tokens or profile.first_block_tokens
+        self._growth = model.habits.block_growth
 
     def _begin_attempt(self) -> None:
         """Nothing drawn yet. The first attempt draws as if there were no guard."""
@@ -59,6 +62,13 @@ class Utterance:
             sampling=sampling,
             text_ids=len(self.piece.text_ids),
             rng=generator(retry_seed(self._seed, self._attempt), "tokens"),
+            told=Told(
+                text=self.piece.text,
+                text_ids=self.piece.text_ids,
+                voice=self.request.voice,
+                exaggeration=self.request.exaggeration,
+            ),
+            tally=self._tally,
         )
         again = self._attempt + 1 < ATTEMPTS and not is_greedy(sampling)
         limits = limits_for(self.piece.text, ceiling=self.decoding.budget)
@@ -134,7 +144,7 @@ class Utterance:
             self._guard.commit(self._tokens)
         timing.tokens += count
         largest = self.profile.largest_block_tokens
-        self._block = largest if self.in_company else min(2 * self._block, largest)
+        self._block = largest if self.in_company else min(int(self._growth * self._block), largest)
         self.rendered = final
         return Block(rendering=self._rendering, ids=ids, final=final, timing=timing)
 

@@ -105,6 +105,7 @@ class Worker:
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=30)
+        self.studio.close()
 
     def _run(self) -> None:
         reason = _closed()
@@ -195,6 +196,7 @@ class Worker:
             job.session.request,
             seed=seed,
             rendering=self.studio.open(job.session.request.voice, seed=seed),
+            tally=timing.tally,
         )
         job.begun, job.piece = job.begun + 1, None
         tokens = self.draws.begin(slot, job.utterance.decoding, job.utterance.prompt())

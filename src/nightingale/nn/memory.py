@@ -86,32 +86,51 @@ class NoMemory:
 
 
 class RowsMemory:
-    """Rows that have come differently far, one more token each: a step of continuous batching."""
+    """Rows that have come differently far, each given a few tokens more: a step of continuous batching."""
 
-    def __init__(self, keys: Tensor, values: Tensor, rows: Tensor, lengths: Tensor, seen: Tensor) -> None:
-        """rows: their numbers; lengths: how much each remembers; seen: (rows, 1, 1, time), which of it."""
+    def __init__(
+        self, keys: Tensor, values: Tensor, rows: Tensor, lengths: Tensor, counts: Tensor, seen: Tensor
+    ) -> None:
+        """rows: their numbers, (rows, 1); lengths: how much each remembers; counts: how many tokens it is
+        given, the rest of its share being padding; seen: (rows, 1, tokens, time), what each token sees."""
         self.keys, self.values = keys, values
-        self._rows, self.lengths, self._seen = rows, lengths, seen
+        self._rows, self.lengths, self._counts, self._seen = rows, lengths, counts, seen
 
     @classmethod
     def of_layers(
-        cls, whole: Sequence[DenseMemory], lengths: Sequence[int], *, every: int
+        cls,
+        whole: Sequence[DenseMemory],
+        lengths: Sequence[int],
+        *,
+        every: int,
+        counts: Sequence[int] | None = None,
     ) -> list[RowsMemory]:
-        """The memory of each layer over rows 0, `every`, 2·`every`, …, which remember so many positions."""
-        part, end = slice(0, every * len(lengths), every), max(lengths) + 1
+        """The memory of each layer over rows 0, `every`, 2·`every`, …, which remember so many positions.
+
+        counts: how many tokens each is given; one, if not told. There must be room for the largest in all.
+        """
+        each = torch.tensor([1] * len(lengths) if counts is None else counts)
+        most = int(each.max())
+        part, end = slice(0, every * len(lengths), every), max(lengths) + most
         if end > whole[0].keys.shape[2]:
             raise _full(end, whole[0].keys.shape[2])
-        at = torch.tensor(lengths, device=whole[0].keys.device)
-        rows = torch.arange(len(lengths), device=at.device)
-        seen = (torch.arange(end, device=at.device)[None] <= at[:, None])[:, None, None]
-        return [cls(m.keys[part, :, :end], m.values[part, :, :end], rows, at, seen) for m in whole]
+        device = whole[0].keys.device
+        at = torch.tensor(lengths, device=device)
+        rows = torch.arange(len(lengths), device=device)[:, None]
+        last = at[:, None] + torch.arange(most, device=device)
+        seen = (torch.arange(end, device=device) <= last[..., None])[:, None]
+        each = each.to(device)
+        return [cls(m.keys[part, :, :end], m.values[part, :, :end], rows, at, each, seen) for m in whole]
 
     def positions(self, x: Tensor) -> Tensor:
-        return self.lengths[:, None].expand(-1, x.shape[1])
+        ahead = torch.arange(x.shape[1], device=self.lengths.device)
+        # Padding stands where the last token does: beyond it a table of positions may end.
+        return self.lengths[:, None] + torch.minimum(ahead, self._counts[:, None] - 1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.keys[self._rows, :, self.lengths] = k[:, :, 0]
-        self.values[self._rows, :, self.lengths] = v[:, :, 0]
+        at = self.lengths[:, None] + torch.arange(k.shape[2], device=k.device)
+        self.keys[self._rows, :, at] = k.transpose(1, 2)
+        self.values[self._rows, :, at] = v.transpose(1, 2)
         return F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=self._seen)
 
     def rewind(self, position: int) -> None:

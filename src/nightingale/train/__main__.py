@@ -85,6 +85,14 @@ def build_parser() -> argparse.ArgumentParser:
     t3.add_argument("--weight-decay", type=float)
     t3.set_defaults(run=stages.run_t3)
 
+    draft = commands.add_parser(
+        "draft", parents=[common, timed, helped, graphed], help="a small T3 that guesses for a large one"
+    )
+    draft.add_argument("--bank", type=Path, nargs="*", help="token banks; default: the one in --out")
+    draft.add_argument("--target", type=Path, help="its target's t3.safetensors; default: the one in --out")
+    draft.add_argument("--layers", type=int, default=2)
+    draft.set_defaults(run=stages.run_draft)
+
     flow = commands.add_parser(
         "flow", parents=[fed, batched, graphed], help="speech tokens to mel, in two steps"
     )

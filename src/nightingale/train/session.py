@@ -160,19 +160,24 @@ def watch(state: Path, results: Path, *, budget_s: float, say: Callable[[str], N
             told = time.monotonic()
         time.sleep(min(LOOK_EVERY_S, max(0.01, budget_s - spent)))
     sent = copy_results(state, results, before)
-    (state / SENT).write_text(json.dumps(before | sent), encoding="utf-8")
+    _remember(state, before, sent)
     left = [name for name, version in _versions(state).items() if (before | sent).get(name) != version]
     say(Board.read(state).table())
     say(f"sent: {', '.join(sent) or 'nothing new'}; still to send: {', '.join(left) or 'nothing'}")
 
 
 def copy_results(state: Path, results: Path, before: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Pack what no earlier call has returned in this version; name -> version of what was packed."""
+    """Pack what no earlier call has returned in this version; name -> version of what was packed.
+
+    What has waited longest comes first, for not everything may fit.
+    """
     from nightingale.train.volumes import pack
 
     versions = _versions(state)
     files = [state / path for path in RESULTS]
     fresh = [f for f in files if f.is_file() and before.get(f.stem) != versions.get(f.stem)]
+    turn = {name: place for place, name in enumerate(before)}
+    fresh.sort(key=lambda file: turn.get(file.stem, -1))
     logs = sorted([*(state / "logs").glob("*.log"), *(state / "out").rglob("*.jsonl")])
     return {name: versions[name] for name in pack(fresh, logs, results, halved=HALVED)}
 
@@ -181,6 +186,12 @@ def _sent(state: Path) -> dict[str, list[int]]:
     path = state / SENT
     known: dict[str, list[int]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return known
+
+
+def _remember(state: Path, before: dict[str, list[int]], sent: dict[str, list[int]]) -> None:
+    """What was sent last stands last, and has its turn last."""
+    kept = {name: version for name, version in before.items() if name not in sent}
+    (state / SENT).write_text(json.dumps(kept | sent), encoding="utf-8")
 
 
 def _versions(state: Path) -> dict[str, list[int]]:

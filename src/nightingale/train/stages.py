@@ -175,6 +175,32 @@ def run_tokens(args: argparse.Namespace) -> None:
     TokenBank.join([banks[part] for part in sorted(banks)]).save(args.out / BANK)
 
 
+def run_draft(args: argparse.Namespace) -> None:
+    import torch
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale.train.asset_files import Assets
+    from nightingale.train.draft import train_draft
+    from nightingale.train.token_bank import TokenBank
+
+    assets = Assets(args.assets)
+    train_draft(
+        TokenBank.join([TokenBank.load(path, assets.encode) for path in args.bank or [args.out / BANK]]),
+        args.out,
+        PRESETS["wren"].t3,
+        target=args.target or args.out / "t3.safetensors",
+        layers=args.layers,
+        marks=assets.marks(),
+        budget_s=args.budget_s,
+        plan_s=args.plan_s,
+        device=torch.device(args.device),
+        eager=args.eager,
+        seed=args.seed,
+        start_from=args.start_from,
+        say=say,
+    )
+
+
 def run_t3(args: argparse.Namespace) -> None:
     import torch
 

@@ -94,7 +94,6 @@ class T3Training:
         for name, module in self.net.named_modules():
             if name.endswith(RESIDUAL_OUTPUTS):
                 module.register_forward_hook(self._drop)
-        self.memory = [NoMemory()] * config.backbone.layers
         self.optimizer = Optimizer(self.net.parameters(), betas=(0.9, 0.98), weight_decay=recipe.weight_decay)
         self.ema = Ema(self.net.parameters(), decay=0.9995)
         self.best = [p.clone() for p in self.ema.average]
@@ -135,19 +134,12 @@ class T3Training:
         slipped = (torch.rand(ids.shape, device=self.device) < slip) & (place > text_count[:, None])
         speaker = self.speaker[bucket.clip[pick]].float()
         speaker = F.normalize(speaker + 0.02 * torch.randn_like(speaker), dim=1)
-        with torch.autocast(self.device.type, torch.bfloat16):
-            told = self.net.text_emb(torch.where(is_text, ids, 0))
-            spoken = self.net.speech_emb(torch.where(is_text, 0, torch.where(slipped, random, ids)))
-            x = torch.where(is_text[..., None], told, spoken)
-            x = torch.cat([self.net.cond_enc.spkr_enc(speaker)[:, None].to(x.dtype), x[:, :-1]], dim=1)
-            scores = self.net(x, self.memory)
-        # The score after input i is of id i, because the speaker stands in front.
+        given = (is_text, torch.where(slipped, random, ids), speaker)
+        scores = self.scores(self.net, *given)
         counts = (place > text_count[:, None]) & (place < count[:, None])
         is_stop = ids == STOP_SPEECH
         weight = counts * torch.where(is_stop, STOP_WEIGHT, 1.0)
-        each = F.cross_entropy(
-            scores.float().flatten(0, 1), ids.flatten(), reduction="none", label_smoothing=smoothing
-        ).view_as(ids)
+        each = self.error(scores, ids, given, smoothing)
         right = (scores.detach().argmax(-1) == ids).float()
         stops = (counts & is_stop).float()
         return (
@@ -155,6 +147,28 @@ class T3Training:
             (right * counts).sum() / counts.sum(),
             (right * stops).sum() / stops.sum().clamp(min=1),
         )
+
+    def scores(self, net: T3, is_text: Tensor, ids: Tensor, speaker: Tensor) -> Tensor:
+        """(rows, time, vocab). The score after input i is of id i, because the speaker stands in front."""
+        memory = [NoMemory()] * net.config.backbone.layers
+        with torch.autocast(self.device.type, torch.bfloat16):
+            told = net.text_emb(torch.where(is_text, ids, 0))
+            spoken = net.speech_emb(torch.where(is_text, 0, ids))
+            x = torch.where(is_text[..., None], told, spoken)
+            x = torch.cat([net.cond_enc.spkr_enc(speaker)[:, None].to(x.dtype), x[:, :-1]], dim=1)
+            return net(x, memory)
+
+    def error(
+        self,
+        scores: Tensor,
+        ids: Tensor,
+        given: tuple[Tensor, Tensor, Tensor],  # noqa: ARG002, what a distilled one asks its target about
+        smoothing: float,
+    ) -> Tensor:
+        """Of each id, (rows, time)."""
+        return F.cross_entropy(
+            scores.float().flatten(0, 1), ids.flatten(), reduction="none", label_smoothing=smoothing
+        ).view_as(ids)
 
     @torch.no_grad()
     def measure(self) -> dict[str, float]:
@@ -222,14 +236,18 @@ def train_t3(
     recipe: T3Recipe | None = None,
     start_from: Path | None = None,
     say: Callable[[dict[str, Any]], None] = silent,
+    make: Callable[..., T3Training] = T3Training,
+    name: str = "t3",
 ) -> None:
     """Train for `budget_s` seconds, resuming from what `out` holds; `t3.safetensors` is the best average.
 
-    start_from: a t3.safetensors of another machine, used when `out` holds no state.
+    start_from: a t3.safetensors of another machine, used when `out` holds no state. make, name: what is
+    trained, and what its files are called.
     """
     recipe = recipe or T3Recipe()
-    training = T3Training(bank, config, recipe, marks=marks, device=device, eager=eager, seed=seed)
-    log, state_path, done = JsonlLog(out / "t3.jsonl"), out / "t3.state.pt", {"step": 0, "elapsed_s": 0.0}
+    training = make(bank, config, recipe, marks=marks, device=device, eager=eager, seed=seed)
+    log, state_path = JsonlLog(out / f"{name}.jsonl"), out / f"{name}.state.pt"
+    done = {"step": 0, "elapsed_s": 0.0}
     if state_path.exists():
         state = load_state(state_path, device)
         training.load_state_dict(state)
@@ -244,7 +262,7 @@ def train_t3(
     report, keep = Every(MEASURE_EVERY_S, watch.begun_s), Every(60, watch.begun_s)
 
     def save() -> None:
-        save_half(training.best_average(), out / "t3.safetensors")
+        save_half(training.best_average(), out / f"{name}.safetensors")
         save_state(
             state_path,
             {"done": {"step": step, "elapsed_s": watch.elapsed_s}, **training.state_dict()},

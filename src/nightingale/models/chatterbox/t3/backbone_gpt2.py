@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -69,6 +71,12 @@ class Gpt2Backbone(nn.Module):
         self.wpe = nn.Embedding(config.positions, config.width)
         self.h = nn.ModuleList(Layer(config) for _ in range(config.layers))
         self.ln_f = nn.LayerNorm(config.width, eps=1e-5)
+
+    def first(self, count: int) -> Self:
+        """Without the layers after the first so many; weights are shared."""
+        part = copy.copy(self)
+        part._modules = {**self._modules, "h": self.h[:count]}
+        return part
 
     def forward(self, x: Tensor, memory: Sequence[LayerMemory]) -> Tensor:
         x = x + self.wpe(memory[0].positions(x))

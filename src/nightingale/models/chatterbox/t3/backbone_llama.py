@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -90,6 +92,12 @@ class LlamaBackbone(nn.Module):
         if self.inverse.dtype in (torch.float16, torch.bfloat16):
             self.inverse = self._frequencies().to(self.inverse.device)
         return self
+
+    def first(self, count: int) -> Self:
+        """Without the layers after the first so many; weights are shared."""
+        part = copy.copy(self)
+        part._modules = {**self._modules, "layers": self.layers[:count]}
+        return part
 
     def forward(self, x: Tensor, memory: Sequence[LayerMemory]) -> Tensor:
         cos, sin = rotations(self.inverse, memory[0].positions(x), x.dtype)

@@ -6,7 +6,9 @@ guidance two rows run side by side: the first is told the text, the second sees 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -62,6 +64,13 @@ class T3(nn.Module):
             )
             for _ in range(backbone.layers)
         ]
+
+    def first_layers(self, count: int) -> T3:
+        """The same weights without the later layers: the norm and the head follow earlier."""
+        part = copy.copy(self)
+        part._modules = {**self._modules, "tfmr": self.tfmr.first(count)}
+        part.config = replace(self.config, backbone=replace(self.config.backbone, layers=count))
+        return part
 
     def prompt_length(self, text_ids: int) -> int:
         """How many positions `prompt` takes at most, for so many text ids."""
