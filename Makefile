@@ -61,7 +61,7 @@ contract: ## try other projects' clients (LiveKit, Pipecat, ElevenLabs), in an e
 bench-check: $(INSTALLED) ## did a change make it slower? two minutes, ratios against the last accepted line
 	$(BIN)/python -m nightingale.bench.guard
 
-docs: $(INSTALLED_DEV) ## write the generated pages (docs/cli.md, docs/configuration.md)
+docs: $(INSTALLED_DEV) ## write the generated pages (docs/cli.md, configuration.md, performance.md)
 	$(BIN)/python tools/make_docs.py
 
 clean: ## forget the environment and the caches

@@ -298,69 +298,29 @@ def quality(name: str, work: Path, threads: int, *, tiny: bool, tokens: int = 24
 
 
 def upstream(name: str, threads: int) -> dict[str, Any]:
-    """Upstream's modules as HEAD 5de7a54 runs them, random weights. T3 is warm; S3Gen is called once, for a
-    minute, of which warming up would be nothing."""
+    """Upstream's own modules. T3 is warm; S3Gen is called once, for a minute, of which warming up would be
+    nothing."""
     import torch
-    from chatterbox.models.s3gen import S3Gen
-    from chatterbox.models.t3 import T3
-    from chatterbox.models.t3.inference.t3_hf_backend import T3HuggingfaceBackend
-    from chatterbox.models.t3.llama_configs import LLAMA_CONFIGS
-    from chatterbox.models.t3.modules.cond_enc import T3Cond
-    from chatterbox.models.t3.modules.t3_config import T3Config
+
+    sys.path.insert(0, str(ROOT / "src" / "nightingale" / "bench" / "peers"))
+    from upstream import Upstream  # type: ignore[import-not-found]
 
     torch.set_num_threads(threads)
-    torch.manual_seed(0)
-    nano = name == "nano"
-    if nano:
-        small = {"n_embd": 768, "hidden_size": 768, "n_layer": 12, "n_head": 12}
-        LLAMA_CONFIGS["GPT2_small"] = {**LLAMA_CONFIGS["GPT2_medium"], **small}
-    # The wheel is older than HEAD, and slower: it watches alignments, and asks for attention maps to do so.
-    T3Config.is_multilingual = property(lambda _self: False)
-    wheel = T3HuggingfaceBackend.forward
-    T3HuggingfaceBackend.forward = lambda self, *a, **k: wheel(self, *a, **{**k, "output_attentions": False})
-    config = T3Config(text_tokens_dict_size=50276 if nano else 2454)
-    if nano:
-        config.llama_config_name, config.speech_tokens_dict_size = "GPT2_small", 6563
-        config.input_pos_emb, config.speech_cond_prompt_len = None, 375
-        config.use_perceiver_resampler = config.emotion_adv = False
-    t3, s3gen = T3(config).eval(), S3Gen(meanflow=nano).eval()
-    with torch.no_grad():
-        for head in (t3.speech_head,):  # never the stop, so that the sentence has its length
-            head.weight[6562] = 0
-            if head.bias is not None:
-                head.bias[6562] = -100
-    cond = T3Cond(
-        speaker_emb=torch.rand(1, 256),
-        cond_prompt_speech_tokens=torch.randint(6561, (1, PROMPT_TOKENS if nano else 150)),
-        emotion_adv=0.5 * torch.ones(1, 1, 1),
-    )
-    reference = {
-        "prompt_token": torch.randint(6561, (1, PROMPT_TOKENS)),
-        "prompt_token_len": torch.tensor([PROMPT_TOKENS]),
-        "prompt_feat": torch.randn(1, 2 * PROMPT_TOKENS, 80),
-        "prompt_feat_len": None,
-        "embedding": torch.randn(1, 192),
-    }
+    model = Upstream(name)
 
-    def decode(tokens: int) -> tuple[float, torch.Tensor]:
-        text = torch.randint(1, 255, (1, TEXT_IDS))
-        framed = torch.cat([torch.tensor([[255]]), text, torch.tensor([[0]])], dim=1)
+    def decode(tokens: int) -> float:
+        text = torch.randint(1, 255, (TEXT_IDS,)).tolist()
         started = time.perf_counter()
-        if nano:
-            ids = t3.inference_turbo(cond, text, max_gen_len=tokens - 1)
-        else:
-            ids = t3.inference(t3_cond=cond, text_tokens=torch.cat([framed, framed]), max_new_tokens=tokens)
+        ids = model.decode(text, tokens)
         assert ids.shape[1] >= tokens - 1, "a random network stopped by itself: run it again"
-        return time.perf_counter() - started, ids
+        return time.perf_counter() - started
 
-    with torch.inference_mode():
-        decode(2)
-        begun, _ = decode(2)
-        several, _ = decode(UPSTREAM_TOKENS)
-        step_s = (several - begun) / (UPSTREAM_TOKENS - 2)
-        started = time.perf_counter()
-        s3gen.inference(torch.randint(6561, (1, TOKENS)), ref_dict=dict(reference))
-        s3gen_s = time.perf_counter() - started
+    decode(2)
+    begun, several = decode(2), decode(UPSTREAM_TOKENS)
+    step_s = (several - begun) / (UPSTREAM_TOKENS - 2)
+    started = time.perf_counter()
+    model.render(torch.randint(6561, (1, TOKENS)))
+    s3gen_s = time.perf_counter() - started
     t3_s = begun + step_s * (TOKENS - 2)
     seconds = {"whole": t3_s + s3gen_s, "t3": t3_s, "t3_step": step_s, "s3gen": s3gen_s}
     return {"seconds": seconds, "peak_gib": peak_gib()}

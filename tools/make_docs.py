@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import typer.main
 
 from nightingale import errors
+from nightingale.bench.report import markdown
+from nightingale.bench.store import read_lines
 from nightingale.cli.main import INTERRUPTED, app
 from nightingale.server.settings import Settings
 
@@ -92,6 +96,37 @@ voice_aliases = {{ narrator = "george" }}
 """
 
 
+def constant(script: str, name: str) -> Any:
+    """A literal of a benchmark script, without running it."""
+    for node in ast.parse((ROOT / "benchmarks" / script).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and any(getattr(to, "id", "") == name for to in node.targets):
+            return ast.literal_eval(node.value)
+    raise LookupError(f"no {name} in benchmarks/{script}")
+
+
+def performance(results: Path = ROOT / "benchmarks" / "results") -> str:
+    """tools/performance.md, each {{name}} in it replaced by the table of that name."""
+    names = ("bench", "verify", "cpu", "gpu", "gpu_engine", "engine", "server")
+    lines = {name: read_lines(results, name) for name in names}
+    tables = {
+        "gpu": markdown.gpu(lines["gpu"], constant("gpu.py", "GOALS"), constant("gpu.py", "UPSTREAM")),
+        "gpu_engine": markdown.gpu_engine(lines["gpu_engine"]),
+        "cpu": markdown.cpu(lines["cpu"], constant("cpu.py", "GOALS")),
+        "cpu_quality": markdown.cpu_quality(lines["cpu"]),
+        "bench": markdown.bench(lines["bench"], lines["verify"]),
+        "crowds": markdown.crowds(lines["bench"]),
+        "engine": markdown.engine(lines["engine"]),
+        "server": markdown.server(lines["server"]),
+    }
+    template = (ROOT / "tools" / "performance.md").read_text(encoding="utf-8")
+    return re.sub(
+        r"^\{\{(\w+)\}\}$",
+        lambda found: f"<!-- {found[1]} -->\n{tables[found[1]]}\n<!-- -->",
+        template,
+        flags=re.MULTILINE,
+    )
+
+
 def pages() -> dict[str, str]:
     """Path in the repository -> text."""
     head = (
@@ -106,6 +141,7 @@ def pages() -> dict[str, str]:
             [head, exit_codes(), "", *command_pages(typer.main.get_command(app), "nightingale")]
         ),
         "docs/configuration.md": configuration(),
+        "docs/performance.md": performance(),
     }
 
 

@@ -53,6 +53,12 @@ def test_how_fast_the_machine_is_changes_no_ratio(pace_s: float, monkeypatch: py
     assert now_s == 6 * pace_s  # before and after each act
 
 
+def test_no_round_is_begun_after_the_time_is_spent_but_the_least_are_made() -> None:
+    spent = measure({"x": lambda _: 1.0}, lambda: None, rounds=50, budget_s=0.0)
+    assert spent["x"].rounds == guard.LEAST_ROUNDS
+    assert measure({"x": lambda _: 1.0}, lambda: None, rounds=9)["x"].rounds == 9
+
+
 def test_one_unlucky_round_moves_neither_value_nor_noise_by_much() -> None:
     calm = summary([1.0, 1.01, 0.99, 1.02, 0.98, 1.0, 1.01])
     unlucky = summary([1.0, 1.01, 0.99, 1.02, 0.98, 1.0, 9.0])

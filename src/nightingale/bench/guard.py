@@ -24,7 +24,9 @@ from nightingale.bench import store
 from nightingale.bench.speed.texts import TEXTS
 
 KIND = "guard"
-ROUNDS = 15
+ROUNDS, LEAST_ROUNDS = 40, 5
+BUDGET_S = 100.0
+"""After so long no other round is begun, if there were the least of them: two minutes with all around it."""
 ALLOWED = 0.10
 NOISES = 3.0
 TOGETHER = 4
@@ -38,6 +40,7 @@ class Measured:
     value: float
     noise: float
     """Standard error of the median, as a share of it."""
+    rounds: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +76,7 @@ def summary(ratios: Sequence[float]) -> Measured:
     middle = statistics.median(ratios)
     deviation = statistics.median(abs(ratio - middle) for ratio in ratios)
     error = 1.4826 * deviation * 1.2533 / len(ratios) ** 0.5
-    return Measured(value=middle, noise=error / middle if middle else 0.0)
+    return Measured(value=middle, noise=error / middle if middle else 0.0, rounds=len(ratios))
 
 
 def compare(before: Mapping[str, Mapping[str, float]], now: Mapping[str, Measured]) -> list[Moved]:
@@ -104,11 +107,17 @@ def last_accepted(lines: Sequence[Mapping[str, Any]], like: Mapping[str, Any]) -
 
 
 def measure(
-    acts: Mapping[str, Callable[[int], float]], unit: Callable[[], object], rounds: int
+    acts: Mapping[str, Callable[[int], float]],
+    unit: Callable[[], object],
+    rounds: int,
+    budget_s: float = BUDGET_S,
 ) -> dict[str, Measured]:
     """acts give the seconds they are judged by; all of them in each round, so that all share its luck."""
     ratios: dict[str, list[float]] = {name: [] for name in acts}
+    begun = time.monotonic()
     for number in range(rounds):
+        if number >= LEAST_ROUNDS and time.monotonic() - begun > budget_s:
+            break
         for name, act in acts.items():
             before = _seconds(unit)
             took = act(number)
@@ -173,9 +182,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--accept", action="store_true", help="let this run be what later ones are held against"
     )
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="at most")
     parser.add_argument("--results", type=Path, default=store.results_folder())
     asked = parser.parse_args(argv)
+    begun = time.monotonic()
     from nightingale.engine.load import default_model, load_model
 
     model = load_model(asked.model or default_model(), device="auto", dtype="auto", offline=True, options={})
@@ -189,6 +199,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = last_accepted(store.read_lines(asked.results, KIND), line) if asked.results else None
     moved = compare(before["values"], now) if before else []
     sys.stdout.write(render(moved, before, now) + "\n")
+    rounds = max((one.rounds for one in now.values()), default=0)
+    took_s, load = time.monotonic() - begun, line["machine"].get("load_1m")
+    sys.stdout.write(f"{rounds} rounds in {took_s:.0f} s; load of the last minute {load}\n")
     if asked.accept:
         store.append(line, KIND, asked.results)
     slower = [one.name for one in moved if one.slower]

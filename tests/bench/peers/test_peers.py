@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from nightingale.bench.peers import client, install
+from nightingale.bench.peers import beside, client, install, upstream
 from nightingale.bench.peers.table import PEERS, Peer
 from nightingale.bench.peers.worker import SPEAKERS
 from nightingale.bench.speed.load import crowd
 from nightingale.bench.speed.request import take
+from nightingale.bench.speed.run import Plan, new_result
+from nightingale.bench.store import read_lines
+from nightingale.cli.bench import read_peers
+from nightingale.cli.main import app
+from nightingale.engine.decode import budget_tokens
+from nightingale.engine.habits import HABITS
+from nightingale.engine.load import load_model
 from nightingale.errors import ConfigError, EngineFault
+from nightingale.hub.cards import CARDS
+from nightingale.text.frontend import open_frontend
 
 PARROT = Peer(name="parrot", what="repeats", packages=())
 WORKER = """
@@ -89,6 +102,91 @@ def test_pip_that_fails_says_what_it_said_and_leaves_nothing_installed(
     with pytest.raises(EngineFault, match="no such package"):
         install.install(Peer(name="parrot", what="", packages=("x",)), tmp_path / "home")
     assert not (tmp_path / "home" / ".installed").exists()
+
+
+def test_upstream_has_sizes_and_is_not_one_of_all() -> None:
+    assert install.peer_named("upstream") == (PEERS["upstream"], "nano")
+    assert install.peer_named("upstream:multilingual") == (PEERS["upstream"], "multilingual")
+    assert install.peer_named("hibari") == (PEERS["hibari"], "")
+    assert read_peers("all, upstream:turbo") == [
+        *((PEERS[name], "") for name in ("hibari", "kokoro", "espeak-ng")),
+        (PEERS["upstream"], "turbo"),
+    ]
+    for wrong in ("upstream:huge", "hibari:nano"):
+        with pytest.raises(ConfigError, match="upstream:nano"):
+            install.peer_named(wrong)
+
+
+def test_sizes_of_upstream_are_those_we_know_and_have_the_files_our_loader_looks_for() -> None:
+    assert PEERS["upstream"].sizes == tuple(upstream.SIZES)
+    for size, (*_, t3_file, s3gen_file) in upstream.SIZES.items():
+        card = CARDS[size]
+        assert t3_file in card.file("t3").names
+        assert s3gen_file in card.file("s3gen").names
+        assert upstream.VOICE_ENCODER_FILE in card.file("voice_encoder").names
+        assert upstream.CONDS_FILE in card.file("conds").names
+        others = {file.role: file for file in card.files if file.needed}
+        for role in others.keys() - {"t3", "s3gen", "voice_encoder"}:
+            assert set(others[role].names) <= beside.EMPTY_TOKENIZERS.keys()
+
+
+def test_both_sides_give_a_text_as_many_tokens() -> None:
+    habits = replace(HABITS["nano"], tokens_per_text_id=upstream.TOKENS_PER_TEXT_ID)
+    for text_ids in (1, 13, 52, 270):
+        assert upstream.tokens_for(text_ids) == budget_tokens(text_ids, habits)
+
+
+@pytest.mark.parametrize("size", ["nano", "english", "multilingual"])
+def test_our_loader_opens_the_empty_tokenizers(size: str, tmp_path: Path) -> None:
+    for name, text in beside.EMPTY_TOKENIZERS.items():
+        (tmp_path / name).write_text(text)
+    open_frontend(size, tmp_path)
+
+
+def test_we_are_measured_beside_upstream_after_it_on_the_weights_it_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER.replace("import json", "import pathlib\nimport json", 1).replace(
+        'print(json.dumps({"ready": 3.0}), flush=True)',
+        'pathlib.Path(sys.argv[5], sys.argv[4]).touch()\nprint(json.dumps({"ready": 3.0}), flush=True)',
+    ))  # fmt: skip
+    monkeypatch.setattr(client, "WORKER", worker)
+    seen: list[list[str]] = []
+
+    def opened(folder: Path, size: str, device: str) -> Any:
+        seen.append([size, device, *(path.name for path in folder.iterdir())])
+        return load_model("noise", device="cpu", dtype="auto", offline=True, options={})
+
+    monkeypatch.setattr(beside, "same_weights", opened)
+    result = new_result(model="wren")
+    setting = beside.Setting(threads=1, upstream_python=Path(sys.executable), profiles=["exact"])
+    plan = Plan(lengths=["word"], levels=[], rounds=1)
+    told: list[str] = []
+
+    def bar(who: str) -> Any:
+        told.append(who)
+        return nullcontext(lambda: None)
+
+    beside.beside(result, plan, [install.peer_named("upstream:turbo")], setting, bar)
+    assert seen == [["turbo", "auto", "turbo"]]
+    assert told == [row["who"] for row in result["lengths"]] == ["upstream turbo", "ours turbo exact"]
+    assert [peer["who"] for peer in result["peers"]] == told
+
+
+def test_what_was_measured_before_a_peer_failed_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise EngineFault("no network", got="", allowed="", fix="")
+
+    monkeypatch.setattr(beside, "install", broken)
+    words = ["bench", "-m", "noise", "--text", "word", "--concurrency", "", "--rounds", "1", "--no-cold"]
+    done = CliRunner().invoke(app, [*words, "--peer", "hibari", "--results", str(tmp_path)])
+    assert done.exit_code == EngineFault.exit_code
+    (line,) = read_lines(tmp_path, "bench")
+    assert line["complete"] is False
+    assert [row["who"] for row in line["lengths"]] == ["exact"]
 
 
 def test_every_peer_has_a_speaker_and_exact_versions() -> None:

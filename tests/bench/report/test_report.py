@@ -171,6 +171,22 @@ def test_a_point_lies_where_its_value_says() -> None:
     assert places == [(svg.LEFT, svg.HEIGHT - svg.BOTTOM), (svg.WIDTH - svg.RIGHT, svg.TOP)]
 
 
+def test_values_of_many_sizes_are_drawn_by_their_powers_of_ten() -> None:
+    drawn = svg.lines("t", {"a": [(0.0, 10.0), (10.0, 1000.0)]}, x_label="x", y_label="y")
+    places = [float(y) for y in re.findall(r'cy="([\d.]+)"', drawn)]
+    assert places == [svg.HEIGHT - svg.BOTTOM, svg.TOP]
+    middle = svg.lines("t", {"a": [(0.0, 10.0), (5.0, 100.0), (10.0, 1000.0)]}, x_label="x", y_label="y")
+    assert float(re.findall(r'cy="([\d.]+)"', middle)[1]) == pytest.approx(sum(places) / 2, abs=0.1)
+    assert svg.powers(6.0, 112_000.0) == [1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6]
+    assert svg.powers(10.0, 10.0) == [10.0, 100.0]
+
+
+def test_a_check_stands_beside_its_bound(tmp_path: Path) -> None:
+    line = verify_line(tmp_path)
+    line["checks"][0].update(low=None, high=1.5)
+    assert "<td>≤ 1.5</td>" in page([], [line])
+
+
 def test_a_waterfall_step_begins_where_the_one_before_ended() -> None:
     drawn = svg.waterfall("t", [("a", 0.0, 30.0), ("b", 30.0, 70.0)], unit="ms", mark=("here", 50.0))
     boxes = [

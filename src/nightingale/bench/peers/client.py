@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -19,12 +20,18 @@ WORKER = Path(__file__).with_name("worker.py")
 class PeerProcess:
     """`speaks` is a nightingale.bench.speed.request.Speaks. Close it when done."""
 
-    def __init__(self, peer: Peer, home: Path, python: Path, *, threads: int) -> None:
+    def __init__(self, peer: Peer, home: Path, python: Path, *more: str, threads: int) -> None:
+        """more: a size, and a folder for its weights, where the peer has sizes."""
         self._peer, self._lock = peer, threading.Lock()
-        command = [str(python), str(WORKER), peer.name, str(home), str(threads)]
+        command = [str(python), str(WORKER), peer.name, str(home), str(threads), *more]
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+            command,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
         )
         self.load_ms: float = self._news()["ready"]
 

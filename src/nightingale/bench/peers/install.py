@@ -18,15 +18,18 @@ from nightingale.files import write_whole
 TIMEOUT_S = 300
 
 
-def peer_named(name: str) -> Peer:
-    if name not in PEERS:
+def peer_named(spelled: str) -> tuple[Peer, str]:
+    """`kokoro`, `upstream` or `upstream:turbo`: a peer, and of which size its random weights are, if any."""
+    name, _, size = spelled.partition(":")
+    if name not in PEERS or (size and size not in PEERS[name].sizes):
+        sized = [f"{peer.name}:{size}" for peer in PEERS.values() for size in peer.sizes]
         raise ConfigError(
             "no peer of that name",
-            got=repr(name),
-            allowed=", ".join(PEERS),
+            got=repr(spelled),
+            allowed=", ".join([*PEERS, *sized]),
             fix="Choose from these, with commas.",
         )
-    return PEERS[name]
+    return PEERS[name], size or next(iter(PEERS[name].sizes), "")
 
 
 def homes() -> Path:
@@ -37,7 +40,8 @@ def homes() -> Path:
 
 def recipe(peer: Peer) -> str:
     """Changes when the environment must be made anew."""
-    return hashlib.sha256(repr(peer).encode()).hexdigest()
+    made_of = (peer.packages, peer.bare, peer.fetched, peer.removed)
+    return hashlib.sha256(repr(made_of).encode()).hexdigest()
 
 
 def install(peer: Peer, home: Path, say: Callable[[str], object] = lambda _: None) -> Path:
@@ -54,6 +58,9 @@ def install(peer: Peer, home: Path, say: Callable[[str], object] = lambda _: Non
     for file in peer.fetched:
         (home / "share").mkdir(exist_ok=True)
         write_whole(home / "share" / file.target, fetch(file))
+    for pattern in peer.removed:
+        for path in home.glob(pattern):
+            path.unlink()
     done.write_text(recipe(peer))
     return python
 

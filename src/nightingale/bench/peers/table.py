@@ -28,6 +28,10 @@ class Peer:
     bare: tuple[str, ...] = ()
     """Installed without what they ask for."""
     fetched: tuple[Fetched, ...] = ()
+    removed: tuple[str, ...] = ()
+    """Patterns of files in the environment that do harm."""
+    sizes: tuple[str, ...] = ()
+    """Full sizes of random weights that it can be given, and we with it; the first if none is asked for."""
 
 
 PEERS: Final[Mapping[str, Peer]] = {
@@ -61,5 +65,38 @@ PEERS: Final[Mapping[str, Peer]] = {
             what="formant synthesis by rule, GPL: in a process of its own",
             packages=("espeakng-loader==0.2.4",),
         ),
+        Peer(
+            name="upstream",
+            what="chatterbox-tts 0.1.7 with what HEAD 5de7a54 changed, MIT",
+            packages=(
+                "torch==2.13.0",
+                "numpy==1.26.4",
+                "scipy==1.17.1",
+                "librosa==0.11.0",
+                "soxr==1.1.0",
+                "soundfile==0.14.0",
+                "transformers==5.2.0",
+                "tokenizers==0.22.2",
+                "diffusers==0.29.0",
+                "safetensors==0.5.3",
+                "omegaconf==2.4.0",
+                "einops==0.8.2",
+                "pyloudnorm==0.2.0",
+                "onnx==1.23.2",
+                "setuptools==80.9.0",
+            ),
+            bare=(
+                "chatterbox-tts==0.1.7",
+                "s3tokenizer==0.3.0",
+                "conformer==0.3.2",
+                "resemble-perth==1.0.1",
+                "torchaudio==2.11.0",
+            ),
+            # Linked to CUDA; without them torchaudio is pure Python, and enough.
+            removed=("lib/python3*/site-packages/torchaudio/lib/*.so",),
+            sizes=("nano", "turbo", "english", "multilingual"),
+        ),
     )
 }
+ALL: Final = tuple(name for name, peer in PEERS.items() if not peer.sizes)
+"""What `--peer all` means: those of wren's class."""

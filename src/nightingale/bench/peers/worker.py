@@ -1,10 +1,10 @@
 """The program that runs in a peer's environment: texts in, news of sound out, one JSON object a line.
 
-    PEER_HOME/bin/python worker.py hibari PEER_HOME [THREADS]
+    PEER_HOME/bin/python worker.py hibari PEER_HOME THREADS [SIZE WEIGHTS]
 
 In: {"text", "seed"}. Out: {"ready": ms} once, then for each text {"seconds"} whenever sound is there to be
 played, and {"end": true}. A peer speaks a sentence at a time where its package can. Standard library and the
-peer's own packages only.
+peer's own packages only. Upstream is made of random weights of a SIZE and leaves them in the folder WEIGHTS.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KOKORO_RATE_HZ = 24_000
 
 def hibari(_: Path, threads: int) -> Speak:
     import numpy as np
-    from hibari.tts import Hibari  # type: ignore[import-not-found]
+    from hibari.tts import Hibari
 
     voice: Any = Hibari(threads=threads)
 
@@ -100,7 +100,25 @@ def espeak(_: Path, __: int) -> Speak:
     return speak
 
 
-SPEAKERS: dict[str, Callable[[Path, int], Speak]] = {"hibari": hibari, "kokoro": kokoro, "espeak-ng": espeak}
+def upstream(_: Path, __: int, size: str, weights: str) -> Speak:
+    from upstream import RATE_HZ, Upstream, tokens_for  # type: ignore[import-not-found]  # beside this file
+
+    model: Any = Upstream(size)
+    model.save(Path(weights))
+
+    def speak(text: str, _: int) -> Iterator[float]:
+        ids = list(text.encode())
+        yield model.render(model.decode(ids, tokens_for(len(ids)))).shape[-1] / RATE_HZ
+
+    return speak
+
+
+SPEAKERS: dict[str, Callable[..., Speak]] = {
+    "hibari": hibari,
+    "kokoro": kokoro,
+    "espeak-ng": espeak,
+    "upstream": upstream,
+}
 
 
 def tell(**news: object) -> None:
@@ -109,9 +127,9 @@ def tell(**news: object) -> None:
 
 
 def main() -> None:
-    name, home, threads = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    name, home, threads, *more = sys.argv[1:]
     begun = time.perf_counter()
-    speak = SPEAKERS[name](home, threads)
+    speak = SPEAKERS[name](Path(home), int(threads), *more)
     tell(ready=round(1000 * (time.perf_counter() - begun), 1))
     for line in sys.stdin:
         job = json.loads(line)

@@ -13,7 +13,7 @@ from nightingale.bench.report.rows import Line, Row
 
 STYLE = Path(__file__).with_name("style.css")
 CELLS: dict[str, Callable[[Row], object]] = {
-    "first audio p50, ms": lambda row: row.speed.get("ttfa_ms_p50"),
+    "first audio, ms": lambda row: row.speed.get("ttfa_ms_p50"),
     "p95": lambda row: row.speed.get("ttfa_ms_p95"),
     "rtf": lambda row: row.speed.get("rtf_p50"),
     "ms/step": lambda row: row.speed.get("t3_ms_per_step"),
@@ -44,7 +44,7 @@ def page(bench: Sequence[Line], verify: Sequence[Line], *, clips: int = 6) -> st
             _plot(
                 rows.series(bench, "lengths", "seconds", "rtf_p50"),
                 "seconds of audio",
-                "seconds of work per second",
+                "real-time factor",
             ),
         ),
         ("One request, by stage", _stages(found)),
@@ -126,7 +126,7 @@ def _floor(bench: Sequence[Line]) -> str:
             values = {row["stage"]: float(row["over_floor"]) for row in line["distance"]}
             notes = "; ".join(f"{row['stage']}: {row['floor_of']}" for row in line["distance"])
             return (
-                svg.bars("time over floor", values, unit="×")
+                svg.bars("time over floor", values, unit="×", mark=("the floor:", 1.0))
                 + f"<p>{escape(line['model'])}. {escape(notes)}.</p>"
             )
     return ""
@@ -137,14 +137,19 @@ def _checks(line: Line | None) -> str:
     rows_ = []
     for check in line["checks"]:
         value = "–" if check["value"] is None else f"{svg.number(float(check['value']))} {check['unit']}"
-        cells = (check["group"], check["name"], value, check["detail"])
+        cells = (f"{check['group']}: {check['name']}", value, _bound(check), check["detail"])
         said = "".join(f"<td>{escape(str(cell))}</td>" for cell in cells)
         rows_.append(f'<tr class="{escape(check["verdict"])}"><th>{escape(check["verdict"])}</th>{said}</tr>')
     held = f" against {line['against']}" if line.get("against") else ""
     title = escape(f"{line['model']}, {line['profile']}{held}: {'all passed' if line['ok'] else 'failures'}")
     opened = "" if line["ok"] else " open"
-    body = f'<div class="wide"><table><tbody>{"".join(rows_)}</tbody></table></div>'
+    body = f'<div class="wide"><table class="checks"><tbody>{"".join(rows_)}</tbody></table></div>'
     return f"<details{opened}><summary>{title}</summary>{body}</details>"
+
+
+def _bound(check: Mapping[str, Any]) -> str:
+    bounds = {"≥": check.get("low"), "≤": check.get("high")}
+    return " ".join(f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None)
 
 
 def _trend(bench: Sequence[Line]) -> str:

@@ -4,32 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
-from math import floor, log10
+from math import ceil, floor, log10
 
 WIDTH, HEIGHT = 640, 300
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 16, 44
-ROW = 30
-COLOURS = 6
-"""Classes c0 … c5 of the page's style sheet."""
+LEFT, RIGHT, TOP, BOTTOM = 92, 16, 16, 52
+"""Room for numbers in the larger type of a phone."""
+ROW = 32
+COLOURS = 8
+"""Classes c0 … c7 of the page's style sheet."""
+WIDE_RANGE = 30.0
+"""Values that differ by more are drawn by their powers of ten: the small ones would lie on the floor."""
 
 Point = tuple[float, float]
 
 
-def ticks(top: float, count: int = 5) -> list[float]:
-    """Round numbers from 0 to at least `top`."""
+def ticks(top: float, count: int = 5, least: float = 0.0) -> list[float]:
+    """Round numbers from 0 to at least `top`, at least so far apart."""
     if top <= 0:
         return [0.0, 1.0]
     rough = top / count
     power = 10.0 ** floor(log10(rough))
     step = next(power * nice for nice in (1, 2, 5, 10) if power * nice >= rough)
+    step = max(step, least)
     found = [0.0]
     while found[-1] < top:
         found.append(round(found[-1] + step, 10))
     return found
 
 
+def powers(low: float, high: float) -> list[float]:
+    """Powers of ten around these, both above 0."""
+    return [
+        10.0**power for power in range(floor(log10(low)), max(ceil(log10(high)), floor(log10(low)) + 1) + 1)
+    ]
+
+
 def number(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:g}" if value == int(value) else f"{value:.3g}"
+
+
+def short(value: float) -> str:
+    """For an axis: thousands as k."""
+    return f"{value / 1000:g}k" if abs(value) >= 10_000 else number(value)
 
 
 def _open(height: int, title: str) -> str:
@@ -48,11 +64,16 @@ def lines(title: str, series: Mapping[str, Sequence[Point]], *, x_label: str, y_
     points = [point for line in series.values() for point in line]
     if not points:
         return ""
-    across, up = ticks(max(x for x, _ in points)), ticks(max(y for _, y in points))
+    whole = all(x == int(x) for x, _ in points)  # nobody makes half a request
+    across = ticks(max(x for x, _ in points), least=1.0 if whole else 0.0)
+    heights = [y for _, y in points]
+    by_powers = min(heights) > 0 and max(heights) / min(heights) > WIDE_RANGE
+    up = powers(min(heights), max(heights)) if by_powers else ticks(max(heights))
     wide, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 
     def place(x: float, y: float) -> Point:
-        return LEFT + wide * x / across[-1], TOP + high * (1 - y / up[-1])
+        share = log10(y / up[0]) / log10(up[-1] / up[0]) if by_powers else y / up[-1]
+        return LEFT + wide * x / across[-1], TOP + high * (1 - share)
 
     parts = [_open(HEIGHT, title)]
     for y in up:
@@ -60,8 +81,8 @@ def lines(title: str, series: Mapping[str, Sequence[Point]], *, x_label: str, y_
         parts.append(
             f'<line class="grid" x1="{left}" x2="{WIDTH - RIGHT}" y1="{level:.1f}" y2="{level:.1f}"/>'
         )
-        parts.append(_text(LEFT - 8, level + 4, number(y), "end"))
-    parts += [_text(place(x, 0)[0], HEIGHT - BOTTOM + 18, number(x)) for x in across]
+        parts.append(_text(LEFT - 8, level + 4, short(y), "end"))
+    parts += [_text(place(x, up[0])[0], HEIGHT - BOTTOM + 20, short(x)) for x in across]
     parts.append(_text(LEFT + wide / 2, HEIGHT - 6, x_label))
     parts.append(_text(14, TOP + high / 2, y_label, more=f'transform="rotate(-90 14 {TOP + high / 2:.0f})"'))
     for index, line in enumerate(series.values()):
@@ -78,9 +99,9 @@ def legend(names: Sequence[str]) -> str:
     return f'<ul class="legend">{items}</ul>'
 
 
-def bars(title: str, values: Mapping[str, float], *, unit: str) -> str:
+def bars(title: str, values: Mapping[str, float], *, unit: str, mark: tuple[str, float] | None = None) -> str:
     """One bar per name, from the left."""
-    return waterfall(title, [(name, 0.0, value) for name, value in values.items()], unit=unit)
+    return waterfall(title, [(name, 0.0, value) for name, value in values.items()], unit=unit, mark=mark)
 
 
 def waterfall(
@@ -90,9 +111,15 @@ def waterfall(
     if not steps:
         return ""
     end = max([begin + length for _, begin, length in steps] + ([mark[1]] if mark else [])) or 1.0
-    height, left = TOP + ROW * len(steps) + (22 if mark else 8), 110
-    wide = WIDTH - left - 100
+    height, left = TOP + ROW * len(steps) + (28 if mark else 8), 110
+    wide = WIDTH - left - 120
     parts = [_open(height, title)]
+    if mark:
+        x = left + wide * mark[1] / end
+        foot = height - 24
+        anchor = "start" if x < WIDTH / 3 else "end" if x > 2 * WIDTH / 3 else "middle"
+        parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 6}" y2="{foot}"/>')
+        parts.append(_text(x, height - 5, f"{mark[0]} {number(mark[1])} {unit}", anchor))
     for index, (name, begin, length) in enumerate(steps):
         y, x = TOP + ROW * index, left + wide * begin / end
         size = max(1.0, wide * length / end)
@@ -102,9 +129,4 @@ def waterfall(
             f'width="{size:.1f}" height="{ROW - 8}"/>'
         )
         parts.append(_text(x + size + 6, y + 16, f"{number(length)} {unit}", "start"))
-    if mark:
-        x = left + wide * mark[1] / end
-        foot = height - 20
-        parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 6}" y2="{foot}"/>')
-        parts.append(_text(x, height - 6, f"{mark[0]} {number(mark[1])} {unit}"))
     return "".join([*parts, "</svg>"])

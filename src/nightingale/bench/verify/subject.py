@@ -91,7 +91,7 @@ class EngineSubject:
         from nightingale.engine.tts import TTS
         from nightingale.engine.voicing import Voicing
 
-        self._model = model
+        self.model = model
         self._voice = Voicing(model).resolve(voice)
         self._tts = TTS.over(model, profile)
         self.name: str = model.name
@@ -116,17 +116,17 @@ class EngineSubject:
 
     def _expected_samples(self, text: str, language: str | None, tokens: int) -> int:
         pieces = self._pieces(text, language)
-        dropped = len(pieces) if self._model.habits.drop_last_token else 0
+        dropped = len(pieces) if self.model.habits.drop_last_token else 0
         pauses = sum(int(piece.pause_samples) for piece in pieces)
         return CLOCKS.samples_per_token * (tokens - dropped) + pauses
 
     def _pieces(self, text: str, language: str | None) -> list[Any]:
         from nightingale.engine.pieces import MAX_CHARS, cut
 
-        habits = self._model.habits
+        habits = self.model.habits
         return list(
             cut(
-                self._model.frontend,
+                self.model.frontend,
                 text,
                 language,
                 split_chars=habits.split_chars,
@@ -134,6 +134,7 @@ class EngineSubject:
                 max_ids=habits.max_text_ids,
                 max_chars=MAX_CHARS,
                 speed=1.0,
+                closing_ms=habits.closing_pause_ms,
             )
         )
 
@@ -144,10 +145,10 @@ class EngineSubject:
         from nightingale.engine.decode import speak
         from nightingale.engine.randomness import generator
 
-        habits = self._model.habits
+        habits = self.model.habits
         drawn = speak(
-            self._model.speakers.t3,
-            self._model.frontend.encode(text, None),
+            self.model.speakers.t3,
+            self.model.frontend.encode(text, None),
             self._voice,
             habits=habits,
             sampling=replace(habits.sampling, temperature=temperature),
@@ -163,8 +164,8 @@ class EngineSubject:
         from nightingale.engine.profiles import BALANCED
         from nightingale.engine.vocode import SampleStream, render_samples
 
-        flow, hift = self._model.speakers.flow, self._model.speakers.hift
-        temperature = self._model.habits.sampling.temperature
+        flow, hift = self.model.speakers.flow, self.model.speakers.hift
+        temperature = self.model.habits.sampling.temperature
         ids = audible(self.tokens(text, seed=seed, temperature=temperature))
         prompt = prepare_prompt(flow, self._voice)
         mel = MelStream(flow, self._voice, seed=seed, streaming=True, prompt=prompt)
@@ -189,11 +190,11 @@ class EngineSubject:
 
     def text_ids(self, text: str, language: str) -> list[int]:
         one_language = len(self.languages) == 1
-        return list(self._model.frontend.encode(text, None if one_language else language))
+        return list(self.model.frontend.encode(text, None if one_language else language))
 
     @property
     def unknown_text_id(self) -> int | None:
-        bpe = getattr(self._model.frontend.tokenizer, "_bpe", None)
+        bpe = getattr(self.model.frontend.tokenizer, "_bpe", None)
         found = bpe.token_to_id("[UNK]") if bpe is not None else None
         return None if found is None else int(found)
 
