@@ -112,7 +112,9 @@ def test_the_memory_that_is_planned_is_what_is_taken(noise_model: Model) -> None
 
 def test_a_plan_can_be_made_for_weights_that_are_not_here_and_says_so() -> None:
     made, missing = plan_named("multilingual", PROFILES["fast"], device="cpu")
-    assert (made.model, made.t3.way) == ("multilingual", "plain")
+    # With the extra `cpu` installed, eight bits are granted; without it, refused in words.
+    assert made.model == "multilingual"
+    assert made.t3.way == ("plain" if made.t3.refused else "int8")
     assert missing is not None
     assert "t3" in missing
     made, missing = plan_named("noise", PROFILES["fast"], device="cpu")
