@@ -1,4 +1,4 @@
-"""The GPU table of docs/performance.md: one sentence, the first sound, and sixty-four speakers, on one GPU.
+"""The parts of the engine by themselves on one GPU; the table of the issue is benchmarks/gpu_engine.py's.
 
     python benchmarks/gpu.py                      # on the GPU: about four minutes, full-size random weights
     python benchmarks/gpu.py --tiny --device cpu  # the same path, eager, in seconds: proves that it runs

@@ -1,16 +1,18 @@
-"""The engine itself on one GPU: text ids in, samples on the host, through TTS and its worker's thread.
+"""The GPU table of the issue: ours and upstream from the same weights, in the same call, on one GPU.
 
-    python benchmarks/gpu_engine.py                      # on the GPU: under four minutes, random weights
+    python benchmarks/gpu_engine.py --upstream DIR       # on the GPU: four minutes; DIR: see upstream_side.py
+    python benchmarks/gpu_engine.py                      # ours alone: under three minutes, random weights
     python benchmarks/gpu_engine.py --tiny --device cpu  # the same path, eager: proves that it runs
 
-benchmarks/gpu.py measures the parts by themselves; this measures what a listener gets: scheduling, streaming,
-guards and copies included. Needs torch, numpy and safetensors, nothing else: packages that are only imported
-are stood in for. A sentence is 102 speech tokens of 60 text ids, in a voice with a ten-second prompt.
+Ours is the engine itself: text ids in, samples on the host, through TTS and its worker's thread;
+scheduling, streaming and copies included. Upstream is its own loops in float32 (benchmarks/upstream_side.py).
+Needs torch, numpy and safetensors, nothing else: packages that are only imported are stood in for. A sentence
+is 102 speech tokens of 60 text ids, in a voice with a ten-second prompt. benchmarks/gpu.py measures the parts
+by themselves, gpu_trace.py says where the time goes.
 
-What is checked: in float32 and greedy, the graphs' tokens are the plain runner's, alone and in a crowd; the
-same seed gives the same samples. What is measured, for `balanced`, `fast` and the plain way: loading with
-recording, a whole sentence, the first audio (p50 of 20), audio seconds per second of 64 streams. A part
-that fails is named and the others go on; the last line is JSON, and each part's is written to --partial.
+What is checked: in float32 and greedy, the graphs' tokens are the plain runner's, alone and in a crowd, and
+upstream's; the same seed gives the same samples, and if it does not, who is to blame. A part that fails is
+named and the others go on; then the table; the last line is JSON, and each part's is written to --partial.
 """
 
 from __future__ import annotations
@@ -48,6 +50,8 @@ for package in ONLY_IMPORTED:
         sys.modules[package] = Absent(package)
 
 from gpu import Board, machine, tiny  # noqa: E402
+from gpu_bits import look_into  # noqa: E402
+from upstream_side import Guest, House  # noqa: E402
 
 from nightingale.engine import utterance  # noqa: E402
 from nightingale.engine.habits import HABITS  # noqa: E402
@@ -56,17 +60,29 @@ from nightingale.engine.plan import Plan  # noqa: E402
 from nightingale.engine.profiles import PROFILES, Profile  # noqa: E402
 from nightingale.engine.tts import TTS  # noqa: E402
 from nightingale.engine.utterance import Utterance  # noqa: E402
-from nightingale.models.chatterbox.build import Speakers  # noqa: E402
+from nightingale.models.chatterbox.build import UNUSED_BY_T3, Speakers  # noqa: E402
 from nightingale.models.chatterbox.hift.generator import Hift  # noqa: E402
 from nightingale.models.chatterbox.presets import PRESETS  # noqa: E402
 from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES  # noqa: E402
 from nightingale.models.chatterbox.s3gen.flow import Flow  # noqa: E402
 from nightingale.models.chatterbox.t3.model import T3  # noqa: E402
+from nightingale.models.checkpoint import fold_weight_norm, load, part  # noqa: E402
 from nightingale.text.frontend import Frontend  # noqa: E402
 from nightingale.voices.voice import Voice  # noqa: E402
 
 TEXT = "This sentence stands for sixty text ids."
 PLAIN: dict[str, Any] = {"t3": (), "flow": (), "vocoder": ()}
+FAMILIES = ("multilingual", "turbo")
+TABLE = (
+    ("T3 step with CFG and sampling, ms", "multilingual", "T3 step, ms", 1.6, 0.8),
+    ("whole sentence, 10 steps with CFG, ms", "multilingual", "sentence, ms", 300, 120),
+    ("first audio, streaming, warm, p50 of 20, ms", "multilingual", "first audio p50, ms", 90, 35),
+    ("audio seconds per second at 64 streams", "multilingual", "audio s/s at 64", 60, 200),
+    ("Turbo: whole sentence, ms", "turbo", "sentence, ms", 200, 80),
+    ("Turbo: first audio, p50 of 20, ms", "turbo", "first audio p50, ms", 60, 25),
+    ("Turbo: T3 step, ms", "turbo", "T3 step, ms", None, None),
+)
+"""What, whose, by which name of the rows, must and aim."""
 
 
 class Sixty:
@@ -78,21 +94,62 @@ class Sixty:
         self._ids = ids
 
     def encode(self, text: str, language: str | None = None) -> list[int]:  # noqa: ARG002, a protocol
-        return [(7 * i + len(text)) % 200 for i in range(self._ids)]
+        return [
+            1 + (7 * i + len(text)) % 200 for i in range(self._ids)
+        ]  # neither start nor stop is among them
 
 
-def build(family: str, device: torch.device, *, toy: bool, tokens: int) -> Model:
-    """A member of full size with random weights, and a voice with a ten-second prompt."""
+def speakers_of(preset: Any, device: torch.device) -> Speakers:
+    """Random weights, made where they are needed."""
+    with torch.device(device):
+        t3, flow, hift = T3(preset.t3), Flow(preset.flow), Hift(preset.hift)
+    with torch.no_grad():  # sounds are ever likelier than controls, so that a sentence has its length
+        t3.speech_head.weight[:SPEECH_CODES] *= 10
+        t3.speech_head.weight[SPEECH_CODES:] = 0
+    nets = [net.to(device).eval().requires_grad_(False) for net in (t3, flow, hift)]
+    return Speakers(t3=nets[0], flow=nets[1], hift=nets[2])  # type: ignore[arg-type]
+
+
+def speakers_from(guest: Guest, preset: Any, device: torch.device) -> Speakers:
+    """Upstream's very weights, as ours reads them."""
+    t3, s3gen, source = guest.t3.state_dict(), guest.s3gen.state_dict(), Path("upstream")
+    return Speakers(
+        t3=load(lambda: T3(preset.t3), t3, source=source, unused=UNUSED_BY_T3).to(device),
+        flow=load(lambda: Flow(preset.flow), part(s3gen, "flow."), source=source).to(device),
+        hift=load(lambda: Hift(preset.hift), fold_weight_norm(part(s3gen, "mel2wav.")), source=source).to(
+            device
+        ),
+    )
+
+
+def build(family: str, device: torch.device, *, toy: bool, tokens: int, guest: Guest | None = None) -> Model:
+    """A member of full size with random weights, or the guest's, and a voice with a ten-second prompt."""
     preset = tiny(PRESETS[family], gpt=family == "turbo") if toy else PRESETS[family]
-    prompt = 20 if toy else 250
-    with torch.device(device):  # random weights are made where they are needed
-        t3 = T3(preset.t3).eval().requires_grad_(False).to(device)
-        flow = Flow(preset.flow).eval().requires_grad_(False).to(device)
-        hift = Hift(preset.hift).eval().requires_grad_(False).to(device)
+    speakers = speakers_of(preset, device) if guest is None else speakers_from(guest, preset, device)
+
+    def nobody() -> Any:
+        raise RuntimeError("no voices are made here")
+
+    return Model(
+        name=family,
+        voice_family="turbo" if family == "turbo" else "chatterbox",
+        frontend=Frontend(tokenizer=Sixty(6 if toy else 60)),
+        speakers=speakers,
+        listeners=Once(nobody),
+        habits=replace(HABITS[family], max_new_tokens=tokens, guarded=False, tail_silence_tokens=0),
+        default_voice=voice_of(family, toy=toy),
+        fingerprint="random",
+    )
+
+
+def voice_of(family: str, *, toy: bool) -> Voice:
+    preset, prompt = PRESETS[family], 20 if toy else 250
+    if toy:
+        preset = tiny(preset, gpt=family == "turbo")
     rng = torch.Generator().manual_seed(0)
     voices = "turbo" if family == "turbo" else "chatterbox"
     shown = min(preset.t3.prompt_tokens, 375 if voices == "turbo" else 150)
-    voice = Voice.checked(
+    return Voice.checked(
         name="random",
         family=voices,
         speaker=torch.randn(preset.t3.speaker_width, generator=rng),
@@ -100,20 +157,6 @@ def build(family: str, device: torch.device, *, toy: bool, tokens: int) -> Model
         flow_prompt_ids=torch.randint(SPEECH_CODES, (prompt,), generator=rng),
         flow_prompt_mel=torch.randn(2 * prompt, 80, generator=rng),
         flow_speaker=torch.randn(preset.flow.speaker_width, generator=rng),
-    )
-
-    def nobody() -> Any:
-        raise RuntimeError("no voices are made here")
-
-    return Model(
-        name=family,
-        voice_family=voices,
-        frontend=Frontend(tokenizer=Sixty(6 if toy else 60)),
-        speakers=Speakers(t3=t3, flow=flow, hift=hift),
-        listeners=Once(nobody),
-        habits=replace(HABITS[family], max_new_tokens=tokens, guarded=False, tail_silence_tokens=0),
-        default_voice=voice,
-        fingerprint="random",
     )
 
 
@@ -126,6 +169,8 @@ class Bench:
         self.rounds = 1 if options.tiny else 5
         self.firsts = 2 if options.tiny else 20
         self.models: dict[str, Model] = {}
+        self.house: House | None = None
+        self.guests: dict[str, Guest] = {}
 
     def part(self, name: str, act: Callable[[], None]) -> None:
         self.board.part(name, act)
@@ -135,10 +180,48 @@ class Bench:
     def result(self) -> dict[str, Any]:
         return machine(self.device) | {
             "tiny": self.options.tiny,
+            "upstream_same_run": bool(self.guests),
+            "table": self.table(),
             "rows": {name: round(value, 4) for name, value in self.board.rows.items()},
             "checks": self.board.checks,
             "errors": self.board.errors,
         }
+
+    def table(self) -> dict[str, dict[str, Any]]:
+        rows, told = self.board.rows, {}
+        for what, family, row, must, aim in TABLE:
+            row = row.replace("64", str(self.streams))
+            reached, theirs = rows.get(f"{family}, fast: {row}"), rows.get(f"{family}, upstream: {row}")
+            more = what.startswith("audio")
+            met = None if reached is None or must is None else (reached >= must if more else reached <= must)
+            told[what] = {
+                "upstream": theirs and round(theirs, 2), "must": must, "aim": aim,
+                "reached": reached and round(reached, 3), "met": met,
+            }  # fmt: skip
+        return told
+
+    def build(self, family: str) -> None:
+        """Both sides from the same weights, where upstream is there."""
+        voice = voice_of(family, toy=self.options.tiny)
+        if self.options.upstream:
+            self.house = self.house or House(self.options.upstream)
+            self.board.checks["upstream's packages"] = self.house.versions
+            self.guests[family] = self.house.build(family, self.device, seed=0, voice=voice)  # type: ignore[arg-type]
+        self.models[family] = build(
+            family, self.device, toy=self.options.tiny, tokens=self.tokens, guest=self.guests.get(family)
+        )
+
+    def upstream(self, family: str) -> None:
+        """Its own loop in float32: a sentence, and what a token of it takes."""
+        times = self.guests[family].measure(self.text_ids(family), self.tokens, rounds=3)
+        name = f"{family}, upstream"
+        self.board.rows[f"{name}: T3 step, ms"] = times.t3_token
+        self.board.rows[f"{name}: sentence, ms"] = times.sentence
+        self.board.rows[f"{name}: of which s3gen, ms"] = times.s3gen
+        self.board.checks[f"{name}: tokens of a sentence"] = times.tokens
+
+    def text_ids(self, family: str) -> list[int]:
+        return self.models[family].frontend.encode(TEXT, None)
 
     def plan(self, model: Model, profile: Profile) -> Plan:
         """This machine's; without a GPU, graphs are run eagerly, which proves the path and nothing else."""
@@ -171,41 +254,99 @@ class Bench:
             torch.cuda.empty_cache()
 
     def greedy(self, family: str) -> None:
-        """Float32, temperature 0: the graphs' tokens beside the plain runner's."""
+        """Float32, temperature 0: the graphs' tokens beside the plain runner's, and beside upstream's."""
         drawn: dict[int, list[int]] = {}
+        told: dict[int, list[int]] = {}
         accept = Utterance.accept
 
         def noted(spoken: Utterance, token: int) -> None:
             drawn.setdefault(spoken.request.seed, []).append(token)
+            told[spoken.request.seed] = list(spoken.piece.text_ids)
             accept(spoken, token)
 
         texts = [TEXT + " And so on." * i for i in range(3)]
-        said = {}
+        ways: dict[str, dict[str, Any]] = {"graphs": {"flow": (), "vocoder": ()}}
+        if family not in self.guests:  # who is the better judge
+            ways["plain"] = {**PLAIN, "batched": False}
+        said: dict[str, dict[int, list[int]]] = {}
         Utterance.accept = noted  # type: ignore[method-assign]
         try:
-            for name, changes in (
-                ("plain", {**PLAIN, "batched": False}),
-                ("graphs", {"flow": (), "vocoder": ()}),
-            ):
+            for name, changes in ways.items():
                 with self.engine(family, "fast", slots=4, dtype="float32", **changes) as tts:
                     drawn.clear()
-                    streams = [tts.stream(text, seed=i, temperature=0.0) for i, text in enumerate(texts)]
+                    streams = [
+                        tts.stream(text, seed=i, temperature=0.0, repetition_penalty=1.0)
+                        for i, text in enumerate(texts)
+                    ]
                     for stream in streams:
                         list(stream)
-                    said[name] = dict(drawn)
+                    said[name] = {seed: list(tokens) for seed, tokens in drawn.items()}
         finally:
             Utterance.accept = accept  # type: ignore[method-assign]
+        if family in self.guests:
+            guest = self.guests[family]
+            said["upstream"] = {
+                seed: guest.greedy(told[seed], len(ids)) for seed, ids in said["graphs"].items()
+            }
         checks = self.board.checks
-        checks[f"{family}: float32 greedy tokens identical, in a crowd"] = said["plain"] == said["graphs"]
-        checks[f"{family}: greedy tokens compared"] = sum(map(len, said["plain"].values()))
-        agree = [
-            next(
-                (i for i, (a, b) in enumerate(zip(one, said["graphs"][seed], strict=False)) if a != b),
-                len(one),
-            )
-            for seed, one in said["plain"].items()
-        ]
-        checks[f"{family}: greedy prefixes"] = agree
+        for other in said.keys() - {"graphs"}:
+            name = f"{family}: float32 greedy tokens as {other}'s"
+            tokens = [token for ids in said[other].values() for token in ids]
+            checks[f"{name}, in a crowd"] = said[other] == said["graphs"]
+            checks[f"{name}: prefixes"] = [
+                _prefix(ids, said["graphs"][seed]) for seed, ids in said[other].items()
+            ]
+            checks[f"{name}: compared"] = f"{len(tokens)}, {len(set(tokens))} different"
+
+    def step(self, tts: TTS) -> float:
+        """Milliseconds of one of T3's steps in the engine's own decoder, for one speaker, draws included."""
+        decoder: Any = tts._worker.draws._decoder  # type: ignore[attr-defined]
+        width, length = decoder.t3.config.backbone.width, 8 if self.options.tiny else 96
+        prompt = 0.02 * torch.randn(decoder.rows, length, width)
+        times, launches = [], self.tokens // decoder.plan.steps
+        for turn in range(4):
+            given = prompt.to(self.device, decoder.dtype)
+            sampling = tts._worker.model.habits.sampling
+            decoder.begin(0, given, sampling=sampling, seed=turn, budget=self.tokens)
+            self.sync()
+            started = time.perf_counter()
+            for _ in range(launches):
+                pending = decoder.launch(decoder.plan.steps)
+            pending.take()
+            times.append(1000 * (time.perf_counter() - started) / (launches * decoder.plan.steps))
+        decoder.release(0)
+        self.sync()
+        return statistics.median(times[1:])
+
+    def sync(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def repeats(self, name: str, tts: TTS) -> None:
+        """The same seed some times, the host delayed in some: the same samples, or who is to blame."""
+        renderer: Any = getattr(tts._worker.studio, "_renderer", None)
+        plain, delay = getattr(renderer, "launch", None), [0.0]
+
+        def launch(blocks: Any) -> Any:
+            time.sleep(delay[0])
+            assert plain is not None
+            return plain(blocks)
+
+        if renderer is not None:
+            renderer.launch = launch
+        said = []
+        for turn in range(2 if self.options.tiny else 6):
+            delay[0] = 0.02 * (turn % 3)
+            said.append(tts.say(TEXT, seed=7).sha256)
+        if renderer is not None:
+            del renderer.launch
+        self.board.checks[f"{name}: the same seed, the same samples"] = len(set(said)) == 1
+        if len(set(said)) == 1 or renderer is None or self.device.type != "cuda":
+            return
+        with torch.cuda.stream(renderer._stream):
+            graphs = [*renderer.pieces._graphs.values(), *renderer.windows.vocoder._graphs.values()]
+            found = look_into(graph for graph in graphs if ", 1 " in graph.name)
+        self.board.checks[f"{name}: of {len(said)} sentences {len(set(said))} are different, by"] = found
 
     def alone(self, family: str, profile: str, **changes: Any) -> None:
         """One listener: the whole sentence, and the first sound of it."""
@@ -213,9 +354,10 @@ class Bench:
         rows = self.board.rows
         with self.engine(family, profile, slots=4, **changes) as tts:
             rows[f"{name}: load and record, s"] = tts.load_s  # type: ignore[attr-defined]
-            one, other = tts.say(TEXT, seed=1), tts.say(TEXT, seed=1)
-            self.board.checks[f"{name}: the same seed, the same samples"] = one.sha256 == other.sha256
-            self.board.checks[f"{name}: tokens of a sentence"] = one.metrics.tokens
+            self.board.checks[f"{name}: tokens of a sentence"] = tts.say(TEXT, seed=1).metrics.tokens
+            if not changes:
+                rows[f"{name}: T3 step, ms"] = self.step(tts)
+            self.repeats(name, tts)
             rounds = 1 if changes else self.rounds
             whole, stages = [], []
             for seed in range(rounds):
@@ -251,6 +393,19 @@ class Bench:
                 rows[f"{name}: GPU memory at {self.streams}, GiB"] = torch.cuda.max_memory_allocated() / 2**30
 
 
+def _prefix(ones: list[int], others: list[int]) -> int:
+    return next((i for i, (a, b) in enumerate(zip(ones, others, strict=False)) if a != b), len(ones))
+
+
+def spoken_table(table: dict[str, dict[str, Any]]) -> str:
+    lines = [f"{'':46}{'upstream':>10}{'must':>8}{'aim':>8}{'reached':>10}"]
+    for what, found in table.items():
+        cells = [found[name] for name in ("upstream", "must", "aim", "reached")]
+        told = ["–" if cell is None else f"{cell:g}" for cell in cells]
+        lines.append(f"{what:46}{told[0]:>10}{told[1]:>8}{told[2]:>8}{told[3]:>10}")
+    return "\n".join(lines)
+
+
 @torch.no_grad()
 def main(arguments: list[str] | None = None) -> Board:
     parser = argparse.ArgumentParser(
@@ -258,40 +413,39 @@ def main(arguments: list[str] | None = None) -> Board:
     )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="toy sizes: proves the path, measures nothing")
+    parser.add_argument("--upstream", type=Path, help="an unpacked folder of upstream's packages")
     parser.add_argument(
-        "--budget-s", type=float, default=190.0, help="no part is begun after so many seconds"
+        "--budget-s", type=float, default=150.0, help="no part is begun after so many seconds"
     )
     parser.add_argument("--partial", type=Path, help="where to write what is known after each part")
     parser.add_argument("--out", type=Path, help="append the JSON line to this file too")
     options = parser.parse_args(arguments)
+    if options.tiny and options.upstream:
+        parser.error("upstream has no toy sizes: give --tiny or --upstream")
     board = Board(deadline=time.perf_counter() + options.budget_s, tiny=options.tiny)
     bench = Bench(options, board)
     torch.manual_seed(0)
-    # A network of random weights draws control ids too; here they sound, so that a sentence has its length.
+    # A network of random weights may draw control ids too; here they sound, and a sentence has its length.
     utterance.audible = lambda ids: [token % SPEECH_CODES for token in ids]
-    for family in ("multilingual", "turbo"):
-
-        def make(family: str = family) -> None:
-            bench.models[family] = build(family, bench.device, toy=options.tiny, tokens=bench.tokens)
-
-        bench.part(f"{family}: build", make)
     parts: list[tuple[str, Callable[[], None]]] = []
-    for family in bench.models:
-        parts += [
-            (f"{family}: greedy", lambda f=family: bench.greedy(f)),
-            (f"{family}: alone, fast", lambda f=family: bench.alone(f, "fast")),
-        ]
+    for family in FAMILIES:
+        parts += [(f"{family}: build", lambda f=family: bench.build(f))]
+        if options.upstream:
+            parts += [(f"{family}: upstream", lambda f=family: bench.upstream(f))]
+        parts += [(f"{family}: alone, fast", lambda f=family: bench.alone(f, "fast"))]
+    parts += [("multilingual: crowd, fast", lambda: bench.crowd("multilingual", "fast"))]
+    parts += [(f"{family}: greedy", lambda f=family: bench.greedy(f)) for family in FAMILIES]
     parts += [
-        ("multilingual: crowd, fast", lambda: bench.crowd("multilingual", "fast")),
-        ("multilingual: alone, balanced", lambda: bench.alone("multilingual", "balanced")),
         ("turbo: crowd, fast", lambda: bench.crowd("turbo", "fast")),
         ("multilingual: alone, plain", lambda: bench.alone("multilingual", "balanced", **PLAIN)),
         ("turbo: alone, plain", lambda: bench.alone("turbo", "balanced", **PLAIN)),
+        ("multilingual: alone, balanced", lambda: bench.alone("multilingual", "balanced")),
     ]
     for name, act in parts:
         bench.part(name, act)
     print(*(f"{name:52}{value:10.3f}" for name, value in board.rows.items()), sep="\n")
     print(*(f"{name}: {value}" for name, value in (board.checks | board.errors).items()), sep="\n")
+    print(spoken_table(bench.table()))
     if options.tiny:
         print("toy sizes: these numbers prove the path and measure nothing")
     line = json.dumps(bench.result(), separators=(",", ":"))

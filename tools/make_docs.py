@@ -106,10 +106,10 @@ def constant(script: str, name: str) -> Any:
 
 def performance(results: Path = ROOT / "benchmarks" / "results") -> str:
     """tools/performance.md, each {{name}} in it replaced by the table of that name."""
-    names = ("bench", "verify", "cpu", "gpu", "gpu_engine", "engine", "server")
+    names = ("bench", "verify", "cpu", "gpu_engine", "engine", "server")
     lines = {name: read_lines(results, name) for name in names}
     tables = {
-        "gpu": markdown.gpu(lines["gpu"], constant("gpu.py", "GOALS"), constant("gpu.py", "UPSTREAM")),
+        "gpu": markdown.gpu(lines["gpu_engine"]),
         "gpu_engine": markdown.gpu_engine(lines["gpu_engine"]),
         "cpu": markdown.cpu(lines["cpu"], constant("cpu.py", "GOALS")),
         "cpu_quality": markdown.cpu_quality(lines["cpu"]),

@@ -51,6 +51,8 @@ class Metrics:
     """Tokens that a draft guessed, where there is one (docs/speculative.md)."""
     accepted: int = 0
     """Of those, the ones T3 would have drawn itself: as many passes of T3 were saved."""
+    memory_bytes: int = 0
+    """Of T3's memory of keys and values (docs/kv-cache.md), filled by the longest piece of the text."""
 
     @property
     def chunk_gap_p95_ms(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -140,9 +141,16 @@ def test_what_does_not_fit_is_refused_in_words() -> None:
         decoder.launch(5)
 
 
-def test_kernels_for_another_backbone_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no kernels for this backbone"):
-        decoder_of(family_named("turbo"), replace(PLAN, way="triton"))
+def test_without_a_gpu_the_library_is_chosen_and_kernels_that_cannot_run_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.delitem(sys.modules, "nightingale.accel.kernels", raising=False)
+    monkeypatch.delitem(sys.modules, "nightingale.accel.fused", raising=False)
+    family = family_named("turbo")
+    assert decoder_of(family, replace(PLAN, way="auto")).packed.way == "sdpa"
+    with pytest.raises(ConfigError, match="the kernels need Triton"):
+        decoder_of(family, replace(PLAN, way="triton"))
 
 
 def test_angles_are_not_rounded_with_the_weights() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ABSENT = (
@@ -53,6 +54,25 @@ def test_the_engine_is_measured_on_a_bare_machine_at_toy_sizes() -> None:
     result = last_line("gpu_engine.py")
     assert result["errors"] == {}
     for family in ("multilingual", "turbo"):
-        assert result["checks"][f"{family}: float32 greedy tokens identical, in a crowd"] is True
+        assert result["checks"][f"{family}: float32 greedy tokens as plain's, in a crowd"] is True
         assert result["checks"][f"{family}, fast: the same seed, the same samples"] is True
         assert f"{family}, fast: first audio p50, ms" in result["rows"]
+        assert f"{family}, fast: T3 step, ms" in result["rows"]
+    assert all(row["reached"] is not None for row in result["table"].values())
+
+
+def test_an_operation_that_is_not_the_same_each_time_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from gpu_bits import different_operations, different_replays
+
+    from nightingale.accel.graphs import Replay
+
+    def act(x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (2 * x + torch.rand_like(x),)
+
+    assert [name.split()[0] for name in different_operations(lambda: act(torch.ones(9)))] == [
+        "aten.rand_like.default"
+    ]
+    assert not different_operations(lambda: (-torch.ones(9)).log().sin())  # of what is no number
+    moody = Replay("moody", act, {"x": torch.ones(9)}, how="eager", device=torch.device("cpu"))
+    assert different_replays(moody, 3) == 3

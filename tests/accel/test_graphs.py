@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nightingale.accel.graphs import Replay, bucket_for, how_on
+from nightingale.accel.graphs import RECORDING, Replay, bucket_for, how_on, own_stream, reproducible
 from nightingale.errors import ConfigError, DeviceError
 
 CPU = torch.device("cpu")
@@ -53,6 +53,27 @@ def test_the_smallest_bucket_that_holds_it_is_taken() -> None:
     assert [bucket_for(n, (1, 4, 8), what="rows") for n in (1, 2, 4, 5, 8)] == [1, 4, 4, 8, 8]
     with pytest.raises(ConfigError, match="more rows"):
         bucket_for(9, (1, 4, 8), what="rows")
+
+
+def test_while_something_is_recorded_sums_have_one_order_and_then_the_switch_is_as_it_was() -> None:
+    before = torch.backends.cudnn.deterministic
+    with reproducible():
+        assert torch.backends.cudnn.deterministic
+        with reproducible():
+            assert torch.backends.cudnn.deterministic
+        assert torch.backends.cudnn.deterministic, "the inner one does not end the outer one"
+    assert torch.backends.cudnn.deterministic == before
+    with pytest.raises(ZeroDivisionError), reproducible():
+        raise ZeroDivisionError
+    assert torch.backends.cudnn.deterministic == before
+
+
+@pytest.mark.requires_cuda
+def test_nobody_is_given_the_stream_of_somebody_else() -> None:
+    device = torch.device("cuda")
+    held = [own_stream(device, RECORDING) for _ in range(8)]
+    later = [own_stream(device, RECORDING).cuda_stream for _ in range(40)]  # each is let go of at once
+    assert not {stream.cuda_stream for stream in held} & set(later)
 
 
 @pytest.mark.requires_cuda

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nightingale.accel.vocoder import Vocoder, source_noise
 from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS
+from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS, HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 
 KEY = torch.tensor([1234567])
@@ -107,3 +107,17 @@ def test_the_graph_gives_the_plain_samples(hift: Hift) -> None:
         samples, _ = vocoder(mel.cuda(), torch.tensor([7]).cuda(), key=KEY.cuda(), phase=phase.cuda())
     torch.testing.assert_close(samples.cpu(), expected, rtol=0, atol=1e-6)
     assert [report.how for report in vocoder.reports] == ["graph"]
+
+
+@pytest.mark.requires_cuda
+@pytest.mark.parametrize(("batch", "frames"), [(1, 32), (1, 57), (1, 169), (4, 32), (4, 105)])
+def test_a_graph_of_full_size_gives_the_same_bits_each_time(batch: int, frames: int) -> None:
+    """The transposed convolutions did not: cuDNN may add up in any order unless it is asked not to."""
+    torch.manual_seed(0)
+    vocoder = Vocoder(Hift(HiftConfig()).eval().cuda(), batches=(batch,), frames=(frames,))
+    ends, key = torch.full((batch,), frames).cuda(), torch.arange(batch).cuda()
+    told = {"key": key, "phase": torch.zeros(batch, HiftConfig().harmonics, 1).cuda()}
+    mel = torch.randn(batch, 80, frames).cuda()
+    first = vocoder(mel, ends, **told)[0].clone()
+    for _ in range(20):
+        assert torch.equal(vocoder(mel, ends, **told)[0], first)

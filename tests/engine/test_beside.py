@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 
 from nightingale.engine import load
-from nightingale.engine.beside import BesideStudio, cores_to_spare
+from nightingale.engine.beside import SMALL_WEIGHTS, BesideStudio, share_cores, use_threads
 from nightingale.engine.load import Model
-from nightingale.engine.studio import PlainStudio
+from nightingale.engine.studio import Block, PlainStudio, Shares
 from nightingale.engine.tts import TTS
+from nightingale.engine.vocode import Excited
 from nightingale.errors import EngineFault
+from nightingale.values import Samples
 
 TEXTS = ["Hello there, everyone.", "Another one.", "And a third, which is somewhat longer."]
 
 
 @pytest.fixture
 def beside(noise_model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[TTS]:
-    monkeypatch.setattr(load, "cores_to_spare", lambda: True)
+    monkeypatch.setattr(load, "share_cores", lambda weights: Shares(1, 1, 1, 2))
     with TTS.over(noise_model, "balanced") as tts:
         assert isinstance(tts._worker.studio, BesideStudio)
         yield tts
@@ -29,7 +32,7 @@ def beside(noise_model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[TTS]
 def test_the_sound_is_the_plain_ones(
     beside: TTS, noise_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "cores_to_spare", lambda: False)
+    monkeypatch.setattr(load, "share_cores", lambda weights: None)
     with TTS.over(noise_model, "balanced") as plain:
         assert isinstance(plain._worker.studio, PlainStudio)
         for seed, text in enumerate(TEXTS):
@@ -46,23 +49,41 @@ def test_many_at_once_get_what_each_would_get_alone_in_length(beside: TTS) -> No
 def test_what_fails_in_the_other_thread_ends_that_request_alone(
     beside: TTS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    render, failed = PlainStudio._render, []
+    samples, failed = PlainStudio.samples, []
 
-    def once(self: PlainStudio, block: object) -> object:
+    def once(self: PlainStudio, block: Block, excited: Excited) -> Samples:
         if not failed:
             failed.append(block)
             raise RuntimeError("no sound")
-        return render(self, block)  # type: ignore[arg-type]
+        return samples(self, block, excited)
 
-    monkeypatch.setattr(PlainStudio, "_render", once)
+    monkeypatch.setattr(PlainStudio, "samples", once)
     with pytest.raises(EngineFault, match="no sound"):
         beside.say(TEXTS[0], seed=1)
     assert len(beside.say(TEXTS[0], seed=1).samples)
 
 
-def test_a_core_is_to_spare_where_torch_uses_fewer_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
+def test_only_a_small_models_stages_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    assert share_cores(SMALL_WEIGHTS) == Shares(t3=2, flow=2, vocoder=4, alone=8)
+    assert share_cores(SMALL_WEIGHTS + 1) is None
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert cores_to_spare()
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    assert not cores_to_spare()
+    assert share_cores(SMALL_WEIGHTS + 1) == Shares(t3=1, flow=1, vocoder=1, alone=1)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
+    assert share_cores(SMALL_WEIGHTS) is None
+
+
+def test_a_threads_number_is_its_own() -> None:
+    def other() -> int:
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(torch.get_num_threads).result()
+
+    def mine() -> tuple[int, int]:
+        use_threads(before + 1)
+        return torch.get_num_threads(), other()
+
+    before = torch.get_num_threads()
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(mine).result() == (before + 1, before)
+    assert torch.get_num_threads() == before

@@ -77,7 +77,7 @@ def test_who_outgrows_the_memory_is_told_before_anything_is_written(
         layer.position = CAPACITY
     with pytest.raises(MemoryFull):
         runner.step(turns([0, 1], 1))
-    assert [layer.position for layer in runner.memories[0]] == [5] * len(runner.layers)
+    assert [layer.position for layer in runner.memories[0]] == [5] * len(runner.memories[0])
 
 
 @pytest.mark.parametrize("batched", [False, True])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -209,3 +210,13 @@ def test_everything_fast_at_once_says_the_same_each_time(noise_model: Model) -> 
         one, other = (tts.say(TEXTS[3], seed=5) for _ in range(2))
     assert one.sha256 == other.sha256
     assert len(one.samples) == 45 * 960
+
+
+def test_a_crowd_that_draws_faster_than_it_is_rendered_is_heard_to_its_end(
+    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = itertools.count(1)
+    monkeypatch.setattr(PendingSamples, "ready", property(lambda _: next(asked) % 17 == 0))
+    with engine(noise_model, tokens=60, t3="graphs", flow="graphs", vocoder="graphs") as tts:
+        sounds = heard([tts.stream("The same words.", seed=i) for i in range(8)])
+    assert [len(sound) for sound in sounds] == [60 * 960] * 8

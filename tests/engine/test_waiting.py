@@ -52,7 +52,9 @@ def test_a_block_is_launched_without_asking(noise_model: Model) -> None:
     assert voice is not None
     renderings = [studio.open(voice, seed=seed) for seed in range(2)]
     for ids, final in ((list(range(11)), False), (list(range(16)), False), ([1, 2], True)):
-        blocks = [Block(rendering=one, ids=ids, final=final, timing=Timing()) for one in renderings]
+        blocks = [
+            Block(rendering=one, ids=ids, final=final, alone=True, timing=Timing()) for one in renderings
+        ]
         with HostWatch() as watch:
             sound = studio.launch(blocks)
         assert watch.operations > 100

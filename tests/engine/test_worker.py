@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from nightingale import TTS
 from nightingale.engine import profiles
@@ -137,14 +138,14 @@ def test_a_full_line_is_refused_at_once_and_recovers(noise_model: Model) -> None
 def test_who_fails_fails_alone(noise_model: Model, profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tts = engine(noise_model, profile)
     want = tts.say(TEXTS[1], seed=1, temperature=0.0).metrics.tokens
-    plain = PlainStudio._render
+    plain = PlainStudio.mel
 
-    def render(self: PlainStudio, block: Block) -> Any:
+    def mel(self: PlainStudio, block: Block) -> Tensor:
         if block.rendering.mel._seed == 13:
             raise RuntimeError("a fault was planted here")
         return plain(self, block)
 
-    monkeypatch.setattr(PlainStudio, "_render", render)
+    monkeypatch.setattr(PlainStudio, "mel", mel)
     good, bad = tts.stream(TEXTS[1], seed=1, temperature=0.0), tts.stream(TEXTS[0], seed=13)
     with pytest.raises(EngineFault, match="a fault was planted here"):
         list(bad)
@@ -316,10 +317,10 @@ def test_what_is_added_just_before_the_end_is_said(
 def test_a_thousand_requests_leave_nothing_behind(
     noise_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def silence(self: PlainStudio, block: Block) -> Any:  # measured is who is remembered, not the sound
-        return np.zeros(960, np.float32)
-
-    monkeypatch.setattr(PlainStudio, "_render", silence)
+    # Measured is who is remembered, not the sound.
+    monkeypatch.setattr(PlainStudio, "mel", lambda *_: None)
+    monkeypatch.setattr(PlainStudio, "excite", lambda *_: None)
+    monkeypatch.setattr(PlainStudio, "samples", lambda *_: np.zeros(960, np.float32))
     tts = engine(noise_model, "balanced", tokens=2)
     pool = tts._worker.draws.bytes
     tts.say("Warm up.", seed=0)

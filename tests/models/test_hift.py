@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nightingale.models.chatterbox.hift.config import CAUSAL_LOOKAHEAD_FRAMES
 from nightingale.models.chatterbox.hift.generator import Hift
-from nightingale.models.chatterbox.hift.source import Source
+from nightingale.models.chatterbox.hift.source import Source, sum_in_step, sum_of_sines
 from parity import tiny
 
 NOT_WEIGHT_NORMED = ("source_downs.", "m_source.", "f0_predictor.classifier.")
@@ -133,3 +133,12 @@ def test_a_two_sided_voice_does_not(net: Hift) -> None:
     heard, other = mel(12), mel(12, seed=31)
     other[..., :9] = heard[..., :9]
     assert first_change(net(heard, source), net(other, source)) < 480 * (9 - CAUSAL_LOOKAHEAD_FRAMES) - 68
+
+
+def test_harmonics_in_step_are_added_up_as_their_sines_are() -> None:
+    turned = torch.linspace(0, 2 * torch.pi, 480).expand(1, 3, 480)
+    loudness = torch.randn(1, 48, 3, generator=torch.Generator().manual_seed(1))
+    want = sum_of_sines(turned.double(), loudness.double(), torch.zeros(1, 48, 1).double())
+    assert (sum_in_step(turned, loudness) - want).abs().max() < 1e-5 * want.abs().max()
+    late = sum_of_sines(turned, loudness, torch.full((1, 48, 1), 0.5))
+    assert (late - want).abs().max() > 0.1

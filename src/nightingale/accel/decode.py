@@ -21,13 +21,14 @@ import torch
 from torch import Tensor
 
 from nightingale.accel.graphs import (
+    RECORDING,
     WARMUPS,
     GraphReport,
     How,
     Replay,
     bucket_for,
     how_on,
-    recording_stream,
+    own_stream,
 )
 from nightingale.accel.layers import PackedT3, Way, compiler_room
 from nightingale.accel.noise import key_of
@@ -53,8 +54,8 @@ class DecodePlan:
     steps: int = 8
     """At most so many steps are launched before their tokens are read."""
     compile_mode: str | None = None
-    way: Way = "sdpa"
-    tuning: tuple[int, int, int] | None = None
+    way: Way = "auto"
+    tuning: tuple[int, ...] | None = None
     """Of the Triton kernels; None is their own."""
     how: How | None = None
     """None: graphs on a GPU, eager elsewhere."""
@@ -94,7 +95,9 @@ class Decoder:
         self.rows = 2 if guided else 1
         self.how: How = plan.how or how_on(self.device)
         self.plan = replace(plan, spans=(*(s for s in plan.spans if s < capacity), capacity))
-        self.packed = PackedT3(t3, compile_mode=plan.compile_mode, way=plan.way, tuning=plan.tuning)
+        self.packed = PackedT3(
+            t3, positions=capacity, compile_mode=plan.compile_mode, way=plan.way, tuning=plan.tuning
+        )
         slots, lines = plan.slots[-1], max(plan.steps, WARMUPS)
         self._memory = [
             memory
@@ -107,10 +110,15 @@ class Decoder:
         )
         self._graphs: dict[tuple[str, int, int, bool], Replay[Any]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.how == "graph" else None
-        self._recorder = recording_stream(self.device) if self.how == "graph" else None
+        self._recorder = own_stream(self.device, RECORDING) if self.how == "graph" else None
         self._held: dict[int, tuple[int, bool]] = {}
         """Of each slot in use: positions it remembers at most, and whether its sampling sorts."""
         pinned = self.device.type == "cuda"
+        # Hand-over to the host. A launch copies its tokens to one of two places and records an event after
+        # the copy, on the stream the steps run on; `Pending.take` reads the place after that event. The next
+        # launch writes to the other one, and the launch after next to this one again: by then it must be
+        # taken, which `DeviceDraws.step` does by taking each launch right after the next. On the device
+        # `recent` is written again by the next launch, after the copy, because both are on one stream.
         self._hosts = [torch.empty(lines, slots, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
         self._launches = 0
 
@@ -249,20 +257,28 @@ class Decoder:
             def step() -> None:
                 self._step(state, caches, sorting)
 
-            with self._sheltered(), compiler_room(self.plan.compile_mode):
-                self._graphs[key] = Replay(
-                    f"T3 step of {slots}, {span} positions, {self._way(rows, sorting)}",
-                    step,
-                    {},
-                    how=self.how,
-                    device=self.device,
-                    pool=self._pool,
-                    stream=self._recorder,
-                )
+            def record() -> Replay[Any]:
+                with self._sheltered(), compiler_room(self.plan.compile_mode):
+                    return Replay(
+                        f"T3 step of {slots}, {span} positions, {self._way(sorting)}",
+                        step,
+                        {},
+                        how=self.how,
+                        device=self.device,
+                        pool=self._pool,
+                        stream=self._recorder,
+                    )
+
+            try:
+                self._graphs[key] = record()
+            except Exception as error:  # whatever a compiler may come up with, before anything is recorded
+                if self.plan.way != "auto" or not self.packed.without_kernels(error):
+                    raise
+                self._graphs[key] = record()
         return self._graphs[key]
 
-    def _way(self, rows: int, sorting: bool) -> str:
-        way = self.packed.way_for(rows)
+    def _way(self, sorting: bool) -> str:
+        way = self.packed.way
         compiled = "compiled " if self.plan.compile_mode and way != "triton" else ""
         return compiled + way + (", sorting" if sorting else "")
 

@@ -53,14 +53,14 @@ class FlowSteps:
         self.count = steps or flow.steps
         times = (cosine_times if self.guided else linear_times)(self.count)
         grid = torch.tensor(times, dtype=self.dtype, device=self.device)
-        self._widths = grid.diff()
+        self.widths = grid.diff()
         estimator = flow.decoder["estimator"]
         assert isinstance(estimator, Estimator)
         embedded = estimator.time_mlp(grid)
-        self._times = embedded[:-1]
+        self.times = embedded[:-1]
         if not self.guided:
-            self._times = estimator.time_embed_mixer(torch.cat([embedded[:-1], embedded[1:]], dim=1))
-        self._times = self._times.to(self.precision)[:, None]  # (steps, 1, width)
+            self.times = estimator.time_embed_mixer(torch.cat([embedded[:-1], embedded[1:]], dim=1))
+        self.times = self.times.to(self.precision)[:, None]  # (steps, 1, width)
         self.estimator = estimator
         if self.precision != self.dtype or compile_mode is not None:
             # A copy: the plain path keeps its own.
@@ -89,7 +89,7 @@ class FlowSteps:
         seen = seen.to(self.precision)
         x = noise * self.flow.config.noise_scale
         for step, carry in enumerate(carries or [None] * self.count):
-            x = x + self._widths[step] * self._velocity(x, seen, self._times[step], mask, carry)
+            x = x + self.widths[step] * self._velocity(x, seen, self.times[step], mask, carry)
         return x
 
     def _velocity(

@@ -12,10 +12,13 @@ for can be run, and tested, without a GPU.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -44,10 +47,52 @@ def how_on(device: torch.device) -> How:
     return "graph" if device.type == "cuda" else "eager"
 
 
-def recording_stream(device: torch.device) -> torch.cuda.Stream:
-    """For what runs on the default stream, which cannot record. Of the other priority: torch hands out a few
-    streams of each in turn, and this one must not be among those that other things run on."""
-    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+RENDERING, RECORDING = -1, -2
+"""Priorities of streams, lower is sooner; what T3 runs on has 0. Rendering goes first: its kernels are small
+and many, and each would wait for one of T3's, which fill the GPU. Nothing runs on what only records."""
+POOL = 32
+"""So many streams of a priority there are; torch hands them out in turn, and again."""
+_OWNED: WeakValueDictionary[int, torch.cuda.Stream] = WeakValueDictionary()
+_CHOOSING = threading.RLock()
+
+
+def own_stream(device: torch.device, priority: int) -> torch.cuda.Stream:
+    """One that nobody else was given, for as long as it is held.
+
+    Why it must be: libraries keep a workspace for each stream, and a graph goes on using that of the stream
+    it was recorded on, wherever it is replayed. Two graphs of one such stream, replayed at the same time,
+    would write their partial sums over each other. So what may run beside something else records on its own
+    stream, and holds it for as long as it lives.
+    """
+    with _CHOOSING:
+        for _ in range(POOL):
+            stream: torch.cuda.Stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
+            if _OWNED.setdefault(stream.cuda_stream, stream) is stream:
+                return stream
+    raise DeviceError(
+        "no CUDA stream is left",
+        got=f"{POOL} that are in use",
+        allowed="one for each engine",
+        fix="Close some of the engines in this process.",
+    )
+
+
+@contextmanager
+def reproducible() -> Iterator[None]:
+    """In here cuDNN is asked only for algorithms that add up in one order.
+
+    Of a transposed convolution it has some that add by atomics, in whatever order blocks happen to end: for
+    the same input, HiFT's graphs gave other last bits from time to time. A graph keeps the algorithms it was
+    recorded with, so this is needed while it is recorded. The switch is the process's: it is put back, one
+    thread at a time, and whoever convolves meanwhile gets the same promise.
+    """
+    with _CHOOSING:
+        before = torch.backends.cudnn.deterministic
+        torch.backends.cudnn.deterministic = True
+        try:
+            yield
+        finally:
+            torch.backends.cudnn.deterministic = before
 
 
 def send(values: Tensor, device: torch.device) -> Tensor:
@@ -76,8 +121,7 @@ class Replay(Generic[Result]):
     ) -> None:
         """inputs: examples, whose values the warm-up sees. pool: graphs that never run at the same time may
         share the memory of their intermediate values (`torch.cuda.graph_pool_handle`). stream: which records;
-        None is the current one. Libraries keep a workspace for each stream, which a graph goes on using: so
-        what may run at the same time must not have been recorded on the same stream."""
+        None is the current one. What may run at the same time needs two (`own_stream`)."""
         if how == "graph" and (device.type != "cuda" or not torch.cuda.is_available()):
             raise DeviceError(
                 f"{name!r} cannot be recorded as a CUDA graph",
@@ -104,10 +148,13 @@ class Replay(Generic[Result]):
     def _record(self, device: torch.device, pool: Any, stream: torch.cuda.Stream | None) -> None:
         current = torch.cuda.current_stream(device)
         if stream is None:
-            stream = recording_stream(device) if current == torch.cuda.default_stream(device) else current
+            # The default stream cannot record.
+            default = torch.cuda.default_stream(device)
+            stream = own_stream(device, RECORDING) if current == default else current
+        self._recorded_on = stream  # held, so that nobody else is given it
         stream.wait_stream(current)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), reproducible():
             for _ in range(WARMUPS):
                 self._function(**self._buffers)
             torch.cuda.synchronize(device)
@@ -122,7 +169,13 @@ class Replay(Generic[Result]):
 
     @torch.inference_mode()
     def __call__(self, **inputs: Tensor) -> Result:
-        """Inputs that are left out keep the values they had."""
+        """Inputs that are left out keep the values they had.
+
+        Hand-over: copies in, the graph, and whatever the caller does with the result are all launched on the
+        caller's current stream, and so happen in that order. Nothing is read or written by the host. A caller
+        who always comes on the same stream can neither overwrite inputs that are still read nor results that
+        are still copied; one who changes streams must make the later one wait.
+        """
         for key, value in inputs.items():
             self._buffer(key, value).copy_(value, non_blocking=True)
         if self._graph is None:

@@ -7,6 +7,7 @@ joined weights replace the module's own storage, so nothing is held twice and th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, NamedTuple
@@ -22,11 +23,15 @@ from nightingale.models.chatterbox.t3.config import LlamaConfig
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.nn.rope import inverse_frequencies, rotate, rotations
 
-Way = Literal["sdpa", "sums", "triton"]
+log = logging.getLogger(__name__)
+
+Way = Literal["auto", "sdpa", "sums", "triton"]
 """How a step's layer attends: by torch's kernel, by plain sums for a compiler to fuse, or by those in
-kernels.py, which do the whole layer."""
+kernels.py, which do the whole layer. auto: by those, where they can be used."""
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q, k, v, each (rows, heads, time, head width) -> like q."""
+Norm = Callable[[Tensor, Tensor], Tensor]
+"""x (rows, time, width) and a weight (width,) -> like x."""
 
 
 class LlamaWeights(NamedTuple):
@@ -77,20 +82,19 @@ def _pack_llama(layer: Any) -> LlamaWeights:
 
 
 def _pack_gpt2(layer: Any) -> Gpt2Weights:
-    """Stored (inputs, outputs); seen here as (outputs, inputs), without a copy."""
     attention, mlp = layer.attn, layer.mlp
     return Gpt2Weights(
         norm_1=layer.ln_1.weight,
         norm_1_bias=layer.ln_1.bias,
-        qkv=attention.c_attn.weight.t(),
+        qkv=_by_output(attention.c_attn),
         qkv_bias=attention.c_attn.bias,
-        out=attention.c_proj.weight.t(),
+        out=_by_output(attention.c_proj),
         out_bias=attention.c_proj.bias,
         norm_2=layer.ln_2.weight,
         norm_2_bias=layer.ln_2.bias,
-        up=mlp.c_fc.weight.t(),
+        up=_by_output(mlp.c_fc),
         up_bias=mlp.c_fc.bias,
-        down=mlp.c_proj.weight.t(),
+        down=_by_output(mlp.c_proj),
         down_bias=mlp.c_proj.bias,
     )
 
@@ -106,18 +110,33 @@ def _joined(*linears: nn.Linear) -> Tensor:
     return whole
 
 
+def _by_output(projection: Any) -> Tensor:
+    """(outputs, inputs), each output's weights side by side, as one token is multiplied fastest; the layer's
+    own, stored (inputs, outputs), become a view of it."""
+    whole: Tensor = projection.weight.detach().t().contiguous()
+    projection.weight = nn.Parameter(whole.t(), requires_grad=False)
+    return whole
+
+
 def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     wide = x.float()
     return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
 
 
-def layer(x: Tensor, w: Weights, turn: tuple[Tensor, Tensor] | None, heads: int, attend: Attend) -> Tensor:
-    """(rows, time, width) through one layer. turn: Llama's cosines and sines."""
+def layer(
+    x: Tensor,
+    w: Weights,
+    turn: tuple[Tensor, Tensor] | None,
+    heads: int,
+    attend: Attend,
+    norm: Norm = rms_norm,
+) -> Tensor:
+    """(rows, time, width) through one layer. turn: Llama's cosines and sines; norm: what does Llama's."""
     if isinstance(w, LlamaWeights):
         assert turn is not None
-        q, k, v = _heads(F.linear(rms_norm(x, w.norm_1), w.qkv), heads)
+        q, k, v = _heads(F.linear(norm(x, w.norm_1), w.qkv), heads)
         x = x + F.linear(_beside(attend(rotate(q, *turn), rotate(k, *turn), v)), w.out)
-        gate, up = F.linear(rms_norm(x, w.norm_2), w.gate_up).chunk(2, dim=-1)
+        gate, up = F.linear(norm(x, w.norm_2), w.gate_up).chunk(2, dim=-1)
         return x + F.linear(F.silu(gate) * up, w.down)
     width = x.shape[-1]
     q, k, v = _heads(
@@ -169,25 +188,21 @@ def step_layer(
     return layer(x, w, turn, heads, attend)
 
 
-def _kernels(t3: T3) -> Any:
-    """The Triton kernels, where they can be used."""
-    if not isinstance(t3.tfmr, LlamaBackbone):
-        raise ConfigError(
-            "there are no kernels for this backbone",
-            got=type(t3.tfmr).__name__,
-            allowed="a Llama backbone: english, multilingual, wren",
-            fix="Choose another way for this model.",
-        )
+def _fused(device: torch.device) -> Any:
+    """What does a step by Triton's kernels, where it can be used."""
     try:
-        from nightingale.accel import kernels
-    except ImportError as error:
+        from nightingale.accel import fused
+
+        if device.type == "cuda":
+            fused.trial(device)
+    except Exception as error:  # whatever a compiler may come up with
         raise ConfigError(
             "the kernels need Triton",
-            got=str(error),
-            allowed="an installation of torch with Triton",
-            fix="Choose another way, or install Triton.",
+            got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
+            allowed="an installation of torch with a Triton that works",
+            fix="Choose another way, or install Triton and a C compiler.",
         ) from error
-    return kernels
+    return fused
 
 
 def compiler_room(compile_mode: str | None) -> AbstractContextManager[None]:
@@ -200,6 +215,21 @@ def compiler_room(compile_mode: str | None) -> AbstractContextManager[None]:
     return room
 
 
+def _chosen(way: Way, device: torch.device) -> tuple[Way, Any]:
+    """The way to go, and what goes it if that is Triton's."""
+    if way not in ("auto", "triton"):
+        return way, None
+    if way == "auto" and device.type != "cuda":
+        return "sdpa", None
+    try:
+        return "triton", _fused(device)
+    except ConfigError as error:
+        if way == "triton":
+            raise
+        log.warning("T3 steps by library calls, more slowly: %s", error)
+        return "sdpa", None
+
+
 class PackedT3:
     """T3 as these functions see it."""
 
@@ -207,15 +237,16 @@ class PackedT3:
         self,
         t3: T3,
         *,
+        positions: int,
         compile_mode: str | None = None,
         way: Way = "sdpa",
-        tuning: tuple[int, int, int] | None = None,
+        tuning: tuple[int, ...] | None = None,
     ) -> None:
-        """compile_mode: a mode of torch.compile for a step's layer; None leaves it to the eager kernels.
-        tuning: of the Triton kernels, `kernels.Tuning`."""
-        self.t3, self.way, self.heads = t3, way, t3.config.backbone.heads
-        self._kernels = _kernels(t3) if way == "triton" else None
-        self._tuning = tuning
+        """positions: as many as will ever be remembered; compile_mode: a mode of torch.compile for a step's
+        layer; None leaves it to the eager kernels. tuning: of the Triton kernels, `kernels.Tuning`."""
+        self.t3, self.heads = t3, t3.config.backbone.heads
+        device, dtype = t3.speech_head.weight.device, t3.speech_head.weight.dtype
+        self.way, fused = _chosen(way, device)
         self.layers = pack(t3)
         self._inverse: Tensor | None = None
         if isinstance(t3.config.backbone, LlamaConfig):
@@ -223,16 +254,23 @@ class PackedT3:
             backbone = t3.config.backbone
             self._inverse = inverse_frequencies(
                 backbone.width // backbone.heads, theta=backbone.rope_theta, scaling=backbone.rope_scaling
-            ).to(t3.speech_head.weight.device)
+            ).to(device)
+        self._fused: Any = None
+        if fused is not None:
+            every = torch.arange(positions, device=device)
+            turn = None if self._inverse is None else rotations(self._inverse, every, dtype)
+            self._fused = fused.FusedSteps(t3, self.layers, turn, tuning and fused.Tuning(*tuning))
         self._step_layer: Callable[..., Tensor] = step_layer
         if compile_mode is not None:
             self._step_layer = torch.compile(step_layer, mode=compile_mode, fullgraph=True, dynamic=False)
 
-    def way_for(self, rows: int) -> Way:
-        """The kernels are for a few rows; the library takes the others."""
-        if self._kernels is not None and rows > self._kernels.MOST_ROWS:
-            return "sdpa"
-        return self.way
+    def without_kernels(self, reason: Exception) -> bool:
+        """Go on by library calls from now on; False if that is done already."""
+        if self._fused is None:
+            return False
+        log.warning("T3 steps by library calls, more slowly: %s", reason)
+        self._fused, self.way = None, "sdpa"
+        return True
 
     def step(
         self, tokens: Tensor, at: Tensor, caches: Sequence[tuple[Tensor, Tensor]], lengths: Tensor
@@ -242,33 +280,17 @@ class PackedT3:
         tokens, at: (rows,) speech ids and where they stand after the start; lengths: (rows,), what is
         remembered before them. The caches, (rows, heads, span, head width) of each layer, are written to.
         """
-        x = self.t3.embed_speech_at(tokens[:, None], at[:, None])
-        x, turn = self._placed(x, lengths[:, None])
-        way = self.way_for(len(tokens))
-        if way == "triton":
-            return self._step_by_kernels(x[:, 0], turn, caches, lengths)
+        x = self.t3.embed_speech_at(tokens, at)
+        if self._fused is not None:
+            scores: Tensor = self._fused(self._placed_by_table(x, lengths), caches, lengths)
+            return scores
+        x, turn = self._placed(x[:, None], lengths[:, None])
         rows = torch.arange(len(tokens), device=tokens.device)
         beyond = torch.arange(caches[0][0].shape[2], device=tokens.device) > lengths[:, None]
         bias = x.new_zeros(beyond.shape).masked_fill(beyond, -torch.inf)[:, None, None]
         for w, (keys, values) in zip(self.layers, caches, strict=True):
-            x = self._step_layer(x, w, turn, keys, values, rows, lengths, bias, self.heads, way)
+            x = self._step_layer(x, w, turn, keys, values, rows, lengths, bias, self.heads, self.way)
         return self._scores(x[:, 0])
-
-    def _step_by_kernels(
-        self,
-        x: Tensor,
-        turn: tuple[Tensor, Tensor] | None,
-        caches: Sequence[tuple[Tensor, Tensor]],
-        lengths: Tensor,
-    ) -> Tensor:
-        assert self._kernels is not None
-        assert turn is not None
-        cos, sin = (part[:, 0, 0].contiguous() for part in turn)
-        lengths = lengths.contiguous()  # those of one guided slot are one number seen twice
-        tuning = self._kernels.Tuning(*(self._tuning or ()))
-        for w, (keys, values) in zip(self.layers, caches, strict=True):
-            x = self._kernels.llama_layer(x, w, (cos, sin), keys, values, lengths, tuning)
-        return self._scores(x)
 
     def prefill(
         self, x: Tensor, last: Tensor, caches: Sequence[tuple[Tensor, Tensor]], rows: Tensor
@@ -277,7 +299,7 @@ class PackedT3:
 
         What stands after `last` is padding: nobody before it sees it, and the tokens to come write over it.
         """
-        time = x.shape[1]
+        time, norm = x.shape[1], rms_norm if self._fused is None else self._fused.norm
         x, turn = self._placed(x, torch.arange(time, device=x.device)[None])
         for w, (keys, values) in zip(self.layers, caches, strict=True):
 
@@ -288,17 +310,21 @@ class PackedT3:
                 values[:, :, :time].index_copy_(0, rows, v)
                 return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-            x = layer(x, w, turn, self.heads, attend)
+            x = layer(x, w, turn, self.heads, attend, norm)
         return self._scores(x.index_select(1, last)[:, 0])
 
     def _placed(self, x: Tensor, positions: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
         """Positions (rows or 1, time), told in the backbone's way."""
-        backbone = self.t3.tfmr
-        if isinstance(backbone, Gpt2Backbone):
-            return x + backbone.wpe(positions), None
+        x = self._placed_by_table(x, positions)
+        if isinstance(self.t3.tfmr, Gpt2Backbone):
+            return x, None
         assert self._inverse is not None
         cos, sin = rotations(self._inverse, positions, x.dtype)
         return x, (cos[:, None], sin[:, None])
+
+    def _placed_by_table(self, x: Tensor, positions: Tensor) -> Tensor:
+        backbone = self.t3.tfmr
+        return x + backbone.wpe(positions) if isinstance(backbone, Gpt2Backbone) else x
 
     def _scores(self, x: Tensor) -> Tensor:
         backbone = self.t3.tfmr

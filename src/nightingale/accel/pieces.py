@@ -10,10 +10,12 @@ The twin is `render_piece` in models/chatterbox/s3gen/incremental.py: the same m
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from itertools import accumulate
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +27,11 @@ from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.s3gen.token_encoder import TokenEncoder, signed_distances
 from nightingale.nn.carry import Carry, Past
+
+log = logging.getLogger(__name__)
+By = Literal["auto", "library", "triton"]
+"""Who does the estimator's layers: torch's kernels, or those in flow_kernels.py; auto: those, on a GPU and in
+bfloat16, where they can be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +101,7 @@ class FlowPieces:
         batches: tuple[int, ...],
         known: tuple[int, ...] = (64, 128, 256, 512),
         how: How | None = None,
+        by: By = "auto",
     ) -> None:
         """context: so many tokens of a piece are the first of the next one; tokens, batches, known: the sizes
         of pieces, of company, and of what is remembered of the prompt."""
@@ -115,6 +123,8 @@ class FlowPieces:
         self.context, self.tokens, self.batches, self.known = context, tokens, batches, known
         self._shapes: list[list[tuple[int, ...]]] | None = None
         """Of what each carry holds for one utterance; 3 numbers: a convolution's, 4: an attention's."""
+        self._by = by
+        self._fused = _fused(steps, by)
         self._buffers: dict[int, list[Tensor]] = {}
         self._loaded: dict[int, Heard] = {}
         self._graphs: dict[tuple[int, int, int], Replay[tuple[Tensor, Tensor]]] = {}
@@ -202,24 +212,40 @@ class FlowPieces:
             def render(**given: Tensor) -> tuple[Tensor, Tensor]:
                 return self._render(buffers, known, **given)
 
-            self._graphs[name] = Replay(
-                f"flow, {batch} pieces of {tokens} tokens after {known}",
-                render,
-                {
-                    "ids": torch.zeros(batch, tokens + LOOKAHEAD_TOKENS, dtype=torch.int64),
-                    "lengths": torch.full((batch,), tokens + LOOKAHEAD_TOKENS),
-                    "unheard": torch.zeros(1, dtype=torch.int64),
-                    "cond": torch.zeros(batch, config.mel_bands, FRAMES * tokens, dtype=dtype),
-                    "speaker": torch.ones(batch, config.speaker_width, dtype=dtype),
-                    "key": torch.zeros(batch, dtype=torch.int64),
-                    "first_frame": torch.zeros(batch, dtype=torch.int64),
-                    "carried": heard.carried.expand(batch, -1),
-                },
-                how=self.how,
-                device=self.steps.device,
-                pool=self._pool,
-            )
+            given = {
+                "ids": torch.zeros(batch, tokens + LOOKAHEAD_TOKENS, dtype=torch.int64),
+                "lengths": torch.full((batch,), tokens + LOOKAHEAD_TOKENS),
+                "unheard": torch.zeros(1, dtype=torch.int64),
+                "cond": torch.zeros(batch, config.mel_bands, FRAMES * tokens, dtype=dtype),
+                "speaker": torch.ones(batch, config.speaker_width, dtype=dtype),
+                "key": torch.zeros(batch, dtype=torch.int64),
+                "first_frame": torch.zeros(batch, dtype=torch.int64),
+                "carried": heard.carried.expand(batch, -1).contiguous(),
+            }
+
+            def record() -> Replay[tuple[Tensor, Tensor]]:
+                return Replay(
+                    f"flow, {batch} pieces of {tokens} tokens after {known}, by {self.by}",
+                    render,
+                    given,
+                    how=self.how,
+                    device=self.steps.device,
+                    pool=self._pool,
+                )
+
+            try:
+                self._graphs[name] = record()
+            except Exception as error:  # whatever a compiler may come up with, before anything is recorded
+                if self._fused is None or self._by != "auto":
+                    raise
+                log.warning("the flow goes on by library calls, more slowly: %s", error)
+                self._fused = None
+                self._graphs[name] = record()
         return self._graphs[name]
+
+    @property
+    def by(self) -> str:
+        return "library" if self._fused is None else "triton"
 
     def _render(
         self,
@@ -238,14 +264,33 @@ class FlowPieces:
         steps, flow = self.steps, self.steps.flow
         tokens = ids.shape[1] - LOOKAHEAD_TOKENS
         advance = Fraction(tokens - self.context, tokens)
-        carries = [_PromptCarry(past, advance=advance) for past in self._pasts(buffers, carried, len(ids))]
+        pasts = self._pasts(buffers, carried, len(ids))
+        carries = [_PromptCarry(past, advance=advance) for past in pasts[: 1 if self._fused else None]]
         at = torch.arange(-known, tokens, device=ids.device)
         seen = (at >= unheard - known) & (at < lengths[:, None])  # (batch, known + tokens)
         mu = _encode(steps, ids, lengths, seen, carries[0])
+        noise = flow_noise(key, first_frame, cond.shape[2], cond.shape[1]).to(cond.dtype)
+        if self._fused is not None:
+            left = torch.empty_like(carried)
+            mel = self._fused.solve(
+                noise,
+                mu=mu,
+                speaker=flow.speaker(speaker),
+                cond=cond,
+                lengths=lengths,
+                unheard=unheard,
+                carried=carried,
+                left=left,
+                places=self._places(),
+                start=FRAMES * (tokens - self.context),
+                keys=[t for past in pasts[1:] for t in past],
+            )
+            own = _flat(carries[0].leave(), len(ids), cond.dtype)
+            left[:, : own.shape[1]] = own
+            return flow.unscaled(mel), left
         frames = seen.repeat_interleave(FRAMES, dim=1)[:, None, None]
         # As a sum, once for all layers and steps: a mask of yes and no is made into one by each of them.
         mask = torch.zeros(frames.shape, dtype=steps.precision, device=ids.device)
-        noise = flow_noise(key, first_frame, cond.shape[2], cond.shape[1]).to(cond.dtype)
         mel = steps.solve(
             noise,
             mu=mu,
@@ -254,12 +299,19 @@ class FlowPieces:
             mask=mask.masked_fill(~frames, -torch.inf),
             carries=carries[1:],
         )
-        left = [t for carry in carries for t in carry.leave()]
-        batch = len(ids)
-        flat = [
-            t.to(cond.dtype).view(-1, batch, *t.shape[1:]).transpose(0, 1).reshape(batch, -1) for t in left
+        return flow.unscaled(mel), _flat([t for c in carries for t in c.leave()], len(ids), cond.dtype)
+
+    def _places(self) -> list[int]:
+        """Where in `carried` each convolution of the solver's steps finds its own."""
+        assert self._shapes is not None
+        sizes = [
+            (number, shape[0] * shape[1] * shape[2])
+            for number, shapes in enumerate(self._shapes)
+            for shape in shapes
+            if len(shape) == 3
         ]
-        return flow.unscaled(mel), torch.cat(flat, dim=1)
+        ends = list(accumulate(size for _, size in sizes))
+        return [end - size for (number, size), end in zip(sizes, ends, strict=True) if number > 0]
 
     def _pasts(self, buffers: Sequence[Tensor], carried: Tensor, batch: int) -> list[Past]:
         """For each carry, what its layers ask for, in their order. Guided rows come first, then the rest."""
@@ -273,10 +325,33 @@ class FlowPieces:
                     continue
                 size = shape[0] * shape[1] * shape[2]
                 mine = carried[:, start : start + size].view(batch, *shape).transpose(0, 1).flatten(0, 1)
-                past.append(mine.to(self.steps.dtype if number == 0 else self.steps.precision))
                 start += size
+                if number == 0 or self._fused is None:  # else the convolutions' kernels read it in place
+                    past.append(mine.to(self.steps.dtype if number == 0 else self.steps.precision))
             pasts.append(tuple(past))
         return pasts
+
+
+def _fused(steps: FlowSteps, by: By) -> Any:
+    """What does the estimator's layers by Triton, if that is wanted and possible."""
+    wanted = steps.device.type == "cuda" and steps.precision == torch.bfloat16
+    if by == "library" or (by == "auto" and not wanted):
+        return None
+    try:
+        from nightingale.accel.flow_fused import FusedEstimator
+
+        return FusedEstimator(steps)
+    except ImportError as error:
+        if by == "triton":
+            raise
+        log.warning("the flow goes on by library calls, more slowly: %s", error)
+        return None
+
+
+def _flat(left: Sequence[Tensor], batch: int, dtype: torch.dtype) -> Tensor:
+    """What convolutions left, one after another for each utterance: (batch, values)."""
+    own = [t.to(dtype).view(-1, batch, *t.shape[1:]).transpose(0, 1).reshape(batch, -1) for t in left]
+    return torch.cat(own, dim=1)
 
 
 def _encode(steps: FlowSteps, ids: Tensor, lengths: Tensor, seen: Tensor, carry: Carry) -> Tensor:

@@ -3,12 +3,15 @@
 Nothing here is a choice of the user's: what comes out differs from the plain way by the rounding of float32
 (tests/accel/test_quick.py), so every profile has it. The flow and the vocoder are laid out anew
 (nn/layout.py). T3's step is another matter: one row through nine small layers is a few hundred small calls,
-and the calls, not the weights, took two thirds of the time. `QuickLlama` makes half as many.
+and the calls, not the weights, took two thirds of the time. `one_step` makes half as many, without Python.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import NamedTuple, Self
 
 import torch
@@ -21,7 +24,7 @@ from nightingale.models.chatterbox.t3.model import T3
 from nightingale.nn.layout import for_many_rows, for_shifts
 from nightingale.nn.memory import DenseMemory, LayerMemory
 
-EPSILON = 1e-5
+log = logging.getLogger(__name__)
 
 
 def arrange(speakers: Speakers) -> Speakers:
@@ -42,14 +45,17 @@ def quicken(t3: T3) -> None:
 
 
 class StepWeights(NamedTuple):
-    """Of one layer; where one product can do the work of several, joined."""
+    """Of all layers; where one product can do the work of several, joined."""
 
-    norm_1: Tensor
-    qkv: Tensor
-    out: Tensor
-    norm_2: Tensor
-    gate_up: Tensor
-    down: Tensor
+    norm_1: list[Tensor]
+    qkv: list[Tensor]
+    out: list[Tensor]
+    norm_2: list[Tensor]
+    gate_up: list[Tensor]
+    down: list[Tensor]
+
+    def first(self, count: int) -> StepWeights:
+        return StepWeights(*(part[:count] for part in self))
 
 
 class QuickLlama(LlamaBackbone):
@@ -64,7 +70,7 @@ class QuickLlama(LlamaBackbone):
         self.layers, self.norm = plain.layers, plain.norm
         self._frequencies = plain._frequencies
         self.register_buffer("inverse", plain.inverse, persistent=False)
-        self._steps = [_step_weights(layer) for layer in plain.layers]
+        self._weights = _step_weights(plain.layers)
         for_many_rows(self)
 
     def forward(self, x: Tensor, memory: Sequence[LayerMemory]) -> Tensor:
@@ -80,54 +86,94 @@ class QuickLlama(LlamaBackbone):
 
     def first(self, count: int) -> Self:
         part = super().first(count)
-        part._steps = self._steps[:count]
+        part._weights = self._weights.first(count)
         return part
 
     def _step(self, x: Tensor, memory: Sequence[DenseMemory]) -> Tensor:
-        """(width,) -> (width,). Fewer and cheaper calls: the reason for every oddity here."""
-        heads, width, at = memory[0].keys.shape[1], x.shape[0], memory[0].position
-        angle = self.inverse * at
-        cos, sin = angle.cos(), angle.sin()
-        for w, layer_memory in zip(self._steps, memory, strict=True):
-            keys, values = layer_memory.keys[0], layer_memory.values[0]
-            qkv = self._product(w.qkv, x, w.norm_1)
-            first, second = qkv[: 2 * width].view(2 * heads, 2, -1).unbind(1)
-            turned = first * sin
-            first.mul_(cos).addcmul_(second, sin, value=-1)
-            second.mul_(cos).add_(turned)
-            q, k, v = qkv.view(3, heads, -1).unbind()
-            keys.select(1, at).copy_(k)
-            values.select(1, at).copy_(v)
-            layer_memory.position = at + 1
-            out = F.scaled_dot_product_attention(
-                q[None, :, None], keys.narrow(1, 0, at + 1)[None], values.narrow(1, 0, at + 1)[None]
-            )
-            x = torch.addmv(x, w.out, out.view(-1))
-            gate, up = self._product(w.gate_up, x, w.norm_2).view(2, -1).unbind()
-            x = torch.addmv(x, w.down, F.silu(gate).mul_(up))
-        return x * self.norm.weight * _scale(x)
-
-    def _product(self, matrix: Tensor, x: Tensor, norm: Tensor) -> Tensor:
-        """matrix · RmsNorm(x), whose common factor is left to the product."""
-        return torch.addmv(self.inverse[:1], matrix, x * norm, beta=0, alpha=_scale(x))
+        """(width,) -> (width,)."""
+        at = memory[0].position
+        keys, values = [layer.keys[:1] for layer in memory], [layer.values[:1] for layer in memory]
+        # It would study its first calls, to fuse what cannot be fused: slow first calls for nothing.
+        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+            x = quickest_step()(x, *self._weights, self.norm.weight, self.inverse, keys, values, at)
+        for layer in memory:
+            layer.position = at + 1
+        return x
 
 
-def _scale(x: Tensor) -> float:
-    """RmsNorm's one number, taken out of torch, where numbers are cheaper."""
-    return float((torch.dot(x, x).item() / x.shape[0] + EPSILON) ** -0.5)
+def one_step(
+    x: Tensor,
+    norm_1: list[Tensor],
+    qkv: list[Tensor],
+    out: list[Tensor],
+    norm_2: list[Tensor],
+    gate_up: list[Tensor],
+    down: list[Tensor],
+    norm: Tensor,
+    inverse: Tensor,
+    keys: list[Tensor],
+    values: list[Tensor],
+    at: int,
+) -> Tensor:
+    """One token through all layers, as a vector. Fewer and cheaper calls are the reason for every oddity
+    here; RmsNorm's common factor is left to the product that follows it.
+
+    keys, values: (1, heads, capacity, width of a head), of which `at` positions are filled.
+    """
+    width, heads, none = x.shape[0], keys[0].shape[1], inverse[:1]
+    cos, sin = (inverse * at).cos(), (inverse * at).sin()
+    for n in range(len(qkv)):
+        scale = float((torch.dot(x, x).item() / width + 1e-5) ** -0.5)
+        turned = torch.addmv(none, qkv[n], x * norm_1[n], beta=0.0, alpha=scale)
+        halves = turned[: 2 * width].view(2 * heads, 2, -1)
+        first, second = halves.select(1, 0), halves.select(1, 1)
+        crossed = first * sin
+        first.mul_(cos).addcmul_(second, sin, value=-1)
+        second.mul_(cos).add_(crossed)
+        query, key, value = turned.view(3, 1, heads, 1, -1).unbind()
+        keys[n].narrow(2, at, 1).copy_(key)
+        values[n].narrow(2, at, 1).copy_(value)
+        heard = F.scaled_dot_product_attention(
+            query, keys[n].narrow(2, 0, at + 1), values[n].narrow(2, 0, at + 1)
+        )
+        x = torch.addmv(x, out[n], heard.view(-1))
+        scale = float((torch.dot(x, x).item() / width + 1e-5) ** -0.5)
+        gate, up = torch.addmv(none, gate_up[n], x * norm_2[n], beta=0.0, alpha=scale).view(2, -1).unbind()
+        x = torch.addmv(x, down[n], F.silu(gate).mul_(up))
+    scale = float((torch.dot(x, x).item() / width + 1e-5) ** -0.5)
+    return x * norm * scale
 
 
-def _step_weights(layer: nn.Module) -> StepWeights:
-    assert isinstance(layer, Layer)
-    attention, mlp = layer.self_attn, layer.mlp
-    return StepWeights(
-        norm_1=layer.input_layernorm.weight,
-        qkv=_joined(attention.q_proj, attention.k_proj, attention.v_proj),
-        out=attention.o_proj.weight.detach(),
-        norm_2=layer.post_attention_layernorm.weight,
-        gate_up=_joined(mlp.gate_proj, mlp.up_proj),
-        down=mlp.down_proj.weight.detach(),
-    )
+@cache
+def quickest_step() -> Callable[..., Tensor]:
+    """`one_step` as TorchScript: without Python between its calls, and without Python's lock.
+
+    The lock is the point. T3's hundreds of small calls and those of the flow and the vocoder beside it
+    (engine/beside.py) would each wait for it: a step took 10 ms there instead of 6. Where this torch has no
+    TorchScript any more, the function itself does the same, slower.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            scripted: Callable[..., Tensor] = torch.jit.script(one_step)
+    except (RuntimeError, AttributeError) as error:
+        log.info("T3's step is interpreted: %s", error)
+        return one_step
+    return scripted
+
+
+def _step_weights(layers: nn.ModuleList) -> StepWeights:
+    weights = StepWeights([], [], [], [], [], [])
+    for layer in layers:
+        assert isinstance(layer, Layer)
+        attention, mlp = layer.self_attn, layer.mlp
+        weights.norm_1.append(layer.input_layernorm.weight.detach())
+        weights.qkv.append(_joined(attention.q_proj, attention.k_proj, attention.v_proj))
+        weights.out.append(attention.o_proj.weight.detach())
+        weights.norm_2.append(layer.post_attention_layernorm.weight.detach())
+        weights.gate_up.append(_joined(mlp.gate_proj, mlp.up_proj))
+        weights.down.append(mlp.down_proj.weight.detach())
+    return weights
 
 
 def _joined(*layers: nn.Linear) -> Tensor:

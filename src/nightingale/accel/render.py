@@ -4,6 +4,14 @@ Everything happens on a stream of its own, beside T3's, and nothing waits for th
 pinned memory, samples come back the same way, and an event says when they are there. The sizes of blocks are
 few and fixed, so that each is a graph.
 
+Why nothing is written while it is read. All of the renderer's work, `hear`, `begin` and `launch`, is launched
+by one thread on the one stream, in which things happen in turn: what a graph is told, its replay, the copies
+of what it gave. Graphs of a kind share one pool of memory for that reason only. What outlives a block (what
+its convolutions carried, its last mel, its cycles) is a copy. With T3 nothing is shared but weights, which
+nobody writes, and tokens, which come through the host; nor the workspaces of libraries, which belong to the
+stream a graph was recorded on (`own_stream`). Memory that was allocated on this stream is given out again on
+this stream only, after what it was used for.
+
 The twin is `PlainStudio` in engine/studio.py: the same samples, to rounding, if it is given the same noise.
 """
 
@@ -19,7 +27,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nightingale.accel.flow import FRAMES, FlowSteps
-from nightingale.accel.graphs import GraphReport, How, how_on, send
+from nightingale.accel.graphs import (
+    RENDERING,
+    GraphReport,
+    How,
+    how_on,
+    own_stream,
+    reproducible,
+    send,
+)
 from nightingale.accel.noise import key_of
 from nightingale.accel.pieces import FlowPieces, Heard, hear_prompt
 from nightingale.accel.vocoder import Vocoder
@@ -142,7 +158,10 @@ class Renderer:
         frames |= {before + FRAMES * block + guessed_frames for block in blocks}
         vocoder = Vocoder(hift, batches=batches, frames=tuple(sorted(frames)), how=how)
         self.windows = Windows(vocoder, hold_frames=hold_frames, guessed_frames=guessed_frames)
-        self._stream = torch.cuda.Stream(self.device) if self.device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._stream = own_stream(self.device, RENDERING) if self.device.type == "cuda" else None
+        if self._stream is not None:
+            # Hand-over: weights that were converted above are on their way on the stream that loads.
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
 
     @property
     def reports(self) -> list[GraphReport]:
@@ -164,7 +183,7 @@ class Renderer:
         """A voice's prompt, heard once. name: of its noise; ids: (tokens,); mel: (frames, bands); speaker:
         (width,)."""
         dtype, flow = self.steps.dtype, self.steps.flow
-        with self._beside():
+        with self._beside(), reproducible():
             told = send(speaker.to(dtype), self.device)
             shown = send(mel.to(dtype), self.device).T
             key = torch.full((1,), key_of(0, name), device=self.device)
@@ -194,16 +213,21 @@ class Renderer:
 
     def cut(self, spoken: Spoken, waiting: int, *, finished: bool, wanted: int) -> tuple[int, bool] | None:
         """Of so many ids that wait, how many go into the next block, and whether it is the last; None while
-        there are too few. wanted: so large should a block be that is not the last."""
+        there are too few. wanted: so large should a block be that is not the last.
+
+        Which ids make a block depends on the ids alone, never on when they came or were asked for, and not on
+        whether the end was known by then: sound must not depend on the clock."""
         unrendered = spoken.unrendered + waiting
-        if finished and unrendered <= self.blocks[-1]:
-            return waiting, True
         possible = unrendered - LOOKAHEAD_TOKENS
-        fitting = [block for block in self.blocks if block <= possible]
-        if not fitting or (possible < wanted and not finished):
-            return None
-        block = fitting[-1] if spoken.rendered else self.blocks[0]
-        return block + LOOKAHEAD_TOKENS - spoken.unrendered, False
+        block = max(b for b in self.blocks if b <= wanted or b == self.blocks[0])
+        if not spoken.rendered:
+            block = self.blocks[0]
+        if finished and possible < block and unrendered > self.blocks[-1]:
+            # Too few for this block, and too many for the last one: never while more may come.
+            block = max(b for b in self.blocks if b <= possible)
+        if possible >= block:
+            return block + LOOKAHEAD_TOKENS - spoken.unrendered, False
+        return (waiting, True) if finished else None
 
     def company(self, spoken: Spoken, ids: int, *, final: bool) -> Hashable:
         """Blocks for which this is the same can be rendered together."""
@@ -280,6 +304,8 @@ class Renderer:
     def _fetch(self, samples: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
         if self._stream is None:
             return samples.float(), None
+        # Hand-over to the host: memory of this block's own, an event after the copy, and `take` reads after
+        # the event. The graph's buffer is written again by a later launch, so after the copy.
         host = torch.empty(samples.shape, dtype=torch.float32, pin_memory=True)
         host.copy_(samples, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]

@@ -60,14 +60,19 @@ class Knobs:
 
     def set(self, slot: int, sampling: Sampling, *, key: int, vocab: int) -> None:
         greedy = sampling.temperature < COLDEST
-        self.temperature[slot] = 1.0 if greedy else sampling.temperature
-        self.greedy[slot] = greedy
-        self.top_p[slot] = sampling.top_p
-        self.min_p[slot] = sampling.min_p
-        self.top_k[slot] = min(sampling.top_k, vocab) if sampling.top_k > 0 else vocab
-        self.penalty[slot] = sampling.repetition_penalty
-        self.cfg_weight[slot] = sampling.cfg_weight
-        self.key[slot] = key
+        values = {
+            "temperature": 1.0 if greedy else sampling.temperature,
+            "greedy": greedy,
+            "top_p": sampling.top_p,
+            "min_p": sampling.min_p,
+            "top_k": min(sampling.top_k, vocab) if sampling.top_k > 0 else vocab,
+            "penalty": sampling.repetition_penalty,
+            "cfg_weight": sampling.cfg_weight,
+            "key": key,
+        }
+        for name, row in self.tensors().items():
+            # Filled: an assignment to one place of a GPU's tensor is a copy from the host, and waits.
+            row[slot].fill_(values[name])
 
     def first(self, slots: int) -> Knobs:
         """Views of the first so many."""
@@ -110,7 +115,7 @@ def cut(scores: Tensor, knobs: Knobs) -> Tensor:
     ascending = torch.sort(scores, dim=-1).values
     least = ascending.gather(1, vocab - knobs.top_k[:, None])
     kept = ascending.masked_fill(ascending < least, -torch.inf)
-    unlikely = torch.softmax(kept, dim=-1).cumsum(dim=-1) <= 1 - knobs.top_p[:, None]
+    unlikely = _running_sum(torch.softmax(kept, dim=-1)) <= 1 - knobs.top_p[:, None]
     # The likeliest is always kept, however small the mass.
     first = unlikely.sum(dim=-1, keepdim=True).clamp(max=vocab - 1)
     least = torch.maximum(least, kept.gather(1, first))
@@ -120,7 +125,13 @@ def cut(scores: Tensor, knobs: Knobs) -> Tensor:
 def draw(scores: Tensor, knobs: Knobs, index: Tensor) -> Tensor:
     """One id for each slot, (slots,): its draw number `index` (slots,)."""
     # Doubles: no rounding can push the point past the last likely id.
-    reached = torch.softmax(scores, dim=-1).double().cumsum(dim=-1)
+    reached = _running_sum(torch.softmax(scores, dim=-1).double())
     point = uniform(knobs.key, index)[:, None] * reached[:, -1:]
     drawn = (reached <= point).sum(dim=-1)
     return torch.where(knobs.greedy, scores.argmax(dim=-1), drawn)
+
+
+def _running_sum(x: Tensor) -> Tensor:
+    """Along each row (slots, vocab). Never of one row alone: CUDA shares that among blocks which add up in
+    whatever order they come, and the last bit is another each time."""
+    return x.cumsum(dim=-1) if len(x) > 1 else x.expand(2, -1).cumsum(dim=-1)[:1]

@@ -69,16 +69,17 @@ class DecodeState:
 
     def begin(self, slot: int, *, length: int, budget: int) -> None:
         """Nothing drawn, and so much remembered; the scores are the prompt's."""
-        self.seen[slot] = False
-        self.seen[slot, START_SPEECH] = True
-        self.drawn[slot] = 0
-        self.lengths[slot] = length
-        self.budget[slot] = budget
-        self.running[slot] = True
+        # Filled, and not assigned to: that would be a copy from the host, which waits for what is launched.
+        self.seen[slot].fill_(False)
+        self.seen[slot, START_SPEECH].fill_(True)
+        self.drawn[slot].fill_(0)
+        self.lengths[slot].fill_(length)
+        self.budget[slot].fill_(budget)
+        self.running[slot].fill_(True)
 
     def release(self, slot: int) -> None:
-        self.running[slot] = False
-        self.lengths[slot] = 0
+        self.running[slot].fill_(False)
+        self.lengths[slot].fill_(0)
 
     def move(self, source: int, target: int) -> None:
         for name, value in self.tensors().items():

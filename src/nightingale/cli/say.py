@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nightingale.cli import options
-from nightingale.cli.talk import busy, leave_cores, note, read_options
+from nightingale.cli.talk import busy, note, read_options
 from nightingale.errors import ConfigError, EmptyText, OutputError, TextError
 
 if TYPE_CHECKING:
@@ -51,7 +51,6 @@ def say(
     check_out(out, as_json)
     words = read_text(text)
 
-    leave_cores(model)
     with busy(f"loading {model or 'the voice in the box'} …", quiet=quiet), starting():
         from nightingale.engine import TTS
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nightingale.cli import options
-from nightingale.cli.talk import leave_cores, note, read_options
+from nightingale.cli.talk import note, read_options
 from nightingale.errors import ConfigError, NightingaleError
 
 if TYPE_CHECKING:
@@ -84,7 +84,6 @@ def serve(
         ) from error
     settings = Settings.load(config, **flags)
     settings.check_bind()
-    leave_cores(settings.model)
     for name in unknown_keys(config):
         note(f"warning: nobody reads the setting {name}")
     run(settings)

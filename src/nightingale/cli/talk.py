@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,15 +20,6 @@ def complain(error: NightingaleError) -> None:
     note(f"  got:     {error.got}")
     note(f"  allowed: {error.allowed}")
     note(f"  fix:     {error.fix}")
-
-
-def leave_cores(model: str | None) -> None:
-    """Wren's products are small: a core for them, and another for its rendering (engine/beside.py).
-
-    To be called before torch is imported; whoever has set OMP_NUM_THREADS is obeyed.
-    """
-    if model in (None, "wren"):
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // 2)))
 
 
 @contextmanager

@@ -30,6 +30,9 @@ class Speaking:
 
 
 class Draws(Protocol):
+    at_once: int
+    """So many may begin between two steps."""
+
     @property
     def bytes(self) -> int:
         """What T3's memory takes, however many are speaking."""
@@ -52,6 +55,8 @@ class Draws(Protocol):
 
 class HostDraws:
     """One token a step, each from its request's own generator on the host: the reference."""
+
+    at_once = 1  # a prompt takes long, and everybody else waits
 
     def __init__(self, runner: Runner) -> None:
         self.runner = runner
@@ -124,6 +129,8 @@ class DeviceDraws:
     So tokens come late by as many steps as were launched, and a few more may be drawn for somebody who has
     ended. A seed gives the same tokens each time and in any company, but not those of `HostDraws`.
     """
+
+    at_once = 16  # who begins together is rendered together
 
     def __init__(self, decoder: DeviceDecoder, *, steps: int) -> None:
         self._decoder, self._steps = decoder, steps

@@ -87,9 +87,9 @@ WREN: Final = Habits(
     tokens_per_text_id=6.0,
     split_chars=220,
     fill_pieces=False,
-    first_block_tokens=6,
-    block_growth=1.5,
-    closing_pause_ms=250,
+    first_block_tokens=7,
+    block_growth=1.7,
+    closing_pause_ms=350,
     prompt_seconds=0.0,
     # As long as the prompts it was trained with: shown only so that a clone's recording sounds alike.
     flow_prompt_seconds=1.5,

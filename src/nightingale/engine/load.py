@@ -7,6 +7,7 @@ This is also the engine's one door to accel/: guests.py names every faster way, 
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ import torch
 from nightingale import wren
 from nightingale.accel.quick import arrange, quicken
 from nightingale.engine.acoustic import CONTEXT_TOKENS
-from nightingale.engine.beside import BesideStudio, cores_to_spare
+from nightingale.engine.beside import BesideStudio, share_cores
 from nightingale.engine.draws import DeviceDraws, Draws, HostDraws
 from nightingale.engine.guests import GUESTS
 from nightingale.engine.habits import HABITS, Habits
@@ -279,12 +280,18 @@ def open_draws(model: Model, profile: Profile, plan: Plan) -> Draws:
     rows = 1 if "cfg_weight" in habits.ignored else 2
     longest = t3.prompt_length(habits.max_text_ids)
     capacity = longest + habits.max_new_tokens
-    if profile.draft and plan.t3.way != PLAIN:
+    wishes = {
+        "draft": profile.draft,
+        "cache": profile.cache,
+        "keep": profile.keep if profile.keep < 100 else "",
+    }
+    wished = [f"{name}={value}" for name, value in wishes.items() if value]
+    if wished and plan.t3.way != PLAIN:
         raise ConfigError(
-            "a draft needs T3 in torch",
-            got=f"the draft {profile.draft!r} for T3 the way {plan.t3.way!r}",
-            allowed="drafts where T3 is run the plain way",
-            fix="Leave the draft out, or choose another profile.",
+            "this profile needs T3 in torch",
+            got=f"{', '.join(wished)} for T3 the way {plan.t3.way!r}",
+            allowed="both where T3 is run the plain way, as in the profile 'exact'",
+            fix="Leave them out, or choose another profile.",
         )
     if plan.t3.way == "graphs":
         from nightingale.accel.decode import DecodePlan, Decoder
@@ -309,11 +316,25 @@ def open_draws(model: Model, profile: Profile, plan: Plan) -> Draws:
         home = cache_folder().parent / "int8"
         packed = pack(t3.config, tensors, home=home, source=digest_of_tensors(tensors))
         return HostDraws(CpuRunner(t3, packed, **pool, batched=profile.batched))
+    from nightingale.engine.cache_load import CellDraws, open_cells
+
+    pool["pool"] = open_cells(model, profile, pool, _cell_kernel(t3))
     if profile.draft:
         from nightingale.engine.speculate_load import open_speculation
 
-        return open_speculation(model, profile, pool)
-    return HostDraws(PlainRunner(t3, **pool, batched=profile.batched))
+        draws: HostDraws = open_speculation(model, profile, dict(pool))
+    else:
+        draws = HostDraws(PlainRunner(t3, **pool, batched=profile.batched))
+    return draws if pool["pool"] is None else CellDraws(draws)
+
+
+def _cell_kernel(t3: T3) -> Callable[..., Any] | None:
+    """What attends over cells on a GPU; elsewhere, and without Triton, torch does."""
+    if t3.speech_head.weight.device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return None
+    from nightingale.accel.kv_cache import attend_cells
+
+    return attend_cells
 
 
 def load_draft(model: Model, name: str) -> Model:
@@ -336,8 +357,10 @@ def open_studio(model: Model, profile: Profile, plan: Plan) -> Studio:
     flow, hift = model.speakers.flow, model.speakers.hift
     plain = PlainStudio(flow, hift, streaming=profile.streaming)
     if plan.flow.way != "graphs" or plan.vocoder.way != "graphs":
-        on_cpu = next(flow.parameters()).device.type == "cpu"
-        return BesideStudio(plain) if on_cpu and profile.streaming and cores_to_spare() else plain
+        if not profile.streaming or next(flow.parameters()).device.type != "cpu":
+            return plain
+        shares = share_cores(sum(weight.numel() for weight in model.speakers.t3.parameters()))
+        return plain if shares is None else BesideStudio(plain, shares)
     from nightingale.accel.render import Renderer
 
     blocks = [profile.first_block_tokens]

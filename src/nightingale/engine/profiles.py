@@ -1,13 +1,15 @@
 """How the engine trades: each profile says what it does and what it wishes for.
 
-What a machine grants of the wishes is a plan (plan.py): `nightingale doctor --plan fast` prints it.
+What a machine grants of the wishes is a plan (plan.py): `nightingale doctor --plan fast` prints it. Wherever
+a profile is named, what it leaves off may be switched on: `balanced+cache=int8+keep=50+draft=lookup`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from nightingale.errors import ConfigError
 
@@ -35,6 +37,14 @@ class Profile:
     draft: str = ""
     """What guesses T3's next tokens (docs/speculative.md), where T3 is run by torch: "lookup", "exit:3" for
     its own first three layers, a file of weights with fewer layers, or another model. Empty: nothing."""
+    cache: str = ""
+    """How T3 remembers, where it is run by torch (docs/kv-cache.md): "int8" or "fp8". Empty: in the precision
+    of its weights."""
+    keep: int = 100
+    """Percent of what was spoken that T3 keeps in memory, by the model's table of attention; its prompt is
+    always kept."""
+    memory_bytes: int = 0
+    """Of T3's memory for all who speak: who does not fit in waits. 0: every slot has room for the longest."""
     slots: int = 8
     """Utterances decoded at a time."""
     queue_limit: int = 64
@@ -69,9 +79,80 @@ FAST: Final = Profile(
 PROFILES: Final[Mapping[str, Profile]] = {profile.name: profile for profile in (EXACT, BALANCED, FAST)}
 
 
+CACHES: Final = ("int8", "fp8")
+
+
 def profile_named(name: str) -> Profile:
-    if name not in PROFILES:
+    """A profile by its name, with what follows the name switched on; its own name says both."""
+    plain, *switches = name.split("+")
+    if plain not in PROFILES:
         raise ConfigError(
-            "unknown profile", got=repr(name), allowed=", ".join(PROFILES), fix="Choose one of these."
+            "unknown profile", got=repr(plain), allowed=", ".join(PROFILES), fix="Choose one of these."
         )
-    return PROFILES[name]
+    if not switches:
+        return PROFILES[plain]
+    changes: dict[str, Any] = {}
+    for switch in switches:
+        key, _, value = switch.partition("=")
+        if key not in SWITCHES:
+            raise ConfigError(
+                "unknown switch of a profile",
+                got=repr(switch),
+                allowed=", ".join(f"{known}=…" for known in SWITCHES),
+                fix="For example: balanced+cache=int8",
+            )
+        field, read = SWITCHES[key]
+        changes[field] = read(value)
+    return replace(PROFILES[plain], **changes, name=name)
+
+
+def _cache(value: str) -> str:
+    if value not in CACHES:
+        raise ConfigError(
+            "unknown kind of cache",
+            got=repr(value),
+            allowed=", ".join(CACHES),
+            fix="Choose one of these, or leave it out.",
+        )
+    return value
+
+
+def _keep(value: str) -> int:
+    if not value.isdecimal() or not 10 <= int(value) <= 100:
+        raise ConfigError(
+            "not a share of the cache to keep",
+            got=repr(value),
+            allowed="10 to 100, in percent",
+            fix="For example: keep=50",
+        )
+    return int(value)
+
+
+def _slots(value: str) -> int:
+    if not value.isdecimal() or not 1 <= int(value) <= 4096:
+        raise ConfigError(
+            "not a number of slots", got=repr(value), allowed="1 to 4096", fix="For example: slots=16"
+        )
+    return int(value)
+
+
+def _bytes(value: str) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)", value)
+    if found is None or not float(found[1]):
+        raise ConfigError(
+            "not an amount of memory",
+            got=repr(value),
+            allowed="bytes, or a number with K, M or G",
+            fix="For example: memory=40G",
+        )
+    return int(float(found[1]) * 1024 ** " KMG".index(found[2] or " "))
+
+
+SWITCHES: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
+    "cache": ("cache", _cache),
+    "keep": ("keep", _keep),
+    "memory": ("memory_bytes", _bytes),
+    "draft": ("draft", str),
+    "slots": ("slots", _slots),
+}
+"""What may follow a profile's name: the field it sets, and how its value is read."""

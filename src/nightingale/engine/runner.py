@@ -18,8 +18,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from nightingale.engine.pools import Pool, Remembered, SlotPool
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.nn.memory import DenseMemory, LayerMemory, RowsMemory
+from nightingale.nn.memory import LayerMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,27 +78,40 @@ class PlainRunner:
     """The reference: torch, in the precision of the weights."""
 
     def __init__(
-        self, t3: T3, *, slots: int, rows_per_slot: int, capacity: int, batched: bool, spare: int = 0
+        self,
+        t3: T3,
+        *,
+        slots: int,
+        rows_per_slot: int,
+        capacity: int,
+        batched: bool,
+        spare: int = 0,
+        pool: Pool | None = None,
     ) -> None:
-        """spare: positions past the capacity, where rows with fewer guesses than others may write."""
-        self.t3, self.rows_per_slot, self.batched = t3, rows_per_slot, batched
-        self.capacity = capacity
-        self.layers = [
-            memory
-            for memory in t3.new_memory(rows=slots * rows_per_slot, capacity=capacity + spare)
-            if isinstance(memory, DenseMemory)
-        ]
-        self.memories: list[list[DenseMemory]] = [[] for _ in range(slots)]
+        """spare: positions past the capacity, where rows with fewer guesses than others may write. pool:
+        where the memory is; if not told, in slots of the given capacity."""
+        self.t3, self.batched, self.capacity = t3, batched, capacity
+        self.pool: Pool = pool or SlotPool.of(
+            t3, slots=slots, rows_per_slot=rows_per_slot, capacity=capacity + spare
+        )
+        self.memories: list[list[Remembered]] = [[] for _ in range(slots)]
         """memories[slot]: one per layer, over the rows that utterance uses."""
+        self._expected: dict[int, int] = {}
 
     @property
     def bytes(self) -> int:
-        return sum(2 * m.keys.numel() * m.keys.element_size() for m in self.layers)
+        return self.pool.bytes
+
+    def expect(self, slot: int, tokens: int) -> None:
+        """Whoever begins in this slot next will have so many tokens at most."""
+        self._expected[slot] = tokens
 
     @torch.inference_mode()
     def begin(self, slot: int, prompt: Tensor) -> Tensor:
-        first = slot * self.rows_per_slot
-        self.memories[slot] = [memory.of_rows(first, len(prompt)) for memory in self.layers]
+        rows, length = prompt.shape[:2]
+        self.memories[slot] = []
+        tokens = self._expected.pop(slot, None)
+        self.memories[slot] = self.pool.open(slot, rows=rows, prompt=length, tokens=tokens)
         return self.t3.next_scores(prompt, self.memories[slot])
 
     @torch.inference_mode()
@@ -113,27 +127,24 @@ class PlainRunner:
         for memory in self.memories[slot]:
             memory.rewind(memory.position - count)
 
+    @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
-        old = self.memories[source]
-        first = target * self.rows_per_slot
-        rows, length = len(old[0].keys), old[0].position
-        new = [memory.of_rows(first, rows) for memory in self.layers]
-        for before, after in zip(old, new, strict=True):
-            after.keys[:, :, :length] = before.keys[:, :, :length]
-            after.values[:, :, :length] = before.values[:, :, :length]
-            after.position = length
-        self.memories[target], self.memories[source] = new, []
+        self.memories[target] = self.pool.move(self.memories[source], target)
+        self.memories[source] = []
+
+    def leave(self, slot: int) -> None:
+        """Whoever was there is done; its memory may serve others."""
+        self.pool.close(self.memories[slot])
+        self.memories[slot] = []
 
     @torch.inference_mode()
     def wipe(self, slot: int) -> None:
-        for memory in self.memories[slot]:
-            memory.keys.zero_()
-            memory.values.zero_()
+        self.pool.wipe(self.memories[slot])
 
     def shallow(self, t3: T3) -> PlainRunner:
         """The first layers of T3 alone, in the same slots and in the memory they have here."""
         part, layers = copy.copy(self), t3.config.backbone.layers
-        part.t3, part.layers = t3, self.layers[:layers]
+        part.t3, part.pool = t3, self.pool.first(layers)
         part.memories = [memory[:layers] for memory in self.memories]
         return part
 
@@ -151,7 +162,7 @@ class PlainRunner:
 
     def _alone(self, trial: Trial) -> Tensor:
         memory = self.memories[trial.slot]
-        ids = torch.tensor([trial.tokens] * len(memory[0].keys), device=memory[0].keys.device)
+        ids = torch.tensor([trial.tokens] * memory[0].rows, device=self.t3.speech_head.weight.device)
         return self._scores(self.t3.embed_speech(ids, trial.position), memory)
 
     def _together(self, trials: list[Trial]) -> list[Tensor]:
@@ -160,11 +171,10 @@ class PlainRunner:
         Where nobody is guided, the second row of each slot is stepped over: half the work. Who has fewer
         tokens than others is given padding, which nobody reads either.
         """
-        used = max(len(self.memories[trial.slot][0].keys) for trial in trials)
+        used = max(self.memories[trial.slot][0].rows for trial in trials)
         slots = max(trial.slot for trial in trials) + 1
         most = max(len(trial.tokens) for trial in trials)
-        lengths = [memory[0].position if memory else 0 for memory in self.memories[:slots]]
-        ids, at, counts = [[0] * most for _ in range(slots)], [[0] * most for _ in range(slots)], [1] * slots
+        ids, at, counts = [[0] * most for _ in range(slots)], [[0] * most for _ in range(slots)], [0] * slots
         for trial in trials:
             count = counts[trial.slot] = len(trial.tokens)
             ids[trial.slot] = [*trial.tokens, *[0] * (most - count)]
@@ -173,17 +183,15 @@ class PlainRunner:
         def by_row(values: list[Any]) -> list[Any]:
             return [value for value in values for _ in range(used)]
 
-        every = self.rows_per_slot // used
-        memory = RowsMemory.of_layers(self.layers, by_row(lengths), every=every, counts=by_row(counts))
-        embedded = torch.tensor([by_row(ids), by_row(at)], device=self.layers[0].keys.device)
+        memory = self.pool.together(self.memories[:slots], used=used, counts=counts)
+        embedded = torch.tensor([by_row(ids), by_row(at)], device=self.t3.speech_head.weight.device)
         scores = self._scores(self.t3.embed_speech_at(*embedded), memory)
         out = []
         for trial in trials:
-            own = self.memories[trial.slot]
-            for layer in own:
-                layer.position += len(trial.tokens)
+            mine = self.memories[trial.slot]
+            self.pool.advance(mine, len(trial.tokens))
             first = trial.slot * used
-            out.append(scores[first : first + len(own[0].keys), : len(trial.tokens)])
+            out.append(scores[first : first + mine[0].rows, : len(trial.tokens)])
         return out
 
     def _scores(self, x: Tensor, memory: Sequence[LayerMemory]) -> Tensor:

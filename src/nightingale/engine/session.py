@@ -146,6 +146,8 @@ class Timing:
     stage_ms: dict[str, float] = field(default_factory=dict)
     tally: Tally = field(default_factory=Tally)
     """Of guesses at tokens to come."""
+    memory_bytes: int = 0
+    """Of T3's memory, for the longest of its pieces."""
     gaps: Gaps = field(default_factory=Gaps)
     """Between one chunk and the next."""
     _last_chunk_s: float | None = None
@@ -158,6 +160,10 @@ class Timing:
                 self.gaps.add(1000 * (now - self._last_chunk_s))
             self._last_chunk_s = now
         self.samples += samples
+
+    def remembered(self, count: int) -> None:
+        """A piece had filled so many bytes of T3's memory when it was spoken."""
+        self.memory_bytes = max(self.memory_bytes, count)
 
     def end(self) -> None:
         self.ended_s = time.perf_counter()
@@ -182,6 +188,7 @@ class Timing:
             chunk_gaps=self.gaps.count,
             drafted=self.tally.drafted,
             accepted=self.tally.accepted,
+            memory_bytes=self.memory_bytes,
             chunk_gap_mean_ms=self.gaps.sum_ms / max(1, self.gaps.count),
             chunk_gap_longest_ms=self.gaps.longest_ms,
         )

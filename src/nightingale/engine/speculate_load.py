@@ -33,6 +33,7 @@ def open_speculation(model: Model, profile: Profile, pool: dict[str, Any]) -> Sp
         drafting = load_draft(model, profile.draft)
         t3 = drafting.speakers.t3
         pool["capacity"] = t3.prompt_length(drafting.habits.max_text_ids) + model.habits.max_new_tokens
+        pool["pool"] = None  # its own, in slots
         draft = ModelDraft(PlainRunner(t3, **pool), partial(_drafts_prompt, drafting, model.name))
         guess = weights_of(t3) / weights_of(runner.t3)
     after = profile.first_block_tokens + LOOKAHEAD_TOKENS if profile.streaming else 0

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nightingale.engine.acoustic import MelStream, PromptState, prepare_prompt
 from nightingale.engine.session import Timing
-from nightingale.engine.vocode import SampleStream, Seam, harmonic_phase
+from nightingale.engine.vocode import Excited, SampleStream, Seam, harmonic_phase
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
@@ -28,6 +28,17 @@ PROMPTS_KEPT_BYTES = 3 << 30
 """How much may be remembered of voices' prompts. Ten seconds of a guided flow's take 2.3 GB in float32."""
 Cut = tuple[int, bool]
 """How many ids a block takes, and whether it is the last of its utterance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Threads for the products of each stage."""
+
+    t3: int
+    flow: int
+    vocoder: int
+    alone: int
+    """Where the others have nothing to do: for the vocoder's last block."""
 
 
 class Rendering(Protocol):
@@ -47,6 +58,8 @@ class Block:
     """What the studio opened."""
     ids: list[int]
     final: bool
+    alone: bool
+    """Nobody else is being served."""
     timing: Timing
 
 
@@ -63,12 +76,19 @@ class Sound(Protocol):
 class Studio(Protocol):
     together: int
     """So many blocks may be launched at once."""
+    under_way: int
+    """So many launches may not be taken yet."""
+    shares: Shares | None
+    """Threads for each stage where they work beside each other; None where all are T3's."""
 
     def open(self, voice: Voice, *, seed: int) -> Rendering:
         """An utterance that begins."""
 
     def launch(self, blocks: Sequence[Block]) -> Sound:
         """Blocks of one company, in this order for each utterance. If it fails, nothing has happened."""
+
+    def t3_works(self, busy: bool) -> None:
+        """Told whenever that may have changed. What is heard must not depend on it, for the clock decides."""
 
     def close(self) -> None:
         """Nothing more will be launched."""
@@ -109,8 +129,9 @@ class PlainRendering:
 
     def cut(self, waiting: int, *, finished: bool, wanted: int) -> Cut | None:
         size = wanted + (0 if self.begun else LOOKAHEAD_TOKENS)
-        # Never more than was wanted, however long the block has waited: sound must not depend on the clock.
-        if waiting > size or (waiting == size and not finished):
+        # Never more than was wanted, however long the block has waited, and no sooner the last if the end has
+        # become known in the meantime: sound must not depend on the clock.
+        if waiting >= size:
             return size, False
         return (waiting, True) if finished else None
 
@@ -134,6 +155,8 @@ class PlainStudio:
     """The reference: `MelStream`, then `SampleStream`, in the precision of the weights."""
 
     together = 1
+    under_way = 1
+    shares: Shares | None = None
 
     def __init__(self, flow: Flow, hift: Hift, *, streaming: bool) -> None:
         self._flow, self._hift, self._streaming = flow, hift, streaming
@@ -151,17 +174,37 @@ class PlainStudio:
         return self._prompts.get(voice) or self._prompts.keep(voice, prepare_prompt(self._flow, voice))
 
     def launch(self, blocks: Sequence[Block]) -> Done:
-        return Done([self._render(block) for block in blocks])
+        heard = []
+        for block in blocks:
+            self.note(block)
+            heard.append(self.samples(block, self.excite(block, self.mel(block))))
+        return Done(heard)
+
+    def t3_works(self, busy: bool) -> None:
+        """It renders while T3 waits."""
 
     def close(self) -> None:
         """It holds nothing."""
 
-    def _render(self, block: Block) -> Samples:
-        at, rendering = time.perf_counter(), block.rendering
-        rendering.begun = rendering.begun or bool(block.ids)
-        mel = rendering.mel.push(block.ids, final=block.final)
-        at = block.timing.lap("flow", at)
-        samples: Samples = rendering.samples.push(mel, final=block.final)
+    def note(self, block: Block) -> None:
+        """Blocks after this one are cut as those of an utterance that has begun."""
+        block.rendering.begun = block.rendering.begun or bool(block.ids)
+
+    def mel(self, block: Block) -> Tensor:
+        at = time.perf_counter()
+        mel: Tensor = block.rendering.mel.push(block.ids, final=block.final)
+        block.timing.lap("flow", at)
+        return mel
+
+    def excite(self, block: Block, mel: Tensor) -> Excited:
+        at = time.perf_counter()
+        excited: Excited = block.rendering.samples.excite(mel, final=block.final)
+        block.timing.lap("vocoder", at)
+        return excited
+
+    def samples(self, block: Block, excited: Excited) -> Samples:
+        at = time.perf_counter()
+        samples: Samples = block.rendering.samples.sound(excited)
         block.timing.lap("vocoder", at)
         return samples
 
@@ -218,6 +261,9 @@ class GraphStudio:
     A voice whose prompt is shorter or longer than there are graphs for is rendered by the plain studio.
     """
 
+    under_way = 2  # one is computed, and the next one waits behind it
+    shares: Shares | None = None
+
     def __init__(
         self, renderer: Renderer, plain: PlainStudio, hift: HiftConfig, *, together: int, kept_bytes: int
     ) -> None:
@@ -255,7 +301,13 @@ class GraphStudio:
         if not blocks[0].ids and not blocks[0].rendering.spoken.unrendered:
             return Done([np.zeros(0, np.float32) for _ in blocks])  # nothing to be heard
         pending = self._renderer.launch([(b.rendering.spoken, b.ids, b.final) for b in blocks])
-        return GraphSound(blocks, pending)
+        sound, first = GraphSound(blocks, pending), blocks[0]
+        if len(blocks) == 1 and first.alone and first.timing.tokens == len(first.ids):
+            return Done(sound.take())  # somebody waits for his first sound: T3 would take half of the device
+        return sound
+
+    def t3_works(self, busy: bool) -> None:
+        """The device shares itself out."""
 
     def close(self) -> None:
         """Its memory goes with it."""

@@ -146,7 +146,13 @@ class Utterance:
         largest = self.profile.largest_block_tokens
         self._block = largest if self.in_company else min(int(self._growth * self._block), largest)
         self.rendered = final
-        return Block(rendering=self._rendering, ids=ids, final=final, timing=timing)
+        return Block(
+            rendering=self._rendering,
+            ids=ids,
+            final=final,
+            alone=not self.in_company,
+            timing=timing,
+        )
 
     def finish(self, block: Block, samples: Samples) -> Samples:
         """What is heard of a block that was rendered."""

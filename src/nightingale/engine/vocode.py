@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -34,6 +35,18 @@ def render_samples(hift: Hift, mel: Tensor, *, seed: int) -> Samples:
     return faded(samples, 0)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excited:
+    """A piece of mel on its way to sound."""
+
+    mel: Tensor
+    final: bool
+    known_samples: int
+    """Of the utterance, for which there is mel, with this piece."""
+    sources: list[Tensor] | None
+    """What its excitation gives to each stage of the network, where that is known already."""
+
+
 class SampleStream:
     """The samples of one utterance, from pieces of mel: 480 for each frame once the last piece is in.
 
@@ -54,36 +67,49 @@ class SampleStream:
         """In samples: what mel is there for, and what no later mel can change."""
         self._last_frame: Tensor | None = None
 
-    @torch.inference_mode()
     def push(self, mel: Tensor, *, final: bool) -> Samples:
         """(mel, frames) -> the samples that are ready now, perhaps none."""
-        if self._streaming:
-            return self._push(mel, final=final)
-        self._waiting.append(mel)
-        if not final:
-            return np.zeros(0, np.float32)
-        whole = torch.cat(self._waiting, dim=1)
-        if not whole.shape[1]:
-            return np.zeros(0, np.float32)
-        return render_samples(self._hift, whole, seed=self._seed)
+        return self.sound(self.excite(mel, final=final))
 
-    def _push(self, mel: Tensor, *, final: bool) -> Samples:
+    @torch.inference_mode()
+    def excite(self, mel: Tensor, *, final: bool) -> Excited:
+        """The part of `push` that another thread may do beforehand, of this piece and of those to come."""
         self._known += mel.shape[1] * CLOCKS.samples_per_frame
-        if not self._known:
+        sources = None
+        # Where frames to come are guessed, what they gave is forgotten again: one piece after the other.
+        if self._streaming and self._known and not self._guessed_frames:
+            sources = self._stream.sources(self._placed(mel), close=final)
+            self._tape.forget_before(self._stream.excited_samples)
+        return Excited(mel=mel, final=final, known_samples=self._known, sources=sources)
+
+    @torch.inference_mode()
+    def sound(self, excited: Excited) -> Samples:
+        if self._streaming:
+            return self._sound(excited) if excited.known_samples else np.zeros(0, np.float32)
+        self._waiting.append(excited.mel)
+        if not (excited.final and excited.known_samples):
             return np.zeros(0, np.float32)
-        weight = self._hift.conv_pre.weight
-        mel = mel[None].to(weight.device, weight.dtype)
+        return render_samples(self._hift, torch.cat(self._waiting, dim=1), seed=self._seed)
+
+    def _sound(self, excited: Excited) -> Samples:
+        mel, final, sources = self._placed(excited.mel), excited.final, excited.sources
+        if sources is not None:
+            samples = _numpy(self._stream.sound(mel, sources, close=final))
+            start, self._settled = self._settled, self._settled + len(samples)
+            return self._seam.join(samples, start=start, end=self._settled)
         samples = _numpy(self._stream.push(mel, close=final))
         self._tape.forget_before(self._stream.excited_samples)
         start, self._settled = self._settled, self._settled + len(samples)
-        if not self._guessed_frames:
-            return self._seam.join(samples, start=start, end=self._settled)
         self._last_frame = mel[..., -1:].clone() if mel.shape[-1] else self._last_frame
         if not final:
             assert self._last_frame is not None
             held = self._last_frame.expand(-1, -1, self._guessed_frames)
             samples = np.concatenate([samples, _numpy(self._stream.fork().push(held, close=False))])
-        return self._seam.join(samples, start=start, end=self._seam.end(self._known, final=final))
+        return self._seam.join(samples, start=start, end=self._seam.end(excited.known_samples, final=final))
+
+    def _placed(self, mel: Tensor) -> Tensor:
+        weight = self._hift.conv_pre.weight
+        return mel[None].to(weight.device, weight.dtype)
 
 
 class Seam:

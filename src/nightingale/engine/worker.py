@@ -19,7 +19,10 @@ from itertools import count
 
 import numpy as np
 
+from nightingale.engine.beside import use_threads
+from nightingale.engine.cache_load import room_for
 from nightingale.engine.draws import Draws, Speaking
+from nightingale.engine.faults import engine_closed, engine_failed
 from nightingale.engine.load import Model
 from nightingale.engine.pieces import Piece
 from nightingale.engine.profiles import Profile
@@ -28,11 +31,8 @@ from nightingale.engine.scheduler import Scheduler
 from nightingale.engine.session import Pieces, Session
 from nightingale.engine.studio import Block, Sound, Studio
 from nightingale.engine.utterance import Utterance
-from nightingale.errors import EngineFault, NightingaleError, QueueFull
+from nightingale.errors import NightingaleError, QueueFull
 from nightingale.values import Samples
-
-SOUNDS_UNDER_WAY = 2
-"""So many launches are not yet taken: one is computed, and the next one waits behind it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,8 @@ class Worker:
 
     def __init__(self, model: Model, profile: Profile, draws: Draws, studio: Studio) -> None:
         self.model, self.profile, self.draws, self.studio = model, profile, draws, studio
-        self.scheduler = Scheduler(slots=profile.slots, queue_limit=profile.queue_limit)
+        self.room, budget = room_for(model, profile), profile.memory_bytes
+        self.scheduler = Scheduler(slots=profile.slots, queue_limit=profile.queue_limit, budget_bytes=budget)
         self._jobs: dict[int, Job] = {}
         self._tickets = count()
         self._ready: deque[int] = deque()
@@ -83,7 +84,7 @@ class Worker:
         """Join the line; QueueFull at once if it is too long."""
         with self._changed:
             if self._stopped:
-                raise _closed()
+                raise engine_closed()
             self._check_sleepers()
             ticket = next(self._tickets)
             self.scheduler.submit(ticket)
@@ -108,8 +109,10 @@ class Worker:
         self.studio.close()
 
     def _run(self) -> None:
-        reason = _closed()
+        reason = engine_closed()
         try:
+            if self.studio.shares is not None:
+                use_threads(self.studio.shares.t3)
             while True:
                 with self._changed:
                     while not self._stopped and not self._has_work():
@@ -118,7 +121,7 @@ class Worker:
                         return
                 self._step()
         except BaseException as error:  # the engine's own fault: nobody may be left waiting for ever
-            reason = _fault(error)
+            reason = engine_failed(error)
         finally:
             with self._changed:
                 self._stopped = True
@@ -131,8 +134,8 @@ class Worker:
         return (
             bool(self._ready)
             or bool(self._launched)
-            or (bool(self.scheduler.waiting) and len(self.scheduler.running) < self.profile.slots)
-            or any(self._may_decode(ticket) for ticket in self.scheduler.running)
+            or self.scheduler.may_admit
+            or self._is_decoding()
             or any(job.session.cancelled or job.may_go_on for job in jobs)
         )
 
@@ -154,11 +157,15 @@ class Worker:
 
     def _step(self) -> None:
         self._sweep()
-        with self._changed:
-            admitted = self.scheduler.admit()
-        if admitted is not None:
+        for _ in range(self.draws.at_once):
+            self._weigh_next()
+            with self._changed:
+                admitted = self.scheduler.admit()
+            if admitted is None:
+                break
             self._for(admitted[0], partial(self._begin, *admitted))
         self._decode()
+        self.studio.t3_works(self._is_decoding())
         self._render()
         self._hand_out()
 
@@ -171,6 +178,17 @@ class Worker:
                 self._drop(ticket)
             elif job.may_go_on:
                 self._go_on(ticket, job)
+
+    def _weigh_next(self) -> None:
+        """Where bytes are counted, the first in line says what it needs; its text is cut for that."""
+        with self._changed:
+            line, counted = self.scheduler.waiting, self.scheduler.budget_bytes
+            ticket = line[0] if counted and line and line[0] not in self.scheduler.needs_bytes else None
+        if ticket is not None:
+            job = self._jobs[ticket]
+            job.piece = job.piece or job.pieces.next()
+            need = self.room.need(job.piece, job.session.request) if job.piece else 0
+            self.scheduler.needs_bytes[ticket] = need
 
     def _begin(self, ticket: int, slot: int) -> None:
         """Read the prompt of the next piece, and draw its first token."""
@@ -219,7 +237,7 @@ class Worker:
         for ticket, drawn in zip(tickets, self.draws.step(speaking), strict=True):
             self._jobs[ticket].session.timing.lap("t3", at)
             if isinstance(drawn, Exception):
-                self._drop(ticket, _fault(drawn))
+                self._drop(ticket, engine_failed(drawn))
             else:
                 self._for(ticket, partial(self._accept, ticket, drawn))
 
@@ -231,22 +249,24 @@ class Worker:
             if spoken.must_restart or spoken.decoding.finished:
                 break  # what was drawn beyond is nobody's
         if spoken.must_restart:
+            self._ready = deque(waiting for waiting in self._ready if waiting != ticket)  # its block is void
             spoken.restart(self._jobs[ticket].session.timing)
             slot = self.scheduler.running.index(ticket)
             self._accept(ticket, self.draws.begin(slot, spoken.decoding, spoken.prompt()))
             return
         if spoken.decoding.finished:
+            held = self.room.held(spoken.piece, spoken.request, spoken.decoding.drawn)
+            self._jobs[ticket].session.timing.remembered(held)
             self._release(ticket)  # its memory is free while its last block still waits to be rendered
-        if spoken.block_ready and not self._is_rendering(ticket):
-            self._ready.append(ticket)
+        self._line_up(ticket, spoken)
 
-    def _is_rendering(self, ticket: int) -> bool:
-        under_way = (row[0] for launched in self._launched for row in launched.rows)
-        return ticket in self._ready or ticket in under_way
+    def _line_up(self, ticket: int, spoken: Utterance) -> None:
+        if spoken.block_ready and ticket not in self._ready:
+            self._ready.append(ticket)
 
     def _render(self) -> None:
         """The block that has waited longest, and others that can be rendered with it."""
-        if not self._ready or len(self._launched) >= SOUNDS_UNDER_WAY:
+        if not self._ready or not self._has_room():
             return
         first = self._utterance(self._ready[0])
         tickets = [self._ready.popleft()]
@@ -270,6 +290,8 @@ class Worker:
 
     def _launch(self, rows: list[tuple[int, Utterance, Block]]) -> None:
         self._launched.append(Launched(rows, self.studio.launch([block for _, _, block in rows])))
+        for ticket, spoken, _ in rows:  # not sooner: what may be cut next depends on what was launched
+            self._line_up(ticket, spoken)
 
     def _utterance(self, ticket: int) -> Utterance:
         spoken = self._jobs[ticket].utterance
@@ -284,26 +306,30 @@ class Worker:
                 return
             self._launched.popleft()
             try:
-                heard = launched.sound.take()
+                heard: list[Samples | Exception] = list(launched.sound.take())
             except Exception as error:
-                for ticket, _, _ in launched.rows:
-                    self._drop(ticket, _fault(error))
-                continue
+                heard = [error] * len(launched.rows)
             for (ticket, spoken, block), samples in zip(launched.rows, heard, strict=True):
                 job = self._jobs.get(ticket)
-                if job is not None and job.utterance is spoken:  # else he has left
+                if job is None or job.utterance is not spoken:
+                    continue  # he has left
+                if isinstance(samples, Exception):
+                    self._drop(ticket, engine_failed(samples))
+                else:
                     self._for(ticket, partial(self._put, ticket, job, block, samples))
 
     def _is_busy(self) -> bool:
         """Whether there is something to do before the next sound is ready."""
-        room = len(self._launched) < SOUNDS_UNDER_WAY
         with self._changed:
-            waiting = bool(self.scheduler.waiting) and len(self.scheduler.running) < self.profile.slots
-        return (
-            waiting
-            or (room and bool(self._ready))
-            or any(self._may_decode(ticket) for ticket in self.scheduler.running)
-        )
+            waiting = self.scheduler.may_admit
+        return waiting or self._is_decoding() or (bool(self._ready) and self._has_room())
+
+    def _is_decoding(self) -> bool:
+        return any(self._may_decode(ticket) for ticket in self.scheduler.running)
+
+    def _has_room(self) -> bool:
+        """Whether another launch may be under way."""
+        return len(self._launched) < self.studio.under_way
 
     def _put(self, ticket: int, job: Job, block: Block, samples: Samples) -> None:
         spoken = job.utterance
@@ -312,8 +338,6 @@ class Worker:
         if block.final:
             job.utterance = None
             self._go_on(ticket, job)
-        elif spoken.block_ready and ticket not in self._ready:
-            self._ready.append(ticket)
 
     def _go_on(self, ticket: int, job: Job) -> None:
         """Back in line with the next piece, or wait for the listener, or for text, or the end.
@@ -363,24 +387,4 @@ class Worker:
         except NightingaleError as error:
             self._drop(ticket, error)
         except Exception as error:
-            self._drop(ticket, _fault(error))
-
-
-def _closed() -> EngineFault:
-    return EngineFault(
-        "the engine was closed",
-        got="a request that was not finished",
-        allowed="requests while it is open",
-        fix="Open a new TTS.",
-    )
-
-
-def _fault(error: BaseException) -> EngineFault:
-    fault = EngineFault(
-        "the engine failed while speaking",
-        got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-        allowed="no fault",
-        fix="Try again; if it happens again, report it with the text and `nightingale doctor`.",
-    )
-    fault.__cause__ = error
-    return fault
+            self._drop(ticket, engine_failed(error))

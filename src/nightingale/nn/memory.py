@@ -40,7 +40,7 @@ class DenseMemory:
         self, *, rows: int, heads: int, capacity: int, width: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         shape = (rows, heads, capacity, width)
-        self.keys, self.values = _zeros(shape, dtype, device), _zeros(shape, dtype, device)
+        self.keys, self.values = lazy_zeros(shape, dtype, device), lazy_zeros(shape, dtype, device)
         self.position = 0
 
     def of_rows(self, first: int, count: int) -> DenseMemory:
@@ -50,13 +50,21 @@ class DenseMemory:
         part.position = 0
         return part
 
+    @property
+    def rows(self) -> int:
+        return len(self.keys)
+
+    def wipe(self) -> None:
+        self.keys.zero_()
+        self.values.zero_()
+
     def positions(self, x: Tensor) -> Tensor:
         return torch.arange(self.position, self.position + x.shape[1], device=x.device)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         start, end = self.position, self.position + k.shape[2]
         if end > self.keys.shape[2]:
-            raise _full(end, self.keys.shape[2])
+            raise memory_full(end, self.keys.shape[2])
         self.keys[:, :, start:end] = k
         self.values[:, :, start:end] = v
         self.position = end
@@ -113,7 +121,7 @@ class RowsMemory:
         most = int(each.max())
         part, end = slice(0, every * len(lengths), every), max(lengths) + most
         if end > whole[0].keys.shape[2]:
-            raise _full(end, whole[0].keys.shape[2])
+            raise memory_full(end, whole[0].keys.shape[2])
         device = whole[0].keys.device
         at = torch.tensor(lengths, device=device)
         rows = torch.arange(len(lengths), device=device)[:, None]
@@ -137,7 +145,7 @@ class RowsMemory:
         self.lengths = self.lengths.clamp(max=position)
 
 
-def _full(positions: int, capacity: int) -> MemoryFull:
+def memory_full(positions: int, capacity: int) -> MemoryFull:
     return MemoryFull(
         "the utterance outgrew its memory",
         got=f"{positions} positions",
@@ -146,13 +154,13 @@ def _full(positions: int, capacity: int) -> MemoryFull:
     )
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros, not whatever was there: a masked NaN would still make a whole row NaN.
 
     On a CPU they take no memory until they are written (torch.zeros writes them at once), so a pool for many
     costs what few have used of it.
     """
-    if device.type != "cpu":
+    if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)
     lazy = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
     return torch.from_numpy(lazy).view(dtype).view(shape)

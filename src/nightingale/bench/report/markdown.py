@@ -9,15 +9,6 @@ from nightingale.bench.report import rows
 from nightingale.bench.report.rows import Line, Row
 
 NOT_YET = "not measured yet"
-GPU_WORDS = {
-    "t3 step, ms": "T3 step with guidance and sampling, ms",
-    "sentence, ms": "whole sentence, 10 steps with guidance, ms",
-    "first audio p50, ms": "time to first audio, streaming, warm, p50 of 20, ms",
-    "audio s/s at 64": "audio seconds per second, 64 sentences at once",
-    "turbo: sentence, ms": "Turbo: whole sentence, ms",
-    "turbo: first audio p50, ms": "Turbo: time to first audio, ms",
-}
-"""What benchmarks/gpu.py calls its goals -> what a reader does."""
 Goals = Mapping[str, Sequence[Any]]
 """What is measured -> must and aim, the last two of the row."""
 
@@ -124,21 +115,15 @@ def cpu_quality(lines: Sequence[Line]) -> str:
     return _measured(lines, "cpu", head, body)
 
 
-def gpu(lines: Sequence[Line], goals: Goals, upstream: Mapping[str, float]) -> str:
-    """The goals on one GPU; upstream's numbers are of another run."""
-    line = newest(lines)
-    reached = line["rows"] if line else {}
-    signs = {name: "≥" if "s/s" in name else "≤" for name in goals}
-    body = [
-        (
-            GPU_WORDS.get(name, name),
-            number(upstream.get(name), 4),
-            f"{signs[name]} {must:g}",
-            f"{signs[name]} {aim:g}",
-            number(reached.get(name)) or NOT_YET,
-        )
-        for name, (must, aim) in goals.items()
-    ]
+def gpu(lines: Sequence[Line]) -> str:
+    """The goals on one GPU, beside upstream over the same weights in the same run."""
+
+    def body(line: Line) -> Iterable[Sequence[object]]:
+        for name, found in line["table"].items():
+            sign = "≥" if "per second" in name else "≤"
+            goals = [f"{sign} {found[goal]:g}" if found[goal] else "" for goal in ("must", "aim")]
+            yield name, number(found["upstream"], 4), *goals, number(found["reached"])
+
     head = [
         "one H200, multilingual size, 102 tokens, ten-second reference",
         "upstream",
@@ -146,7 +131,7 @@ def gpu(lines: Sequence[Line], goals: Goals, upstream: Mapping[str, float]) -> s
         "aim",
         "reached",
     ]
-    return table(head, body) + (f"\n\n{source(line, 'gpu')}" if line else "")
+    return _measured(lines, "gpu_engine", head, body)
 
 
 def gpu_engine(lines: Sequence[Line]) -> str:

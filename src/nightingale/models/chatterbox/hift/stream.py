@@ -59,16 +59,27 @@ class HiftStream:
 
     def push(self, mel: Tensor, *, close: bool) -> Tensor:
         """(1, mel, frames) -> (samples,): all that no later frame can change."""
+        return self.sound(mel, self.sources(mel, close=close), close=close)
+
+    def sources(self, mel: Tensor, *, close: bool) -> list[Tensor]:
+        """What the excitation gives to each stage: two fifths of the work, and it needs nothing of the rest.
+        So another thread may do it before `sound`, of this piece or already of the next."""
         hift = self._hift
         excitation = self._analyse(self._excite(self._pitch(mel, close)), close)
+        given = []
+        for stage, (down, block) in enumerate(zip(hift.source_downs, hift.source_resblocks, strict=True)):
+            source = self._conv(f"down{stage}", down, excitation, close)
+            given.append(self._block(f"source{stage}", block, source, close))
+        return given
+
+    def sound(self, mel: Tensor, sources: Sequence[Tensor], *, close: bool) -> Tensor:
+        hift = self._hift
         x = self._conv("pre", hift.conv_pre, mel, close)
         last, kernels = len(hift.ups) - 1, len(hift.config.resblock_kernels)
-        for stage, up in enumerate(hift.ups):
+        for stage, (up, source) in enumerate(zip(hift.ups, sources, strict=True)):
             x = self._upsample(f"up{stage}", up, F.leaky_relu_(x, 0.1), close)
             if stage == last:
                 x = self._mirror(x)
-            source = self._conv(f"down{stage}", hift.source_downs[stage], excitation, close)
-            source = self._block(f"source{stage}", hift.source_resblocks[stage], source, close)
             x = self._sum(f"join{stage}", [x, source])
             blocks = hift.resblocks[stage * kernels : (stage + 1) * kernels]
             paths = [self._block(f"block{stage}.{i}", block, x, close) for i, block in enumerate(blocks)]
@@ -113,7 +124,11 @@ class HiftStream:
         phase = torch.sin(x[:, BINS:])
         spectrum = torch.complex(magnitude * torch.cos(phase), magnitude * torch.sin(phase))
         window = self._hift.window[None, :, None]
-        columns = torch.fft.irfft(spectrum, n=ISTFT_SIZE, dim=1) * window
+        # Of nothing there is no transform: a CPU's gives nothing, CUDA's refuses to be planned.
+        columns = (
+            torch.fft.irfft(spectrum, n=ISTFT_SIZE, dim=1) if x.shape[2] else x.new_empty(1, ISTFT_SIZE, 0)
+        )
+        columns = columns * window
         # The windows' energy is overlapped as the signal is, and divided out.
         both = torch.cat([columns, window.square().expand_as(columns)])
         place = torch.eye(ISTFT_SIZE, device=x.device, dtype=x.dtype).t()[:, None]  # lies tap by tap

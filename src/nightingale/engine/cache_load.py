@@ -1,0 +1,115 @@
+"""A profile's cache, by its name: T3 with its memory in cells, and what an utterance takes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nightingale.engine.budgets import find_table
+from nightingale.engine.decode import Decoding
+from nightingale.engine.draws import Drawn, HostDraws, Speaking
+from nightingale.engine.load import Model
+from nightingale.engine.pools import CellPool
+from nightingale.engine.profiles import Profile
+from nightingale.engine.room import Room
+from nightingale.engine.runner import PlainRunner
+from nightingale.engine.speculate import LONGEST
+from nightingale.nn.arena import Attend, CellPlan
+
+KINDS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+
+def cells_of(model: Model, profile: Profile) -> CellPlan | None:
+    """What the profile keeps, and how; None: all of it, in the precision of the weights."""
+    if not profile.cache and profile.keep == 100:
+        return None
+    backbone, weight = model.speakers.t3.config.backbone, model.speakers.t3.speech_head.weight
+    windows = None
+    if profile.keep < 100:
+        folder = None if model.voices is None else model.voices.parent
+        table = find_table(model.name, folder, layers=backbone.layers, heads=backbone.heads)
+        windows = table.windows(profile.keep)
+    return CellPlan(
+        layers=backbone.layers,
+        heads=backbone.heads,
+        width=backbone.width // backbone.heads,
+        kind=KINDS.get(profile.cache, weight.dtype),
+        windows=windows,
+        spare=LONGEST if profile.draft else 0,
+    )
+
+
+def open_cells(
+    model: Model, profile: Profile, pool: dict[str, Any], attend: Attend | None
+) -> CellPool | None:
+    """T3's memory, if the profile does not want it in slots. attend: the kernel, where it can be used."""
+    plan = cells_of(model, profile)
+    if plan is None:
+        return None
+    t3, habits = model.speakers.t3, model.habits
+    return CellPool(
+        plan,
+        slots=pool["slots"],
+        rows_per_slot=pool["rows_per_slot"],
+        prompt=t3.prompt_length(habits.max_text_ids),
+        tokens=habits.max_new_tokens,
+        device=t3.speech_head.weight.device,
+        most_bytes=profile.memory_bytes,
+        attend=attend,
+    )
+
+
+def room_for(model: Model, profile: Profile) -> Room:
+    """What utterances take of T3's memory in this profile."""
+    plan, t3, habits = cells_of(model, profile), model.speakers.t3, model.habits
+    if plan is not None:
+        size = plan.cell_bytes
+        return Room(
+            t3=t3,
+            habits=habits,
+            budget_bytes=profile.memory_bytes,
+            needed=lambda prompt, tokens: plan.cells(prompt, tokens) * size,
+            filled=lambda prompt, tokens: plan.held_cells(prompt, tokens) * size,
+        )
+    backbone = t3.config.backbone
+    position = 2 * backbone.layers * backbone.width * t3.speech_head.weight.element_size()
+    slot = (t3.prompt_length(habits.max_text_ids) + habits.max_new_tokens) * position
+    return Room(
+        t3=t3,
+        habits=habits,
+        budget_bytes=profile.memory_bytes,
+        needed=lambda prompt, tokens: slot,  # noqa: ARG005  (all slots are of one size)
+        filled=lambda prompt, tokens: (prompt + tokens) * position,
+    )
+
+
+class CellDraws:
+    """Draws whose runner is told how far an utterance may come, and when it is done."""
+
+    def __init__(self, draws: HostDraws) -> None:
+        assert isinstance(draws.runner, PlainRunner)
+        self._draws, self._runner = draws, draws.runner
+        self.at_once = draws.at_once
+
+    @property
+    def bytes(self) -> int:
+        return self._draws.bytes
+
+    def begin(self, slot: int, decoding: Decoding, prompt: Tensor) -> list[int]:
+        self._runner.expect(slot, decoding.budget)
+        return self._draws.begin(slot, decoding, prompt)
+
+    def step(self, speaking: list[Speaking]) -> list[Drawn]:
+        return self._draws.step(speaking)
+
+    def leave(self, slot: int) -> None:
+        self._draws.leave(slot)
+        self._runner.leave(slot)
+
+    def move(self, source: int, target: int) -> None:
+        self._draws.move(source, target)
+
+    def wipe(self, slot: int) -> None:
+        self._draws.wipe(slot)
