@@ -89,7 +89,7 @@ WREN: Final = Habits(
     fill_pieces=False,
     first_block_tokens=7,
     block_growth=1.7,
-    closing_pause_ms=350,
+    closing_pause_ms=250,
     prompt_seconds=0.0,
     # As long as the prompts it was trained with: shown only so that a clone's recording sounds alike.
     flow_prompt_seconds=1.5,
