@@ -135,6 +135,7 @@ def test_a_book_streams_to_its_end_in_flat_memory(
             if number % (pieces // 4) == 0:
                 # What waits for the listener is bounded by itself and differs from moment to moment.
                 waiting = sum(chunk.samples.nbytes for chunk in list(chunks._session._chunks))
+                gc.collect()  # what nobody holds is not kept
                 kept.append((tensors(), tracemalloc.get_traced_memory()[0] - waiting))
     finally:
         tracemalloc.stop()

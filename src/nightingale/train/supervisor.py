@@ -145,19 +145,11 @@ def supervise(settings: Settings, tasks: list[Task], launch: Launch) -> Board:
         (state / BEAT).touch()
         board.write()
         open_rows = [row for row in board.rows.values() if row.state in ("waiting", "runs")]
-        if not open_rows or board.now_s > settings.plan_s + GRACE_S or _stuck(board, tasks):
+        if not open_rows or board.now_s > settings.plan_s + GRACE_S:
             break
         time.sleep(LOOK_EVERY_S)
     (state / FINISHED).touch()
     return board
-
-
-def _stuck(board: Board, tasks: list[Task]) -> bool:
-    """Something failed for good, nothing runs, and nobody who waits has what it needs."""
-    waiting = [task for task in tasks if board.rows[task.name].state == "waiting"]
-    running = any(row.state == "runs" for row in board.rows.values())
-    can_start = any(all(path.exists() for path in task.needs) for task in waiting)
-    return bool(board.failed) and not running and not can_start
 
 
 def _advance(
