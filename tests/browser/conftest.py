@@ -47,7 +47,7 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
         home = {"NIGHTINGALE_HOME": str(tmp_path_factory.mktemp("home"))}
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "nightingale", "serve", "--port", str(port), "--model", "noise"],
+                [sys.executable, "-m", "nightingale", "serve", "--port", str(port), "--model", "wren"],
                 env={**os.environ, **home, **given},
                 stdout=output,
                 stderr=output,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ from nightingale.accel.vocoder import source_noise
 from nightingale.engine import acoustic, vocode
 from nightingale.engine.load import Model
 from nightingale.engine.studio import GraphStudio, PlainStudio
+from nightingale.engine.worker import Worker
 from nightingale.errors import EngineFault
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.flow import Flow
@@ -212,11 +212,19 @@ def test_everything_fast_at_once_says_the_same_each_time(noise_model: Model) -> 
     assert len(one.samples) == 45 * 960
 
 
-def test_a_crowd_that_draws_faster_than_it_is_rendered_is_heard_to_its_end(
+def test_what_may_be_cut_next_is_asked_after_the_launch(
     noise_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = itertools.count(1)
-    monkeypatch.setattr(PendingSamples, "ready", property(lambda _: next(asked) % 17 == 0))
-    with engine(noise_model, tokens=60, t3="graphs", flow="graphs", vocoder="graphs") as tts:
-        sounds = heard([tts.stream("The same words.", seed=i) for i in range(8)])
-    assert [len(sound) for sound in sounds] == [60 * 960] * 8
+    """The first block is small, the next of a crowd large. Between the two, 18 ids may wait: enough for
+    another small one, too few for a large one."""
+    has_room = Worker._has_room
+
+    def late(self: Worker) -> bool:
+        spoken = [job.utterance for job in self._jobs.values() if job.utterance is not None]
+        waited = all(u._tokens or u.decoding.finished or len(u._new) >= 18 for u in spoken)
+        return has_room(self) and waited
+
+    monkeypatch.setattr(Worker, "_has_room", late)
+    with graphs(noise_model, tokens=60) as tts:
+        sounds = heard([tts.stream("The same words.", seed=i) for i in range(4)])
+    assert [len(sound) for sound in sounds] == [60 * 960] * 4

@@ -68,7 +68,7 @@ class Later:
 
 
 class BesideStudio:
-    """The plain studio in two threads of its own. What is cut, and so the sound, is the same."""
+    """The plain studio in three threads of its own. What is cut, and so the sound, is the same."""
 
     together = 1
     under_way = 3  # a block in each stage
