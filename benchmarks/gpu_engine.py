@@ -17,58 +17,37 @@ named and the others go on; then the table; the last line is JSON, and each part
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
-import json
 import statistics
-import sys
 import time
-import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gpu_board
 import torch
+from gpu_bits import look_into
+from upstream_side import Guest, House
 
-sys.path[:0] = [str(Path(__file__).parents[1] / "src"), str(Path(__file__).parent)]
-ONLY_IMPORTED = ("soxr", "soundfile", "tokenizers", "platformdirs", "num2words", "huggingface_hub")
-
-
-class Absent(types.ModuleType):
-    """Stands for a package that is imported and never used here."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (), {})
-
-
-for package in ONLY_IMPORTED:
-    if package not in sys.modules and importlib.util.find_spec(package) is None:
-        sys.modules[package] = Absent(package)
-
-from gpu import Board, machine, tiny  # noqa: E402
-from gpu_bits import look_into  # noqa: E402
-from upstream_side import Guest, House  # noqa: E402
-
-from nightingale.engine import utterance  # noqa: E402
-from nightingale.engine.habits import HABITS  # noqa: E402
-from nightingale.engine.load import Model, Once, plan_for  # noqa: E402
-from nightingale.engine.plan import Plan  # noqa: E402
-from nightingale.engine.profiles import PROFILES, Profile  # noqa: E402
-from nightingale.engine.tts import TTS  # noqa: E402
-from nightingale.engine.utterance import Utterance  # noqa: E402
-from nightingale.models.chatterbox.build import UNUSED_BY_T3, Speakers  # noqa: E402
-from nightingale.models.chatterbox.hift.generator import Hift  # noqa: E402
-from nightingale.models.chatterbox.presets import PRESETS  # noqa: E402
-from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES  # noqa: E402
-from nightingale.models.chatterbox.s3gen.flow import Flow  # noqa: E402
-from nightingale.models.chatterbox.t3.model import T3  # noqa: E402
-from nightingale.models.checkpoint import fold_weight_norm, load, part  # noqa: E402
-from nightingale.text.frontend import Frontend  # noqa: E402
-from nightingale.voices.voice import Voice  # noqa: E402
+from nightingale.engine import utterance
+from nightingale.engine.habits import HABITS
+from nightingale.engine.load import Model, Once, plan_for
+from nightingale.engine.plan import Plan
+from nightingale.engine.profiles import PROFILES, Profile
+from nightingale.engine.tts import TTS
+from nightingale.engine.utterance import Utterance
+from nightingale.models.chatterbox.build import UNUSED_BY_T3, Speakers
+from nightingale.models.chatterbox.hift.config import HiftConfig
+from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.presets import PRESETS, Preset
+from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES, FlowConfig
+from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale.models.chatterbox.t3.config import Gpt2Config, LlamaConfig
+from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.checkpoint import fold_weight_norm, load, part
+from nightingale.text.frontend import Frontend
+from nightingale.voices.voice import Voice
 
 TEXT = "This sentence stands for sixty text ids."
 PLAIN: dict[str, Any] = {"t3": (), "flow": (), "vocoder": ()}
@@ -85,6 +64,11 @@ TABLE = (
 """What, whose, by which name of the rows, must and aim."""
 
 
+def every_id_sounds() -> None:
+    """Random weights may draw control ids too; here they are spoken, and a sentence has its length."""
+    utterance.audible = lambda ids: [token % SPEECH_CODES for token in ids]
+
+
 class Sixty:
     """Every text is as many ids."""
 
@@ -97,6 +81,20 @@ class Sixty:
         return [
             1 + (7 * i + len(text)) % 200 for i in range(self._ids)
         ]  # neither start nor stop is among them
+
+
+def tiny(preset: Preset, *, gpt: bool) -> Preset:
+    backbone: Any = (
+        Gpt2Config(layers=2, width=64, heads=4) if gpt else LlamaConfig(layers=2, width=64, heads=4, ffn=96)
+    )
+    flow = FlowConfig(
+        encoder_width=32, encoder_heads=2, encoder_blocks=1, encoder_up_blocks=1, encoder_ffn=32,
+        estimator_width=32, estimator_heads=1, estimator_mid_stages=1, estimator_stage_blocks=1,
+        meanflow=preset.flow.meanflow,
+    )  # fmt: skip
+    hift = HiftConfig(base_channels=16, resblock_kernels=(3,), source_kernels=(3, 3, 3), f0_channels=16)
+    t3 = replace(preset.t3, backbone=backbone, prompt_tokens=10)
+    return replace(preset, t3=t3, flow=flow, hift=hift)
 
 
 def speakers_of(preset: Any, device: torch.device) -> Speakers:
@@ -161,9 +159,9 @@ def voice_of(family: str, *, toy: bool) -> Voice:
 
 
 class Bench:
-    def __init__(self, options: argparse.Namespace, board: Board) -> None:
-        self.options, self.board = options, board
-        self.device = torch.device(options.device)
+    def __init__(self, board: gpu_board.Board) -> None:
+        options = board.options
+        self.options, self.board, self.device = options, board, board.device
         self.tokens = 12 if options.tiny else 102
         self.streams = 3 if options.tiny else 64
         self.rounds = 1 if options.tiny else 5
@@ -172,20 +170,8 @@ class Bench:
         self.house: House | None = None
         self.guests: dict[str, Guest] = {}
 
-    def part(self, name: str, act: Callable[[], None]) -> None:
-        self.board.part(name, act)
-        if self.options.partial:
-            self.options.partial.write_text(json.dumps(self.result()) + "\n", encoding="utf-8")
-
-    def result(self) -> dict[str, Any]:
-        return machine(self.device) | {
-            "tiny": self.options.tiny,
-            "upstream_same_run": bool(self.guests),
-            "table": self.table(),
-            "rows": {name: round(value, 4) for name, value in self.board.rows.items()},
-            "checks": self.board.checks,
-            "errors": self.board.errors,
-        }
+    def more(self) -> dict[str, Any]:
+        return {"upstream_same_run": bool(self.guests), "table": self.table()}
 
     def table(self) -> dict[str, dict[str, Any]]:
         rows, told = self.board.rows, {}
@@ -294,7 +280,7 @@ class Bench:
             tokens = [token for ids in said[other].values() for token in ids]
             checks[f"{name}, in a crowd"] = said[other] == said["graphs"]
             checks[f"{name}: prefixes"] = [
-                _prefix(ids, said["graphs"][seed]) for seed, ids in said[other].items()
+                gpu_board.prefix(ids, said["graphs"][seed]) for seed, ids in said[other].items()
             ]
             checks[f"{name}: compared"] = f"{len(tokens)}, {len(set(tokens))} different"
 
@@ -308,19 +294,15 @@ class Bench:
             given = prompt.to(self.device, decoder.dtype)
             sampling = tts._worker.model.habits.sampling
             decoder.begin(0, given, sampling=sampling, seed=turn, budget=self.tokens)
-            self.sync()
+            gpu_board.synchronize(self.device)
             started = time.perf_counter()
             for _ in range(launches):
                 pending = decoder.launch(decoder.plan.steps)
             pending.take()
             times.append(1000 * (time.perf_counter() - started) / (launches * decoder.plan.steps))
         decoder.release(0)
-        self.sync()
+        gpu_board.synchronize(self.device)
         return statistics.median(times[1:])
-
-    def sync(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
 
     def repeats(self, name: str, tts: TTS) -> None:
         """The same seed some times, the host delayed in some: the same samples, or who is to blame."""
@@ -393,10 +375,6 @@ class Bench:
                 rows[f"{name}: GPU memory at {self.streams}, GiB"] = torch.cuda.max_memory_allocated() / 2**30
 
 
-def _prefix(ones: list[int], others: list[int]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(ones, others, strict=False)) if a != b), len(ones))
-
-
 def spoken_table(table: dict[str, dict[str, Any]]) -> str:
     lines = [f"{'':46}{'upstream':>10}{'must':>8}{'aim':>8}{'reached':>10}"]
     for what, found in table.items():
@@ -407,26 +385,17 @@ def spoken_table(table: dict[str, dict[str, Any]]) -> str:
 
 
 @torch.no_grad()
-def main(arguments: list[str] | None = None) -> Board:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="toy sizes: proves the path, measures nothing")
+def main(arguments: list[str] | None = None) -> gpu_board.Board:
+    parser = gpu_board.parser(__doc__, budget_s=150.0)
     parser.add_argument("--upstream", type=Path, help="an unpacked folder of upstream's packages")
-    parser.add_argument(
-        "--budget-s", type=float, default=150.0, help="no part is begun after so many seconds"
-    )
-    parser.add_argument("--partial", type=Path, help="where to write what is known after each part")
-    parser.add_argument("--out", type=Path, help="append the JSON line to this file too")
     options = parser.parse_args(arguments)
     if options.tiny and options.upstream:
         parser.error("upstream has no toy sizes: give --tiny or --upstream")
-    board = Board(deadline=time.perf_counter() + options.budget_s, tiny=options.tiny)
-    bench = Bench(options, board)
+    board = gpu_board.Board(options)
+    bench = Bench(board)
+    board.more = bench.more
     torch.manual_seed(0)
-    # A network of random weights may draw control ids too; here they sound, and a sentence has its length.
-    utterance.audible = lambda ids: [token % SPEECH_CODES for token in ids]
+    every_id_sounds()
     parts: list[tuple[str, Callable[[], None]]] = []
     for family in FAMILIES:
         parts += [(f"{family}: build", lambda f=family: bench.build(f))]
@@ -442,17 +411,8 @@ def main(arguments: list[str] | None = None) -> Board:
         ("multilingual: alone, balanced", lambda: bench.alone("multilingual", "balanced")),
     ]
     for name, act in parts:
-        bench.part(name, act)
-    print(*(f"{name:52}{value:10.3f}" for name, value in board.rows.items()), sep="\n")
-    print(*(f"{name}: {value}" for name, value in (board.checks | board.errors).items()), sep="\n")
-    print(spoken_table(bench.table()))
-    if options.tiny:
-        print("toy sizes: these numbers prove the path and measure nothing")
-    line = json.dumps(bench.result(), separators=(",", ":"))
-    if options.out:
-        with options.out.open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
-    print(line)
+        board.part(name, act)
+    board.finish(spoken_table(bench.table()))
     return board
 
 

@@ -1,10 +1,10 @@
 """Where the time of one sentence goes on a GPU: each graph by itself, side by side, and in the engine.
 
-    python benchmarks/gpu_trace.py --json trace.json    # on the GPU: about two minutes
-    python benchmarks/gpu_trace.py --tiny --device cpu  # the same path, without its numbers
+    python benchmarks/gpu_trace.py --partial trace.json  # on the GPU: about two minutes
+    python benchmarks/gpu_trace.py --tiny --device cpu   # the same path, without its numbers
 
 benchmarks/gpu_engine.py says how long a listener waits; this says for what. Random full-size weights. A part
-that fails is named and the others go on; the last line is JSON.
+that fails is named and the others go on; the last line is JSON, and what is found is written to --partial.
 
     steps      T3's step by every way and tuning: device and host time of one, launched back to back
     graphs     every graph of the engine: device and host time, and whether it gives the same bits each time
@@ -19,34 +19,29 @@ that fails is named and the others go on; the last line is JSON.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import json
 import statistics
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
+import gpu_board
 import torch
+from gpu_bits import different_operations, different_replays
+from gpu_engine import FAMILIES, PLAIN, TEXT, Bench, build, every_id_sounds
 
-sys.path[:0] = [str(Path(__file__).parent)]
-
-from gpu import Board, machine  # noqa: E402
-from gpu_bits import different_operations, different_replays  # noqa: E402
-from gpu_engine import PLAIN, TEXT, Bench, build  # noqa: E402
-
-from nightingale.accel.decode import DecodePlan, Decoder  # noqa: E402
-from nightingale.accel.flow import FlowSteps  # noqa: E402
-from nightingale.accel.graphs import Replay  # noqa: E402
-from nightingale.accel.pieces import By, FlowPieces, hear_prompt  # noqa: E402
-from nightingale.engine import utterance  # noqa: E402
-from nightingale.engine.tts import TTS  # noqa: E402
-from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES  # noqa: E402
+from nightingale.accel.decode import DecodePlan, Decoder
+from nightingale.accel.flow import FlowSteps
+from nightingale.accel.graphs import Replay
+from nightingale.accel.pieces import By, FlowPieces, hear_prompt
+from nightingale.engine import utterance
+from nightingale.engine.tts import TTS
+from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES
 
 TUNINGS: list[tuple[int, ...]] = [
     (8, 256, 4, False), (8, 256, 4, True), (4, 256, 4, True), (16, 256, 8, True), (8, 256, 2, True),
@@ -56,15 +51,16 @@ TUNINGS: list[tuple[int, ...]] = [
 
 
 class Trace:
-    def __init__(self, options: argparse.Namespace, board: Board) -> None:
-        self.bench, self.board = Bench(options, board), board
-        self.device, self.tiny = self.bench.device, options.tiny
+    def __init__(self, board: gpu_board.Board) -> None:
+        self.bench, self.board, self.found = Bench(board), board, board.found
+        self.device, self.tiny = board.device, board.options.tiny
         self.cuda = self.device.type == "cuda"
-        self.found: dict[str, Any] = {}
 
     def sync(self) -> None:
-        if self.cuda:
-            torch.cuda.synchronize()
+        gpu_board.synchronize(self.device)
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        return torch.cuda.stream(stream) if self.cuda else nullcontext()
 
     def timed(self, act: Callable[[], object], times: int) -> tuple[float, float]:
         """Milliseconds of one of so many in a row: the device's, and the host's to launch it."""
@@ -101,8 +97,6 @@ class Trace:
         return decoder
 
     def begin(self, decoder: Decoder, slots: int, *, family: str, greedy: bool) -> None:
-        from dataclasses import replace
-
         sampling = self.bench.models[family].habits.sampling
         sampling = replace(sampling, temperature=0.0) if greedy else sampling
         for slot in range(slots):
@@ -138,7 +132,7 @@ class Trace:
         self.note(
             "steps",
             f"{family}: float32 greedy tokens as the library's",
-            {way: f"{_same(tokens, first)} of {len(first)}" for way, tokens in said.items()},
+            {way: f"{gpu_board.prefix(tokens, first)} of {len(first)}" for way, tokens in said.items()},
         )
 
     def note(self, part: str, name: str, found: dict[str, Any]) -> None:
@@ -163,7 +157,7 @@ class Trace:
         prompts = [graph for key, graph in decoder._graphs.items() if key[0] == "prefill"]
         chosen += [("prefill", graph, None) for graph in prompts[:6:2]]
         for part, graph, on in chosen:
-            with torch.cuda.stream(on) if self.cuda else _nothing():  # type: ignore[arg-type]
+            with self.on(on):
                 run = graph._graph.replay if graph._graph is not None else graph
                 run()
                 device, host = self.timed(run, 1 if self.tiny else 4)
@@ -191,7 +185,7 @@ class Trace:
         if self.cuda:
             ways += [("triton", renderer.steps, "triton")]
         given = {size: torch.randint(SPEECH_CODES, (1, size + 3), generator=rng) for size in sizes}
-        with torch.cuda.stream(renderer._stream) if self.cuda else _nothing():  # type: ignore[arg-type]
+        with self.on(renderer._stream):
             told = voice.flow_prompt_ids[None], voice.flow_prompt_mel.T[None], voice.flow_speaker[None]
             ids, mel, speaker = (t.to(self.device) for t in told)
             key = torch.tensor([5], device=self.device)
@@ -220,7 +214,7 @@ class Trace:
                             found["float32", size, many],
                             strict=True,
                         ):
-                            told_of[f"{what} error"] = float((ours - theirs).norm() / theirs.norm())
+                            told_of[f"{what} error"] = gpu_board.error_of(ours, theirs)
                         self.note("flows", f"{family}, {name}, {many} of {size}", told_of)
                 del pieces, heard
                 self.sync()
@@ -474,15 +468,6 @@ def one_step(decoder: Decoder, graph: Replay[Any]) -> None:
     graph._graph.replay()
 
 
-class _nothing:  # noqa: N801, a context that does nothing
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...
-
-
-def _same(tokens: list[int], others: list[int]) -> int:
-    return next((i for i, (a, b) in enumerate(zip(tokens, others, strict=False)) if a != b), len(tokens))
-
-
 def _short(name: str) -> str:
     for noise in ("void ", "at::native::", "(anonymous namespace)::", "cutlass::", "std::"):
         name = name.replace(noise, "")
@@ -490,33 +475,20 @@ def _short(name: str) -> str:
 
 
 @torch.no_grad()
-def main(arguments: list[str] | None = None) -> Board:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="toy sizes: proves the path, measures nothing")
-    parser.add_argument(
-        "--budget-s", type=float, default=170.0, help="no part is begun after so many seconds"
-    )
+def main(arguments: list[str] | None = None) -> gpu_board.Board:
+    parser = gpu_board.parser(__doc__, budget_s=170.0)
     parser.add_argument("--only", default="", help="parts, by commas; all of them if empty")
-    parser.add_argument("--families", default="multilingual,turbo")
-    parser.add_argument("--json", type=Path, help="where to write what is found, after each part")
+    parser.add_argument("--families", default=",".join(FAMILIES))
     options = parser.parse_args(arguments)
-    options.partial = None
-    board = Board(deadline=time.perf_counter() + options.budget_s, tiny=options.tiny)
-    trace = Trace(options, board)
+    board = gpu_board.Board(options)
+    trace = Trace(board)
     torch.manual_seed(0)
-    utterance.audible = lambda ids: [token % SPEECH_CODES for token in ids]  # as in gpu_engine.py
+    every_id_sounds()
     wanted = set(filter(None, options.only.split(",")))
 
     def part(name: str, act: Callable[[], None]) -> None:
-        if wanted and name not in wanted and name != "engine":
-            return
-        board.part(name, act)
-        if options.json:
-            result = machine(trace.device) | {"found": trace.found, "errors": board.errors}
-            options.json.write_text(json.dumps(result) + "\n", encoding="utf-8")
+        if not wanted or name in wanted or name == "engine":
+            board.part(name, act)
 
     for family in options.families.split(","):
         trace.bench.models[family] = build(family, trace.device, toy=options.tiny, tokens=trace.bench.tokens)
@@ -536,8 +508,7 @@ def main(arguments: list[str] | None = None) -> Board:
         part("crowd", lambda f=family: trace.crowd(f))  # type: ignore[misc]
     part("plain", trace.plain)
     part("balanced", trace.balanced)
-    print(*(f"{name}: {error}" for name, error in board.errors.items()), sep="\n")
-    print(json.dumps(machine(trace.device) | {"errors": board.errors}, separators=(",", ":")))
+    board.finish()
     return board
 
 

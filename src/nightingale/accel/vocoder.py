@@ -138,7 +138,7 @@ class Vocoder:
         source, _ = hift.m_source(f0, phase, noise, start)
         excitation = self._analyse(source[:, 0], frames)  # (batch, 18, 120 · frames + 1), zero beyond the end
         x = hift.conv_pre(_within(mel, frames))
-        rate, kernels = 1, len(hift.config.resblock_kernels)
+        rate = 1
         for stage, up in enumerate(hift.ups):
             x = up(_within(F.leaky_relu(x, 0.1), frames * rate))
             assert isinstance(up, UpsamplingConv1d)
@@ -148,8 +148,8 @@ class Vocoder:
                 x, ends = F.pad(x, (1, 0), mode="reflect"), ends + 1
             source = _block(hift.source_resblocks[stage], hift.source_downs[stage](excitation), ends)
             x = x + source
-            blocks = hift.resblocks[stage * kernels : (stage + 1) * kernels]
-            x = torch.stack([_block(block, x, ends) for block in blocks]).sum(0) / kernels
+            paths = [_block(block, x, ends) for block in hift.blocks_of(stage)]
+            x = torch.stack(paths).sum(0) / len(paths)
         columns = hift.conv_post(_within(F.leaky_relu(x), ends))
         return self._synthesize(columns, frames), start + turned[..., 1:]
 

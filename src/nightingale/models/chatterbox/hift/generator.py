@@ -91,19 +91,25 @@ class Hift(nn.Module):
         self.conv_post = same_conv(channels, 2 * BINS, 7, causal=causal)
         self.register_buffer("window", hann_window(ISTFT_SIZE), persistent=False)
 
+    def blocks_of(self, stage: int) -> list[nn.Module]:
+        """Not a slice of the ModuleList: that would be a new module, and torch keeps count of those."""
+        kernels = len(self.config.resblock_kernels)
+        return [self.resblocks[index] for index in range(stage * kernels, (stage + 1) * kernels)]
+
     def forward(self, mel: Tensor, source: Tensor) -> Tensor:
         spectrum = torch.stft(
             source.squeeze(1), ISTFT_SIZE, ISTFT_HOP, window=self.window, return_complex=True
         )
         excitation = torch.cat([spectrum.real, spectrum.imag], dim=1)  # (batch, 18, 120·T + 1)
         x = self.conv_pre(mel)
-        last, kernels = len(self.ups) - 1, len(self.config.resblock_kernels)
+        last = len(self.ups) - 1
         for stage, up in enumerate(self.ups):
             x = up(F.leaky_relu(x, 0.1))
             if stage == last:
                 x = F.pad(x, (1, 0), mode="reflect")  # a centred STFT has one frame more than hops
             x = x + self.source_resblocks[stage](self.source_downs[stage](excitation))
-            x = sum(block(x) for block in self.resblocks[stage * kernels : (stage + 1) * kernels]) / kernels
+            blocks = self.blocks_of(stage)
+            x = sum(block(x) for block in blocks) / len(blocks)
         return self._synthesize(self.conv_post(F.leaky_relu(x)))  # slope 0.01 here, 0.1 above
 
     def _synthesize(self, x: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ def source_reach(hift: Hift) -> Span:
 def _trunk(hift: Hift, mel: Span | None, excitation: Span | None) -> Span:
     """mel: in frames; excitation: in columns of its spectrum."""
     x = mel and _conv(hift.conv_pre, mel)
-    last, kernels = len(hift.ups) - 1, len(hift.config.resblock_kernels)
+    last = len(hift.ups) - 1
     for stage, up in enumerate(hift.ups):
         x = x and _up(up, x)
         if x and stage == last:
@@ -48,7 +48,7 @@ def _trunk(hift: Hift, mel: Span | None, excitation: Span | None) -> Span:
             hift.source_resblocks[stage], _conv(hift.source_downs[stage], excitation)
         )
         heard = _union(x, source)
-        x = _union(*(_block(b, heard) for b in hift.resblocks[stage * kernels : (stage + 1) * kernels]))
+        x = _union(*(_block(b, heard) for b in hift.blocks_of(stage)))
     assert x is not None
     first, final = _conv(hift.conv_post, x)
     return first * ISTFT_HOP - BEFORE, final * ISTFT_HOP + AFTER

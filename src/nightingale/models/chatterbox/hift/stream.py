@@ -75,15 +75,15 @@ class HiftStream:
     def sound(self, mel: Tensor, sources: Sequence[Tensor], *, close: bool) -> Tensor:
         hift = self._hift
         x = self._conv("pre", hift.conv_pre, mel, close)
-        last, kernels = len(hift.ups) - 1, len(hift.config.resblock_kernels)
+        last = len(hift.ups) - 1
         for stage, (up, source) in enumerate(zip(hift.ups, sources, strict=True)):
             x = self._upsample(f"up{stage}", up, F.leaky_relu_(x, 0.1), close)
             if stage == last:
                 x = self._mirror(x)
             x = self._sum(f"join{stage}", [x, source])
-            blocks = hift.resblocks[stage * kernels : (stage + 1) * kernels]
-            paths = [self._block(f"block{stage}.{i}", block, x, close) for i, block in enumerate(blocks)]
-            x = self._sum(f"mean{stage}", paths).div_(kernels)
+            blocks = enumerate(hift.blocks_of(stage))
+            paths = [self._block(f"block{stage}.{i}", block, x, close) for i, block in blocks]
+            x = self._sum(f"mean{stage}", paths).div_(len(paths))
         return self._synthesize(self._conv("post", hift.conv_post, F.leaky_relu_(x), close), close)
 
     def _pitch(self, mel: Tensor, close: bool) -> Tensor:
