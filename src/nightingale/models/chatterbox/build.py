@@ -16,6 +16,7 @@ from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokeni
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 from nightingale.models.chatterbox.encoders.xvector import XVector
 from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.hift.sharpen import sharpened
 from nightingale.models.chatterbox.presets import Preset
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.model import T3
@@ -59,7 +60,7 @@ def load_speakers(preset: Preset, files: Mapping[str, Path], unpack: Unpack = di
         flow=load(lambda: Flow(preset.flow), unpack(part(s3gen, "flow.")), source=files["s3gen"]),
         hift=load(
             lambda: Hift(preset.hift),
-            fold_weight_norm(unpack(part(s3gen, "mel2wav."))),
+            sharpened(fold_weight_norm(unpack(part(s3gen, "mel2wav."))), preset.hift.sharpening),
             source=files["s3gen"],
         ),
     )

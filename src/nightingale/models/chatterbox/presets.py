@@ -73,6 +73,7 @@ WREN: Final = Preset(
         f0_channels=256,
         harmonics=48,
         in_step=True,
+        sharpening=0.35,
         causal=True,
     ),
     speech_tokenizer=SpeechTokenizerConfig(width=256, heads=4, blocks=4, memory_taps=5, attention_reach=6),

@@ -25,6 +25,9 @@ class HiftConfig:
     """All harmonics start together, so that they add up to a pulse a period; else the overtones' phases are
     random. Overtones of random phase were not used by a small vocoder: it learned weights near zero for them,
     and its voice had harmonics up to 1.5 kHz only (dev/LOG.md)."""
+    sharpening: float = 0.0
+    """How much more mel bands are made to stand out from their neighbours before they are sounded. A flow of
+    few steps gives a mean of what it might have said, in which they stand out too little (sharpen.py)."""
     causal: bool = False
     """Only the first layers look ahead (`lookahead_frames`), so a stream needs no overlap."""
 
