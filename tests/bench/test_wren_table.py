@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from nightingale import TTS
-from nightingale.bench.quality import measure
-from nightingale.bench.wren import Row, Speed, render, rows, table, texts
+from nightingale.bench.endings import expected_seconds
+from nightingale.bench.quality import Clip, ClipQuality, Quality, measure, measure_clip
+from nightingale.bench.wren import Row, Speed, heard_again, render, rows, table, texts, told
+from nightingale.containers.wav import wav_bytes
 from nightingale.engine.load import Model
 
 
@@ -44,3 +47,37 @@ def test_sentences_are_rendered_to_numbered_files_and_end_in_the_table(
 
 def test_the_sentences_are_there() -> None:
     assert (len(texts("wren_200")), len(texts("wren_500"))) == (200, 500)
+
+
+def test_what_one_recognizer_doubts_two_listen_to(tmp_path: Path) -> None:
+    text, words = "We went up the hill.", {"tiny": "We went up the", "base": "We went up the hill."}
+    clips = [tone(tmp_path / f"{name}.wav", text) for name in ("good", "misheard", "cut")]
+
+    def judged(clip: Clip, **heard: str) -> ClipQuality:
+        return measure_clip(clip, {name: {"heard": said} for name, said in heard.items()})
+
+    first = Quality(
+        clips=(judged(clips[0], tiny=text), *(judged(clip, tiny=words["tiny"]) for clip in clips[1:]))
+    )
+    asked: list[list[Clip]] = []
+
+    def ask(doubted: list[Clip]) -> Quality:
+        asked.append(doubted)
+        return Quality(
+            clips=(judged(doubted[0], **words), judged(doubted[1], tiny=words["tiny"], base=words["tiny"]))
+        )
+
+    found = heard_again(first, ask)
+    assert asked == [clips[1:]]
+    assert [told(clip)["wav"] for clip in found.defective] == ["cut.wav"]
+    assert found.defective[0].defects == ("cut-off",)
+    assert len(found.clips) == 3
+
+
+def tone(path: Path, text: str) -> Clip:
+    """As long as its text, dying away."""
+    rate_hz = 16_000
+    at = np.arange(int(rate_hz * expected_seconds(text))) / rate_hz
+    sound = 0.3 * np.sin(2 * np.pi * 200 * at) * np.minimum(1, (at[-1] - at) / 0.3)
+    path.write_bytes(wav_bytes(sound.astype(np.float32), rate_hz))
+    return Clip(wav=path, text=text)
