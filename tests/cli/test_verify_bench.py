@@ -96,6 +96,28 @@ def test_bench_prints_tables_and_one_line_of_json_last(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "bench.jsonl").read_text()) == line
 
 
+def test_bench_measures_a_smaller_memory_and_guessing_ahead(tmp_path: Path) -> None:
+    profiles = ["balanced", "balanced+cache=int8", "balanced+draft=exit:1"]
+    small = ["--text", "short", "--concurrency", "", "--rounds", "2", "--no-cold"]
+    done = run("bench", "-m", "noise", *small, "--results", str(tmp_path), "--profile", ",".join(profiles))
+    assert done.exit_code == 0, done.output
+    line = json.loads(done.stdout.splitlines()[-1])
+    assert [row["who"] for row in line["lengths"]] == profiles
+    assert all(row["t3_ms_per_step"] > 0 for row in line["lengths"])
+
+
+@pytest.mark.parametrize("switch", ["cache=int8", "draft=exit:1"])
+def test_verify_holds_a_smaller_memory_and_guessing_ahead_against_plain_speech(
+    switch: str, tmp_path: Path
+) -> None:
+    words = ["--profile", f"balanced+{switch}", "--against", "balanced", "--json"]
+    done = run(*verify_words(tmp_path), *words)
+    line = json.loads(done.stdout.splitlines()[-1])
+    passed = {check["name"] for check in line["checks"] if check["verdict"] == "pass"}
+    assert "same seed, other sha256" in passed
+    assert (line["profile"], line["against"]) == (f"balanced+{switch}", "balanced")
+
+
 def test_ctrl_c_in_bench_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from nightingale.bench.speed import load
 

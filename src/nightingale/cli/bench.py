@@ -18,7 +18,9 @@ INTERRUPTED = 130
 Profiles = Annotated[
     str | None,
     typer.Option(
-        "--profile", help="One or more of exact, balanced, fast, with commas.", show_default="the model's"
+        "--profile",
+        help="One or more of exact, balanced, fast, with commas; each may have switches (+cache=int8).",
+        show_default="the model's",
     ),
 ]
 Dtype = Annotated[str, typer.Option(help="T3's precision: auto, float32, bfloat16.")]

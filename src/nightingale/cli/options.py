@@ -66,7 +66,8 @@ Speed = Annotated[float | None, typer.Option(help="0.25 to 4.0; the pitch stays.
 Profile = Annotated[
     str | None,
     typer.Option(
-        help="exact: rendered whole, as upstream does; balanced: streamed; fast: and in lower precision.",
+        help="exact: rendered whole, as upstream does; balanced: streamed; fast: and in lower precision. "
+        "With switches: balanced+cache=int8+keep=50+draft=lookup (docs/kv-cache.md, docs/speculative.md).",
         show_default=_OWN,
     ),
 ]
