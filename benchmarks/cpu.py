@@ -95,7 +95,7 @@ def opened(name: str, work: Path, *, tiny: bool) -> tuple[Any, Any, Any]:
     path, config = work / f"{name}.safetensors", preset_of(name, tiny=tiny).t3
     tensors = read_tensors(path)
     packed = pack(config, tensors, home=work / "packed", source=digest_of_file(path, home=work / "packed"))
-    return tensors, packed, without_backbone(config, tensors)
+    return tensors, packed, without_backbone(config, tensors, source=path)
 
 
 def packing(name: str, work: Path, *, tiny: bool) -> dict[str, Any]:
@@ -217,11 +217,15 @@ def sentence(name: str, work: Path, threads: int, *, tiny: bool) -> dict[str, An
     from nightingale.models.chatterbox.hift.generator import Hift
     from nightingale.models.chatterbox.s3gen.flow import Flow
     from nightingale.models.checkpoint import load, read_tensors
+    from nightingale.nn.layout import for_many_rows, for_shifts
 
     speaker = Speaker(name, work, threads, tiny=tiny)
     files = {part: work / f"{name}.{part}.safetensors" for part in ("flow", "hift")}
     flow = load(lambda: Flow(speaker.preset.flow), read_tensors(files["flow"]), source=files["flow"])
     hift = load(lambda: Hift(speaker.preset.hift), read_tensors(files["hift"]), source=files["hift"])
+    for_many_rows(flow)  # as the engine lays them out (accel/quick.py)
+    for_shifts(flow)
+    for_shifts(hift)
     prompt = prepare_prompt(flow, speaker.voice)
     runs = []
     for tokens in (20, TOKENS, TOKENS, TOKENS):

@@ -82,7 +82,7 @@ def runner_of(
     made: tuple[T3, Packed], *, batched: bool = True, slots: int = 3, rows: int = 2, capacity: int = 40
 ) -> CpuRunner:
     t3, packed = made
-    light = without_backbone(t3.config, t3.state_dict())
+    light = without_backbone(t3.config, t3.state_dict(), source=Path("t3"))
     return CpuRunner(
         light, packed, slots=slots, rows_per_slot=rows, capacity=capacity, batched=batched, threads=1
     )
@@ -294,7 +294,7 @@ def test_the_digest_of_tensors_knows_names_shapes_and_values() -> None:
 
 def test_without_its_backbone_t3_still_makes_prompts(made: tuple[T3, Packed]) -> None:
     whole, _ = made
-    light = without_backbone(whole.config, whole.state_dict())
+    light = without_backbone(whole.config, whole.state_dict(), source=Path("t3"))
     text, ids = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]])
     facts = {"speaker": torch.ones(1, 256), "prompt_ids": ids, "exaggeration": torch.tensor([0.5])}
     with torch.inference_mode():

@@ -18,6 +18,7 @@ from torch import Tensor
 from nightingale import TTS, CheckpointError, ConfigError, ModelMissing, VoiceError
 from nightingale.engine import load as load_module
 from nightingale.engine.habits import HABITS
+from nightingale.engine.profiles import PROFILES
 from nightingale.engine.standin import NOISE
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder, VoiceEncoderConfig
@@ -322,3 +323,40 @@ def test_a_file_chosen_by_option_is_used(english: dict[str, Tensors], tmp_path: 
     assert said.sha256 != TTS(folder).say("Hello", seed=1).sha256
     with pytest.raises(ConfigError, match="no such t3"):
         TTS(folder, t3="yours.safetensors")
+
+
+def test_layers_that_are_packed_are_left_in_their_file(
+    english: dict[str, Tensors], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    granted = replace(load_module.INT8, refusal=lambda *_: None)
+    monkeypatch.setattr(load_module, "ALL_GUESTS", {("t3", "int8"): granted})
+    how: dict[str, Any] = {"device": "cpu", "dtype": "auto", "offline": True, "options": {}}
+    folder = folder_of(tmp_path / "m", english)
+    lean, whole = (
+        load_module.load_model(folder, **how, profile=PROFILES[name]) for name in ("fast", "exact")
+    )
+    left = {name for name, weight in lean.speakers.t3.named_parameters() if weight.is_meta}
+    assert left == {name for name in english["t3"] if name.startswith("tfmr.") and "embed_tokens" not in name}
+    assert lean.t3_file == folder / "t3_cfg.safetensors"
+    assert whole.t3_file is None
+    assert not any(weight.is_meta for weight in whole.speakers.t3.parameters())
+    # What is left is still looked at: a file that does not fit is refused as ever.
+    bad = {**english, "t3": {**english["t3"], "tfmr.norm.weight": torch.ones(3)}}
+    with pytest.raises(CheckpointError, match=r"tfmr\.norm\.weight"):
+        load_module.load_model(folder_of(tmp_path / "bad", bad), **how, profile=PROFILES["fast"])
+
+
+def test_packed_layers_say_the_same_wherever_they_were_packed_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("onnxruntime")
+    t3 = replace(ENGLISH.t3, backbone=replace(NOISE.t3.backbone, width=64, heads=1, ffn=128))
+    preset = replace(ENGLISH, t3=t3)
+    monkeypatch.setattr(load_module, "PRESETS", {"english": preset})
+    granted = replace(load_module.INT8, refusal=lambda *_: None)
+    monkeypatch.setattr(load_module, "ALL_GUESTS", {("t3", "int8"): granted})
+    folder = folder_of(tmp_path / "m", official(preset))
+    with TTS(folder, profile="fast") as lean, TTS(folder) as whole:
+        assert lean.plan.t3.way == "int8"
+        with TTS.over(whole._model, "fast") as packed:
+            assert packed.say("Hello there.", seed=1).sha256 == lean.say("Hello there.", seed=1).sha256

@@ -34,7 +34,8 @@ def arrange(speakers: Speakers) -> Speakers:
     for_many_rows(speakers.flow)
     for_shifts(speakers.flow)
     for_shifts(speakers.hift)
-    quicken(speakers.t3)
+    if not any(weight.is_meta for weight in speakers.t3.parameters()):  # those are computed with elsewhere
+        quicken(speakers.t3)
     return speakers
 
 

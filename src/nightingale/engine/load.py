@@ -84,6 +84,8 @@ class Model:
     """Folder of the voices that came with it, where that is not the package's."""
     dtype: str = "auto"
     """T3's precision, if the user has chosen one."""
+    t3_file: Path | None = None
+    """Where the weights of T3's layers lie, if they were left there: packed ones are used in their place."""
 
 
 def default_model() -> str:
@@ -92,9 +94,16 @@ def default_model() -> str:
 
 
 def load_model(
-    name: str | Path, *, device: str, dtype: str, offline: bool, options: Mapping[str, Any]
+    name: str | Path,
+    *,
+    device: str,
+    dtype: str,
+    offline: bool,
+    options: Mapping[str, Any],
+    profile: Profile | None = None,
 ) -> Model:
-    """The model on its device, ready to speak."""
+    """The model on its device, ready to speak. profile: the only one it is for, if that is known already;
+    what that one does not need is not loaded."""
     for option in options:
         if option not in OPTIONS:
             raise ConfigError(
@@ -105,6 +114,11 @@ def load_model(
                 "the model 'noise' has no options", got=repr(option), allowed="none", fix="Leave it out."
             )
     place, precision = choose_device(device), choose_dtype(dtype)
+
+    def plan(sizes: Sizes) -> Plan:
+        assert profile is not None
+        return make_plan(sizes, look_at(place), profile, ALL_GUESTS, dtype=dtype)
+
     if name == "noise":
         from nightingale.engine.standin import load_noise
 
@@ -113,13 +127,13 @@ def load_model(
         folder = wren.folder() if name == "wren" else Path(name).expanduser()
         model = load_wren(folder, PRESETS["wren"])
     else:
-        model = _load_official(name, offline=offline, options=options)
+        model = _load_official(name, offline=offline, options=options, plan=plan if profile else None)
     return replace(
         model,
         dtype=dtype,
         speakers=arrange(
             Speakers(
-                t3=model.speakers.t3.to(place, precision),
+                t3=model.speakers.t3.to(place if model.t3_file is None else None, precision),
                 flow=model.speakers.flow.to(place, torch.float32),
                 hift=model.speakers.hift.to(place, torch.float32),
             )
@@ -127,16 +141,29 @@ def load_model(
     )
 
 
-def _load_official(name: str | Path, *, offline: bool, options: Mapping[str, Any]) -> Model:
+def _load_official(
+    name: str | Path,
+    *,
+    offline: bool,
+    options: Mapping[str, Any],
+    plan: Callable[[Sizes], Plan] | None,
+) -> Model:
     files = locate(name, offline=offline, **options)
     card = files.card
     preset = PRESETS[card.name]
+    t3 = None
+    sizes = Sizes(name=card.name, t3=preset.t3, flow=preset.flow, habits=HABITS[card.name])
+    if plan is not None and plan(sizes).t3.way == INT8.way:
+        from nightingale.accel.cpu.packed import without_backbone
+
+        t3 = without_backbone(preset.t3, read_tensors(files["t3"]), source=files["t3"])
     conds = files.get("conds")
     return Model(
         name=card.name,
         voice_family=card.family,
         frontend=open_frontend(card.name, files["tokenizer"].parent),
-        speakers=load_speakers(preset, files.paths),
+        speakers=load_speakers(preset, files.paths, t3=t3),
+        t3_file=None if t3 is None else files["t3"],
         listeners=Once(lambda: load_listeners(preset, files.paths)),
         habits=HABITS[card.name],
         default_voice=Voice.from_conds_pt(conds, family=card.family) if conds else None,
@@ -309,12 +336,13 @@ def open_draws(model: Model, profile: Profile, plan: Plan) -> Draws:
         return DeviceDraws(decoder, steps=STEPS_AHEAD)
     pool: dict[str, Any] = {"slots": profile.slots, "rows_per_slot": rows, "capacity": capacity}
     if plan.t3.way == "int8":
-        from nightingale.accel.cpu.packed import digest_of_tensors, pack
+        from nightingale.accel.cpu.packed import digest_of_file, digest_of_tensors, pack
         from nightingale.accel.cpu.runner import CpuRunner
 
-        tensors = t3.state_dict()
-        home = cache_folder().parent / "int8"
-        packed = pack(t3.config, tensors, home=home, source=digest_of_tensors(tensors))
+        home, file = cache_folder().parent / "int8", model.t3_file
+        tensors = t3.state_dict() if file is None else read_tensors(file)
+        source = digest_of_tensors(tensors) if file is None else digest_of_file(file, home=home)
+        packed = pack(t3.config, tensors, home=home, source=source)
         return HostDraws(CpuRunner(t3, packed, **pool, batched=profile.batched))
     from nightingale.engine.cache_load import CellDraws, open_cells
 

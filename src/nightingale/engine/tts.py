@@ -76,8 +76,11 @@ class TTS:
         by piece.
         """
         name = default_model() if model is None else model
-        loaded = load_model(name, device=device, dtype=dtype, offline=offline, options=options)
-        self._start(loaded, profile, max_chars)
+        chosen = profile_named(profile) if profile else None
+        loaded = load_model(
+            name, device=device, dtype=dtype, offline=offline, options=options, profile=chosen
+        )
+        self._start(loaded, chosen, max_chars)
 
     @classmethod
     def over(

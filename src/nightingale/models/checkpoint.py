@@ -87,8 +87,13 @@ def load(
     *,
     source: Path,
     unused: frozenset[str] = frozenset(),
+    unread: Callable[[str], bool] = lambda _: False,
 ) -> Net:
-    """A network in evaluation mode holding exactly `tensors`; names in `unused` may be there."""
+    """A network in evaluation mode holding exactly `tensors`; names in `unused` may be there.
+
+    unread: names of tensors whose shapes are checked and whose values stay where they are; in the network
+    they are on the meta device, for somebody else will compute with them.
+    """
     with torch.device("meta"), Unfilled():
         net = build()
     expected = net.state_dict()
@@ -99,7 +104,8 @@ def load(
         for name in sorted(expected.keys() & tensors.keys())
         if tensors[name].shape != expected[name].shape
     ]
-    broken = [name for name in sorted(expected.keys() & tensors.keys()) if not _finite(tensors[name])]
+    read = [name for name in sorted(expected.keys() & tensors.keys()) if not unread(name)]
+    broken = [name for name in read if not _finite(tensors[name])]
     faults = {"missing": missing, "extra": extra, "misshapen": misshapen, "not finite": broken}
     if any(faults.values()):
         raise CheckpointError(
@@ -108,7 +114,7 @@ def load(
             allowed="exactly the tensors of this network, all finite",
             fix="Check that the file belongs to this model and its variant, or pull it again.",
         )
-    net.load_state_dict({name: tensors[name] for name in expected}, assign=True)
+    net.load_state_dict({name: tensors[name] for name in read}, assign=True, strict=False)
     return net.eval().requires_grad_(False)
 
 

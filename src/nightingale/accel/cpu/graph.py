@@ -92,8 +92,11 @@ class StepGraph:
 
     def _gated(self, at: str, normed: str) -> str:
         g = self.graph
-        for name in ("gate", "up"):
-            self._linear(f"{at}{name}", normed, [self.source(f"{at}mlp.{name}_proj.weight")], None)
+        # One product for both: a thread that waits for the other at the end of a product waits once less.
+        both = [self.source(f"{at}mlp.{name}_proj.weight") for name in ("gate", "up")]
+        self._linear(f"{at}both", normed, both, None)
+        halves = {"axis": -1, "num_outputs": 2}
+        g.node("Split", [f"{at}both"], [f"{at}gate", f"{at}up"], attributes=halves)
         g.node("QuickGelu", [f"{at}gate"], [f"{at}silu"], domain=CONTRIB, attributes={"alpha": 1.0})
         g.node("Mul", [f"{at}silu", f"{at}up"], [f"{at}gated"])
         return self._linear(f"{at}down", f"{at}gated", [self.source(f"{at}mlp.down_proj.weight")], None)

@@ -21,11 +21,12 @@ from torch import Tensor
 
 from nightingale.accel.cpu.graph import StepGraph
 from nightingale.errors import OutputError
+from nightingale.models.chatterbox.build import UNUSED_BY_T3
 from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.checkpoint import Unfilled
+from nightingale.models.checkpoint import load
 
-FORMAT = 1
+FORMAT = 2
 """Counts the changes to what a packed T3 holds; a folder of another format is never opened."""
 GRAPH, WEIGHTS, SEAL = "graph.onnx", "weights.bin", "seal.json"
 BACKBONE = "tfmr."
@@ -141,18 +142,14 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def without_backbone(config: T3Config, tensors: Mapping[str, Tensor]) -> T3:
-    """T3 as a packed runner needs it: embeddings, conditioning and head; the layers' weights are not loaded.
+def without_backbone(config: T3Config, tensors: Mapping[str, Tensor], *, source: Path) -> T3:
+    """T3 as a packed runner needs it: embeddings, conditioning and head; the layers' weights are not read.
 
     Only `CpuRunner` can step it: its backbone is on the meta device, except for the table of positions that
     GPT-2 adds to its inputs.
     """
-    with torch.device("meta"), Unfilled():
-        net = T3(config)
-    kept = {
-        name: tensors[name]
-        for name in net.state_dict()
-        if not name.startswith(BACKBONE) or name == f"{BACKBONE}wpe.weight"
-    }
-    net.load_state_dict(kept, strict=False, assign=True)
-    return net.eval().requires_grad_(False)
+
+    def packed(name: str) -> bool:
+        return name.startswith(BACKBONE) and name != f"{BACKBONE}wpe.weight"
+
+    return load(lambda: T3(config), tensors, source=source, unused=UNUSED_BY_T3, unread=packed)

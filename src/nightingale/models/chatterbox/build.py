@@ -50,11 +50,14 @@ class Listeners:
     xvector: XVector | None
 
 
-def load_speakers(preset: Preset, files: Mapping[str, Path], unpack: Unpack = dict) -> Speakers:
-    """files: paths under the roles "t3" and "s3gen"."""
+def load_speakers(
+    preset: Preset, files: Mapping[str, Path], unpack: Unpack = dict, *, t3: T3 | None = None
+) -> Speakers:
+    """files: paths under the roles "t3" and "s3gen". t3: one that is loaded already."""
     s3gen = read_tensors(files["s3gen"])
     return Speakers(
-        t3=load(
+        t3=t3
+        or load(
             lambda: T3(preset.t3), unpack(read_tensors(files["t3"])), source=files["t3"], unused=UNUSED_BY_T3
         ),
         flow=load(lambda: Flow(preset.flow), unpack(part(s3gen, "flow.")), source=files["s3gen"]),
