@@ -211,21 +211,20 @@ def step(name: str, work: Path, threads: int, *, tiny: bool) -> dict[str, Any]:
 
 
 def sentence(name: str, work: Path, threads: int, *, tiny: bool) -> dict[str, Any]:
-    """Text ids to samples, warm."""
+    """Text ids to samples, warm; flow and vocoder as they stream, the sentence in one block."""
     from nightingale.engine.acoustic import MelStream, audible, prepare_prompt
-    from nightingale.engine.vocode import render_samples
+    from nightingale.engine.vocode import SampleStream
     from nightingale.models.chatterbox.hift.generator import Hift
     from nightingale.models.chatterbox.s3gen.flow import Flow
     from nightingale.models.checkpoint import load, read_tensors
-    from nightingale.nn.layout import for_many_rows, for_shifts
+    from nightingale.nn.layout import for_rendering
 
     speaker = Speaker(name, work, threads, tiny=tiny)
     files = {part: work / f"{name}.{part}.safetensors" for part in ("flow", "hift")}
     flow = load(lambda: Flow(speaker.preset.flow), read_tensors(files["flow"]), source=files["flow"])
     hift = load(lambda: Hift(speaker.preset.hift), read_tensors(files["hift"]), source=files["hift"])
-    for_many_rows(flow)  # as the engine lays them out (accel/quick.py)
-    for_shifts(flow)
-    for_shifts(hift)
+    for net in (flow, hift):
+        for_rendering(net)  # as the engine does (accel/quick.py)
     prompt = prepare_prompt(flow, speaker.voice)
     runs = []
     for tokens in (20, TOKENS, TOKENS, TOKENS):
@@ -235,7 +234,7 @@ def sentence(name: str, work: Path, threads: int, *, tiny: bool) -> dict[str, An
         middle = time.perf_counter()
         mel = MelStream(flow, speaker.voice, seed=1, streaming=True, prompt=prompt).push(sounds, final=True)
         vocoded = time.perf_counter()
-        samples = render_samples(hift, mel, seed=1)
+        samples = SampleStream(hift, seed=1, streaming=True).push(mel, final=True)
         ended = time.perf_counter()
         assert len(samples) == tokens * 960
         seconds = {

@@ -50,14 +50,14 @@ def test_a_convolution_by_shifts_is_the_convolution(taps: int, dilation: int, ba
     layer = same_conv(6, 9, taps, dilation=dilation, causal=True).double().requires_grad_(False)
     x = tiny.scatter((batch, 6, 40), 1).double()
     expected = layer(x)
-    layout.for_shifts(layer)
+    layout.for_rendering(layer)
     assert layer.weight.shape == (9, 6, taps)
     assert (layer(x) - expected).abs().max() < ROUNDING
 
 
 def test_a_convolution_with_strides_is_left_alone() -> None:
     layer = nn.Conv1d(4, 5, 6, stride=3).requires_grad_(False)
-    layout.for_shifts(layer)
+    layout.for_rendering(layer)
     x = tiny.scatter((1, 4, 30), 1)
     assert layer.weight.is_contiguous()
     assert torch.equal(convolve(layer, x), layer(x))
@@ -71,7 +71,7 @@ def test_a_transposed_convolution_by_products_is_that_convolution(
     layer = UpsamplingConv1d(6, 4, taps, stride, causal=True).double().requires_grad_(False)
     x = tiny.scatter((1, 6, columns), 1).double()
     expected = F.conv_transpose1d(x, layer.weight, stride=stride)
-    layout.for_shifts(layer)
+    layout.for_rendering(layer)
     got = spread(x, layer.weight, stride)
     assert got.shape == expected.shape
     assert (got - expected).abs().max() < ROUNDING
@@ -79,9 +79,9 @@ def test_a_transposed_convolution_by_products_is_that_convolution(
 
 def test_on_x86_convolutions_stay_torchs() -> None:
     layer = same_conv(4, 4, 3, causal=True)
-    layout.for_shifts(layer, X86)
+    layout.for_rendering(layer, X86)
     assert layer.weight.is_contiguous()
-    layout.for_shifts(layer, ARM)
+    layout.for_rendering(layer, ARM)
     assert not layer.weight.is_contiguous()
 
 
@@ -109,7 +109,7 @@ def test_an_arranged_flow_gives_the_same_mel() -> None:
 def test_an_arranged_vocoder_gives_the_same_samples() -> None:
     plain = speakers().hift.double()
     arranged = deepcopy(plain)
-    layout.for_shifts(arranged)
+    layout.for_rendering(arranged)
     mel = tiny.scatter((1, 80, 12), 2).double()
     noise = tiny.gaussian((12 * 480, 9), 3).double()
 

@@ -92,7 +92,7 @@ def test_a_run_is_accepted_and_the_next_is_held_against_it(
     monkeypatch.setattr(guard, "measure", lambda *_: steady)
     monkeypatch.setattr(guard, "quantities", lambda _: {})
     assert guard.main(words) == 0
-    assert "Nothing accepted yet" in capsys.readouterr().out
+    assert "Nothing accepted so far" in capsys.readouterr().out
     assert guard.main([*words, "--accept"]) == 0
     capsys.readouterr()
     steady["x"] = Measured(value=3.0, noise=0.01)

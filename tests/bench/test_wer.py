@@ -85,6 +85,10 @@ def test_a_wrong_lost_or_added_word_counts_once(
 def test_words_lost_at_the_end_are_told_from_words_lost_inside() -> None:
     assert compare("one day the cat sat down", "one day the cat").lost_tail == 2
     assert compare("one day the cat sat down", "one day sat down").lost_tail == 0
+    # Which of two words was lost, where both are wrong, is told by their letters.
+    assert compare("highly of her attractions", "highly of retractions").lost_tail == 0
+    assert compare("highly of her attractions", "highly of hair").lost_tail == 1
+    assert compare("highly of her attractions", "highly of").lost_tail == 2
 
 
 def test_words_after_the_end_are_told_from_words_added_inside() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from nightingale.models.chatterbox.build import Speakers
 from nightingale.models.chatterbox.t3.backbone_llama import Layer, LlamaBackbone
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.nn.layout import for_many_rows, for_shifts
+from nightingale.nn.layout import for_many_rows, for_rendering
 from nightingale.nn.memory import DenseMemory, LayerMemory
 
 log = logging.getLogger(__name__)
@@ -31,9 +31,8 @@ def arrange(speakers: Speakers) -> Speakers:
     """Networks on a CPU, changed in place, and given back; on other devices there is nothing to arrange."""
     if speakers.flow.encoder_proj.weight.device.type != "cpu":
         return speakers
-    for_many_rows(speakers.flow)
-    for_shifts(speakers.flow)
-    for_shifts(speakers.hift)
+    for_rendering(speakers.flow)
+    for_rendering(speakers.hift)
     if not any(weight.is_meta for weight in speakers.t3.parameters()):  # those are computed with elsewhere
         quicken(speakers.t3)
     return speakers

@@ -199,6 +199,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = last_accepted(store.read_lines(asked.results, KIND), line) if asked.results else None
     moved = compare(before["values"], now) if before else []
     sys.stdout.write(render(moved, before, now) + "\n")
+    if before is None:
+        fate = (
+            "This run is what later ones are held against." if asked.accept else "Accept one with --accept."
+        )
+        sys.stdout.write(f"Nothing accepted so far for this model on this machine. {fate}\n")
     rounds = max((one.rounds for one in now.values()), default=0)
     took_s, load = time.monotonic() - begun, line["machine"].get("load_1m")
     sys.stdout.write(f"{rounds} rounds in {took_s:.0f} s; load of the last minute {load}\n")
@@ -212,9 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def render(moved: Sequence[Moved], before: Mapping[str, Any] | None, now: Mapping[str, Measured]) -> str:
     if before is None:
         lines = [f"{name:<28}{one.value:>9.3f}  noise {one.noise:.1%}" for name, one in now.items()]
-        return "\n".join(
-            [*lines, "Nothing accepted yet for this model on this machine: run again with --accept."]
-        )
+        return "\n".join(lines)
     head = f"{'times the unit of work':<28}{'accepted':>9}{'now':>9}{'change':>9}{'noise':>8}{'limit':>8}"
     return "\n".join([f"against {before['commit']} of {before['date']}", head, *(one.said for one in moved)])
 

@@ -17,6 +17,7 @@ import re
 import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from nightingale.bench.numerals import readings
 from nightingale.bench.spelling import spoken_forms
@@ -110,16 +111,31 @@ def run_matching(one: Token, many: list[Token], start: int) -> list[int]:
     return found
 
 
+@lru_cache(maxsize=4096)
+def unlikeness(one: str, other: str) -> float:
+    """Which share of the letters must be changed, added or left out to make one word of another."""
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(one, start=1):
+        before, row = row, [i]
+        for j, its in enumerate(other, start=1):
+            row.append(min(before[j] + 1, row[-1] + 1, before[j - 1] + (letter != its)))
+    return row[-1] / max(len(one), len(other), 1)
+
+
 def align(wanted: list[Token], heard: list[Token]) -> list[tuple[int, int, int]]:
-    """The cheapest path as steps (wanted tokens used, heard tokens used, cost), in order."""
+    """The cheapest path as steps (wanted tokens used, heard tokens used, cost), in order.
+
+    Of paths with equally many errors, the one whose words were mistaken for the likeliest: "her attractions"
+    heard as "retractions" has lost "her", and not its end.
+    """
     rows, columns = len(wanted) + 1, len(heard) + 1
-    far = rows + columns + 1
+    far = (rows + columns + 1, 0.0)
     cost = [[far] * columns for _ in range(rows)]
     step: list[list[tuple[int, int, int]]] = [[(0, 0, 0)] * columns for _ in range(rows)]
-    cost[0][0] = 0
+    cost[0][0] = (0, 0.0)
 
-    def reach(i: int, j: int, used: tuple[int, int, int]) -> None:
-        total = cost[i][j] + used[2]
+    def reach(i: int, j: int, used: tuple[int, int, int], unlike: float = 0.0) -> None:
+        total = cost[i][j][0] + used[2], cost[i][j][1] + unlike
         # Of two equal paths the later stands, so that errors gather at the end: they tell of bad endings.
         if total <= cost[i + used[0]][j + used[1]]:
             cost[i + used[0]][j + used[1]] = total
@@ -132,7 +148,7 @@ def align(wanted: list[Token], heard: list[Token]) -> list[tuple[int, int, int]]
                     reach(i, j, (1, length, 0))
                 for length in run_matching(heard[j], wanted, i):
                     reach(i, j, (length, 1, 0))
-                reach(i, j, (1, 1, 1))
+                reach(i, j, (1, 1, 1), unlikeness(wanted[i].text, heard[j].text))
             if i < len(wanted):
                 reach(i, j, (1, 0, 1))
             if j < len(heard):

@@ -21,6 +21,7 @@ from nightingale import wren
 from nightingale.accel.quick import arrange, quicken
 from nightingale.engine.acoustic import CONTEXT_TOKENS
 from nightingale.engine.beside import BesideStudio, share_cores
+from nightingale.engine.devices import choose_device, choose_dtype
 from nightingale.engine.draws import DeviceDraws, Draws, HostDraws
 from nightingale.engine.guests import GUESTS
 from nightingale.engine.habits import HABITS, Habits
@@ -29,7 +30,7 @@ from nightingale.engine.profiles import Profile
 from nightingale.engine.runner import PlainRunner
 from nightingale.engine.studio import PROMPTS_KEPT_BYTES, GraphStudio, PlainStudio, Studio
 from nightingale.engine.vocode import HOLD_FRAMES, guessed_frames
-from nightingale.errors import CheckpointError, ConfigError, DeviceError, ModelMissing
+from nightingale.errors import CheckpointError, ConfigError, ModelMissing
 from nightingale.hub.find import locate
 from nightingale.models.chatterbox.build import Listeners, Speakers, load_listeners, load_speakers
 from nightingale.models.chatterbox.presets import PRESETS, Preset
@@ -215,34 +216,6 @@ def _read_card(path: Path) -> dict[str, Any]:
             fix="Install the package again.",
         ) from error
     return card
-
-
-def choose_device(asked: str) -> torch.device:
-    """The device asked for, or the best one there is."""
-    if asked == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(asked)
-        torch.empty(1, device=device).item()
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise DeviceError(
-            "the device cannot be used",
-            got=f"{asked!r} ({str(error).splitlines()[0]})",
-            allowed="auto, cpu, or a device this build of torch sees",
-            fix="See `nightingale doctor`.",
-        ) from error
-    return device
-
-
-def choose_dtype(asked: str) -> torch.dtype:
-    """T3's precision. The flow and the vocoder stay in float32: their error is heard directly."""
-    if asked == "auto":
-        return torch.float32
-    if asked not in DTYPES:
-        raise ConfigError(
-            "unknown dtype", got=repr(asked), allowed=", ".join(["auto", *DTYPES]), fix="Pick one of these."
-        )
-    return DTYPES[asked]
 
 
 def _no_int8(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001

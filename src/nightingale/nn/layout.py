@@ -14,11 +14,30 @@ convolutions for x86, so there they are left alone.
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from nightingale.nn.conv import UpsamplingConv1d, can_shift
+
+
+@torch.no_grad()
+def for_rendering(net: nn.Module, machine: str | None = None) -> None:
+    """Lay out a network that renders: it never sees a single row.
+
+    All weights are copied into one stretch of memory, also those that lie well already. They are mapped from
+    their file, whose pages count as memory for as long as a single weight holds on to it; and each stretch by
+    itself would cost half a megabyte more than it needs (torch on ARM).
+    """
+    orders = {id(weight): order for weight, order in _orders(net, machine)}
+    weights = [*net.parameters()]
+    room = torch.empty(sum(weight.numel() for weight in weights), dtype=weights[0].dtype)
+    for weight in weights:
+        order = orders.get(id(weight), tuple(range(weight.dim())))
+        own, room = room[: weight.numel()], room[weight.numel() :]
+        lying = own.view([weight.shape[axis] for axis in order]).copy_(weight.permute(order))
+        weight.data = lying.permute([order.index(axis) for axis in range(weight.dim())])
 
 
 @torch.no_grad()
@@ -29,13 +48,13 @@ def for_many_rows(net: nn.Module) -> None:
             layer.weight.data = layer.weight.data.t().contiguous().t()
 
 
-@torch.no_grad()
-def for_shifts(net: nn.Module, machine: str | None = None) -> None:
-    """Lay out every convolution tap by tap, on machines where that pays."""
-    if (machine or platform.machine()).lower() not in ("aarch64", "arm64"):
-        return
+def _orders(net: nn.Module, machine: str | None) -> Iterator[tuple[Tensor, tuple[int, ...]]]:
+    """Weights that lie better in another order of their axes, and that order, the slowest first."""
+    shifting = (machine or platform.machine()).lower() in ("aarch64", "arm64")
     for layer in net.modules():
-        if can_shift(layer):  # (outputs, inputs, taps)
-            layer.weight.data = layer.weight.data.permute(2, 0, 1).contiguous().permute(1, 2, 0)
-        elif isinstance(layer, UpsamplingConv1d):  # (inputs, outputs, taps)
-            layer.weight.data = layer.weight.data.permute(2, 1, 0).contiguous().permute(2, 1, 0)
+        if isinstance(layer, nn.Linear):
+            yield layer.weight, (1, 0)
+        elif shifting and can_shift(layer):  # (outputs, inputs, taps)
+            yield layer.weight, (2, 0, 1)
+        elif shifting and isinstance(layer, UpsamplingConv1d):  # (inputs, outputs, taps)
+            yield layer.weight, (2, 1, 0)
