@@ -6,7 +6,7 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; 
 VENV ?= .venv
 # Extra arguments for pip, such as an index that has torch without CUDA.
 PIP_ARGS ?=
-TEXT ?= Hello. This is Nightingale, speaking from your own machine.
+TEXT ?= Hello. I am Nightingale, and I speak on this computer without any network.
 OUT ?= hello.wav
 TESTS ?=
 

@@ -87,3 +87,19 @@ def test_a_threads_number_is_its_own() -> None:
     with ThreadPoolExecutor(1) as pool:
         assert pool.submit(mine).result() == (before + 1, before)
     assert torch.get_num_threads() == before
+
+
+def test_threads_that_count_at_the_same_time_leave_the_number_of_others_alone() -> None:
+    def for_threads_to_come() -> int:
+        with ThreadPoolExecutor(max_workers=1) as fresh:
+            return fresh.submit(torch.get_num_threads).result()
+
+    def count(number: int) -> int:
+        for _ in range(20):
+            use_threads(number)
+        return torch.get_num_threads()
+
+    before = for_threads_to_come()
+    with ThreadPoolExecutor(max_workers=6) as pool:
+        assert list(pool.map(count, [1, 2, 3] * 2)) == [1, 2, 3] * 2
+    assert for_threads_to_come() == before

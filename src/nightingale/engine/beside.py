@@ -43,10 +43,14 @@ def share_cores(weights: int) -> Shares | None:
     return Shares(t3=few, flow=few, vocoder=min(most, cores // 2), alone=most)
 
 
+_COUNTING = threading.Lock()
+
+
 def use_threads(count: int) -> None:
     """So many threads for the products of the thread that calls this, and for nobody else's."""
-    # Torch remembers the number for threads to come, too. A new thread knows it, and puts it back.
-    with ThreadPoolExecutor(max_workers=1) as aside:
+    # Torch remembers the number for threads to come, too. A new thread knows it, and puts it back. One at a
+    # time: another would find the number of the first, and put that back.
+    with _COUNTING, ThreadPoolExecutor(max_workers=1) as aside:
         others = aside.submit(torch.get_num_threads).result()
         torch.get_num_threads()  # which, in a thread's first call, takes the number for threads to come
         torch.set_num_threads(count)
