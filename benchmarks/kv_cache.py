@@ -70,7 +70,8 @@ def main() -> None:
             print(json.dumps(result, separators=(",", ":")))
             return
     from nightingale.bench.store import append, results_folder, signed
-    from nightingale.engine.load import default_model, load_model
+    from nightingale.engine.load import load_model
+    from nightingale.engine.model import default_model
 
     model = load_model(args.model or default_model(), device="cpu", dtype="auto", offline=True, options={})
     texts = Path(args.texts).read_text(encoding="utf-8").splitlines()[: args.sentences]
