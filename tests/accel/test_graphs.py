@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import cycle
+
 import pytest
 import torch
 from torch import Tensor
 
-from nightingale.accel.graphs import RECORDING, Replay, bucket_for, how_on, own_stream, reproducible
+from nightingale.accel.graphs import POOL, RECORDING, Replay, bucket_for, how_on, own_stream, reproducible
 from nightingale.errors import ConfigError, DeviceError
 
 CPU = torch.device("cpu")
@@ -72,8 +74,32 @@ def test_while_something_is_recorded_sums_have_one_order_and_then_the_switch_is_
 def test_nobody_is_given_the_stream_of_somebody_else() -> None:
     device = torch.device("cuda")
     held = [own_stream(device, RECORDING) for _ in range(8)]
-    later = [own_stream(device, RECORDING).cuda_stream for _ in range(40)]  # each is let go of at once
-    assert not {stream.cuda_stream for stream in held} & set(later)
+    later = [own_stream(device, RECORDING).stream.cuda_stream for _ in range(40)]  # each is let go of at once
+    assert not {own.stream.cuda_stream for own in held} & set(later)
+
+
+def test_streams_are_handed_out_in_turn_but_never_those_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: streams that are numbers, handed out again and again as torch does it."""
+    numbers = cycle(range(POOL))
+
+    class Stream:
+        __slots__ = ("cuda_stream",)  # and no weak references, which torch's do not survive
+
+        def __init__(self, device: torch.device, priority: int) -> None:
+            assert (device.type, priority) == ("cuda", RECORDING)
+            self.cuda_stream = next(numbers)
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    device = torch.device("cuda")
+    held = [own_stream(device, RECORDING) for _ in range(8)]
+    later = [own_stream(device, RECORDING).stream.cuda_stream for _ in range(3 * POOL)]
+    assert not {own.stream.cuda_stream for own in held} & set(later)
+    held += [own_stream(device, RECORDING) for _ in range(POOL - 8)]
+    assert len({own.stream.cuda_stream for own in held}) == POOL
+    with pytest.raises(DeviceError, match="no CUDA stream is left"):
+        own_stream(device, RECORDING)
+    del held[3]
+    assert own_stream(device, RECORDING).stream.cuda_stream not in {own.stream.cuda_stream for own in held}
 
 
 @pytest.mark.requires_cuda

@@ -110,7 +110,8 @@ class Decoder:
         )
         self._graphs: dict[tuple[str, int, int, bool], Replay[Any]] = {}
         self._pool = torch.cuda.graph_pool_handle() if self.how == "graph" else None
-        self._recorder = own_stream(self.device, RECORDING) if self.how == "graph" else None
+        self._own_stream = own_stream(self.device, RECORDING) if self.how == "graph" else None
+        self._recorder = self._own_stream.stream if self._own_stream else None
         self._held: dict[int, tuple[int, bool]] = {}
         """Of each slot in use: positions it remembers at most, and whether its sampling sorts."""
         pinned = self.device.type == "cuda"

@@ -52,11 +52,27 @@ RENDERING, RECORDING = -1, -2
 and many, and each would wait for one of T3's, which fill the GPU. Nothing runs on what only records."""
 POOL = 32
 """So many streams of a priority there are; torch hands them out in turn, and again."""
-_OWNED: WeakValueDictionary[int, torch.cuda.Stream] = WeakValueDictionary()
 _CHOOSING = threading.RLock()
 
 
-def own_stream(device: torch.device, priority: int) -> torch.cuda.Stream:
+class OwnStream:
+    """A stream, for as long as this is held.
+
+    Not the stream itself is watched by a weak reference: those of torch.cuda.Stream are not cleared when it
+    ends (pytorch/pytorch#183403, torch 2.9 to 2.11), and the next sweep of Python's garbage, or the end of
+    the process, follows them into freed memory.
+    """
+
+    __slots__ = ("__weakref__", "stream")
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self.stream = stream
+
+
+_OWNED: WeakValueDictionary[int, OwnStream] = WeakValueDictionary()
+
+
+def own_stream(device: torch.device, priority: int) -> OwnStream:
     """One that nobody else was given, for as long as it is held.
 
     Why it must be: libraries keep a workspace for each stream, and a graph goes on using that of the stream
@@ -66,9 +82,9 @@ def own_stream(device: torch.device, priority: int) -> torch.cuda.Stream:
     """
     with _CHOOSING:
         for _ in range(POOL):
-            stream: torch.cuda.Stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
-            if _OWNED.setdefault(stream.cuda_stream, stream) is stream:
-                return stream
+            held = OwnStream(torch.cuda.Stream(device, priority=priority))  # type: ignore[no-untyped-call]
+            if _OWNED.setdefault(held.stream.cuda_stream, held) is held:
+                return held
     raise DeviceError(
         "no CUDA stream is left",
         got=f"{POOL} that are in use",
@@ -132,6 +148,7 @@ class Replay(Generic[Result]):
         self.name = name
         self._function = function
         self._graph: torch.cuda.CUDAGraph | None = None
+        self._held: OwnStream | None = None
         self._result: Result | None = None
         started = time.perf_counter()
         with torch.inference_mode():
@@ -150,8 +167,9 @@ class Replay(Generic[Result]):
         if stream is None:
             # The default stream cannot record.
             default = torch.cuda.default_stream(device)
-            stream = own_stream(device, RECORDING) if current == default else current
-        self._recorded_on = stream  # held, so that nobody else is given it
+            if current == default:
+                self._held = own_stream(device, RECORDING)  # so that nobody else is given it
+            stream = self._held.stream if self._held else current
         stream.wait_stream(current)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream), reproducible():

@@ -158,7 +158,8 @@ class Renderer:
         frames |= {before + FRAMES * block + guessed_frames for block in blocks}
         vocoder = Vocoder(hift, batches=batches, frames=tuple(sorted(frames)), how=how)
         self.windows = Windows(vocoder, hold_frames=hold_frames, guessed_frames=guessed_frames)
-        self._stream = own_stream(self.device, RENDERING) if self.device.type == "cuda" else None
+        self._held = own_stream(self.device, RENDERING) if self.device.type == "cuda" else None
+        self._stream = self._held.stream if self._held else None
         if self._stream is not None:
             # Hand-over: weights that were converted above are on their way on the stream that loads.
             self._stream.wait_stream(torch.cuda.current_stream(self.device))
