@@ -138,7 +138,7 @@ class Speaker:
         self.guided = self.habits.sampling.cfg_weight > 0
         self.runner = CpuRunner(
             self.t3,
-            self.packed,
+            self.packed.graph,
             slots=1,
             rows_per_slot=2 if self.guided else 1,
             capacity=1024,
@@ -212,6 +212,7 @@ def step(name: str, work: Path, threads: int, *, tiny: bool) -> dict[str, Any]:
 
 def sentence(name: str, work: Path, threads: int, *, tiny: bool) -> dict[str, Any]:
     """Text ids to samples, warm; flow and vocoder as they stream, the sentence in one block."""
+    from nightingale.accel.cpu import halves
     from nightingale.engine.acoustic import MelStream, audible, prepare_prompt
     from nightingale.engine.vocode import SampleStream
     from nightingale.models.chatterbox.hift.generator import Hift
@@ -223,8 +224,12 @@ def sentence(name: str, work: Path, threads: int, *, tiny: bool) -> dict[str, An
     files = {part: work / f"{name}.{part}.safetensors" for part in ("flow", "hift")}
     flow = load(lambda: Flow(speaker.preset.flow), read_tensors(files["flow"]), source=files["flow"])
     hift = load(lambda: Hift(speaker.preset.hift), read_tensors(files["hift"]), source=files["hift"])
+    # As the profile `fast` does (engine/load.py, accel/quick.py).
+    refused = halves.refusal(threads)
+    if refused is None:
+        flow, hift = halves.halved_flow(flow), halves.halved_vocoder(hift)
     for net in (flow, hift):
-        for_rendering(net)  # as the engine does (accel/quick.py)
+        for_rendering(net)
     prompt = prepare_prompt(flow, speaker.voice)
     runs = []
     for tokens in (20, TOKENS, TOKENS, TOKENS):
@@ -249,6 +254,7 @@ def sentence(name: str, work: Path, threads: int, *, tiny: bool) -> dict[str, An
     return {
         "seconds": whole,
         "rtf": whole["whole"] / (TOKENS / TOKENS_PER_S),
+        "bfloat16": "flow and vocoder" if refused is None else refused,
         "peak_gib": peak_gib(),
     }
 
@@ -300,16 +306,25 @@ def quality(name: str, work: Path, threads: int, *, tiny: bool, tokens: int = 24
 # --- upstream, run by its own Python ---------------------------------------------------------------------
 
 
-def upstream(name: str, threads: int) -> dict[str, Any]:
-    """Upstream's own modules. T3 is warm; S3Gen is called once, for a minute, of which warming up would be
-    nothing."""
+def upstream(name: str, threads: int, folder: Path | None) -> dict[str, Any]:
+    """Upstream's own modules, from the packages of this Python or from a folder of them."""
     import torch
 
     sys.path.insert(0, str(ROOT / "src" / "nightingale" / "bench" / "peers"))
     from upstream import Upstream  # type: ignore[import-not-found]
 
     torch.set_num_threads(threads)
-    model = Upstream(name)
+    if folder is None:
+        return upstream_times(Upstream(name))
+    from upstream_side import House
+
+    with House(folder).hosted():
+        return upstream_times(Upstream(name))
+
+
+def upstream_times(model: Any) -> dict[str, Any]:
+    """T3 is warm; S3Gen is called once, for a minute, of which warming up would be nothing."""
+    import torch
 
     def decode(tokens: int) -> float:
         text = torch.randint(1, 255, (TEXT_IDS,)).tolist()
@@ -336,6 +351,7 @@ def child(python: str, part: str, name: str, work: Path, options: argparse.Names
     """Run a part in a process of its own; what went wrong is a result too."""
     words = [python, str(Path(__file__).resolve()), "--part", part, "--model", name, "--work", str(work)]
     words += ["--threads", str(options.threads), *(["--tiny"] if options.tiny else [])]
+    words += ["--upstream", str(options.upstream)] if options.upstream else []
     started = time.perf_counter()
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
@@ -375,6 +391,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--upstream-python", help="of a venv with chatterbox-tts; without it no upstream")
+    parser.add_argument(
+        "--upstream", type=Path, help="or a folder of its packages (benchmarks/upstream_side.py)"
+    )
     parser.add_argument("--work", type=Path, help="a folder for weights, kept for the next run; 3.5 GB")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--no-store", action="store_true", help="do not append to benchmarks/results")
@@ -384,6 +403,7 @@ def main() -> None:
     if options.part:
         print(json.dumps(run_part(options)))
         return
+    theirs = options.upstream_python or (sys.executable if options.upstream else None)
     with tempfile.TemporaryDirectory(prefix="nightingale-cpu-") as temporary:
         work = options.work or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
@@ -393,8 +413,8 @@ def main() -> None:
                 child(sys.executable, "make", name, work, options)
             for part in ("packing", "step", "sentence"):
                 found[f"{part} {name}"] = child(sys.executable, part, name, work, options)
-            if options.upstream_python and not options.tiny:
-                found[f"upstream {name}"] = child(options.upstream_python, "upstream", name, work, options)
+            if theirs and not options.tiny:
+                found[f"upstream {name}"] = child(theirs, "upstream", name, work, options)
             found[f"quality {name}"] = child(sys.executable, "quality", name, work, options)
     reached = table(found)
     print(f"\n| {options.threads} threads, warm, {TOKENS} tokens | must | aim | reached |\n|---|---|---|---|")
@@ -413,7 +433,7 @@ def main() -> None:
 
 def run_part(options: argparse.Namespace) -> dict[str, Any]:
     if options.part == "upstream":
-        return upstream(options.model, options.threads)
+        return upstream(options.model, options.threads, options.upstream)
     sys.path.insert(0, str(ROOT / "src"))
     import torch
 

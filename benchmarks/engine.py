@@ -25,7 +25,7 @@ import torch
 
 from nightingale.engine.acoustic import audible, render_mel
 from nightingale.engine.decode import speak
-from nightingale.engine.load import Model
+from nightingale.engine.model import Model
 from nightingale.engine.randomness import generator
 from nightingale.engine.standin import NOISE, load_noise, seeded
 from nightingale.engine.tts import TTS

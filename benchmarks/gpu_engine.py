@@ -32,7 +32,8 @@ from upstream_side import Guest, House
 
 from nightingale.engine import utterance
 from nightingale.engine.habits import HABITS
-from nightingale.engine.load import Model, Once, plan_for
+from nightingale.engine.load import plan_for
+from nightingale.engine.model import Model, Once
 from nightingale.engine.plan import Plan
 from nightingale.engine.profiles import PROFILES, Profile
 from nightingale.engine.tts import TTS

@@ -2,15 +2,15 @@
 
     python benchmarks/speculative.py [--model FOLDER] [--sentences N] [--draft NAME]… [--part verify|speak]…
 
-- verify: processor time of a pass of T3 over 1 … 9 tokens, over that of a step; for the model, and for random
-  weights of the multilingual width, a fifth as deep (so large that no cache holds them, as all of it is), in
-  torch and, where onnxruntime is there, with weights of eight bits.
+- verify: a pass of T3 over 1 … 9 tokens, over a step; for the model, and for random weights of the
+  multilingual width, a fifth as deep (so large that no cache holds them, as all of it is), in torch and where
+  onnxruntime is, by that: in float32, and with weights of eight bits. Processor time.
 - speak: the same sentences with the same seeds, plain and with each draft in turn: tokens a second over plain
-  with the adaptive pace, and with fixed lengths; the share of guesses accepted; whether every token was the
-  plain one.
+  decoding by the same runtime and by torch, with the adaptive pace and with fixed lengths; the share of
+  guesses accepted; whether every token was torch's plain one. By the clock: on an idle machine, please.
 
-Times are processor time, alternating, so that other work on the machine disturbs little. The last line is
-JSON, and is kept in benchmarks/results.
+Both take turns, sentence by sentence. The last line is JSON, and is kept in benchmarks/results. --chart FILE
+draws the accepted shares.
 """
 
 from __future__ import annotations
@@ -21,34 +21,27 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from nightingale.bench.store import append, results_folder, signed
+from nightingale.bench.wren import texts
 from nightingale.engine.decode import Decoding, Tally, Told, prompt_of
 from nightingale.engine.draws import Draws, HostDraws, Speaking
-from nightingale.engine.load import Model, default_model, load_model
+from nightingale.engine.load import load_model
+from nightingale.engine.model import Model, default_model
 from nightingale.engine.profiles import BALANCED
 from nightingale.engine.randomness import generator
-from nightingale.engine.runner import PlainRunner, Trial
+from nightingale.engine.runner import PlainRunner, Trial, Verifier
 from nightingale.engine.speculate import LONGEST, Costs, SpeculativeDraws
 from nightingale.engine.speculate_load import open_speculation
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, LlamaConfig
 from nightingale.models.chatterbox.t3.model import T3
 
-SENTENCES = (
-    "The quick brown fox jumps over the lazy dog.",
-    "She opened the window and listened to the rain for a while.",
-    "Twelve small boats were waiting in the harbour.",
-    "Please call me back when you have read the letter.",
-    "In the morning the road was covered with snow, and nobody came.",
-    "What would you have done if the train had been late?",
-    "He counted the coins twice and put them back into the drawer.",
-    "The committee will meet again on the second Thursday of March.",
-)
 TEMPERATURE = 0.8
 FREE = Costs(several=1.0, token=0.0, guess=0.0)
 """With nothing to weigh, the pace asks for as many guesses as it may."""
@@ -66,10 +59,12 @@ def main() -> None:
         result["verify"] = verify_tables(model.speakers.t3, args.threads, args.rounds)
         print_verify(result["verify"])
     if "speak" in parts:
-        drafts = args.draft or ["lookup", "exit:1", "exit:3", "exit:6"]
-        sentences = [SENTENCES[i % len(SENTENCES)] for i in range(args.sentences)]
-        result["speak"] = speak_table(model, drafts, args.length or [1, 2, 4], sentences)
+        drafts = args.draft or ["guess", "exit:6", "lookup"]
+        sentences = texts("wren_200")[: args.sentences]
+        result["speak"] = speak_table(model, drafts, args.length or [1, 2, 3], sentences, args.threads)
         print_speak(result["speak"])
+        if args.chart:
+            args.chart.write_text(chart(result["speak"]), encoding="utf-8")
     line = signed(result)
     append(line, "speculative", None if args.no_keep else results_folder())
     print(json.dumps(line, separators=(",", ":")))
@@ -79,7 +74,8 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--model", default=default_model(), help="a name or a folder")
     parser.add_argument("--sentences", type=int, default=100)
-    parser.add_argument("--draft", action="append", help="lookup, exit:N, a file of weights, or a model")
+    parser.add_argument("--draft", action="append", help="guess, lookup, exit:N, a file, or a model")
+    parser.add_argument("--chart", type=Path, help="an SVG of the accepted shares")
     parser.add_argument("--length", action="append", type=int, help="fixed numbers of guesses")
     parser.add_argument("--part", action="append", choices=["verify", "speak"])
     parser.add_argument("--threads", type=int, default=2)
@@ -91,10 +87,29 @@ def arguments() -> argparse.Namespace:
 def verify_tables(t3: T3, threads: int, rounds: int) -> dict[str, list[float]]:
     """Milliseconds of a pass over 1, 2, … tokens."""
     large = random_t3(replace(MULTILINGUAL, backbone=LlamaConfig(layers=6)))
-    tables = {"model, torch": torch_passes(t3, rounds), "6 layers of 30, torch": torch_passes(large, rounds)}
-    if importlib.util.find_spec("onnxruntime") is not None:
-        tables["6 layers of 30, int8"] = int8_passes(large, threads, rounds)
+    tables = {"model, torch": passes(in_torch(t3), rounds)}
+    if with_onnx():
+        tables["model, onnxruntime"] = passes(by_onnx(t3, threads), rounds)
+    tables["6 layers of 30, torch"] = passes(in_torch(large), rounds)
+    if with_onnx():
+        tables["6 layers of 30, onnxruntime, int8"] = int8_passes(large, threads, rounds)
     return tables
+
+
+def with_onnx() -> bool:
+    return importlib.util.find_spec("onnxruntime") is not None
+
+
+def in_torch(t3: T3, capacity: int = REMEMBERED + 16) -> PlainRunner:
+    return PlainRunner(t3, slots=1, rows_per_slot=1, capacity=capacity, spare=LONGEST, batched=False)
+
+
+def by_onnx(t3: T3, threads: int, capacity: int = REMEMBERED + 16, graph: Any = None) -> Verifier:
+    """graph: in float32, if not given."""
+    from nightingale.accel.cpu.runner import CpuRunner, exact_graph
+
+    pool: dict[str, Any] = {"slots": 1, "rows_per_slot": 1, "capacity": capacity, "spare": LONGEST}
+    return CpuRunner(t3, graph or exact_graph(t3), **pool, batched=False, threads=threads)
 
 
 def random_t3(config: Any) -> T3:
@@ -107,9 +122,8 @@ def random_t3(config: Any) -> T3:
     return t3.eval().requires_grad_(False)
 
 
-def torch_passes(t3: T3, rounds: int) -> list[float]:
-    runner = PlainRunner(t3, slots=1, rows_per_slot=1, capacity=REMEMBERED + 16, batched=False)
-    runner.begin(0, torch.zeros(1, REMEMBERED, t3.config.backbone.width))
+def passes(runner: Verifier, rounds: int) -> list[float]:
+    runner.begin(0, torch.zeros(1, REMEMBERED, runner.t3.config.backbone.width))  # type: ignore[attr-defined]
 
     def once(count: int) -> float:
         began = time.process_time()
@@ -122,25 +136,12 @@ def torch_passes(t3: T3, rounds: int) -> list[float]:
 
 
 def int8_passes(t3: T3, threads: int, rounds: int) -> list[float]:
-    """The packed graph scores its last token only: 8 MB of the head are read, but once."""
     from nightingale.accel.cpu.packed import digest_of_tensors, pack
-    from nightingale.accel.cpu.runner import CpuRunner
 
     tensors = t3.state_dict()
     with tempfile.TemporaryDirectory() as home:
         packed = pack(t3.config, tensors, home=Path(home), source=digest_of_tensors(tensors))
-        pool: dict[str, Any] = {"slots": 1, "rows_per_slot": 1, "capacity": REMEMBERED + 16}
-        runner = CpuRunner(t3, packed, **pool, batched=False, threads=threads)
-        width = t3.config.backbone.width
-        runner.begin(0, torch.zeros(1, REMEMBERED, width))
-
-        def once(count: int) -> float:
-            x = torch.zeros(1, count, width)
-            began = time.process_time()
-            runner._read(0, x, REMEMBERED)
-            return time.process_time() - began
-
-        return medians(once, rounds)
+        return passes(by_onnx(t3, threads, graph=packed.graph), rounds)
 
 
 def medians(once: Any, rounds: int) -> list[float]:
@@ -152,54 +153,76 @@ def medians(once: Any, rounds: int) -> list[float]:
     return [statistics.median(times) for times in taken]
 
 
-def speak_table(
-    model: Model, drafts: list[str], lengths: list[int], sentences: list[str]
-) -> list[dict[str, Any]]:
-    """A row for each draft and length; length 0 is the pace's own choice."""
-    pool = {"slots": 1, "rows_per_slot": 1, "capacity": 1200}
-    plain = HostDraws(PlainRunner(model.speakers.t3, **pool, batched=False))
-    ways: list[tuple[str, int, Draws]] = []
+class Way(NamedTuple):
+    """One way to decode: a runtime, and what guesses for it."""
+
+    runtime: str
+    draft: str
+    length: int
+    """Guesses a pass; 0 is the pace's own choice."""
+    draws: Draws
+
+
+def ways_of(model: Model, drafts: list[str], lengths: list[int], threads: int) -> list[Way]:
+    t3, capacity = model.speakers.t3, 1200
+    runners: dict[str, Callable[[], Verifier]] = {"torch": lambda: in_torch(t3, capacity)}
+    if with_onnx():
+        runners["onnxruntime"] = lambda: by_onnx(t3, threads, capacity)
+    ways = [Way(runtime, "", 0, HostDraws(make())) for runtime, make in runners.items()]
     for name in drafts:
+        # Who leaves T3 early needs its layers in torch.
+        runtime = "torch" if name.startswith("exit:") else [*runners][-1]
         for length in (0, *lengths):
-            opened = open_speculation(model, replace(BALANCED, draft=name, batched=False), dict(pool))
+            profile = replace(BALANCED, draft=name, batched=False, slots=1)
+            opened = open_speculation(model, profile, runners[runtime](), threads)
             if length:
-                opened = SpeculativeDraws(
-                    opened._verifier, opened._draft, costs=FREE, after=1, longest=length
-                )
-            ways.append((name, length, opened))
-    sums: list[list[float]] = [[0.0, 0.0, 0.0, 0.0, 0.0] for _ in ways]
+                parts = opened._verifier, opened._draft
+                opened = SpeculativeDraws(*parts, costs=FREE, after=1, longest=length)
+            ways.append(Way(runtime, name, length, opened))
+    return ways
+
+
+def speak_table(
+    model: Model, drafts: list[str], lengths: list[int], sentences: list[str], threads: int
+) -> list[dict[str, Any]]:
+    """A row for each way; those without a draft come first, torch's before all."""
+    ways = ways_of(model, drafts, lengths, threads)
+    sums = [[0.0] * 5 for _ in ways]
     same = [True] * len(ways)
-    plain_s, plain_tokens = 0.0, 0
+    say(model, ways[0].draws, sentences[0], 0)  # warm
     for seed, text in enumerate(sentences):
-        expected, took, _ = say(model, plain, text, seed)
-        plain_s, plain_tokens = plain_s + took, plain_tokens + len(expected)
-        for i, (_, _, draws) in enumerate(ways):
-            tokens, spent, tally = say(model, draws, text, seed)
+        expected: list[int] = []
+        for i, way in enumerate(ways):
+            tokens, spent, tally = say(model, way.draws, text, seed)
+            expected = expected or tokens
             same[i] &= tokens == expected
             counted = (len(tokens), spent, tally.drafted, tally.accepted, tally.passes)
             sums[i] = [have + more for have, more in zip(sums[i], counted, strict=True)]
-    table = []
-    for (name, length, _), (tokens, spent, drafted, accepted, passes), alike in zip(
-        ways, sums, same, strict=True
-    ):
-        table.append(
-            {
-                "draft": name,
-                "length": length,
-                "over_plain": (tokens / spent) / (plain_tokens / plain_s),
-                "accepted_share": accepted / drafted if drafted else None,
-                "tokens_per_drafted_pass": 1 + accepted / passes if passes else None,
-                "passes_saved_share": accepted / tokens,
-                "same_tokens": alike,
-                "tokens": tokens,
-                "plain_ms_per_token": 1000 * plain_s / plain_tokens,
-            }
-        )
-    return table
+    plain = {way.runtime: sums[i] for i, way in enumerate(ways) if not way.draft}
+
+    def over(mine: list[float], other: list[float]) -> float:
+        return (mine[0] / mine[1]) / (other[0] / other[1])
+
+    return [
+        {
+            "runtime": way.runtime,
+            "draft": way.draft or "none",
+            "length": way.length,
+            "over_plain": over(mine, plain[way.runtime]),
+            "over_torch": over(mine, plain["torch"]),
+            "accepted_share": mine[3] / mine[2] if mine[2] else None,
+            "tokens_per_drafted_pass": 1 + mine[3] / mine[4] if mine[4] else None,
+            "passes_saved_share": mine[3] / mine[0],
+            "same_tokens": alike,
+            "tokens": int(mine[0]),
+            "ms_per_token": 1000 * mine[1] / mine[0],
+        }
+        for way, mine, alike in zip(ways, sums, same, strict=True)
+    ]
 
 
 def say(model: Model, draws: Draws, text: str, seed: int) -> tuple[list[int], float, Tally]:
-    """Tokens of one sentence, processor seconds of its steps, and what was guessed. The prompt is not."""
+    """Tokens of one sentence, seconds of its steps, and what was guessed. The prompt is not timed."""
     t3, habits, voice = model.speakers.t3, model.habits, model.default_voice
     assert voice is not None
     sampling = replace(habits.sampling, temperature=TEMPERATURE)
@@ -215,7 +238,7 @@ def say(model: Model, draws: Draws, text: str, seed: int) -> tuple[list[int], fl
     prompt = prompt_of(t3, ids, voice, habits=habits, sampling=sampling, exaggeration=habits.exaggeration)
     tokens = draws.begin(0, decoding, prompt)
     decoding.note(tokens[0])
-    began = time.process_time()
+    began = time.perf_counter()
     while not decoding.finished:
         (drawn,) = draws.step([Speaking(slot=0, decoding=decoding, last_token=tokens[-1])])
         if isinstance(drawn, Exception):
@@ -225,7 +248,7 @@ def say(model: Model, draws: Draws, text: str, seed: int) -> tuple[list[int], fl
             decoding.note(token)
             if decoding.finished:
                 break
-    took = time.process_time() - began
+    took = time.perf_counter() - began
     draws.leave(0)
     return tokens, took, decoding.tally
 
@@ -253,21 +276,46 @@ def pays_from(cost: float, guesses: int) -> str:
 
 def print_speak(table: list[dict[str, Any]]) -> None:
     print(
-        "\n| draft | guesses | accepted | tokens a drafted pass | passes saved | tokens/s over plain | same |"
+        "\n| T3 by | draft | guesses | accepted | tokens a drafted pass | ms a token "
+        "| tokens/s over plain | over torch's plain | same tokens |"
     )
-    print("|---|---|---|---|---|---|---|")
+    print("|---" * 9 + "|")
     for row in table:
         share, each = row["accepted_share"], row["tokens_per_drafted_pass"]
+        plain = row["draft"] == "none"
         cells = (
+            row["runtime"],
             row["draft"],
-            row["length"] or "adaptive",
+            "–" if plain else row["length"] or "adaptive",
             "–" if share is None else f"{100 * share:.0f} %",
             "–" if each is None else f"{each:.2f}",
-            f"{100 * row['passes_saved_share']:.0f} %",
+            f"{row['ms_per_token']:.2f}",
             f"{row['over_plain']:.2f}",
+            f"{row['over_torch']:.2f}",
             "yes" if row["same_tokens"] else "NO",
         )
         print("| " + " | ".join(map(str, cells)) + " |")
+
+
+def chart(table: list[dict[str, Any]]) -> str:
+    """Bars of the accepted share, one for each draft and number of guesses."""
+    rows = [row for row in table if row["length"] and row["accepted_share"] is not None]
+    high, left, wide = 26, 170, 400
+    bars = []
+    for i, row in enumerate(rows):
+        y, share = 40 + high * i, row["accepted_share"]
+        label = f"{row['draft']}, {row['length']} {'guess' if row['length'] == 1 else 'guesses'}"
+        bars.append(
+            f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{label}</text>'
+            f'<rect x="{left}" y="{y}" width="{wide * share:.0f}" height="{high - 8}" fill="#4a7c9b"/>'
+            f'<text x="{left + wide * share + 6:.0f}" y="{y + 14}">{100 * share:.0f} %, '
+            f"{row['tokens_per_drafted_pass']:.2f} tokens a pass</text>"
+        )
+    size = f'width="{left + wide + 180}" height="{56 + high * len(rows)}"'
+    style = 'font-family="sans-serif" font-size="13" fill="#333"'
+    title = f'<text x="{left}" y="22" font-weight="bold">Guesses accepted, temperature {TEMPERATURE}</text>'
+    ground = '<rect width="100%" height="100%" fill="white"/>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>{ground}{title}{"".join(bars)}</svg>\n'
 
 
 if __name__ == "__main__":

@@ -30,7 +30,8 @@ import torch
 
 from nightingale.engine import TTS
 from nightingale.engine.acoustic import MelStream
-from nightingale.engine.load import Model, default_model, load_model
+from nightingale.engine.load import load_model
+from nightingale.engine.model import Model, default_model
 from nightingale.engine.runner import PlainRunner, Turn
 from nightingale.engine.vocode import SampleStream
 from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES

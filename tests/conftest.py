@@ -11,7 +11,7 @@ import pytest
 
 if TYPE_CHECKING:
     from nightingale import TTS
-    from nightingale.engine.load import Model
+    from nightingale.engine.model import Model
 
 BRIEF_TOKENS = 6
 

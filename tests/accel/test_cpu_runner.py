@@ -84,7 +84,7 @@ def runner_of(
     t3, packed = made
     light = without_backbone(t3.config, t3.state_dict(), source=Path("t3"))
     return CpuRunner(
-        light, packed, slots=slots, rows_per_slot=rows, capacity=capacity, batched=batched, threads=1
+        light, packed.graph, slots=slots, rows_per_slot=rows, capacity=capacity, batched=batched, threads=1
     )
 
 

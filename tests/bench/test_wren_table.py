@@ -12,7 +12,7 @@ from nightingale.bench.endings import expected_seconds
 from nightingale.bench.quality import Clip, ClipQuality, Quality, measure, measure_clip
 from nightingale.bench.wren import Row, Speed, heard_again, render, rows, table, texts, told
 from nightingale.containers.wav import wav_bytes
-from nightingale.engine.load import Model
+from nightingale.engine.model import Model
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nightingale.engine.acoustic import MelStream, prepare_prompt, render_mel
-from nightingale.engine.load import Model
+from nightingale.engine.model import Model
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.voices.voice import Voice
 

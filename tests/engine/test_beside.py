@@ -11,7 +11,7 @@ import torch
 
 from nightingale.engine import load
 from nightingale.engine.beside import SMALL_WEIGHTS, BesideStudio, share_cores, use_threads
-from nightingale.engine.load import Model
+from nightingale.engine.model import Model
 from nightingale.engine.studio import Block, PlainStudio, Shares
 from nightingale.engine.tts import TTS
 from nightingale.engine.vocode import Excited

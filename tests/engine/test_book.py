@@ -15,7 +15,7 @@ import torch
 
 from nightingale import TTS, EmptyText, UnsupportedLanguage
 from nightingale.engine import profiles
-from nightingale.engine.load import Model
+from nightingale.engine.model import Model
 from nightingale.engine.pieces import PAUSE_MS, cut
 from nightingale.engine.randomness import nth_seed
 from nightingale.engine.studio import Block, PlainStudio

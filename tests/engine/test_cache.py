@@ -14,7 +14,8 @@ from nightingale import TTS
 from nightingale.engine import budgets
 from nightingale.engine.budgets import LEAST, STRIDE, AttentionTable
 from nightingale.engine.cache_load import CellDraws, cells_of, room_for
-from nightingale.engine.load import Model, open_draws, plan_for
+from nightingale.engine.load import open_draws, plan_for
+from nightingale.engine.model import Model
 from nightingale.engine.profiles import BALANCED, EXACT, PROFILES, Profile, profile_named
 from nightingale.engine.scheduler import Scheduler
 from nightingale.errors import CheckpointError, ConfigError, MemoryFull
@@ -235,7 +236,7 @@ def test_a_dense_stream_needs_its_slot_and_fills_its_positions(noise_model: Mode
     position = 2 * 4 * backbone.layers * backbone.width
     assert room.filled(10, 5) == 15 * position
     assert room.needed(10, 5) == room.needed(1, 1) > room.filled(10, 5)
-    pool = open_draws(noise_model, BALANCED, plan_for(noise_model, BALANCED)).bytes
+    pool = open_draws(noise_model, EXACT, plan_for(noise_model, EXACT)).bytes
     assert pool == BALANCED.slots * 2 * room.needed(1, 1)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from nightingale.engine.decode import speak
 from nightingale.engine.habits import ENGLISH, HABITS, TURBO
-from nightingale.engine.load import Model
+from nightingale.engine.model import Model
 from nightingale.engine.randomness import generator
 from nightingale.errors import TextTooLong
 from nightingale.models.chatterbox.t3 import config as t3_config

@@ -10,7 +10,7 @@ import torch
 
 from nightingale.engine.decode import Decoding, Told
 from nightingale.engine.drafts import Ask, LookupDraft, continued
-from nightingale.engine.load import Model
+from nightingale.engine.model import Model
 
 
 @pytest.mark.parametrize(

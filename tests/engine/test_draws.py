@@ -12,7 +12,8 @@ import torch
 from nightingale import TTS
 from nightingale.engine.decode import Decoding
 from nightingale.engine.draws import DeviceDraws
-from nightingale.engine.load import Model, plan_for
+from nightingale.engine.load import plan_for
+from nightingale.engine.model import Model
 from nightingale.engine.plan import Plan
 from nightingale.engine.profiles import PROFILES, Profile
 from nightingale.engine.utterance import Utterance

@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from nightingale import TTS
-from nightingale.engine.load import Model
+from nightingale.engine.model import Model
 from nightingale.engine.profiles import PROFILES
-from nightingale.engine.runner import PlainRunner
 from nightingale.engine.worker import Worker
 from nightingale.errors import EngineFault, MemoryFull, NightingaleError, TextError
 
@@ -168,14 +167,15 @@ def test_an_error_in_the_first_token_frees_the_slot(
     noise_model: Model, profile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tts = engine(noise_model, profile, max_new_tokens=4)
-    plain, calls = PlainRunner.begin, iter([True, False])
+    runner: Any = tts._worker.draws.runner  # type: ignore[attr-defined]
+    plain, calls = runner.begin, iter([True, False])
 
-    def begin(self: PlainRunner, *args: Any, **options: Any) -> Any:
+    def begin(*args: Any, **options: Any) -> Any:
         if next(calls, False):
             raise MemoryError("no room")
-        return plain(self, *args, **options)
+        return plain(*args, **options)
 
-    monkeypatch.setattr(PlainRunner, "begin", begin)
+    monkeypatch.setattr(runner, "begin", begin)
     assert isinstance(in_time(lambda: tts.say("First.", seed=1)), EngineFault)
     assert tts._worker.scheduler.idle
     assert len(tts.say("Second.", seed=1).samples) == 4 * 960

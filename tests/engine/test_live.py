@@ -13,7 +13,7 @@ import pytest
 from nightingale import TTS, AsyncTTS
 from nightingale.engine.decode import Decoding
 from nightingale.engine.guards import ATTEMPTS
-from nightingale.engine.load import Model
+from nightingale.engine.model import Model
 from nightingale.errors import ConfigError
 
 ANSWER = "Good morning, and welcome back. Your train leaves in ten minutes. Shall I call a taxi?"

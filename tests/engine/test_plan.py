@@ -14,9 +14,10 @@ from nightingale.accel.cpu import able
 from nightingale.cli.main import app
 from nightingale.engine.guests import GUESTS
 from nightingale.engine.habits import HABITS
-from nightingale.engine.load import Model, plan_for, plan_named
+from nightingale.engine.load import plan_for, plan_named
+from nightingale.engine.model import Model
 from nightingale.engine.plan import Machine, Plan, Sizes, make_plan
-from nightingale.engine.profiles import PROFILES
+from nightingale.engine.profiles import PROFILES, profile_named
 from nightingale.errors import NightingaleError
 from nightingale.models.chatterbox.presets import PRESETS
 
@@ -104,6 +105,7 @@ def test_an_old_driver_is_mentioned_once_at_load(
 
 def test_the_memory_that_is_planned_is_what_is_taken(noise_model: Model) -> None:
     made = plan_for(noise_model, PROFILES["balanced"])
+    made = replace(made, t3=replace(made.t3, way="plain"))  # onnxruntime has a position to spare in each slot
     speakers = noise_model.speakers
     own = Sizes(name="noise", t3=speakers.t3.config, flow=speakers.flow.config, habits=noise_model.habits)
     with TTS.over(noise_model, "balanced", plan=made) as tts:
@@ -141,8 +143,32 @@ def test_eight_bits_are_planned_where_they_pay_and_refused_in_words_elsewhere(
     monkeypatch.setattr(able, "refusal", lambda config: None)
     made = plan_for(noise_model, PROFILES["fast"])
     assert (made.t3.way, made.t3.dtype, made.refusals) == ("int8", "int8", [])
-    assert plan_for(noise_model, PROFILES["balanced"]).t3.way == "plain"
-    monkeypatch.setattr(able, "refusal", lambda config: "onnxruntime is not installed")
+    assert plan_for(noise_model, PROFILES["balanced"]).t3.dtype == "float32"
+    monkeypatch.setattr(able, "refusal", lambda config: "products in int8 are no faster")
+    monkeypatch.setattr(able, "exact_refusal", lambda config: None)
     made = plan_for(noise_model, PROFILES["fast"])
+    assert (made.t3.way, made.t3.dtype) == ("onnx", "float32")
+    assert made.refusals == ["t3: no int8: products in int8 are no faster"]
+
+
+def test_what_nobody_was_promised_is_told_in_the_plan_and_not_in_a_warning(
+    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(able, "exact_refusal", lambda config: "onnxruntime is not installed")
+    made = plan_for(noise_model, PROFILES["balanced"])
     assert made.t3.way == "plain"
-    assert made.refusals == ["t3: no int8: onnxruntime is not installed"]
+    assert made.t3.foregone == ("no onnx: onnxruntime is not installed",)
+    assert made.refusals == []
+
+
+@pytest.mark.parametrize(
+    ("switch", "dtype"),
+    [("cache=int8", "auto"), ("keep=50", "auto"), ("draft=exit:1", "auto"), ("slots=2", "bfloat16")],
+)
+def test_what_needs_t3_in_torch_has_it_in_torch(
+    noise_model: Model, monkeypatch: pytest.MonkeyPatch, switch: str, dtype: str
+) -> None:
+    monkeypatch.setattr(able, "exact_refusal", lambda config: None)
+    profile = profile_named(f"balanced+{switch}")
+    assert plan_for(replace(noise_model, dtype=dtype), profile).t3.way == "plain"
+    assert plan_for(noise_model, profile_named("balanced+slots=2")).t3.way == "onnx"

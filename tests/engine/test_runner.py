@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from nightingale.engine.load import Model
+from nightingale.engine.model import Model
 from nightingale.engine.runner import PlainRunner, Trial, Turn
 from nightingale.errors import MemoryFull
 from nightingale.nn.memory import DenseMemory

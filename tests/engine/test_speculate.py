@@ -12,12 +12,20 @@ from parity.tiny import TINY_GPT2, TINY_LLAMA, fill, gaussian
 from torch import Tensor
 
 from nightingale import TTS
-from nightingale.engine import speculate_load
 from nightingale.engine.decode import Decoding
-from nightingale.engine.drafts import Ask, Draft, ExitDraft, LookupDraft, ModelDraft
+from nightingale.engine.drafts import (
+    Ask,
+    Draft,
+    ExitDraft,
+    LookupDraft,
+    ModelDraft,
+    PlainGuess,
+    ThoughtDraft,
+)
 from nightingale.engine.draws import Draws, HostDraws, Speaking
 from nightingale.engine.habits import HABITS
-from nightingale.engine.load import Model, open_draws, plan_for
+from nightingale.engine.load import open_draws, plan_for
+from nightingale.engine.model import Model
 from nightingale.engine.profiles import PROFILES
 from nightingale.engine.randomness import generator
 from nightingale.engine.runner import PlainRunner
@@ -25,6 +33,7 @@ from nightingale.engine.speculate import ASK_AGAIN, Costs, Pace, SpeculativeDraw
 from nightingale.engine.utterance import Utterance
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.t3.config import T3Config
+from nightingale.models.chatterbox.t3.guess import GuessHead
 from nightingale.models.chatterbox.t3.model import T3
 
 FREE = Costs(several=1.0, token=0.0, guess=0.0)
@@ -32,7 +41,7 @@ FREE = Costs(several=1.0, token=0.0, guess=0.0)
 CONFIGS: dict[str, T3Config] = {"multilingual": TINY_LLAMA, "turbo": TINY_GPT2}
 BUDGET, PROMPT, LONGEST = 24, 6, 4
 POOL = {"slots": 4, "rows_per_slot": 2, "capacity": PROMPT + 4 + BUDGET, "spare": LONGEST}
-DRAFTS = ["lookup", "exit", "same", "other"]
+DRAFTS = ["lookup", "exit", "same", "other", "guess"]
 
 
 @pytest.fixture(scope="module")
@@ -46,12 +55,19 @@ def prompt_for(t3: T3, decoding: Decoding, rows: int) -> Tensor:
     return gaussian((rows, PROMPT + seed % 4, t3.config.backbone.width), seed)
 
 
+def random_head(t3: T3) -> GuessHead:
+    """It knows nothing, but its guesses are of T3's own kind."""
+    return fill(GuessHead(t3.config.backbone.width, blocks=1, inner=32))
+
+
 def draft_of(kind: str, name: str, nets: dict[str, T3], runner: PlainRunner, rows: int) -> Draft:
     """lookup; the first layer; the target itself, which is always right; a member of the other kind."""
     if kind == "lookup":
         return LookupDraft()
     if kind == "exit":
         return ExitDraft(runner, layers=1)
+    if kind == "guess":
+        return ThoughtDraft(runner, runner.t3, PlainGuess(runner.t3, random_head(runner.t3)))
     t3 = nets[name if kind == "same" else next(other for other in nets if other != name)]
     own = PlainRunner(t3, **POOL, batched=runner.batched)  # type: ignore[arg-type]
     return ModelDraft(own, lambda decoding: prompt_for(t3, decoding, rows if kind == "same" else 1))
@@ -230,6 +246,12 @@ def test_guesses_are_fewer_in_company_where_each_token_costs() -> None:
     assert Pace(costs).length(1) > Pace(costs).length(8)
 
 
+def test_who_is_passed_over_in_turn_is_not_guessed_for_in_company() -> None:
+    costs = Costs(several=1.2, token=0.1, guess=0.1, in_turn=True)
+    assert Pace(costs).length(1) > 0
+    assert {Pace(costs).length(company) for company in (2, 3, 8)} == {0}
+
+
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
     """What each request drew in its last attempt, by its seed."""
@@ -246,7 +268,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
 
     monkeypatch.setattr(Utterance, "accept", accepted)
     monkeypatch.setattr(Utterance, "_begin_attempt", begun)
-    monkeypatch.setattr(speculate_load, "costs_of", lambda _: FREE)
+    monkeypatch.setattr(Costs, "with_guess", lambda *_: FREE)
     return kept
 
 

@@ -20,7 +20,7 @@ from nightingale.accel.noise import key_of
 from nightingale.accel.render import PendingSamples, Renderer
 from nightingale.accel.vocoder import source_noise
 from nightingale.engine import acoustic, vocode
-from nightingale.engine.load import Model
+from nightingale.engine.model import Model
 from nightingale.engine.studio import GraphStudio, PlainStudio
 from nightingale.engine.worker import Worker
 from nightingale.errors import EngineFault

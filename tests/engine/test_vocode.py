@@ -13,7 +13,7 @@ from nightingale.engine import acoustic
 from nightingale.engine.acoustic import audible, render_mel
 from nightingale.engine.decode import Decoding
 from nightingale.engine.habits import SILENCE_TOKEN
-from nightingale.engine.load import Model
+from nightingale.engine.model import Model
 from nightingale.engine.vocode import fade_in, harmonic_phase, render_samples
 from nightingale.models.chatterbox.hift.config import HiftConfig
 

@@ -11,7 +11,8 @@ from engine.test_draws import FAST, planned
 
 from nightingale.engine.decode import Decoding, prompt_of
 from nightingale.engine.draws import DeviceDraws, Speaking
-from nightingale.engine.load import Model, open_draws, open_studio
+from nightingale.engine.load import open_draws, open_studio
+from nightingale.engine.model import Model
 from nightingale.engine.session import Timing
 from nightingale.engine.studio import Block, GraphStudio
 

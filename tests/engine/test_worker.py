@@ -18,7 +18,7 @@ from torch import Tensor
 from nightingale import TTS
 from nightingale.engine import profiles
 from nightingale.engine.beside import BesideStudio
-from nightingale.engine.load import Model
+from nightingale.engine.model import Model
 from nightingale.engine.runner import PlainRunner
 from nightingale.engine.session import Pieces
 from nightingale.engine.studio import Block, PlainStudio
@@ -157,14 +157,16 @@ def test_out_of_memory_in_a_prompt_ends_that_request_only(
     noise_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tts = engine(noise_model, "balanced")
-    plain = PlainRunner.begin
+    runner: Any = tts._worker.draws.runner  # type: ignore[attr-defined]
+    plain = runner.begin
 
-    def begin(self: PlainRunner, slot: int, prompt: torch.Tensor) -> torch.Tensor:
+    def begin(slot: int, prompt: torch.Tensor) -> torch.Tensor:
         if prompt.shape[1] > 60:
             raise torch.OutOfMemoryError("no room for a prompt this long")
-        return plain(self, slot, prompt)
+        found: torch.Tensor = plain(slot, prompt)
+        return found
 
-    monkeypatch.setattr(PlainRunner, "begin", begin)
+    monkeypatch.setattr(runner, "begin", begin)
     with pytest.raises(EngineFault, match="no room"):
         tts.say("This text is long enough to be refused by the planted fault in the runner.")
     assert len(tts.say("Short.", seed=1).samples) > 0

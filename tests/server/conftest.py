@@ -17,7 +17,7 @@ from nightingale import TTS
 from nightingale.engine.profiles import BALANCED
 
 if TYPE_CHECKING:
-    from nightingale.engine.load import Model
+    from nightingale.engine.model import Model
 
 
 @pytest.fixture(scope="package", autouse=True)

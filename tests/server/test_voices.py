@@ -25,7 +25,7 @@ from nightingale.voices import library
 from nightingale.voices.blend import blend
 
 if TYPE_CHECKING:
-    from nightingale.engine.load import Model
+    from nightingale.engine.model import Model
 
 
 @pytest.fixture

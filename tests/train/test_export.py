@@ -16,7 +16,8 @@ from tiny_wren import TINY
 from nightingale import wren
 from nightingale.clocks import CLOCKS
 from nightingale.engine.habits import HABITS
-from nightingale.engine.load import load_model, load_wren
+from nightingale.engine.load import load_model
+from nightingale.engine.model import load_wren
 from nightingale.engine.tts import TTS
 from nightingale.errors import CheckpointError, ConfigError, ModelMissing
 from nightingale.models.chatterbox.presets import PRESETS
@@ -254,7 +255,7 @@ def test_a_broken_card_is_refused(card: str, shipped: Path, tmp_path: Path) -> N
 
 
 def test_the_default_model_is_wren_once_it_is_there(shipped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nightingale.engine.load import default_model
+    from nightingale.engine.model import default_model
 
     monkeypatch.setattr(wren, "folder", lambda: shipped)
     assert default_model() == "wren"

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from nightingale.engine.budgets import AttentionTable, places
 from nightingale.engine.decode import prompt_of, speak
-from nightingale.engine.load import Model, default_model, load_model
+from nightingale.engine.load import load_model
+from nightingale.engine.model import Model, default_model
 from nightingale.engine.randomness import generator
 from nightingale.errors import ConfigError
 

@@ -186,7 +186,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=store.results_folder())
     asked = parser.parse_args(argv)
     begun = time.monotonic()
-    from nightingale.engine.load import default_model, load_model
+    from nightingale.engine.load import load_model
+    from nightingale.engine.model import default_model
 
     model = load_model(asked.model or default_model(), device="auto", dtype="auto", offline=True, options={})
     acts = quantities(model)

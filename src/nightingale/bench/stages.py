@@ -21,7 +21,8 @@ from nightingale.audio.resample import resample
 from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
 from nightingale.containers.wav import wav_bytes
 from nightingale.engine.acoustic import render_mel
-from nightingale.engine.load import Model, default_model, load_model
+from nightingale.engine.load import load_model
+from nightingale.engine.model import Model, default_model
 from nightingale.engine.vocode import render_samples
 from nightingale.engine.voicing import Voicing
 from nightingale.nn.mel import FlowMel

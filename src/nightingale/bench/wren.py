@@ -192,6 +192,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--keep", type=Path, help="leave the recordings here")
     parser.add_argument("--judges", default="tiny,base,dnsmos,speaker", help="empty: none")
     parser.add_argument("--quick", action="store_true", help="a tenth of the sentences")
+    parser.add_argument("--profile", help="a swap is judged beside the same of another")
+    parser.add_argument("--device", default="auto")
     parser.add_argument("--per-voice", type=int, default=20, help="sentences of each other voice")
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument(
@@ -223,7 +225,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     parts = frozenset(args.parts.split(","))
     default, spoken, varied, speed = None, [], None, None
-    with tempfile.TemporaryDirectory() as scratch, TTS(args.folder) as tts:
+    engine = TTS(args.folder, profile=args.profile, device=args.device)
+    with tempfile.TemporaryDirectory() as scratch, engine as tts:
         folder = args.keep or Path(scratch)
         lines = texts("wren_200")[::share]
         if "speed" in parts:  # first, and by itself: judges beside it would take its processors

@@ -140,7 +140,8 @@ def _here(
     from nightingale.bench.speed.texts import TEXTS
 
     with busy(f"loading {model or 'the voice in the box'} …", quiet=quiet):
-        from nightingale.engine.load import default_model, load_model
+        from nightingale.engine.load import load_model
+        from nightingale.engine.model import default_model
         from nightingale.engine.tts import TTS
 
         begun = time.perf_counter()

@@ -86,7 +86,7 @@ def _print_plan(profile: str, model: str | None, device: str, *, as_json: bool) 
     print(f"{made.model}, {made.profile}, on {machine.device} ({machine.name}, {machine.instructions})")
     for part in made.parts:
         print(f"{part.stage:<10}{part.way:<9}{part.dtype:<10}{part.why}")
-        for refusal in part.refused:
+        for refusal in (*part.refused, *part.foregone):
             print(f"{'':<10}refused: {refusal}")
     if machine.obstacle:
         print(f"note      {machine.obstacle}")

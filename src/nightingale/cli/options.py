@@ -67,7 +67,7 @@ Profile = Annotated[
     str | None,
     typer.Option(
         help="exact: rendered whole, as upstream does; balanced: streamed; fast: and in lower precision. "
-        "With switches: balanced+cache=int8+keep=50+draft=lookup (docs/kv-cache.md, docs/speculative.md).",
+        "With switches: balanced+cache=int8+keep=50+draft=guess (docs/kv-cache.md, docs/speculative.md).",
         show_default=_OWN,
     ),
 ]

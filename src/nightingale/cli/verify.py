@@ -44,7 +44,7 @@ def verify(
     profile: options.Profile = None,
     against: Against = None,
     voice: options.VoiceName = None,
-    sentences: Sentences = 10,
+    sentences: Sentences = 30,
     references: References = None,
     judges: Judges = True,
     keep: Keep = None,
@@ -62,7 +62,8 @@ def verify(
         from nightingale.bench import store
         from nightingale.bench.verify import run
         from nightingale.bench.verify.subject import EngineSubject
-        from nightingale.engine.load import default_model, load_model
+        from nightingale.engine.load import load_model
+        from nightingale.engine.model import default_model
 
         loaded = load_model(
             model or default_model(), device=device, dtype="auto", offline=offline, options=chosen

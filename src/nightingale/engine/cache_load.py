@@ -10,7 +10,7 @@ from torch import Tensor
 from nightingale.engine.budgets import find_table
 from nightingale.engine.decode import Decoding
 from nightingale.engine.draws import Drawn, HostDraws, Speaking
-from nightingale.engine.load import Model
+from nightingale.engine.model import Model
 from nightingale.engine.pools import CellPool
 from nightingale.engine.profiles import Profile
 from nightingale.engine.room import Room

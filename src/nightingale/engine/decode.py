@@ -94,7 +94,7 @@ class Decoding:
         self.finished = False
         self.history: list[int] = []
         """What was drawn here, noted or not yet."""
-        self._sampler, self._greedy = compose_sampler(habits.sampler, sampling), is_greedy(sampling)
+        self._sampler, self.greedy = compose_sampler(habits.sampler, sampling), is_greedy(sampling)
         self._tape = RaceTape(rng, width=t3.config.speech_vocab)
         self.seen = torch.zeros(t3.config.speech_vocab, dtype=torch.bool, device=t3.speech_head.weight.device)
         self.seen[START_SPEECH] = True
@@ -120,8 +120,12 @@ class Decoding:
 
     def choose(self, guided: Tensor, seen: Tensor, draw_number: int) -> int:
         """The id that one draw gives for these scores (vocab,): the same whenever it is asked."""
-        numbers = None if self._greedy else self._tape.read(draw_number)
+        numbers = None if self.greedy else self.numbers(draw_number)
         return draw(self._sampler(guided, seen), numbers)
+
+    def numbers(self, draw_number: int) -> Tensor:
+        """What a draw is decided by, (vocab,): of this one or of one to come."""
+        return self._tape.read(draw_number)
 
     def note(self, token: int) -> None:
         """Count a token that was drawn, here or elsewhere, and know the end."""

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from nightingale.engine.decode import Decoding, Guess
 from nightingale.engine.runner import PlainRunner, Runner, Trial, Turn, Verifier
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
+from nightingale.models.chatterbox.t3.guess import GuessHead
+from nightingale.models.chatterbox.t3.model import T3
+from nightingale.values import Sampling
 
 LONGEST_MATCH: Final = 4
 SHORTEST_MATCH: Final = 2
@@ -107,6 +111,70 @@ class ExitDraft:
                 for memory in short.memories[slot]:
                     memory.rewind(position)
         return [guess.tokens for guess in guesses]
+
+    def leave(self, slot: int) -> None:
+        """Nothing is kept."""
+
+    def move(self, source: int, target: int) -> None:
+        """Nothing is kept."""
+
+
+class Guesser(Protocol):
+    """What guesses the next thought, and its scores."""
+
+    def __call__(self, thought: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
+        """(rows, width) each -> (rows, width), (rows, vocab). said: embedding of what was drawn of it."""
+
+
+class PlainGuess:
+    """By torch, in the precision of T3's weights."""
+
+    def __init__(self, t3: T3, head: GuessHead) -> None:
+        self._t3, self._head = t3, head.to(t3.speech_head.weight)
+
+    def __call__(self, thought: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
+        following = self._head(thought, said)
+        return following, self._t3.speech_head(following)
+
+
+@runtime_checkable
+class Chain(Protocol):
+    """What draws several guesses in one call, where that can be done."""
+
+    def chain(self, thought: Tensor, token: int, numbers: list[Tensor], sampling: Sampling) -> list[int]:
+        """A token for each draw's numbers (vocab,), after one that was drawn of a thought (1, width)."""
+
+
+class ThoughtDraft:
+    """A guess at T3's next thought, from its last one: nothing is read, and nothing remembered."""
+
+    def __init__(self, runner: Verifier, t3: T3, guesser: Guesser) -> None:
+        self._runner, self._t3, self._guesser = runner, t3, guesser
+        # Elsewhere the embedding of a token depends on where it stands.
+        self._chain = guesser if isinstance(guesser, Chain) and t3.config.learned_positions is None else None
+
+    @property
+    def bytes(self) -> int:
+        return 0
+
+    def guess(self, asks: list[Ask]) -> list[list[int]]:
+        return [self._guess(ask) for ask in asks]
+
+    @torch.inference_mode()
+    def _guess(self, ask: Ask) -> list[int]:
+        history = ask.decoding.history
+        thought, said = self._runner.thought(ask.slot, len(history) - 1), history[-1]
+        if self._chain is not None and len(thought) == 1 and not ask.decoding.greedy:
+            numbers = [ask.decoding.numbers(len(history) + ahead) for ahead in range(ask.count)]
+            return self._chain.chain(thought, said, numbers, ask.decoding.sampling)
+        guess = Guess(ask.decoding)
+        while len(guess.tokens) < ask.count and said != STOP_SPEECH:
+            ids = torch.full((len(thought), 1), said, device=thought.device)
+            embedded = self._t3.embed_speech(ids, len(history) + len(guess.tokens))[:, 0]
+            thought, scores = self._guesser(thought, embedded)
+            guess.draw(scores)
+            said = guess.tokens[-1]
+        return guess.tokens
 
     def leave(self, slot: int) -> None:
         """Nothing is kept."""

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import json
-import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +20,25 @@ from nightingale.accel.quick import arrange, quicken
 from nightingale.engine.acoustic import CONTEXT_TOKENS
 from nightingale.engine.beside import BesideStudio, share_cores
 from nightingale.engine.devices import choose_device, choose_dtype
+from nightingale.engine.drafts import Guesser, PlainGuess
 from nightingale.engine.draws import DeviceDraws, Draws, HostDraws
 from nightingale.engine.guests import GUESTS
-from nightingale.engine.habits import HABITS, Habits
+from nightingale.engine.habits import HABITS
+from nightingale.engine.model import Model, Once, default_model, load_wren
 from nightingale.engine.plan import DTYPES, PLAIN, Guest, Machine, Plan, Sizes, look_at, make_plan
 from nightingale.engine.profiles import Profile
 from nightingale.engine.runner import PlainRunner
 from nightingale.engine.studio import PROMPTS_KEPT_BYTES, GraphStudio, PlainStudio, Studio
 from nightingale.engine.vocode import HOLD_FRAMES, guessed_frames
-from nightingale.errors import CheckpointError, ConfigError, ModelMissing
+from nightingale.errors import ConfigError, ModelMissing
 from nightingale.hub.find import locate
-from nightingale.models.chatterbox.build import Listeners, Speakers, load_listeners, load_speakers
-from nightingale.models.chatterbox.presets import PRESETS, Preset
+from nightingale.models.chatterbox.build import Speakers, load_listeners, load_speakers
+from nightingale.models.chatterbox.presets import PRESETS
+from nightingale.models.chatterbox.t3.guess import GuessHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load, read_tensors
 from nightingale.models.compact import unpack
-from nightingale.text.frontend import Frontend, open_frontend
-from nightingale.values import Sampling
+from nightingale.text.frontend import open_frontend
 from nightingale.voices.home import cache_folder
 from nightingale.voices.voice import Voice
 
@@ -46,52 +46,10 @@ STEPS_AHEAD = 4
 """Steps that a device which draws by itself is asked for at a time; so late are their tokens read."""
 RENDERED_TOGETHER = 16
 """Blocks of several utterances in one voice, at most, in one graph."""
+GUESS = "guess"
+"""The draft that came with a model."""
 OPTIONS = ("kind", "t3", "s3gen")
 """What may be said about a model besides its name: see `nightingale.hub.find.locate`."""
-
-
-class Once:
-    """The listeners, loaded on first use by whichever thread comes first."""
-
-    def __init__(self, make: Callable[[], Listeners]) -> None:
-        self._make, self._lock = make, threading.Lock()
-        self._made: Listeners | None = None
-
-    def __call__(self) -> Listeners:
-        with self._lock:
-            if self._made is None:
-                self._made = self._make()
-            return self._made
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Model:
-    """A loaded model. Nothing in it changes while it speaks."""
-
-    name: str
-    voice_family: str
-    """Which voices it can wear."""
-    frontend: Frontend
-    speakers: Speakers
-    listeners: Callable[[], Listeners]
-    """The networks that make voices, loaded when the first one is made."""
-    habits: Habits
-    default_voice: Voice | None
-    fingerprint: str
-    """Changes when a clip would become another voice; the key of the voice cache."""
-    notice: str | None = None
-    """What the user must know before listening."""
-    voices: Path | None = None
-    """Folder of the voices that came with it, where that is not the package's."""
-    dtype: str = "auto"
-    """T3's precision, if the user has chosen one."""
-    t3_file: Path | None = None
-    """Where the weights of T3's layers lie, if they were left there: packed ones are used in their place."""
-
-
-def default_model() -> str:
-    """Wren, if its weights are in this copy of the package; else the stand-in, which says that it is one."""
-    return "noise" if wren.missing(wren.folder()) else "wren"
 
 
 def load_model(
@@ -129,17 +87,26 @@ def load_model(
         model = load_wren(folder, PRESETS["wren"])
     else:
         model = _load_official(name, offline=offline, options=options, plan=plan if profile else None)
-    return replace(
-        model,
-        dtype=dtype,
-        speakers=arrange(
-            Speakers(
-                t3=model.speakers.t3.to(place if model.t3_file is None else None, precision),
-                flow=model.speakers.flow.to(place, torch.float32),
-                hift=model.speakers.hift.to(place, torch.float32),
-            )
-        ),
+    speakers = Speakers(
+        t3=model.speakers.t3.to(place if model.t3_file is None else None, precision),
+        flow=model.speakers.flow.to(place, torch.float32),
+        hift=model.speakers.hift.to(place, torch.float32),
     )
+    model = replace(model, dtype=dtype, speakers=speakers)
+    if profile is not None:  # so that weights are never held in both precisions
+        speakers = halved(speakers, plan_for(model, profile))
+    return replace(model, speakers=arrange(speakers))
+
+
+def halved(speakers: Speakers, plan: Plan) -> Speakers:
+    """With products in bfloat16 where the plan wants them; the networks given stay as they are."""
+    flow, hift = speakers.flow, speakers.hift
+    if HALVES.way in (plan.flow.way, plan.vocoder.way):
+        from nightingale.accel.cpu.halves import halved_flow, halved_vocoder
+
+        flow = halved_flow(flow) if plan.flow.way == HALVES.way else flow
+        hift = halved_vocoder(hift) if plan.vocoder.way == HALVES.way else hift
+    return replace(speakers, flow=flow, hift=hift)
 
 
 def _load_official(
@@ -172,63 +139,45 @@ def _load_official(
     )
 
 
-def load_wren(folder: Path, preset: Preset) -> Model:
-    """Wren from a folder with the files of `nightingale.wren`."""
-    if missing := wren.missing(folder):
-        raise ModelMissing(
-            "wren's weights are not in this copy of the package",
-            got=f"no {', '.join(missing)} in {folder}",
-            allowed=", ".join(wren.FILES.values()),
-            fix="Install a released package, train them (docs/training.md), or choose another model.",
-        )
-    files = {role: folder / name for role, name in wren.FILES.items()}
-    card = _read_card(files["card"])
-    return Model(
-        name="wren",
-        voice_family="wren",
-        frontend=open_frontend("wren", folder),
-        speakers=load_speakers(preset, files, unpack),
-        listeners=Once(lambda: load_listeners(preset, files, unpack)),
-        habits=replace(
-            HABITS["wren"],
-            sampling=Sampling(**card["sampling"]),
-            silence_ids=frozenset(card.get("silence_ids", ())),
-        ),
-        default_voice=Voice.load(folder / wren.VOICES / f"{card['default_voice']}.safetensors"),
-        fingerprint=card["fingerprint"],
-        voices=folder / wren.VOICES,
-    )
-
-
-def _read_card(path: Path) -> dict[str, Any]:
-    try:
-        card: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        Sampling(**card["sampling"])
-        if not all(isinstance(card[key], str) for key in ("default_voice", "fingerprint")):
-            raise TypeError("default_voice and fingerprint must be strings")
-        if not all(isinstance(id_, int) for id_ in card.get("silence_ids", ())):
-            raise TypeError("silence_ids must be whole numbers")
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(
-            "wren's card cannot be read",
-            got=f"{path}: {type(error).__name__}: {error}",
-            allowed="a card that `nightingale train export` wrote",
-            fix="Install the package again.",
-        ) from error
-    return card
-
-
 def _no_int8(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
     from nightingale.accel.cpu.able import refusal
 
     return refusal(sizes.t3)
 
 
-# Its needs are measured, by itself; those of the others are written down in guests.py.
+def _no_onnx(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
+    from nightingale.accel.cpu.able import exact_refusal
+
+    if dtype != "float32":
+        return f"it computes in float32, not in {dtype}"
+    if profile.cache or profile.keep < 100 or profile.draft.startswith("exit:"):
+        return "what this profile switches on needs T3's layers in torch"
+    return exact_refusal(sizes.t3)
+
+
+def _no_halves(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
+    from nightingale.accel.cpu.halves import refusal
+
+    return refusal(torch.get_num_threads())
+
+
+# Their needs are measured, by themselves; those of the others are written down in guests.py.
 INT8 = Guest(
     way="int8", stage="t3", kind="cpu", what="weights of eight bits, read by onnxruntime", refusal=_no_int8
 )
-ALL_GUESTS: Mapping[tuple[str, str], Guest] = {**GUESTS, (INT8.stage, INT8.way): INT8}
+ONNX = Guest(
+    way="onnx", stage="t3", kind="cpu", what="a step is one call of onnxruntime", refusal=_no_onnx, extra=True
+)
+HALVES = Guest(
+    way="halves",
+    stage="flow",
+    kind="cpu",
+    what="products in bfloat16, sums in float32",
+    refusal=_no_halves,
+    extra=True,
+)
+MEASURED = (INT8, ONNX, HALVES, replace(HALVES, stage="vocoder"))
+ALL_GUESTS: Mapping[tuple[str, str], Guest] = {**GUESTS, **{(g.stage, g.way): g for g in MEASURED}}
 
 
 def plan_for(model: Model, profile: Profile) -> Plan:
@@ -274,8 +223,8 @@ def fitted(model: Model, plan: Plan) -> Model:
     return replace(model, speakers=replace(model.speakers, t3=copy.deepcopy(t3).to(wanted)))
 
 
-def open_draws(model: Model, profile: Profile, plan: Plan) -> Draws:
-    """T3 with its memory, as the plan says; whatever is recorded is recorded now."""
+def open_draws(model: Model, profile: Profile, plan: Plan, *, threads: int | None = None) -> Draws:
+    """T3 with its memory, as the plan says; whatever is recorded is recorded now. threads: T3's share."""
     t3, habits = model.speakers.t3, model.habits
     rows = 1 if "cfg_weight" in habits.ignored else 2
     longest = t3.prompt_length(habits.max_text_ids)
@@ -286,7 +235,7 @@ def open_draws(model: Model, profile: Profile, plan: Plan) -> Draws:
         "keep": profile.keep if profile.keep < 100 else "",
     }
     wished = [f"{name}={value}" for name, value in wishes.items() if value]
-    if wished and plan.t3.way != PLAIN:
+    if wished and plan.t3.way not in (PLAIN, ONNX.way):
         raise ConfigError(
             "this profile needs T3 in torch",
             got=f"{', '.join(wished)} for T3 the way {plan.t3.way!r}",
@@ -316,17 +265,21 @@ def open_draws(model: Model, profile: Profile, plan: Plan) -> Draws:
         tensors = t3.state_dict() if file is None else read_tensors(file)
         source = digest_of_tensors(tensors) if file is None else digest_of_file(file, home=home)
         packed = pack(t3.config, tensors, home=home, source=source)
-        return HostDraws(CpuRunner(t3, packed, **pool, batched=profile.batched))
+        return HostDraws(CpuRunner(t3, packed.graph, **pool, batched=profile.batched, threads=threads))
+    from nightingale.engine.speculate_load import open_speculation, spare_for
+
+    how: dict[str, Any] = {"batched": profile.batched, "spare": spare_for(profile)}
+    if plan.t3.way == ONNX.way:
+        from nightingale.accel.cpu.runner import CpuRunner, exact_graph
+
+        swift = CpuRunner(t3, exact_graph(t3), **pool, **how, threads=threads)
+        return open_speculation(model, profile, swift, threads) if profile.draft else HostDraws(swift)
     from nightingale.engine.cache_load import CellDraws, open_cells
 
-    pool["pool"] = open_cells(model, profile, pool, _cell_kernel(t3))
-    if profile.draft:
-        from nightingale.engine.speculate_load import open_speculation
-
-        draws: HostDraws = open_speculation(model, profile, dict(pool))
-    else:
-        draws = HostDraws(PlainRunner(t3, **pool, batched=profile.batched))
-    return draws if pool["pool"] is None else CellDraws(draws)
+    cells = open_cells(model, profile, pool, _cell_kernel(t3))
+    runner = PlainRunner(t3, **pool, **how, pool=cells)
+    draws = open_speculation(model, profile, runner) if profile.draft else HostDraws(runner)
+    return draws if cells is None else CellDraws(draws)
 
 
 def _cell_kernel(t3: T3) -> Callable[..., Any] | None:
@@ -336,6 +289,38 @@ def _cell_kernel(t3: T3) -> Callable[..., Any] | None:
     from nightingale.accel.kv_cache import attend_cells
 
     return attend_cells
+
+
+def find_guess(model: Model, name: str) -> GuessHead | None:
+    """The layers that guess this model's next thought: "guess", those that came with it, or a file's.
+
+    None: the name is that of another kind of draft.
+    """
+    path = Path(name)
+    if name == GUESS:
+        path = (wren.folder() if model.voices is None else model.voices.parent) / wren.GUESS_FILE
+        if not path.is_file():
+            raise ConfigError(
+                "no such draft",
+                got=f"{name!r}, and no {wren.GUESS_FILE} beside the weights of {model.name}",
+                allowed="lookup, exit:N, a file, or another model",
+                fix="Train one: nightingale train draft.",
+            )
+    elif path.suffix != ".safetensors" or not path.is_file():
+        return None
+    tensors = unpack(read_tensors(path))
+    if "inward.weight" not in tensors:
+        return None
+    return load(lambda: GuessHead.shaped_like(tensors), tensors, source=path)
+
+
+def open_guess(t3: T3, head: GuessHead, *, fast: bool, threads: int | None) -> Guesser:
+    """fast: in eight bits, by onnxruntime, with so many threads."""
+    if not fast:
+        return PlainGuess(t3, head)
+    from nightingale.accel.cpu.guess import CpuGuess
+
+    return CpuGuess(t3, head, threads=torch.get_num_threads() if threads is None else threads)
 
 
 def load_draft(model: Model, name: str) -> Model:
@@ -355,7 +340,8 @@ def load_draft(model: Model, name: str) -> Model:
 
 def open_studio(model: Model, profile: Profile, plan: Plan) -> Studio:
     """The flow and the vocoder, as the plan says; whatever is recorded is recorded now."""
-    flow, hift = model.speakers.flow, model.speakers.hift
+    speakers = halved(model.speakers, plan)
+    flow, hift = speakers.flow, speakers.hift
     plain = PlainStudio(flow, hift, streaming=profile.streaming)
     if plan.flow.way != "graphs" or plan.vocoder.way != "graphs":
         if not profile.streaming or next(flow.parameters()).device.type != "cpu":

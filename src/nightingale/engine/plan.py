@@ -109,6 +109,8 @@ class Guest:
     """In words, for the plan."""
     refusal: Callable[[Sizes, Machine, Profile, str], str | None]
     """Why it cannot be used in this dtype; None if it can."""
+    extra: bool = False
+    """Nobody was promised it: where it cannot be used the plan says so, and no warning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,8 @@ class Part:
     why: str
     refused: tuple[str, ...] = ()
     """What was wished for, is for this kind of device, and yet cannot be."""
+    foregone: tuple[str, ...] = ()
+    """The same of what would only have been nice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,18 +157,19 @@ def make_plan(
 
     def part(stage: Stage, wishes: tuple[Wish, ...], plain_dtype: str) -> Part:
         refused: list[str] = []
+        foregone: list[str] = []
         for wish in wishes:
             guest = guests.get((stage, wish.way))
             if guest is None or guest.kind != machine.kind:
                 continue
             against = guest.refusal(sizes, machine, profile, wish.dtype)
             if against is None:
-                return Part(
-                    stage=stage, way=wish.way, dtype=wish.dtype, why=guest.what, refused=tuple(refused)
-                )
-            refused.append(f"no {wish.way}: {against}")
-        why = _why_plain(wishes, machine, profile, refused)
-        return Part(stage=stage, way=PLAIN, dtype=plain_dtype, why=why, refused=tuple(refused))
+                told = {"refused": tuple(refused), "foregone": tuple(foregone)}
+                return Part(stage=stage, way=wish.way, dtype=wish.dtype, why=guest.what, **told)
+            (foregone if guest.extra else refused).append(f"no {wish.way}: {against}")
+        why = _why_plain(wishes, machine, profile, [*refused, *foregone])
+        told = {"refused": tuple(refused), "foregone": tuple(foregone)}
+        return Part(stage=stage, way=PLAIN, dtype=plain_dtype, why=why, **told)
 
     plain = "float32" if dtype == "auto" else dtype
     wished = profile.t3 if dtype == "auto" else tuple(_in(wish, dtype) for wish in profile.t3)

@@ -64,7 +64,7 @@ BALANCED: Final = Profile(
     name="balanced",
     streaming=True,
     batched=True,
-    t3=(Wish("graphs", "bfloat16"),),
+    t3=(Wish("graphs", "bfloat16"), Wish("onnx", "float32")),
     flow=(Wish("graphs", "float32"),),
     vocoder=(Wish("graphs", "float32"),),
 )
@@ -72,9 +72,9 @@ FAST: Final = Profile(
     name="fast",
     streaming=True,
     batched=True,
-    t3=(Wish("graphs", "bfloat16"), Wish("int8", "int8")),
-    flow=(Wish("graphs", "bfloat16"),),
-    vocoder=(Wish("graphs", "float32"),),
+    t3=(Wish("graphs", "bfloat16"), Wish("int8", "int8"), Wish("onnx", "float32")),
+    flow=(Wish("graphs", "bfloat16"), Wish("halves", "bfloat16")),
+    vocoder=(Wish("graphs", "float32"), Wish("halves", "bfloat16")),
 )
 PROFILES: Final[Mapping[str, Profile]] = {profile.name: profile for profile in (EXACT, BALANCED, FAST)}
 

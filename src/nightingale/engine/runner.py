@@ -20,7 +20,6 @@ from torch import Tensor
 
 from nightingale.engine.pools import Pool, Remembered, SlotPool
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.nn.memory import LayerMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +72,9 @@ class Verifier(Runner, Protocol):
     def rewind(self, slot: int, count: int) -> None:
         """Forget the last so many positions of a slot."""
 
+    def thought(self, slot: int, draw: int) -> Tensor:
+        """What T3's head read for an utterance's draw of this number, (rows, width): of its latest pass."""
+
 
 class PlainRunner:
     """The reference: torch, in the precision of the weights."""
@@ -97,6 +99,8 @@ class PlainRunner:
         self.memories: list[list[Remembered]] = [[] for _ in range(slots)]
         """memories[slot]: one per layer, over the rows that utterance uses."""
         self._expected: dict[int, int] = {}
+        self._thoughts: dict[int, tuple[int, Tensor]] = {}
+        """Of each slot's latest pass: the number of its first draw, and (rows, tokens, width)."""
 
     @property
     def bytes(self) -> int:
@@ -112,7 +116,10 @@ class PlainRunner:
         self.memories[slot] = []
         tokens = self._expected.pop(slot, None)
         self.memories[slot] = self.pool.open(slot, rows=rows, prompt=length, tokens=tokens)
-        return self.t3.next_scores(prompt, self.memories[slot])
+        thought = self.t3.tfmr(prompt, self.memories[slot])[:, -1:]
+        self._thoughts[slot] = 0, thought
+        scores: Tensor = self.t3.speech_head(thought)
+        return scores[:, 0]
 
     @torch.inference_mode()
     def step(self, turns: list[Turn]) -> list[Tensor]:
@@ -127,10 +134,15 @@ class PlainRunner:
         for memory in self.memories[slot]:
             memory.rewind(memory.position - count)
 
+    def thought(self, slot: int, draw: int) -> Tensor:
+        first, thoughts = self._thoughts[slot]
+        return thoughts[:, draw - first]
+
     @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
         self.memories[target] = self.pool.move(self.memories[source], target)
         self.memories[source] = []
+        self._thoughts[target] = self._thoughts.pop(source)
 
     def leave(self, slot: int) -> None:
         """Whoever was there is done; its memory may serve others."""
@@ -163,7 +175,10 @@ class PlainRunner:
     def _alone(self, trial: Trial) -> Tensor:
         memory = self.memories[trial.slot]
         ids = torch.tensor([trial.tokens] * memory[0].rows, device=self.t3.speech_head.weight.device)
-        return self._scores(self.t3.embed_speech(ids, trial.position), memory)
+        thoughts = self.t3.tfmr(self.t3.embed_speech(ids, trial.position), memory)
+        self._thoughts[trial.slot] = trial.position, thoughts
+        scores: Tensor = self.t3.speech_head(thoughts)
+        return scores
 
     def _together(self, trials: list[Trial]) -> list[Tensor]:
         """All slots up to the last in use. Rows nobody uses compute something that nobody reads.
@@ -185,15 +200,13 @@ class PlainRunner:
 
         memory = self.pool.together(self.memories[:slots], used=used, counts=counts)
         embedded = torch.tensor([by_row(ids), by_row(at)], device=self.t3.speech_head.weight.device)
-        scores = self._scores(self.t3.embed_speech_at(*embedded), memory)
+        thoughts = self.t3.tfmr(self.t3.embed_speech_at(*embedded), memory)
+        scores = self.t3.speech_head(thoughts)
         out = []
         for trial in trials:
             mine = self.memories[trial.slot]
             self.pool.advance(mine, len(trial.tokens))
-            first = trial.slot * used
-            out.append(scores[first : first + mine[0].rows, : len(trial.tokens)])
+            own = slice(trial.slot * used, trial.slot * used + mine[0].rows), slice(len(trial.tokens))
+            self._thoughts[trial.slot] = trial.position, thoughts[own]
+            out.append(scores[own])
         return out
-
-    def _scores(self, x: Tensor, memory: Sequence[LayerMemory]) -> Tensor:
-        """(rows, tokens, vocab)."""
-        return self.t3(x, memory) if x.shape[1] > 1 else self.t3.next_scores(x, memory)[:, None]

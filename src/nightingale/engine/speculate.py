@@ -14,7 +14,7 @@ none. It counts tokens and never reads a clock, so a seed gives the same tokens 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -49,6 +49,12 @@ class Costs:
     """Each token after the first in a pass."""
     guess: float
     """One guess of the draft."""
+    in_turn: bool = False
+    """Whether those who speak at a time are passed over one after the other where something was guessed."""
+
+    def with_guess(self, guess: float) -> Costs:
+        """guess: of a draft, over a step."""
+        return replace(self, guess=guess)
 
     def of_pass(self, tokens: int) -> float:
         return 1.0 if tokens == 1 else self.several + self.token * (tokens - 1)
@@ -56,14 +62,18 @@ class Costs:
     def gain(self, share: float, guesses: int, company: int) -> float:
         """Tokens for the cost of a plain step, if this share of the guesses is right."""
         tokens = sum(share**n for n in range(guesses + 1))
-        passes = self.of_pass(company * (guesses + 1)) / self.of_pass(company)
+        if self.in_turn and guesses:
+            passes = company * self.of_pass(guesses + 1) / self.of_pass(company)
+        else:
+            passes = self.of_pass(company * (guesses + 1)) / self.of_pass(company)
         return tokens / (passes + guesses * self.guess)
 
 
-def costs_of(guess: float) -> Costs:
-    """In torch on a CPU, where a product with a few rows costs far more than one with a single row, measured
-    with wren on a Neoverse-N1 (docs/speculative.md). guess: of the draft, over a step."""
-    return Costs(several=2.6, token=0.15, guess=guess)
+IN_TORCH: Final = Costs(several=2.6, token=0.15, guess=0.0)
+"""On a CPU, where a product with a few rows costs torch far more than one with a single row. Measured with
+wren on a Neoverse-N1, as the other (docs/speculative.md)."""
+PACKED: Final = Costs(several=1.25, token=0.09, guess=0.0, in_turn=True)
+"""By ONNX Runtime, which lays the weights out for a few rows; what is drawn of them is counted too."""
 
 
 def weights_of(t3: T3) -> int:

@@ -4,40 +4,70 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
 from nightingale.engine.decode import Decoding, prompt_of
-from nightingale.engine.drafts import Draft, ExitDraft, LookupDraft, ModelDraft
-from nightingale.engine.load import Model, load_draft
+from nightingale.engine.drafts import Draft, ExitDraft, LookupDraft, ModelDraft, ThoughtDraft
+from nightingale.engine.load import find_guess, load_draft, open_guess
+from nightingale.engine.model import Model
 from nightingale.engine.profiles import Profile
-from nightingale.engine.runner import PlainRunner
-from nightingale.engine.speculate import LONGEST, SpeculativeDraws, costs_of, weights_of
+from nightingale.engine.runner import PlainRunner, Verifier
+from nightingale.engine.speculate import IN_TORCH, LONGEST, PACKED, SpeculativeDraws, weights_of
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.t3.model import T3
 
+GUESS_COST = 0.1
+"""Of a guess at the next thought, in eight bits and drawn, over a step of wren's."""
 
-def open_speculation(model: Model, profile: Profile, pool: dict[str, Any]) -> SpeculativeDraws:
-    """T3 beside the profile's draft. No draft begins before the first block has its tokens."""
-    pool |= {"spare": LONGEST, "batched": profile.batched}
-    runner = PlainRunner(model.speakers.t3, **pool)
+FARTHEST = 3
+"""Thoughts ahead that are guessed: it is trained for two, and each is guessed from the guess before."""
+
+
+def spare_for(profile: Profile) -> int:
+    """Positions past an utterance's own that the runner beside the profile's draft needs."""
+    return LONGEST if profile.draft else 0
+
+
+def open_speculation(
+    model: Model, profile: Profile, runner: Verifier, threads: int | None = None
+) -> SpeculativeDraws:
+    """T3 beside the profile's draft. No draft begins before the first block has its tokens. threads: T3's
+    share, if it has one."""
+    target, plain = model.speakers.t3, isinstance(runner, PlainRunner)
     draft: Draft
     if profile.draft == "lookup":
         draft, guess = LookupDraft(), 0.0
     elif profile.draft.startswith("exit:"):
-        draft = ExitDraft(runner, layers=(layers := _exit_layers(runner.t3, profile.draft)))
-        guess = layers / runner.t3.config.backbone.layers
+        assert isinstance(runner, PlainRunner)
+        draft = ExitDraft(runner, layers=(layers := _exit_layers(target, profile.draft)))
+        guess = layers / target.config.backbone.layers
+    elif (head := find_guess(model, profile.draft)) is not None:
+        draft = ThoughtDraft(runner, target, open_guess(target, head, fast=not plain, threads=threads))
+        guess = GUESS_COST
     else:
         drafting = load_draft(model, profile.draft)
-        t3 = drafting.speakers.t3
-        pool["capacity"] = t3.prompt_length(drafting.habits.max_text_ids) + model.habits.max_new_tokens
-        pool["pool"] = None  # its own, in slots
-        draft = ModelDraft(PlainRunner(t3, **pool), partial(_drafts_prompt, drafting, model.name))
-        guess = weights_of(t3) / weights_of(runner.t3)
+        read = partial(_drafts_prompt, drafting, model.name)
+        draft = ModelDraft(_drafts_runner(drafting, model, profile), read)
+        guess = weights_of(drafting.speakers.t3) / weights_of(target)
+    longest = FARTHEST if isinstance(draft, ThoughtDraft) else LONGEST
     after = profile.first_block_tokens + LOOKAHEAD_TOKENS if profile.streaming else 0
-    return SpeculativeDraws(runner, draft, costs=costs_of(guess), after=after)
+    costs = (IN_TORCH if plain else PACKED).with_guess(guess)
+    return SpeculativeDraws(runner, draft, costs=costs, after=after, longest=longest)
+
+
+def _drafts_runner(drafting: Model, model: Model, profile: Profile) -> PlainRunner:
+    """With a memory of its own, in slots, as long as the utterances of the model it guesses for."""
+    t3 = drafting.speakers.t3
+    return PlainRunner(
+        t3,
+        slots=profile.slots,
+        rows_per_slot=1 if "cfg_weight" in model.habits.ignored else 2,
+        capacity=t3.prompt_length(drafting.habits.max_text_ids) + model.habits.max_new_tokens,
+        batched=profile.batched,
+        spare=LONGEST,
+    )
 
 
 def _exit_layers(t3: T3, name: str) -> int:

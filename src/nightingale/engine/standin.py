@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from nightingale.engine.habits import HABITS
-from nightingale.engine.load import Model, Once
+from nightingale.engine.model import Model, Once
 from nightingale.models.chatterbox.build import Listeners, Speakers
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer, SpeechTokenizerConfig
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder, VoiceEncoderConfig

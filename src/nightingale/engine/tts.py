@@ -20,15 +20,8 @@ from nightingale.clocks import CLOCKS
 from nightingale.engine.controls import Control, offered, settle
 from nightingale.engine.listening import Stream
 from nightingale.engine.live import LiveSession
-from nightingale.engine.load import (
-    Model,
-    default_model,
-    fitted,
-    load_model,
-    open_draws,
-    open_studio,
-    plan_for,
-)
+from nightingale.engine.load import fitted, load_model, open_draws, open_studio, plan_for
+from nightingale.engine.model import Model, default_model
 from nightingale.engine.pieces import MAX_CHARS, Piece, cut
 from nightingale.engine.plan import Plan
 from nightingale.engine.profiles import Profile, profile_named
@@ -107,9 +100,9 @@ class TTS:
             log.warning("%s, %s: %s", model.name, profile.name, refusal)
         self._model = model = fitted(model, self._plan)
         self._voicing = Voicing(model)
-        self._worker = Worker(
-            model, profile, open_draws(model, profile, self._plan), open_studio(model, profile, self._plan)
-        )
+        studio = open_studio(model, profile, self._plan)
+        threads = studio.shares.t3 if studio.shares else None
+        self._worker = Worker(model, profile, open_draws(model, profile, self._plan, threads=threads), studio)
         # A forgotten TTS must not leave its thread behind.
         weakref.finalize(self, self._worker.stop)
 

@@ -12,7 +12,7 @@ from nightingale.engine.acoustic import audible
 from nightingale.engine.decode import Decoding, Tally, Told, prompt_of
 from nightingale.engine.guards import ATTEMPTS, Action, Guard, limits_for, retry_seed
 from nightingale.engine.habits import SILENCE_TOKEN
-from nightingale.engine.load import Model
+from nightingale.engine.model import Model
 from nightingale.engine.pieces import Piece
 from nightingale.engine.profiles import Profile
 from nightingale.engine.randomness import generator

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nightingale.audio.read import MAX_SECONDS
 from nightingale.engine.enroll import enroll_file
-from nightingale.engine.load import Model
+from nightingale.engine.model import Model
 from nightingale.errors import VoiceError, VoiceNotFound
 from nightingale.voices import library
 from nightingale.voices.cache import enrolled

@@ -23,7 +23,7 @@ from nightingale.engine.beside import use_threads
 from nightingale.engine.cache_load import room_for
 from nightingale.engine.draws import Draws, Speaking
 from nightingale.engine.faults import engine_closed, engine_failed
-from nightingale.engine.load import Model
+from nightingale.engine.model import Model
 from nightingale.engine.pieces import Piece
 from nightingale.engine.profiles import Profile
 from nightingale.engine.randomness import nth_seed

@@ -65,8 +65,12 @@ class UpsamplingConv1d(nn.ConvTranspose1d):
 
 def convolve(layer: nn.Conv1d, x: Tensor) -> Tensor:
     """(batch, channels, time) through a convolution that pads nothing: one product for each tap, where the
-    weights lie tap by tap (`nightingale.nn.layout`), and else torch's way."""
+    weights lie tap by tap (`nightingale.nn.layout`), and else torch's way. A layer in another precision than
+    x rounds it, and gives x's back."""
     weight, bias, dilation = layer.weight, layer.bias, layer.dilation[0]
+    if weight.dtype != x.dtype:
+        rounded = x.to(weight.dtype)
+        return F.conv1d(rounded, weight, bias, layer.stride, 0, layer.dilation, layer.groups).to(x.dtype)
     if not _lies_by_tap(weight) or bias is None or not can_shift(layer):
         return F.conv1d(x, weight, bias, layer.stride, 0, layer.dilation, layer.groups)
     rows = [_shifted_products(row, weight, bias, dilation) for row in x]

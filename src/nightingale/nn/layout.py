@@ -14,7 +14,7 @@ convolutions for x86, so there they are left alone.
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,12 @@ def for_rendering(net: nn.Module, machine: str | None = None) -> None:
     """
     orders = {id(weight): order for weight, order in _orders(net, machine)}
     weights = [*net.parameters()]
+    for dtype in {weight.dtype for weight in weights}:
+        _lie_together([weight for weight in weights if weight.dtype == dtype], orders)
+
+
+def _lie_together(weights: Sequence[Tensor], orders: Mapping[int, tuple[int, ...]]) -> None:
+    """All of one precision."""
     room = torch.empty(sum(weight.numel() for weight in weights), dtype=weights[0].dtype)
     for weight in weights:
         order = orders.get(id(weight), tuple(range(weight.dim())))

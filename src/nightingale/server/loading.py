@@ -9,7 +9,8 @@ from typing import Final, Self
 import torch
 
 from nightingale.engine.controls import Control
-from nightingale.engine.load import default_model, load_model
+from nightingale.engine.load import load_model
+from nightingale.engine.model import default_model
 from nightingale.engine.profiles import profile_named
 from nightingale.engine.tts import TTS
 from nightingale.server.roster import Roster

@@ -20,7 +20,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from nightingale.clocks import CLOCKS
 from nightingale.engine.controls import Control
 from nightingale.engine.live import LiveSession
-from nightingale.engine.load import default_model
+from nightingale.engine.model import default_model
 from nightingale.engine.session import Session
 from nightingale.engine.tts import TTS, Occupancy
 from nightingale.errors import EngineFault, QueueFull, TextTooLong

@@ -85,12 +85,27 @@ def build_parser() -> argparse.ArgumentParser:
     t3.add_argument("--weight-decay", type=float)
     t3.set_defaults(run=stages.run_t3)
 
+    own = commands.add_parser(
+        "own-speech",
+        parents=[common, timed, helped],
+        help="what a T3 says itself, for its guess",
+    )
+    own.add_argument("--bank", type=Path, nargs="*", help="token banks; default: the one in --out")
+    own.add_argument("--target", type=Path, help="the T3's t3.safetensors; default: the one in --out")
+    own.set_defaults(run=stages.run_own_speech)
+
     draft = commands.add_parser(
-        "draft", parents=[common, timed, helped, graphed], help="a small T3 that guesses for a large one"
+        "draft", parents=[common, timed, helped, graphed], help="what guesses a T3's next tokens"
+    )
+    draft.add_argument(
+        "--kind",
+        choices=["thought", "layers"],
+        default="thought",
+        help="layers that guess its next thought (guess.safetensors), or a T3 with fewer (draft.safetensors)",
     )
     draft.add_argument("--bank", type=Path, nargs="*", help="token banks; default: the one in --out")
     draft.add_argument("--target", type=Path, help="its target's t3.safetensors; default: the one in --out")
-    draft.add_argument("--layers", type=int, default=2)
+    draft.add_argument("--layers", type=int, default=2, help="of a T3 with fewer")
     draft.set_defaults(run=stages.run_draft)
 
     flow = commands.add_parser(

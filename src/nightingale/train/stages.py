@@ -6,10 +6,12 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-TOKENS, BANK = "tokens.npy", "bank.safetensors"
+TOKENS, BANK, OWN_SPEECH = "tokens.npy", "bank.safetensors", "own_speech.safetensors"
 LINES_PER_HOUR = 1800
 """More than the teacher speaks (1,100), so that lines never run out; casting them all would take seconds."""
 
@@ -175,21 +177,45 @@ def run_tokens(args: argparse.Namespace) -> None:
     TokenBank.join([banks[part] for part in sorted(banks)]).save(args.out / BANK)
 
 
+def run_own_speech(args: argparse.Namespace) -> None:
+    import torch
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale.train.asset_files import Assets
+    from nightingale.train.own_speech import speak_lines
+    from nightingale.train.token_bank import TokenBank
+
+    assets = Assets(args.assets)
+    spoken = speak_lines(
+        TokenBank.join([TokenBank.load(path, assets.encode) for path in args.bank or [args.out / BANK]]),
+        PRESETS["wren"].t3,
+        target=args.target or args.out / "t3.safetensors",
+        budget_s=args.budget_s,
+        device=torch.device(args.device),
+        seed=args.seed,
+    )
+    spoken.save(args.out / OWN_SPEECH)
+    say({"clips": spoken.clips, "tokens": len(spoken.tokens)})
+
+
 def run_draft(args: argparse.Namespace) -> None:
     import torch
 
     from nightingale.models.chatterbox.presets import PRESETS
     from nightingale.train.asset_files import Assets
     from nightingale.train.draft import train_draft
+    from nightingale.train.guess import train_guess
     from nightingale.train.token_bank import TokenBank
 
     assets = Assets(args.assets)
-    train_draft(
+    train: Callable[..., None] = train_guess
+    if args.kind == "layers":
+        train = partial(train_draft, layers=args.layers)
+    train(
         TokenBank.join([TokenBank.load(path, assets.encode) for path in args.bank or [args.out / BANK]]),
         args.out,
         PRESETS["wren"].t3,
         target=args.target or args.out / "t3.safetensors",
-        layers=args.layers,
         marks=assets.marks(),
         budget_s=args.budget_s,
         plan_s=args.plan_s,

@@ -86,10 +86,7 @@ class T3Training:
             for chosen, share in ((~out, recipe.joined_share), (out, 0.0))
         )
         self.speaker = torch.from_numpy(bank.speaker).to(device)
-        self.net = T3(config).to(device)
-        _initialize(self.net, config.backbone.layers)
-        for table in (self.net.speech_emb, self.net.speech_head):
-            begin_with_digits(table.weight)
+        self.net = self.make_net(config).to(device)
         self.dropping = True
         for name, module in self.net.named_modules():
             if name.endswith(RESIDUAL_OUTPUTS):
@@ -104,6 +101,14 @@ class T3Training:
         # Short buckets hold more rows a step, so drawing by ids shows every clip equally often.
         weight = np.array([len(b.ids) * size for size, b in self.buckets.items()], dtype=np.float64)
         self.chance = weight / weight.sum()
+
+    def make_net(self, config: T3Config) -> nn.Module:
+        """What is trained, as it begins."""
+        net = T3(config)
+        _initialize(net, config.backbone.layers)
+        for table in (net.speech_emb, net.speech_head):
+            begin_with_digits(table.weight)
+        return net
 
     def _drop(self, module: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> Tensor:
         del module, given
@@ -127,16 +132,10 @@ class T3Training:
         self, bucket: Bucket, pick: Tensor, *, slip: float, smoothing: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Mean loss over speech tokens, accuracy, and accuracy of the stop token."""
-        ids, text_count, count = bucket.ids[pick].long(), bucket.text_count[pick], bucket.count[pick]
-        place = torch.arange(ids.shape[1], device=self.device)[None]
-        is_text = place < text_count[:, None]
-        random = torch.randint(START_SPEECH, ids.shape, device=self.device)
-        slipped = (torch.rand(ids.shape, device=self.device) < slip) & (place > text_count[:, None])
-        speaker = self.speaker[bucket.clip[pick]].float()
-        speaker = F.normalize(speaker + 0.02 * torch.randn_like(speaker), dim=1)
-        given = (is_text, torch.where(slipped, random, ids), speaker)
+        ids = bucket.ids[pick].long()
+        given, counts = self.shown(bucket, pick, slip=slip)
+        assert isinstance(self.net, T3)
         scores = self.scores(self.net, *given)
-        counts = (place > text_count[:, None]) & (place < count[:, None])
         is_stop = ids == STOP_SPEECH
         weight = counts * torch.where(is_stop, STOP_WEIGHT, 1.0)
         each = self.error(scores, ids, given, smoothing)
@@ -148,15 +147,30 @@ class T3Training:
             (right * stops).sum() / stops.sum().clamp(min=1),
         )
 
+    def shown(
+        self, bucket: Bucket, pick: Tensor, *, slip: float
+    ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+        """What is text, ids with slips and speakers of these rows; and which ids count, the spoken ones."""
+        ids, text_count, count = bucket.ids[pick].long(), bucket.text_count[pick], bucket.count[pick]
+        place = torch.arange(ids.shape[1], device=self.device)[None]
+        random = torch.randint(START_SPEECH, ids.shape, device=self.device)
+        slipped = (torch.rand(ids.shape, device=self.device) < slip) & (place > text_count[:, None])
+        speaker = self.speaker[bucket.clip[pick]].float()
+        speaker = F.normalize(speaker + 0.02 * torch.randn_like(speaker), dim=1)
+        counts = (place > text_count[:, None]) & (place < count[:, None])
+        return (place < text_count[:, None], torch.where(slipped, random, ids), speaker), counts
+
+    def inputs(self, net: T3, is_text: Tensor, ids: Tensor, speaker: Tensor) -> Tensor:
+        """(rows, time, width). What follows input i is id i, because the speaker stands in front."""
+        told = net.text_emb(torch.where(is_text, ids, 0))
+        spoken = net.speech_emb(torch.where(is_text, 0, ids))
+        x = torch.where(is_text[..., None], told, spoken)
+        return torch.cat([net.cond_enc.spkr_enc(speaker)[:, None].to(x.dtype), x[:, :-1]], dim=1)
+
     def scores(self, net: T3, is_text: Tensor, ids: Tensor, speaker: Tensor) -> Tensor:
-        """(rows, time, vocab). The score after input i is of id i, because the speaker stands in front."""
-        memory = [NoMemory()] * net.config.backbone.layers
+        """(rows, time, vocab)."""
         with torch.autocast(self.device.type, torch.bfloat16):
-            told = net.text_emb(torch.where(is_text, ids, 0))
-            spoken = net.speech_emb(torch.where(is_text, 0, ids))
-            x = torch.where(is_text[..., None], told, spoken)
-            x = torch.cat([net.cond_enc.spkr_enc(speaker)[:, None].to(x.dtype), x[:, :-1]], dim=1)
-            return net(x, memory)
+            return net(self.inputs(net, is_text, ids, speaker), [NoMemory()] * net.config.backbone.layers)
 
     def error(
         self,

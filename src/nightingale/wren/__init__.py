@@ -2,6 +2,7 @@
 
     t3.safetensors, s3gen.safetensors, ve.safetensors   compact weights (nightingale.models.compact)
     tokenizer.json                                      wren's own byte pairs
+    guess.safetensors                                   compact; guesses T3's next tokens, if wanted
     card.json                                           what this copy is, and how it likes to be sampled
     voices/<name>.safetensors, voices/<name>.md         built-in voices and where each came from
 
@@ -24,6 +25,8 @@ FILES: Final = {
 }
 """role -> file name; the roles of nightingale.hub.cards where both have one."""
 VOICES: Final = "voices"
+GUESS_FILE: Final = "guess.safetensors"
+"""Layers that guess T3's next tokens (docs/speculative.md); a copy may lack them."""
 SAMPLING: Final = Sampling(temperature=0.3, min_p=0.05, repetition_penalty=1.0, cfg_weight=0.0)
 """What an export writes into the card unless told otherwise."""
 

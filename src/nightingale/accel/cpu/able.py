@@ -22,6 +22,8 @@ OLDEST = (1, 23)
 """Before it, eight bits had no kernels on ARM."""
 WORTH = 1.3
 """So many times faster than torch in float32 must the products be, or rounding is not worth its error."""
+MOST_EXACT = 50_000_000
+"""Weights that are copied for ONNX Runtime without a word: 200 MB in float32."""
 PROBE_INPUTS, PROBE_OUTPUTS, PROBE_PRODUCTS, PROBE_ROWS = 1024, 4096, 4, 2
 
 
@@ -40,14 +42,40 @@ def refusal(config: T3Config, *, threads: int | None = None) -> str | None:
     return _against(torch.get_num_threads() if threads is None else threads)
 
 
+def exact_refusal(config: T3Config) -> str | None:
+    """Why this T3 should not be run by ONNX Runtime in float32; None if it should."""
+    if (weights := weights_of(config)) > MOST_EXACT:
+        return f"its {weights / 1e6:.0f} million weights would be held twice"
+    if find_spec(PACKAGE) is None:
+        return f"{PACKAGE} is not installed (pip install '{EXTRA}')"
+    return _too_old()
+
+
+def weights_of(config: T3Config) -> int:
+    """That a step reads: layers and head."""
+    backbone, width = config.backbone, config.backbone.width
+    inner = 3 * backbone.ffn if isinstance(backbone, LlamaConfig) else 8 * width
+    return backbone.layers * width * (4 * width + inner) + width * config.speech_vocab
+
+
 @cache
-def _against(threads: int) -> str | None:
+def _too_old() -> str | None:
     try:
         import onnxruntime
 
         version = str(onnxruntime.__version__)
         if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
             return f"{PACKAGE} {version} is too old, {'.'.join(map(str, OLDEST))} is needed"
+    except Exception as error:  # whatever a broken installation or an unknown instruction set raises
+        return f"{PACKAGE} does not work here ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
+    return None
+
+
+@cache
+def _against(threads: int) -> str | None:
+    if (old := _too_old()) is not None:
+        return old
+    try:
         gain = measure_gain(threads)
     except Exception as error:  # whatever a broken installation or an unknown instruction set raises
         return f"{PACKAGE} does not work here ({type(error).__name__}: {str(error).splitlines()[0][:200]})"

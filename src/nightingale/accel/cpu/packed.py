@@ -26,7 +26,7 @@ from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load
 
-FORMAT = 2
+FORMAT = 3
 """Counts the changes to what a packed T3 holds; a folder of another format is never opened."""
 GRAPH, WEIGHTS, SEAL = "graph.onnx", "weights.bin", "seal.json"
 BACKBONE = "tfmr."
@@ -86,7 +86,8 @@ def pack(config: T3Config, tensors: Mapping[str, Tensor], *, home: Path, source:
 
 def _write(folder: Path, config: T3Config, tensors: Mapping[str, Tensor]) -> None:
     with (folder / WEIGHTS).open("xb") as file, torch.inference_mode():
-        graph = StepGraph(config, tensors.__getitem__, file, WEIGHTS).write()
+        writer = StepGraph(config, tensors.__getitem__, rounded=True, file=file, file_name=WEIGHTS)
+        graph = writer.write()
         file.flush()
         os.fsync(file.fileno())
     (folder / GRAPH).write_bytes(graph)

@@ -1,4 +1,4 @@
-"""T3's steps on a CPU with weights of eight bits: the engine's Runner over a packed graph.
+"""T3's steps on a CPU by ONNX Runtime, with weights of eight bits or as they are: the engine's Verifier.
 
 As in the plain runner a slot is the memory of one utterance, two rows where it may be guided. The pool is one
 buffer per layer; a step binds the rows it needs as they lie there, and the graph writes into them.
@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,15 +21,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nightingale.accel.cpu.packed import Packed
+from nightingale.accel.cpu.graph import StepGraph
 from nightingale.errors import MemoryFull
 from nightingale.models.chatterbox.t3.backbone_llama import LlamaBackbone
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.nn.rope import rotations
 
 Floats = NDArray[np.float32]
-SPARE = 1
-"""A position past the capacity, where rows that take no part in a step may write."""
+IDLE = 1
+"""Positions past the capacity, where rows that take no part in a step may write, and odd guesses."""
 
 
 class Turn(Protocol):
@@ -42,35 +43,53 @@ class Turn(Protocol):
     def position(self) -> int: ...
 
 
+class Trial(Protocol):
+    """As in engine/runner.py."""
+
+    @property
+    def slot(self) -> int: ...
+    @property
+    def tokens(self) -> Sequence[int]: ...
+    @property
+    def position(self) -> int: ...
+
+
 class CpuRunner:
     def __init__(
         self,
         t3: T3,
-        packed: Packed,
+        graph: Path | bytes,
         *,
         slots: int,
         rows_per_slot: int,
         capacity: int,
         batched: bool,
+        spare: int = 0,
         threads: int | None = None,
     ) -> None:
-        """threads: of the graph's own pool; as many as torch uses if not told."""
-        self.t3, self.rows_per_slot, self.capacity, self.batched = t3, rows_per_slot, capacity, batched
-        self.session = open_session(packed, torch.get_num_threads() if threads is None else threads)
+        """graph: `Packed.graph`, or `exact_graph` of a T3 that has all its weights. spare: positions past the
+        capacity for guesses. threads: of the graph's own pool; as many as torch uses if not told."""
+        self.t3, self.rows_per_slot, self.batched = t3, rows_per_slot, batched
+        self.capacity = capacity + spare
+        self.session = open_session(graph, torch.get_num_threads() if threads is None else threads)
         backbone = t3.config.backbone
-        shape = (slots * rows_per_slot, backbone.heads, capacity + SPARE, backbone.width // backbone.heads)
+        positions = self.capacity + IDLE
+        shape = (slots * rows_per_slot, backbone.heads, positions, backbone.width // backbone.heads)
         self.pool: dict[str, Floats] = {
             f"{name}.{layer}": _zeros(shape)
             for layer in range(backbone.layers)
             for name in ("keys", "values")
         }
-        self.turns = _turns(t3, capacity + SPARE)
+        self.turns = _turns(t3, positions)
+        self._tables = _tables(t3)
         self.rows: list[int] = [0] * slots
         """rows[slot]: how many the utterance there uses."""
         self.lengths: list[int] = [0] * slots
         """lengths[slot]: how many positions it remembers."""
-        self._bound: dict[tuple[int, int], _Bound] = {}
+        self._bound: dict[tuple[int, int, int], _Bound] = {}
         self._kept: list[tuple[Tensor, dict[str, Floats]]] = []
+        self._thoughts: dict[int, tuple[int, Tensor]] = {}
+        """Of each slot's latest pass: the number of its first draw, and (rows, tokens, width)."""
 
     @property
     def bytes(self) -> int:
@@ -84,13 +103,15 @@ class CpuRunner:
         first = slot * self.rows_per_slot
         x = self._with_positions(prompt.float(), torch.arange(length)).contiguous()
         scores = torch.empty(rows, self.t3.config.speech_vocab)
+        thoughts = torch.empty(rows, 1, self.t3.config.backbone.width)
         for row in range(rows):
             known, kept = self._longest_beginning(x[row])
             for name, part in self.pool.items():
                 part[first + row, :, :known] = kept[name][:, :known] if kept else 0
-            scores[row] = self._read(first + row, x[row : row + 1, known:], known)
+            scores[row], thoughts[row] = self._read(first + row, x[row : row + 1, known:], known)
             self._keep(first + row, x[row])
         self.rows[slot], self.lengths[slot] = rows, length
+        self._thoughts[slot] = 0, thoughts
         return scores
 
     @torch.inference_mode()
@@ -99,17 +120,55 @@ class CpuRunner:
         for turn in turns:
             self._check_room(self.lengths[turn.slot] + 1)
         if self.batched and len(turns) > 1:
-            scores = self._run(0, max(turn.slot for turn in turns) + 1, turns)
+            scores, thoughts = self._run(0, max(turn.slot for turn in turns) + 1, turns)
             starts = [turn.slot * self.rows_per_slot for turn in turns]
-            out = [
-                scores[start : start + self.rows[turn.slot]]
-                for start, turn in zip(starts, turns, strict=True)
+            own = [
+                slice(start, start + self.rows[turn.slot]) for start, turn in zip(starts, turns, strict=True)
             ]
+            out = [(scores[rows], thoughts[rows]) for rows in own]
         else:
             out = [self._run(turn.slot, 1, [turn]) for turn in turns]
-        for turn in turns:
+        for turn, (_, thought) in zip(turns, out, strict=True):
             self.lengths[turn.slot] += 1
+            self._thoughts[turn.slot] = turn.position, thought
+        return [scores[:, 0] for scores, _ in out]
+
+    @torch.inference_mode()
+    def verify(self, trials: Sequence[Trial]) -> list[Tensor]:
+        """Scores after each token of each utterance, (rows, tokens, vocab); one utterance after the other.
+
+        Of a guided one, also one row after the other: the attention operator takes several tokens after a
+        past for one row only.
+        """
+        for trial in trials:
+            self._check_room(self.lengths[trial.slot] + len(trial.tokens))
+        passed = [[self._try(trial, row) for row in range(self.rows[trial.slot])] for trial in trials]
+        out = []
+        for trial, rows in zip(trials, passed, strict=True):
+            self.lengths[trial.slot] += len(trial.tokens)
+            self._thoughts[trial.slot] = trial.position, torch.cat([thoughts for _, thoughts in rows])
+            out.append(torch.cat([scores for scores, _ in rows]))
         return out
+
+    def _try(self, trial: Trial, row: int) -> tuple[Tensor, Tensor]:
+        known, count = self.lengths[trial.slot], len(trial.tokens)
+        # Products take rows by twos: an odd one costs as much as two. What is scored of it nobody reads.
+        padded = [*trial.tokens, *[0] * (count % 2)] if count > 1 else list(trial.tokens)
+        end = known + len(padded)
+        bound = self._bind(trial.slot * self.rows_per_slot + row, 1, len(padded))
+        places = range(trial.position, trial.position + len(padded))
+        self._embed(bound.x[0], padded, places, range(known, end))
+        scores, thoughts = self._pass(bound, [end - 1])
+        return scores[:, :count], thoughts[:, :count]
+
+    def rewind(self, slot: int, count: int) -> None:
+        """What stands past an utterance's length is never heard, and written over."""
+        self.lengths[slot] -= count
+
+    def thought(self, slot: int, draw: int) -> Tensor:
+        """What T3's head read for an utterance's draw of this number, (rows, width): of its latest pass."""
+        first, thoughts = self._thoughts[slot]
+        return thoughts[:, draw - first]
 
     def move(self, source: int, target: int) -> None:
         """Bring an utterance's memory to another slot."""
@@ -119,6 +178,7 @@ class CpuRunner:
             part[new : new + rows, :, :length] = part[old : old + rows, :, :length]
         self.rows[target], self.lengths[target] = rows, length
         self.rows[source], self.lengths[source] = 0, 0
+        self._thoughts[target] = self._thoughts.pop(source)
 
     def wipe(self, slot: int) -> None:
         """After a fault: nothing of the slot, nor of the prompts that were kept, is used again."""
@@ -127,10 +187,10 @@ class CpuRunner:
             part[first : first + self.rows_per_slot] = 0
         self._kept.clear()
 
-    def _run(self, slot: int, slots: int, turns: Sequence[Turn]) -> Tensor:
+    def _run(self, slot: int, slots: int, turns: Sequence[Turn]) -> tuple[Tensor, Tensor]:
         """One token more for `slots` slots from `slot` on; what those without a turn compute is not read."""
         each = self.rows_per_slot if slots > 1 else self.rows[slot]
-        bound = self._bind(slot * self.rows_per_slot, slots * each)
+        bound = self._bind(slot * self.rows_per_slot, slots * each, 1)
         own = {turn.slot: turn for turn in turns}
         ids, at, last = [], [], []
         for number in range(slot, slot + slots):
@@ -138,27 +198,41 @@ class CpuRunner:
             ids += [turn.token if turn else 0] * each
             at += [turn.position if turn else 0] * each
             last += [self.lengths[number]] * each
-        embedded = self.t3.embed_speech_at(torch.tensor(ids)[:, None], torch.tensor(at)[:, None])
-        bound.x[:] = self._with_positions(embedded, torch.tensor(last)[:, None]).numpy()
+        self._embed(bound.x[:, 0], ids, at, last)
+        return self._pass(bound, last)
+
+    def _pass(self, bound: _Bound, last: list[int]) -> tuple[Tensor, Tensor]:
+        """Scores (rows, asked, vocab) and thoughts (rows, asked, width) of what was written into the buffers.
+
+        last: where each row ends.
+        """
         bound.last[:] = last
         bound.total[:] = max(last) + 1
         self.session.run_with_iobinding(bound.binding)
-        return torch.from_numpy(bound.scores.copy())
+        return torch.from_numpy(bound.scores.copy()), torch.from_numpy(bound.thought.copy())
 
-    def _read(self, row: int, x: Tensor, known: int) -> Tensor:
-        """Scores (1, vocab) after x (1, time, width), which follows `known` positions of the row."""
-        bound = _Bound(self, row, 1, x.numpy())
-        bound.last[:] = known + x.shape[1] - 1
-        bound.total[:] = known + x.shape[1]
-        self.session.run_with_iobinding(bound.binding)
-        return torch.from_numpy(bound.scores)
+    def _read(self, row: int, x: Tensor, known: int) -> tuple[Tensor, Tensor]:
+        """Scores (vocab,) and thought (1, width) after x (1, time, width), which follows `known` others."""
+        bound = _Bound(self, row, 1, x.numpy(), asked=[-1])
+        scores, thought = self._pass(bound, [known + x.shape[1] - 1])
+        return scores[0, 0], thought[0]
 
-    def _bind(self, row: int, rows: int) -> _Bound:
+    def _bind(self, row: int, rows: int, tokens: int) -> _Bound:
         """Buffers are bound once for each group of rows, and then only written."""
-        if (row, rows) not in self._bound:
-            x = np.zeros((rows, 1, self.t3.config.backbone.width), np.float32)
-            self._bound[row, rows] = _Bound(self, row, rows, x)
-        return self._bound[row, rows]
+        if (row, rows, tokens) not in self._bound:
+            x = np.zeros((rows, tokens, self.t3.config.backbone.width), np.float32)
+            self._bound[row, rows, tokens] = _Bound(self, row, rows, x, asked=range(tokens))
+        return self._bound[row, rows, tokens]
+
+    def _embed(self, x: Floats, ids: Sequence[int], places: Sequence[int], at: Sequence[int]) -> None:
+        """Write speech ids (n) as T3 reads them into x (n, width): at their places after the start token, and
+        at their positions of the whole. As `T3.embed_speech_at`, by numpy: a call of torch costs more."""
+        speech, learned, counted = self._tables
+        np.take(speech, ids, axis=0, out=x)
+        if learned is not None:
+            x += learned[list(places)]
+        if counted is not None:
+            x += counted[list(at)]
 
     def _with_positions(self, x: Tensor, at: Tensor) -> Tensor:
         """GPT-2's backbone begins by adding a learned position; the graph begins after it."""
@@ -196,14 +270,19 @@ class CpuRunner:
 class _Bound:
     """The buffers of a run over `rows` rows from `row` on, bound to the graph's inputs and outputs."""
 
-    def __init__(self, runner: CpuRunner, row: int, rows: int, x: Floats) -> None:
-        self.x = x
+    def __init__(self, runner: CpuRunner, row: int, rows: int, x: Floats, *, asked: Sequence[int]) -> None:
+        """asked: which of the tokens of x are scored."""
+        config = runner.t3.config
+        self.x, self.asked = x, np.array(asked, np.int64)
         self.last, self.total = np.zeros(rows, np.int32), np.zeros(1, np.int32)
-        self.scores: Floats = np.zeros((rows, runner.t3.config.speech_vocab), np.float32)
+        self.scores: Floats = np.zeros((rows, len(asked), config.speech_vocab), np.float32)
+        self.thought: Floats = np.zeros((rows, len(asked), config.backbone.width), np.float32)
         self.binding = runner.session.io_binding()
-        for name, value in {"x": x, "last": self.last, "total": self.total, **runner.turns}.items():
+        own: dict[str, NDArray[Any]] = {"x": x, "last": self.last, "total": self.total, "asked": self.asked}
+        for name, value in (own | runner.turns).items():
             self._put(self.binding.bind_input, name, value)
         self._put(self.binding.bind_output, "scores", self.scores)
+        self._put(self.binding.bind_output, "thought", self.thought)
         for name, part in runner.pool.items():
             self._put(self.binding.bind_input, name, part[row : row + rows])
             self._put(self.binding.bind_output, f"new.{name}", part[row : row + rows])
@@ -224,6 +303,18 @@ def _zeros(shape: tuple[int, ...]) -> Floats:
     return np.frombuffer(memory, np.float32).reshape(shape)
 
 
+def _tables(t3: T3) -> tuple[Floats, Floats | None, Floats | None]:
+    """Of speech ids, of places after the start token, and of positions: those that this T3 has."""
+    learned = None if t3.config.learned_positions is None else t3.speech_pos_emb.emb
+    counted = None if isinstance(t3.tfmr, LlamaBackbone) else t3.tfmr.wpe
+    first, *others = (
+        None if table is None else table.weight.detach().float().numpy()
+        for table in (t3.speech_emb, learned, counted)
+    )
+    assert first is not None
+    return first, others[0], others[1]
+
+
 def _turns(t3: T3, positions: int) -> dict[str, Floats]:
     """Rotary angles of all positions, as the attention operator takes them: both halves of a head turn alike,
     so it takes one."""
@@ -234,7 +325,13 @@ def _turns(t3: T3, positions: int) -> dict[str, Floats]:
     return {"cos": cos[:, :half].contiguous().numpy(), "sin": sin[:, :half].contiguous().numpy()}
 
 
-def open_session(packed: Packed, threads: int) -> Any:
+def exact_graph(t3: T3) -> bytes:
+    """T3's step in float32, weights and all."""
+    weights = t3.state_dict()
+    return StepGraph(t3.config, weights.__getitem__, rounded=False).write()
+
+
+def open_session(graph: Path | bytes, threads: int) -> Any:
     """ONNX Runtime over the graph, with threads of its own."""
     import onnxruntime
 
@@ -243,4 +340,5 @@ def open_session(packed: Packed, threads: int) -> Any:
     # Its threads wait for the next operation by spinning, but not for the next step: others need the cores.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
-    return onnxruntime.InferenceSession(str(packed.graph), options, providers=["CPUExecutionProvider"])
+    model = graph if isinstance(graph, bytes) else str(graph)
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])

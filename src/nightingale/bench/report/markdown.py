@@ -78,7 +78,8 @@ def cpu(lines: Sequence[Line], goals: Goals) -> str:
                 _made_of(name, line["parts"]),
             )
 
-    return _measured(lines, "cpu", ["102 tokens, warm", "must", "aim", "reached", "of which"], body)
+    head = ["102 tokens, warm", "must", "aim", "reached", "of which"]
+    return "\n\n".join(_measured(own, "cpu", head, body) for own in _by_machine(lines))
 
 
 def _made_of(name: str, parts: Mapping[str, Any]) -> str:
@@ -112,7 +113,15 @@ def cpu_quality(lines: Sequence[Line]) -> str:
                 )
 
     head = ["T3 in eight bits", "scores off, of their spread", "greedy token the same", "among five", "steps"]
-    return _measured(lines, "cpu", head, body)
+    return "\n\n".join(_measured(own, "cpu", head, body) for own in _by_machine(lines))
+
+
+def _by_machine(lines: Sequence[Line]) -> list[list[Line]]:
+    """Lines of each kind of processor, in the order in which these were first measured; at least one list."""
+    found: dict[str, list[Line]] = {}
+    for line in lines:
+        found.setdefault(line.get("machine", {}).get("cpu", ""), []).append(line)
+    return [*found.values()] or [[]]
 
 
 def gpu(lines: Sequence[Line]) -> str:

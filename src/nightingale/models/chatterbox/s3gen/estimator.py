@@ -156,6 +156,11 @@ class Estimator(nn.Module):
         self.final_block = ConvBlock(width, width)
         self.final_proj = nn.Conv1d(width, config.mel_bands, 1)
 
+    def times(self, t: Tensor, r: Tensor | None) -> Tensor:
+        """(batch,) and (batch,) -> (batch, 4 · width)."""
+        time: Tensor = self.time_mlp(t)
+        return time if r is None else self.time_embed_mixer(torch.cat([time, self.time_mlp(r)], dim=1))
+
     def forward(
         self,
         x: Tensor,
@@ -169,9 +174,7 @@ class Estimator(nn.Module):
         carry: Carry | None = None,
     ) -> Tensor:
         """`r` is the time a meanflow step ends at; a plain flow has none. `carry`: x continues a stream."""
-        time = self.time_mlp(t)
-        if r is not None:
-            time = self.time_embed_mixer(torch.cat([time, self.time_mlp(r)], dim=1))
+        time = self.times(t, r)
         h = torch.cat([x, mu, speaker[..., None].expand_as(x), cond], dim=1)
         down, up = self.down_blocks[0], self.up_blocks[0]
         skip = down(h, time, mask, carry)

@@ -1,0 +1,117 @@
+"""The flow and the vocoder with products in bfloat16, for CPUs that multiply in it (AMX, AVX512-BF16).
+
+Only products are halved: norms, activations, the solver's sum, the time embeddings, the pitch and everything
+that makes samples of a spectrum stay in float32. Weights of eight bits of mantissa are half the memory too.
+The twins are the plain networks (tests/accel/test_halves.py).
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.s3gen.estimator import Estimator
+from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale.nn.carry import Carry
+
+Net = TypeVar("Net", bound=nn.Module)
+HALF = torch.bfloat16
+WORTH = 1.3
+"""So many times faster than float32 must a product be, or rounding is not worth its error."""
+PROBE_ROWS, PROBE_WIDTH = 256, 512
+
+
+@cache
+def refusal(threads: int) -> str | None:
+    """Why products in bfloat16 are not for this CPU; None if they are. Measured, in some milliseconds."""
+    # Asked first: without instructions for it, one product would take a second.
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "this CPU has no instructions for bfloat16"
+    gain = measure_gain()
+    if gain >= WORTH:
+        return None
+    speed = f"{gain:.1f} times as fast as in float32 with {threads} threads"
+    return f"products in bfloat16 are {speed}; {WORTH} would pay"
+
+
+def measure_gain() -> float:
+    """How many times faster a product is, the rounding of its input included."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(PROBE_ROWS, PROBE_WIDTH, generator=rng)
+    weight = torch.randn(2 * PROBE_WIDTH, PROBE_WIDTH, generator=rng)
+    half = weight.to(HALF)
+
+    def best(act: Callable[[], object]) -> float:
+        taken = []
+        for _ in range(5):
+            started = time.perf_counter()
+            act()
+            taken.append(time.perf_counter() - started)
+        return min(taken)
+
+    with torch.inference_mode():
+        return best(lambda: F.linear(x, weight)) / best(lambda: F.linear(x.to(HALF), half).float())
+
+
+class HalfEstimator(Estimator):
+    """The estimator in bfloat16 behind a face of float32."""
+
+    def __init__(self, plain: Estimator) -> None:
+        nn.Module.__init__(self)
+        for name, part in plain.named_children():
+            # Angles of time are far apart in float32 and not in bfloat16; they are two small products.
+            self.add_module(name, part if name.startswith("time_") else copy.deepcopy(part).to(HALF))
+
+    def times(self, t: Tensor, r: Tensor | None) -> Tensor:
+        return super().times(t, r).to(HALF)
+
+    def forward(
+        self,
+        x: Tensor,
+        *,
+        mu: Tensor,
+        speaker: Tensor,
+        cond: Tensor,
+        t: Tensor,
+        r: Tensor | None = None,
+        mask: Tensor | None = None,
+        carry: Carry | None = None,
+    ) -> Tensor:
+        halved = {"mu": mu.to(HALF), "speaker": speaker.to(HALF), "cond": cond.to(HALF)}
+        mask = mask.to(HALF) if mask is not None and mask.is_floating_point() else mask
+        velocity: Tensor = super().forward(x.to(HALF), **halved, t=t, r=r, mask=mask, carry=carry)
+        return velocity.to(x.dtype)
+
+
+def halved_flow(plain: Flow) -> Flow:
+    """The same flow with another estimator; everything else is shared. A halved one is given back."""
+    estimator = plain.decoder["estimator"]
+    assert isinstance(estimator, Estimator)
+    if isinstance(estimator, HalfEstimator):
+        return plain
+    return _with(plain, decoder=nn.ModuleDict({"estimator": HalfEstimator(estimator)}))
+
+
+def halved_vocoder(plain: Hift) -> Hift:
+    """The same vocoder; the convolutions of its trunk round their inputs, and give float32 back."""
+    parts = {name: copy.deepcopy(getattr(plain, name)) for name in ("resblocks", "source_resblocks")}
+    for part in parts.values():
+        for layer in part.modules():
+            if isinstance(layer, nn.Conv1d):  # which `nightingale.nn.conv.convolve` runs
+                layer.to(HALF)
+    return _with(plain, **parts)
+
+
+def _with(net: Net, **parts: nn.Module) -> Net:
+    """A network with some of its parts replaced, the others shared."""
+    twin = copy.copy(net)
+    twin._modules = {**net._modules, **parts}
+    return twin

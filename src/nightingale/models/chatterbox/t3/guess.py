@@ -1,0 +1,55 @@
+"""What T3 will think next, guessed from what it has just thought and from what was drawn of it.
+
+A thought is what T3's head reads: the normed output of its last layer. All that T3 knows of the text, the
+voice and the tokens so far is in it, so a few small layers that see one thought and one token guess far
+better than a small T3 would that reads everything anew (docs/speculative.md). T3's own head then makes scores
+of the guessed thought; from it and its token the one after can be guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from nightingale.models.chatterbox.t3.backbone_llama import Mlp, RmsNorm
+from nightingale.models.chatterbox.t3.config import LlamaConfig
+
+BLOCKS, INNER_OVER_WIDTH = 3, 3
+
+
+class GuessBlock(nn.Module):
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.norm = RmsNorm(width)
+        self.mlp = Mlp(LlamaConfig(layers=1, width=width, heads=1, ffn=inner))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.mlp(self.norm(x))
+
+
+class GuessHead(nn.Module):
+    """(…, width) thought and (…, width) embedding of the token drawn of it -> (…, width) the next thought."""
+
+    def __init__(self, width: int, *, blocks: int = BLOCKS, inner: int | None = None) -> None:
+        super().__init__()
+        self.width = width
+        self.inward = nn.Linear(2 * width, width, bias=False)
+        self.blocks = nn.ModuleList(
+            GuessBlock(width, inner or INNER_OVER_WIDTH * width) for _ in range(blocks)
+        )
+        self.norm = RmsNorm(width)
+
+    @classmethod
+    def shaped_like(cls, weights: Mapping[str, Tensor]) -> GuessHead:
+        """An empty one of the size of these weights."""
+        width, _ = weights["inward.weight"].shape
+        blocks = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blocks."))
+        return cls(width, blocks=blocks, inner=len(weights["blocks.0.mlp.gate_proj.weight"]))
+
+    def forward(self, thought: Tensor, said: Tensor) -> Tensor:
+        x = self.inward(torch.cat([thought, said], dim=-1))
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)

@@ -1,0 +1,54 @@
+"""Guesses at T3's next thought, as a user switches them on."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from nightingale import TTS, wren
+from nightingale.engine.drafts import PlainGuess
+from nightingale.engine.load import find_guess, open_guess
+from nightingale.engine.model import Model
+from nightingale.errors import ConfigError
+from nightingale.models.chatterbox.t3.guess import GuessHead
+
+
+def test_a_model_without_one_says_so(noise_model: Model, tmp_path: Path) -> None:
+    bare = replace(noise_model, voices=tmp_path / "voices")
+    with pytest.raises(ConfigError, match=r"no guess\.safetensors beside the weights of noise"):
+        find_guess(bare, "guess")
+    with pytest.raises(ConfigError, match="train draft"):
+        TTS.over(bare, "balanced+draft=guess")
+
+
+def test_a_file_is_known_by_what_it_holds(noise_model: Model, tmp_path: Path) -> None:
+    width = noise_model.speakers.t3.config.backbone.width
+    save_file(GuessHead(width, blocks=2, inner=24).state_dict(), tmp_path / "guess.safetensors")
+    save_file({"tfmr.layers.0.x": torch.zeros(1)}, tmp_path / "draft.safetensors")
+    head = find_guess(noise_model, str(tmp_path / "guess.safetensors"))
+    assert head is not None
+    assert (head.width, len(head.blocks)) == (width, 2)
+    assert find_guess(noise_model, str(tmp_path / "draft.safetensors")) is None
+    assert find_guess(noise_model, "turbo") is None
+    guesser = open_guess(noise_model.speakers.t3, head, fast=False, threads=None)
+    assert isinstance(guesser, PlainGuess)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.0], ids=["sampled", "greedy"])
+def test_wren_says_the_same_with_its_own_guesses(temperature: float) -> None:
+    """By onnxruntime where it is installed, and by torch elsewhere."""
+    if not (wren.folder() / wren.GUESS_FILE).is_file():
+        pytest.skip("this copy has no guesses")
+    said = []
+    for profile in ("balanced", "balanced+draft=guess"):
+        with TTS("wren", profile=profile) as tts:
+            said.append(tts.say("A small bird sang before it was light.", seed=3, temperature=temperature))
+    plain, guessed = said
+    assert (plain.samples == guessed.samples).all()
+    assert plain.metrics.drafted == 0
+    if guessed.metrics.drafted:  # torch's passes over several tokens never pay, so it may never ask
+        assert guessed.metrics.accepted > 0.3 * guessed.metrics.drafted
