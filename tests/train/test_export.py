@@ -21,6 +21,8 @@ from nightingale.engine.model import load_wren
 from nightingale.engine.tts import TTS
 from nightingale.errors import CheckpointError, ConfigError, ModelMissing
 from nightingale.models.chatterbox.presets import PRESETS
+from nightingale.models.chatterbox.t3.guess import GuessHead
+from nightingale.models.compact import unpack
 from nightingale.text.frontend import open_frontend
 from nightingale.train.cast import mean_speakers, read_cast
 from nightingale.train.export import PARTS, export
@@ -269,6 +271,18 @@ def test_a_voice_of_the_cast_is_the_mean_of_its_clips() -> None:
     assert torch.equal(means["am_puck"], torch.tensor([0.0, 1.0]))
     with pytest.raises(ConfigError, match="af_bella"):
         mean_speakers(speaker, torch.tensor([0, 1, 1]), ["af_heart", "am_puck", "af_bella"])
+
+
+def test_a_guess_goes_along_and_one_of_another_t3_does_not_stay(outputs: Path, tmp_path: Path) -> None:
+    source, out = shutil.copytree(outputs, tmp_path / "outputs"), tmp_path / "out"
+    head = GuessHead(TINY.t3.backbone.width, blocks=1, inner=32)
+    save_file({name: t.half() for name, t in head.state_dict().items()}, source / "guess.safetensors")
+    export(source, out, TINY)
+    again = GuessHead.shaped_like(unpack(load_file(out / wren.GUESS_FILE)))
+    assert len(again.blocks) == 1
+    (source / "guess.safetensors").unlink()
+    export(source, out, TINY)
+    assert not (out / wren.GUESS_FILE).exists()
 
 
 def test_an_odd_cast_is_refused(tmp_path: Path) -> None:

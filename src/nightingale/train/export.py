@@ -29,6 +29,7 @@ from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import Preset
 from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale.models.chatterbox.t3.guess import GuessHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load, read_tensors
 from nightingale.models.compact import pack, unpack
@@ -145,6 +146,7 @@ def export(
     report = Report(bytes={n: len(d) for n, d in files.items()}, parameters=parameters, loss=loss)
     _check_size(report, voices, limit_bytes)
     _write(out, files, cast, voices)
+    _write_guess(source / wren.GUESS_FILE, out / wren.GUESS_FILE)
     return report
 
 
@@ -234,6 +236,17 @@ def _check_size(report: Report, voices: Mapping[str, Voice], limit_bytes: int) -
             allowed=f"{limit_bytes / 2**20:.2f} MiB",
             fix="Make a network smaller, or keep less of it in float16.",
         )
+
+
+def _write_guess(source: Path, target: Path) -> None:
+    """Beside the voice, and not counted as its: speech is the same without it. One made for another T3 would
+    guess nothing, so an old one goes."""
+    if not source.is_file():
+        target.unlink(missing_ok=True)
+        return
+    packed = pack(read_tensors(source))
+    load(lambda: GuessHead.shaped_like(unpack(packed)), unpack(packed), source=source)
+    write_whole(target, to_safetensors(packed, FORMAT))
 
 
 def _write(
