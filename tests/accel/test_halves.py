@@ -121,3 +121,18 @@ def test_a_cpu_where_it_pays_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> 
     halves.refusal.cache_clear()
     assert halves.refusal(2) is None
     halves.refusal.cache_clear()
+
+
+def test_what_is_halved_already_stays(flow: Flow, hift: Hift) -> None:
+    half_flow, half_hift = halves.halved_flow(flow), halves.halved_vocoder(hift)
+    assert halves.halved_flow(half_flow) is half_flow
+    assert halves.halved_vocoder(half_hift) is half_hift
+
+
+def test_halved_networks_are_laid_out_without_being_rounded_again(flow: Flow, hift: Hift) -> None:
+    for net in (halves.halved_flow(flow), halves.halved_vocoder(hift)):
+        before = {name: value.clone() for name, value in net.state_dict().items()}
+        for_rendering(net)
+        for name, value in net.state_dict().items():
+            assert value.dtype == before[name].dtype, name
+            assert torch.equal(value, before[name]), name

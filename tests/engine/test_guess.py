@@ -21,6 +21,8 @@ def test_a_model_without_one_says_so(noise_model: Model, tmp_path: Path) -> None
     bare = replace(noise_model, voices=tmp_path / "voices")
     with pytest.raises(ConfigError, match=r"no guess\.safetensors beside the weights of noise"):
         find_guess(bare, "guess")
+    with pytest.raises(ConfigError, match="no such draft"):
+        find_guess(replace(noise_model, voices=None), "guess")
     with pytest.raises(ConfigError, match="train draft"):
         TTS.over(bare, "balanced+draft=guess")
 
@@ -34,6 +36,9 @@ def test_a_file_is_known_by_what_it_holds(noise_model: Model, tmp_path: Path) ->
     assert (head.width, len(head.blocks)) == (width, 2)
     assert find_guess(noise_model, str(tmp_path / "draft.safetensors")) is None
     assert find_guess(noise_model, "turbo") is None
+    save_file(GuessHead(width + 8, blocks=1, inner=24).state_dict(), tmp_path / "other.safetensors")
+    with pytest.raises(ConfigError, match="made for another model"):
+        find_guess(noise_model, str(tmp_path / "other.safetensors"))
     guesser = open_guess(noise_model.speakers.t3, head, fast=False, threads=None)
     assert isinstance(guesser, PlainGuess)
 

@@ -27,13 +27,16 @@ from nightingale.nn.memory import DenseMemory, LayerMemory
 log = logging.getLogger(__name__)
 
 
-def arrange(speakers: Speakers) -> Speakers:
-    """Networks on a CPU, changed in place, and given back; on other devices there is nothing to arrange."""
+def arrange(speakers: Speakers, *, t3_in_torch: bool = True) -> Speakers:
+    """Networks on a CPU, changed in place, and given back; on other devices there is nothing to arrange.
+
+    t3_in_torch: whether torch will take T3's steps; otherwise its layers are left as they are.
+    """
     if speakers.flow.encoder_proj.weight.device.type != "cpu":
         return speakers
     for_rendering(speakers.flow)
     for_rendering(speakers.hift)
-    if not any(weight.is_meta for weight in speakers.t3.parameters()):  # those are computed with elsewhere
+    if t3_in_torch:
         quicken(speakers.t3)
     return speakers
 

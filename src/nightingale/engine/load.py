@@ -93,9 +93,12 @@ def load_model(
         hift=model.speakers.hift.to(place, torch.float32),
     )
     model = replace(model, dtype=dtype, speakers=speakers)
-    if profile is not None:  # so that weights are never held in both precisions
-        speakers = halved(speakers, plan_for(model, profile))
-    return replace(model, speakers=arrange(speakers))
+    if profile is None:
+        return replace(model, speakers=arrange(speakers))
+    chosen = plan_for(model, profile)
+    # Halved first, so that weights are never held in both precisions.
+    arranged = arrange(halved(speakers, chosen), t3_in_torch=chosen.t3.way == PLAIN)
+    return replace(model, speakers=arranged)
 
 
 def halved(speakers: Speakers, plan: Plan) -> Speakers:
@@ -239,7 +242,7 @@ def open_draws(model: Model, profile: Profile, plan: Plan, *, threads: int | Non
         raise ConfigError(
             "this profile needs T3 in torch",
             got=f"{', '.join(wished)} for T3 the way {plan.t3.way!r}",
-            allowed="both where T3 is run the plain way, as in the profile 'exact'",
+            allowed="T3 run the plain way, as by 'exact'; for a draft also by onnxruntime in float32",
             fix="Leave them out, or choose another profile.",
         )
     if plan.t3.way == "graphs":
@@ -298,7 +301,7 @@ def find_guess(model: Model, name: str) -> GuessHead | None:
     """
     path = Path(name)
     if name == GUESS:
-        path = (wren.folder() if model.voices is None else model.voices.parent) / wren.GUESS_FILE
+        path = Path() if model.voices is None else model.voices.parent / wren.GUESS_FILE
         if not path.is_file():
             raise ConfigError(
                 "no such draft",
@@ -311,7 +314,15 @@ def find_guess(model: Model, name: str) -> GuessHead | None:
     tensors = unpack(read_tensors(path))
     if "inward.weight" not in tensors:
         return None
-    return load(lambda: GuessHead.shaped_like(tensors), tensors, source=path)
+    head = load(lambda: GuessHead.shaped_like(tensors), tensors, source=path)
+    if head.width != (width := model.speakers.t3.config.backbone.width):
+        raise ConfigError(
+            "this draft was made for another model",
+            got=f"{path.name} for thoughts of {head.width} numbers",
+            allowed=f"{width}, as those of {model.name}",
+            fix="Train one for this model: nightingale train draft.",
+        )
+    return head
 
 
 def open_guess(t3: T3, head: GuessHead, *, fast: bool, threads: int | None) -> Guesser:

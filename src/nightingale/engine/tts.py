@@ -18,6 +18,7 @@ import numpy as np
 
 from nightingale.clocks import CLOCKS
 from nightingale.engine.controls import Control, offered, settle
+from nightingale.engine.habits import HABITS
 from nightingale.engine.listening import Stream
 from nightingale.engine.live import LiveSession
 from nightingale.engine.load import fitted, load_model, open_draws, open_studio, plan_for
@@ -69,7 +70,8 @@ class TTS:
         by piece.
         """
         name = default_model() if model is None else model
-        chosen = profile_named(profile) if profile else None
+        wanted = profile or (HABITS[str(name)].profile if str(name) in HABITS else None)
+        chosen = profile_named(wanted) if wanted else None
         loaded = load_model(
             name, device=device, dtype=dtype, offline=offline, options=options, profile=chosen
         )

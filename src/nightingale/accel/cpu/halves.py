@@ -101,7 +101,10 @@ def halved_flow(plain: Flow) -> Flow:
 
 
 def halved_vocoder(plain: Hift) -> Hift:
-    """The same vocoder; the convolutions of its trunk round their inputs, and give float32 back."""
+    """The same vocoder; the convolutions of its trunk round their inputs, and give float32 back. A halved one
+    is given back."""
+    if any(weight.dtype == HALF for weight in plain.resblocks.parameters()):
+        return plain
     parts = {name: copy.deepcopy(getattr(plain, name)) for name in ("resblocks", "source_resblocks")}
     for part in parts.values():
         for layer in part.modules():
