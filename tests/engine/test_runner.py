@@ -58,13 +58,14 @@ def test_rows_that_nobody_uses_are_not_computed(
     rows: list[int], computed: int, runner_of: Callable[..., PlainRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, seen = runner_of(rows, batched=True), []
-    plain = runner.t3.next_scores
+    layers = runner.t3.tfmr
+    plain = layers.forward
 
     def counted(x: torch.Tensor, memory: Any) -> torch.Tensor:
         seen.append(len(x))
         return plain(x, memory)
 
-    monkeypatch.setattr(runner.t3, "next_scores", counted)
+    monkeypatch.setattr(layers, "forward", counted)
     runner.step(turns([0, 1, 2], 1))
     assert seen == [computed]
 
