@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from nightingale import TTS, wren
+from nightingale import TTS
 from nightingale.engine.drafts import PlainGuess
 from nightingale.engine.load import find_guess, open_guess
 from nightingale.engine.model import Model
@@ -46,8 +47,6 @@ def test_a_file_is_known_by_what_it_holds(noise_model: Model, tmp_path: Path) ->
 @pytest.mark.parametrize("temperature", [0.3, 0.0], ids=["sampled", "greedy"])
 def test_wren_says_the_same_with_its_own_guesses(temperature: float) -> None:
     """By onnxruntime where it is installed, and by torch elsewhere."""
-    if not (wren.folder() / wren.GUESS_FILE).is_file():
-        pytest.skip("this copy has no guesses")
     said = []
     for profile in ("balanced", "balanced+draft=guess"):
         with TTS("wren", profile=profile) as tts:
@@ -55,5 +54,5 @@ def test_wren_says_the_same_with_its_own_guesses(temperature: float) -> None:
     plain, guessed = said
     assert (plain.samples == guessed.samples).all()
     assert plain.metrics.drafted == 0
-    if guessed.metrics.drafted:  # torch's passes over several tokens never pay, so it may never ask
-        assert guessed.metrics.accepted > 0.3 * guessed.metrics.drafted
+    if find_spec("onnxruntime"):  # torch's passes over several tokens do not pay everywhere
+        assert guessed.metrics.accepted > 0.3 * guessed.metrics.drafted > 0

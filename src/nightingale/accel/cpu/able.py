@@ -119,10 +119,10 @@ def measure_gain(threads: int) -> float:
             for weight in weights:
                 F.linear(x, weight)
 
-    return _best(plain) / _best(lambda: session.run(None, {"x": x.numpy()}))
+    return quickest_s(plain) / quickest_s(lambda: session.run(None, {"x": x.numpy()}))
 
 
-def _best(act: Callable[[], object]) -> float:
+def quickest_s(act: Callable[[], object]) -> float:
     """Seconds of the quickest of a few runs: what is slower was disturbed."""
     taken = []
     for _ in range(5):

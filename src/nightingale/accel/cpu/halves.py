@@ -8,19 +8,17 @@ The twins are the plain networks (tests/accel/test_halves.py).
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Callable
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nightingale.accel.cpu.able import quickest_s
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.estimator import Estimator
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.nn.carry import Carry
 
 Net = TypeVar("Net", bound=nn.Module)
 HALF = torch.bfloat16
@@ -49,16 +47,9 @@ def measure_gain() -> float:
     weight = torch.randn(2 * PROBE_WIDTH, PROBE_WIDTH, generator=rng)
     half = weight.to(HALF)
 
-    def best(act: Callable[[], object]) -> float:
-        taken = []
-        for _ in range(5):
-            started = time.perf_counter()
-            act()
-            taken.append(time.perf_counter() - started)
-        return min(taken)
-
     with torch.inference_mode():
-        return best(lambda: F.linear(x, weight)) / best(lambda: F.linear(x.to(HALF), half).float())
+        plain, rounded = (lambda: F.linear(x, weight)), (lambda: F.linear(x.to(HALF), half).float())
+        return quickest_s(plain) / quickest_s(rounded)
 
 
 class HalfEstimator(Estimator):
@@ -73,22 +64,15 @@ class HalfEstimator(Estimator):
     def times(self, t: Tensor, r: Tensor | None) -> Tensor:
         return super().times(t, r).to(HALF)
 
-    def forward(
-        self,
-        x: Tensor,
-        *,
-        mu: Tensor,
-        speaker: Tensor,
-        cond: Tensor,
-        t: Tensor,
-        r: Tensor | None = None,
-        mask: Tensor | None = None,
-        carry: Carry | None = None,
-    ) -> Tensor:
-        halved = {"mu": mu.to(HALF), "speaker": speaker.to(HALF), "cond": cond.to(HALF)}
-        mask = mask.to(HALF) if mask is not None and mask.is_floating_point() else mask
-        velocity: Tensor = super().forward(x.to(HALF), **halved, t=t, r=r, mask=mask, carry=carry)
-        return velocity.to(x.dtype)
+    def forward(self, x: Tensor, **given: Any) -> Tensor:
+        """As the plain one: whatever is a number but the times, which `times` rounds, is rounded first."""
+        rounded: dict[str, Any] = {
+            name: value.to(HALF)
+            if isinstance(value, Tensor) and value.is_floating_point() and name not in ("t", "r")
+            else value
+            for name, value in given.items()
+        }
+        return super().forward(x.to(HALF), **rounded).to(x.dtype)
 
 
 def halved_flow(plain: Flow) -> Flow:
