@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -89,23 +90,25 @@ def test_races_in_order_are_the_draws_of_torchs_own_sampler() -> None:
     scores[:, 40:200] = -torch.inf
     for number, row in enumerate(scores):
         drawn = int(torch.multinomial(row.softmax(-1), 1, generator=theirs))
-        assert draw(row, tape.read(number)) == drawn
+        assert draw(row.numpy(), tape.read(number)) == drawn
 
 
 def test_a_race_looked_at_before_its_turn_is_not_changed_by_it() -> None:
     ahead, in_order = (RaceTape(torch.Generator().manual_seed(2), width=4) for _ in range(2))
-    seen = [ahead.read(number).clone() for number in (2, 0, 1)]
+    seen = [ahead.read(number).copy() for number in (2, 0, 1)]
     ahead.forget_before(1)
     expected = [in_order.read(number) for number in range(4)]
-    assert torch.equal(torch.stack(seen), torch.stack([expected[n] for n in (2, 0, 1)]))
-    assert torch.equal(ahead.read(3), expected[3])
+    assert np.array_equal(seen, [expected[n] for n in (2, 0, 1)])
+    assert np.array_equal(ahead.read(3), expected[3])
 
 
 def test_races_and_torchs_own_sampler_draw_alike() -> None:
     """20,000 draws of each, from other generators: chi-square with 7 degrees of freedom, 1 in 10,000."""
     scores = torch.tensor([1.0, 0.5, 0.0, -0.5, -1.0, -1.5, -2.0, 2.0])
     tape, theirs = RaceTape(generator(1, "tokens"), width=8), torch.Generator().manual_seed(99)
-    mine = torch.bincount(torch.tensor([draw(scores, tape.read(n)) for n in range(20_000)]), minlength=8)
+    mine = torch.bincount(
+        torch.tensor([draw(scores.numpy(), tape.read(n)) for n in range(20_000)]), minlength=8
+    )
     reference = torch.multinomial(scores.softmax(-1), 20_000, replacement=True, generator=theirs)
     other = torch.bincount(reference, minlength=8)
     assert float(((mine - other) ** 2 / (mine + other)).sum()) < 29.9

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import inf
 
+import numpy as np
 import pytest
 import torch
 
 from nightingale.engine import sampling as steps
 from nightingale.engine.randomness import RaceTape
-from nightingale.engine.sampling import Step, compose_sampler, draw, guide, is_greedy
+from nightingale.engine.sampling import Scores, Seen, Step, compose_sampler, draw, guide, is_greedy
 from nightingale.values import Sampling
 
 SCORES = [2.0, -1.0, 0.5, 3.0, -2.5, 1.0]
@@ -18,14 +19,18 @@ SEEN = [3, 3, 1, 3, 4]
 OFF = Sampling(temperature=1.0, top_p=1.0, min_p=0.0, top_k=0, repetition_penalty=1.0, cfg_weight=0.0)
 
 
-def seen_row(size: int, ids: list[int]) -> torch.Tensor:
-    row = torch.zeros(size, dtype=torch.bool)
+def row_of(scores: list[float]) -> Scores:
+    return np.array(scores, np.float32)
+
+
+def seen_row(size: int, ids: list[int]) -> Seen:
+    row = np.zeros(size, np.bool_)
     row[ids] = True
     return row
 
 
 def apply(step: Step, scores: list[float] = SCORES, seen: list[int] = SEEN) -> list[float]:
-    return [round(x, 5) for x in step(torch.tensor(scores), seen_row(len(scores), seen)).tolist()]
+    return [round(x, 5) for x in step(row_of(scores), seen_row(len(scores), seen)).tolist()]
 
 
 def sampler(order: str, **changes: float) -> Step:
@@ -92,7 +97,7 @@ def test_every_cut_keeps_at_least_one(step: Step) -> None:
 
 
 def test_a_step_leaves_its_input_alone() -> None:
-    given, seen = torch.tensor(SCORES), seen_row(6, SEEN)
+    given, seen = row_of(SCORES), seen_row(6, SEEN)
     for make in (steps.repetition_penalty(2.0), steps.min_p(0.5), steps.top_k(2), steps.top_p(0.5)):
         make(given, seen)
     assert given.tolist() == SCORES
@@ -138,8 +143,8 @@ def test_guidance_moves_away_from_what_is_said_untold() -> None:
 
 
 def a_draw(scores: list[float], seed: int, *, greedy: bool = False) -> int:
-    numbers = RaceTape(torch.Generator().manual_seed(seed), width=len(scores)).read(0)
-    return draw(torch.tensor(scores), None if greedy else numbers)
+    chances = RaceTape(torch.Generator().manual_seed(seed), width=len(scores)).read(0)
+    return draw(row_of(scores), None if greedy else chances)
 
 
 def test_greedy_takes_the_likeliest_whatever_the_seed() -> None:
@@ -148,9 +153,16 @@ def test_greedy_takes_the_likeliest_whatever_the_seed() -> None:
 
 def test_draws_follow_the_probabilities() -> None:
     tape = RaceTape(torch.Generator().manual_seed(1), width=3)
-    drawn = [draw(torch.tensor([0.0, 1.0986, -inf]), tape.read(number)) for number in range(2000)]
+    drawn = [draw(row_of([0.0, 1.0986, -inf]), tape.read(number)) for number in range(2000)]
     assert drawn.count(2) == 0
     assert 0.70 < drawn.count(1) / 2000 < 0.80  # 3 : 1
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("scores", [[0.0, float("nan"), 1.0], [0.0, inf, 1.0], [-inf, -inf, -inf]])
+def test_what_is_no_number_is_not_drawn_from(scores: list[float], greedy: bool) -> None:
+    with pytest.raises(ArithmeticError, match="not finite"):
+        a_draw(scores, 1, greedy=greedy)
 
 
 @pytest.mark.parametrize(("value", "greedy"), [(0.0, True), (1e-38, True), (1e-4, False), (0.8, False)])

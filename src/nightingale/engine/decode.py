@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nightingale.engine.habits import Habits
-from nightingale.engine.randomness import RaceTape
-from nightingale.engine.sampling import compose_sampler, draw, guide, is_greedy
+from nightingale.engine.randomness import Chances, RaceTape
+from nightingale.engine.sampling import NEVER, Scores, Seen, compose_sampler, draw, guide, is_greedy
 from nightingale.errors import TextTooLong
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH, Gpt2Config
 from nightingale.models.chatterbox.t3.model import T3
@@ -56,18 +56,20 @@ class Guess:
 
     decoding: Decoding
     tokens: list[int] = field(default_factory=list)
-    _seen: Tensor = field(init=False)
+    _seen: Seen = field(init=False)
 
     def __post_init__(self) -> None:
-        self._seen = self.decoding.seen.clone()
+        self._seen = self.decoding.seen.copy()
 
     @torch.inference_mode()
     def draw(self, scores: Tensor) -> None:
-        """scores: (rows, vocab) of any member of the family; ids that it does not know are not drawn."""
+        """scores: (rows, vocab) of any member of the family; ids that only one of the two knows are not drawn."""
         of = self.decoding
-        guided = guide(scores.float(), of.sampling.cfg_weight).to(self._seen.device)
-        missing = len(self._seen) - len(guided)
-        guided = F.pad(guided, (0, missing), value=-torch.inf) if missing else guided
+        guided = of.guided(scores)
+        if len(guided) != len(self._seen):
+            known = np.full(len(self._seen), NEVER)
+            known[: len(guided)] = guided[: len(known)]
+            guided = known
         token = of.choose(guided, self._seen, len(of.history) + len(self.tokens))
         self.tokens.append(token)
         self._seen[token] = True
@@ -96,7 +98,7 @@ class Decoding:
         """What was drawn here, noted or not yet."""
         self._sampler, self.greedy = compose_sampler(habits.sampler, sampling), is_greedy(sampling)
         self._tape = RaceTape(rng, width=t3.config.speech_vocab)
-        self.seen = torch.zeros(t3.config.speech_vocab, dtype=torch.bool, device=t3.speech_head.weight.device)
+        self.seen = np.zeros(t3.config.speech_vocab, np.bool_)
         self.seen[START_SPEECH] = True
 
     def accept(self, scores: Tensor) -> int:
@@ -107,8 +109,7 @@ class Decoding:
 
     @torch.inference_mode()
     def draw(self, scores: Tensor) -> int:
-        guided = guide(scores.float(), self.sampling.cfg_weight)
-        token = self.choose(guided, self.seen, len(self.history))
+        token = self.choose(self.guided(scores), self.seen, len(self.history))
         if self._first_of_turbo:
             # PARITY: Turbo's penalty counts the start token for the first draw only.
             #         tests/engine/test_decode.py::test_turbo_forgets_the_start_after_its_first_draw
@@ -118,12 +119,16 @@ class Decoding:
         self._tape.forget_before(len(self.history))
         return token
 
-    def choose(self, guided: Tensor, seen: Tensor, draw_number: int) -> int:
-        """The id that one draw gives for these scores (vocab,): the same whenever it is asked."""
-        numbers = None if self.greedy else self.numbers(draw_number)
-        return draw(self._sampler(guided, seen), numbers)
+    def guided(self, scores: Tensor) -> Scores:
+        """(rows, vocab) -> (vocab,)."""
+        return guide(scores.float(), self.sampling.cfg_weight).cpu().numpy()
 
-    def numbers(self, draw_number: int) -> Tensor:
+    def choose(self, guided: Scores, seen: Seen, draw_number: int) -> int:
+        """The id that one draw gives for these scores (vocab,): the same whenever it is asked."""
+        chances = None if self.greedy else self.chances(draw_number)
+        return draw(self._sampler(guided, seen), chances)
+
+    def chances(self, draw_number: int) -> Chances:
         """What a draw is decided by, (vocab,): of this one or of one to come."""
         return self._tape.read(draw_number)
 

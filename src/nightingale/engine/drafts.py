@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from nightingale.engine.decode import Decoding, Guess
+from nightingale.engine.randomness import Chances
 from nightingale.engine.runner import PlainRunner, Runner, Trial, Turn, Verifier
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
 from nightingale.models.chatterbox.t3.guess import GuessHead
@@ -141,8 +142,8 @@ class PlainGuess:
 class Chain(Protocol):
     """What draws several guesses in one call, where that can be done."""
 
-    def chain(self, thought: Tensor, token: int, numbers: list[Tensor], sampling: Sampling) -> list[int]:
-        """A token for each draw's numbers (vocab,), after one that was drawn of a thought (1, width)."""
+    def chain(self, thought: Tensor, token: int, chances: list[Chances], sampling: Sampling) -> list[int]:
+        """A token for each draw's chances (vocab,), after one that was drawn of a thought (1, width)."""
 
 
 class ThoughtDraft:
@@ -165,8 +166,8 @@ class ThoughtDraft:
         history = ask.decoding.history
         thought, said = self._runner.thought(ask.slot, len(history) - 1), history[-1]
         if self._chain is not None and len(thought) == 1 and not ask.decoding.greedy:
-            numbers = [ask.decoding.numbers(len(history) + ahead) for ahead in range(ask.count)]
-            return self._chain.chain(thought, said, numbers, ask.decoding.sampling)
+            chances = [ask.decoding.chances(len(history) + ahead) for ahead in range(ask.count)]
+            return self._chain.chain(thought, said, chances, ask.decoding.sampling)
         guess = Guess(ask.decoding)
         while len(guess.tokens) < ask.count and said != STOP_SPEECH:
             ids = torch.full((len(thought), 1), said, device=thought.device)

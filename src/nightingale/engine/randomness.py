@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import secrets
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 SEED_LIMIT = 2**32
@@ -34,24 +36,35 @@ def generator(seed: int, purpose: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
 
-class RaceTape:
-    """What each draw of an id is decided by, read by the number of the draw: an exponential to each id.
+Chances = NDArray[np.float64]
+"""Uniform between 0 and 1."""
 
-    Ids race: each arrives after its number over its likelihood, and the first is drawn. Two models that race
-    over the same numbers draw the same id as often as their likelihoods agree, and a draw can be looked at
+
+def waits(chances: Chances) -> NDArray[np.float32]:
+    """Exponential numbers of those chances: how long each id of a race takes, were all as likely."""
+    return (-np.log1p(-chances)).astype(np.float32)
+
+
+class RaceTape:
+    """What each draw of an id is decided by, read by the number of the draw: a chance to each id.
+
+    Ids race: each arrives after its wait over its likelihood, and the first is drawn. Two models that race
+    over the same chances draw the same id as often as their likelihoods agree, and a draw can be looked at
     before its turn, by a draft, without changing it. torch.multinomial draws one id by the same race, so read
-    in order these are its draws from the same generator: tests/engine/test_randomness.py.
+    in order these are its draws from the same generator: tests/engine/test_randomness.py. Unlike torch we
+    take logarithms only for ids that are in the race, which are a hundredth of all.
     """
 
     def __init__(self, rng: torch.Generator, *, width: int) -> None:
         self._rng, self._width = rng, width
-        self._rows: dict[int, Tensor] = {}
+        self._rows: dict[int, Chances] = {}
         self._next = 0
 
-    def read(self, draw: int) -> Tensor:
+    def read(self, draw: int) -> Chances:
         """(width,) of one draw; those before the one last forgotten are gone."""
         while self._next <= draw:
-            self._rows[self._next] = torch.empty(self._width).exponential_(1, generator=self._rng)
+            row = torch.empty(self._width, dtype=torch.float64).uniform_(generator=self._rng)
+            self._rows[self._next] = row.numpy()
             self._next += 1
         return self._rows[draw]
 

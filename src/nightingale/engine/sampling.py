@@ -1,6 +1,7 @@
 """Scores to the next speech token, as small steps composed in each family's own, audible, order.
 
 A step takes scores (vocabulary,) and the ids seen so far as a boolean row (vocabulary,), and gives scores.
+They are arrays of numpy: a row is so short that a call of torch costs more than its work.
 """
 
 from __future__ import annotations
@@ -9,15 +10,20 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from nightingale.engine.randomness import Chances, waits
 from nightingale.values import Sampling
 
-Step = Callable[[Tensor, Tensor], Tensor]
+Scores = NDArray[np.float32]
+Seen = NDArray[np.bool_]
+Step = Callable[[Scores, Seen], Scores]
 
 COLDEST = 1e-5
 """Below this temperature the likeliest id is taken: the division would leave float32, and change nothing."""
+NEVER = np.float32(-np.inf)
 
 
 def guide(scores: Tensor, weight: float) -> Tensor:
@@ -31,8 +37,8 @@ def guide(scores: Tensor, weight: float) -> Tensor:
 def repetition_penalty(penalty: float) -> Step:
     """Make every id seen less likely, once, however often it was seen."""
 
-    def step(scores: Tensor, seen: Tensor) -> Tensor:
-        return torch.where(seen, torch.where(scores < 0, scores * penalty, scores / penalty), scores)
+    def step(scores: Scores, seen: Seen) -> Scores:
+        return np.where(seen, np.where(scores < 0, scores * penalty, scores / penalty), scores)
 
     return step
 
@@ -43,20 +49,16 @@ def temperature(value: float) -> Step:
 
 def min_p(share: float) -> Step:
     """Drop ids less likely than `share` of the likeliest."""
-
-    def step(scores: Tensor, _: Tensor) -> Tensor:
-        likely = torch.softmax(scores, dim=-1)
-        return scores.masked_fill(likely < share * likely.max(), -torch.inf)
-
-    return step
+    reach = math.log(share)
+    return lambda scores, _: np.where(scores < scores.max() + reach, NEVER, scores)
 
 
 def top_k(count: int) -> Step:
     """Keep the `count` likeliest ids, and those as likely as the last of them."""
 
-    def step(scores: Tensor, _: Tensor) -> Tensor:
-        least = torch.topk(scores, min(count, len(scores))).values[-1]
-        return scores.masked_fill(scores < least, -torch.inf)
+    def step(scores: Scores, _: Seen) -> Scores:
+        last = len(scores) - min(count, len(scores))
+        return np.where(scores < np.partition(scores, last)[last], NEVER, scores)
 
     return step
 
@@ -64,11 +66,14 @@ def top_k(count: int) -> Step:
 def top_p(mass: float) -> Step:
     """Keep the likeliest ids that together hold `mass`, and at least one."""
 
-    def step(scores: Tensor, _: Tensor) -> Tensor:
-        ascending, order = torch.sort(scores)
-        unlikely = torch.softmax(ascending, dim=-1).cumsum(dim=-1) <= 1 - mass
-        unlikely[-1] = False
-        return scores.masked_fill(torch.zeros_like(unlikely).scatter(0, order, unlikely), -torch.inf)
+    def step(scores: Scores, _: Seen) -> Scores:
+        left = np.flatnonzero(scores != NEVER)
+        ascending = left[np.argsort(scores[left])]
+        likely = np.exp(scores[ascending] - scores.max())
+        unlikely = np.cumsum(likely / likely.sum()) <= 1 - mass
+        kept = scores.copy()
+        kept[ascending[:-1][unlikely[:-1]]] = NEVER
+        return kept
 
     return step
 
@@ -87,7 +92,7 @@ def compose_sampler(order: Literal["chatterbox", "turbo"], sampling: Sampling) -
         #         tests/engine/test_sampling.py::test_turbo_penalises_after_it_cuts
         steps = [*cool, *cut_top_k, *cut_top_p, *penalise]
 
-    def sampler(scores: Tensor, seen: Tensor) -> Tensor:
+    def sampler(scores: Scores, seen: Seen) -> Scores:
         for step in steps:
             scores = step(scores, seen)
         return scores
@@ -99,14 +104,16 @@ def is_greedy(sampling: Sampling) -> bool:
     return sampling.temperature < COLDEST
 
 
-def draw(scores: Tensor, numbers: Tensor | None) -> int:
-    """One id: the first in the race over `numbers` (RaceTape), or the likeliest where there are none.
+def draw(scores: Scores, chances: Chances | None) -> int:
+    """One id: the first in the race over these chances (RaceTape), or the likeliest where there are none.
 
     The draw happens on the CPU, so that a seed means the same on every device.
     """
-    if numbers is None:
-        return int(scores.argmax())
-    likely = torch.softmax(scores.float(), dim=-1).cpu()
-    if not math.isfinite(float(likely.sum())):
+    most = scores.max()
+    if not math.isfinite(most):
         raise ArithmeticError("T3's scores are not finite numbers")
-    return int(likely.div_(numbers).argmax())
+    if chances is None:
+        return int(scores.argmax())
+    racing = np.flatnonzero(scores != NEVER)
+    likely = np.exp(scores[racing] - most)
+    return int(racing[np.argmax(likely / waits(chances[racing]))])

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from nightingale.nn.conv import UpsamplingConv1d, can_shift
+from nightingale.nn.mapped import let_go
 
 
 @torch.no_grad()
@@ -43,6 +44,7 @@ def _lie_together(weights: Sequence[Tensor], orders: Mapping[int, tuple[int, ...
         order = orders.get(id(weight), tuple(range(weight.dim())))
         own, room = room[: weight.numel()], room[weight.numel() :]
         lying = own.view([weight.shape[axis] for axis in order]).copy_(weight.permute(order))
+        let_go(weight)
         weight.data = lying.permute([order.index(axis) for axis in range(weight.dim())])
 
 

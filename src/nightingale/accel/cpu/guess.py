@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nightingale.accel.cpu.graph import Writer
@@ -39,16 +40,18 @@ class CpuGuess:
         following, scores = self._alone.run(["thought.1", "scores.1"], given)
         return torch.from_numpy(following), torch.from_numpy(scores)
 
-    def chain(self, thought: Tensor, token: int, numbers: list[Tensor], sampling: Sampling) -> list[int]:
-        """So many tokens as there are numbers of draws, each (vocab,), after a token drawn of a thought (1,
+    def chain(
+        self, thought: Tensor, token: int, chances: list[NDArray[np.float64]], sampling: Sampling
+    ) -> list[int]:
+        """So many tokens as there are chances of draws, each (vocab,), after a token drawn of a thought (1,
         width). Only where embeddings depend on nothing but the token."""
-        count = len(numbers)
+        count = len(chances)
         if count not in self._chains:
             self._chains[count] = open_session(_Guesses(self._t3, self._head).several(count), self._threads)
         given = {
             "thought": thought.numpy(),
             "token": np.array([token], np.int64),
-            "numbers": torch.stack(numbers).numpy(),
+            "missed": np.array([1 - chance for chance in chances], np.float32),
             "heat": np.array([1 / sampling.temperature], np.float32),
             "reach": np.array([math.log(max(sampling.min_p, LEAST))], np.float32),
         }
@@ -81,12 +84,14 @@ class _Guesses(Writer):
         g = self.graph
         g.input("thought", FLOAT, (1, self._width))
         g.input("token", INT64, (1,))
-        g.input("numbers", FLOAT, (count, self._vocab))
+        g.input("missed", FLOAT, (count, self._vocab))
         g.input("heat", FLOAT, (1,))
         g.input("reach", FLOAT, (1,))
         table = self._large("embedding", FLOAT, self._embedding)
         g.small("nothing", FLOAT, (1,), np.array([-np.inf], np.float32).tobytes())
-        g.node("Log", ["numbers"], ["waits"])
+        g.node("Log", ["missed"], ["sooner"])
+        g.node("Neg", ["sooner"], ["later"])
+        g.node("Log", ["later"], ["waits"])
         every = range(1, count + 1)
         each = {"axis": 0, "num_outputs": count}
         g.node("Split", ["waits"], [f"waits.{n}" for n in every], attributes=each)

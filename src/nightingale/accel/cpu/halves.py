@@ -8,6 +8,7 @@ The twins are the plain networks (tests/accel/test_halves.py).
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from nightingale.accel.cpu.able import quickest_s
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.estimator import Estimator
 from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale.nn.mapped import let_go
 
 Net = TypeVar("Net", bound=nn.Module)
 HALF = torch.bfloat16
@@ -59,7 +61,7 @@ class HalfEstimator(Estimator):
         nn.Module.__init__(self)
         for name, part in plain.named_children():
             # Angles of time are far apart in float32 and not in bfloat16; they are two small products.
-            self.add_module(name, part if name.startswith("time_") else copy.deepcopy(part).to(HALF))
+            self.add_module(name, part if name.startswith("time_") else _copied(part, part.parameters()))
 
     def times(self, t: Tensor, r: Tensor | None) -> Tensor:
         return super().times(t, r).to(HALF)
@@ -89,12 +91,22 @@ def halved_vocoder(plain: Hift) -> Hift:
     is given back."""
     if any(weight.dtype == HALF for weight in plain.resblocks.parameters()):
         return plain
-    parts = {name: copy.deepcopy(getattr(plain, name)) for name in ("resblocks", "source_resblocks")}
-    for part in parts.values():
-        for layer in part.modules():
-            if isinstance(layer, nn.Conv1d):  # which `nightingale.nn.conv.convolve` runs
-                layer.to(HALF)
+    parts = {}
+    for name in ("resblocks", "source_resblocks"):
+        part: nn.Module = getattr(plain, name)
+        layers = (layer for layer in part.modules() if isinstance(layer, nn.Conv1d))
+        # They are run by `nightingale.nn.conv.convolve`.
+        parts[name] = _copied(part, [weight for layer in layers for weight in layer.parameters()])
     return _with(plain, **parts)
+
+
+def _copied(part: Net, halved: Iterable[nn.Parameter]) -> Net:
+    """A copy with some of its weights in bfloat16. One by one, so that no second copy in float32 is made."""
+    twins: dict[int, Any] = {}
+    for weight in halved:
+        twins[id(weight)] = nn.Parameter(weight.detach().to(HALF), requires_grad=False)
+        let_go(weight)
+    return copy.deepcopy(part, twins)
 
 
 def _with(net: Net, **parts: nn.Module) -> Net:
