@@ -40,7 +40,7 @@ def test_a_file_is_known_by_what_it_holds(noise_model: Model, tmp_path: Path) ->
     save_file(GuessHead(width + 8, blocks=1, inner=24).state_dict(), tmp_path / "other.safetensors")
     with pytest.raises(ConfigError, match="made for another model"):
         find_guess(noise_model, str(tmp_path / "other.safetensors"))
-    guesser = open_guess(noise_model.speakers.t3, head, fast=False, threads=None)
+    guesser = open_guess(noise_model.speakers.t3, head, fast=False, threads=None, longest=3)
     assert isinstance(guesser, PlainGuess)
 
 

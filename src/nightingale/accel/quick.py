@@ -76,15 +76,16 @@ class QuickLlama(LlamaBackbone):
         self._weights = _step_weights(plain.layers)
         for_many_rows(self)
 
-    def forward(self, x: Tensor, memory: Sequence[LayerMemory]) -> Tensor:
+    def forward(self, x: Tensor, memory: Sequence[LayerMemory], heard: list[Tensor] | None = None) -> Tensor:
         dense = [m for m in memory if isinstance(m, DenseMemory)]
         if (
-            x.shape[0] != 1
+            heard is not None
+            or x.shape[0] != 1
             or x.shape[1] != 1
             or len(dense) != len(memory)
             or dense[0].position == dense[0].keys.shape[2]
         ):
-            return super().forward(x, memory)
+            return super().forward(x, memory, heard)
         return self._step(x.view(-1), dense)[None, None]
 
     def first(self, count: int) -> Self:

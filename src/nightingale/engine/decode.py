@@ -63,7 +63,7 @@ class Guess:
 
     @torch.inference_mode()
     def draw(self, scores: Tensor) -> None:
-        """scores: (rows, vocab) of any member of the family; ids that only one of the two knows are not drawn."""
+        """scores: (rows, vocab) of any member of the family; ids that only one knows are not drawn."""
         of = self.decoding
         guided = of.guided(scores)
         if len(guided) != len(self._seen):

@@ -123,6 +123,9 @@ class ExitDraft:
 class Guesser(Protocol):
     """What guesses the next thought, and its scores."""
 
+    def begin(self, thoughts: Tensor) -> Tensor:
+        """(rows, width) to guess from, of what a runner remembers of T3's thinking."""
+
     def __call__(self, thought: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
         """(rows, width) each -> (rows, width), (rows, vocab). said: embedding of what was drawn of it."""
 
@@ -133,6 +136,9 @@ class PlainGuess:
     def __init__(self, t3: T3, head: GuessHead) -> None:
         self._t3, self._head = t3, head.to(t3.speech_head.weight)
 
+    def begin(self, thoughts: Tensor) -> Tensor:
+        return self._head.begin(thoughts)
+
     def __call__(self, thought: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
         following = self._head(thought, said)
         return following, self._t3.speech_head(following)
@@ -142,8 +148,8 @@ class PlainGuess:
 class Chain(Protocol):
     """What draws several guesses in one call, where that can be done."""
 
-    def chain(self, thought: Tensor, token: int, chances: list[Chances], sampling: Sampling) -> list[int]:
-        """A token for each draw's chances (vocab,), after one that was drawn of a thought (1, width)."""
+    def chain(self, thoughts: Tensor, token: int, chances: list[Chances], sampling: Sampling) -> list[int]:
+        """A token for each draw's chances (vocab,), after one that was drawn of T3's thoughts (1, …)."""
 
 
 class ThoughtDraft:
@@ -151,6 +157,7 @@ class ThoughtDraft:
 
     def __init__(self, runner: Verifier, t3: T3, guesser: Guesser) -> None:
         self._runner, self._t3, self._guesser = runner, t3, guesser
+        runner.listen()
         # Elsewhere the embedding of a token depends on where it stands.
         self._chain = guesser if isinstance(guesser, Chain) and t3.config.learned_positions is None else None
 
@@ -164,11 +171,11 @@ class ThoughtDraft:
     @torch.inference_mode()
     def _guess(self, ask: Ask) -> list[int]:
         history = ask.decoding.history
-        thought, said = self._runner.thought(ask.slot, len(history) - 1), history[-1]
-        if self._chain is not None and len(thought) == 1 and not ask.decoding.greedy:
+        thoughts, said = self._runner.thought(ask.slot, len(history) - 1), history[-1]
+        if self._chain is not None and len(thoughts) == 1 and not ask.decoding.greedy:
             chances = [ask.decoding.chances(len(history) + ahead) for ahead in range(ask.count)]
-            return self._chain.chain(thought, said, chances, ask.decoding.sampling)
-        guess = Guess(ask.decoding)
+            return self._chain.chain(thoughts, said, chances, ask.decoding.sampling)
+        guess, thought = Guess(ask.decoding), self._guesser.begin(thoughts)
         while len(guess.tokens) < ask.count and said != STOP_SPEECH:
             ids = torch.full((len(thought), 1), said, device=thought.device)
             embedded = self._t3.embed_speech(ids, len(history) + len(guess.tokens))[:, 0]

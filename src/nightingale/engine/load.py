@@ -325,13 +325,14 @@ def find_guess(model: Model, name: str) -> GuessHead | None:
     return head
 
 
-def open_guess(t3: T3, head: GuessHead, *, fast: bool, threads: int | None) -> Guesser:
-    """fast: in eight bits, by onnxruntime, with so many threads."""
+def open_guess(t3: T3, head: GuessHead, *, fast: bool, threads: int | None, longest: int) -> Guesser:
+    """fast: in eight bits, by onnxruntime, with so many threads, ready for `longest` guesses in a row."""
     if not fast:
         return PlainGuess(t3, head)
     from nightingale.accel.cpu.guess import CpuGuess
 
-    return CpuGuess(t3, head, threads=torch.get_num_threads() if threads is None else threads)
+    threads = torch.get_num_threads() if threads is None else threads
+    return CpuGuess(t3, head, threads=threads, longest=longest)
 
 
 def load_draft(model: Model, name: str) -> Model:

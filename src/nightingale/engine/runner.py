@@ -20,6 +20,7 @@ from torch import Tensor
 
 from nightingale.engine.pools import Pool, Remembered, SlotPool
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.nn.memory import LayerMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +73,12 @@ class Verifier(Runner, Protocol):
     def rewind(self, slot: int, count: int) -> None:
         """Forget the last so many positions of a slot."""
 
+    def listen(self) -> None:
+        """From now on, remember what T3 thinks."""
+
     def thought(self, slot: int, draw: int) -> Tensor:
-        """What T3's head read for an utterance's draw of this number, (rows, width): of its latest pass."""
+        """What T3's head read for an utterance's draw of this number, and T3's stream halfway there: (rows,
+        width + HALVES * width), of its latest pass."""
 
 
 class PlainRunner:
@@ -99,8 +104,10 @@ class PlainRunner:
         self.memories: list[list[Remembered]] = [[] for _ in range(slots)]
         """memories[slot]: one per layer, over the rows that utterance uses."""
         self._expected: dict[int, int] = {}
-        self._thoughts: dict[int, tuple[int, Tensor]] = {}
-        """Of each slot's latest pass: the number of its first draw, and (rows, tokens, width)."""
+        self._listens = False
+        self._thoughts: dict[int, tuple[int, list[Tensor]]] = {}
+        """Of each slot's latest pass: the number of its first draw, and (rows, tokens, width) of what T3's
+        head read and of its stream on the way there."""
 
     @property
     def bytes(self) -> int:
@@ -116,9 +123,10 @@ class PlainRunner:
         self.memories[slot] = []
         tokens = self._expected.pop(slot, None)
         self.memories[slot] = self.pool.open(slot, rows=rows, prompt=length, tokens=tokens)
-        thought = self.t3.tfmr(prompt, self.memories[slot])[:, -1:]
-        self._thoughts[slot] = 0, thought
-        scores: Tensor = self.t3.speech_head(thought)
+        # Copied, for the whole prompt's would be kept otherwise.
+        thoughts = [part[:, -1:].clone() for part in self._think(prompt, self.memories[slot])]
+        self._thoughts[slot] = 0, thoughts
+        scores: Tensor = self.t3.speech_head(thoughts[0])
         return scores[:, 0]
 
     @torch.inference_mode()
@@ -134,9 +142,12 @@ class PlainRunner:
         for memory in self.memories[slot]:
             memory.rewind(memory.position - count)
 
+    def listen(self) -> None:
+        self._listens = True
+
     def thought(self, slot: int, draw: int) -> Tensor:
         first, thoughts = self._thoughts[slot]
-        return thoughts[:, draw - first]
+        return torch.cat([part[:, draw - first] for part in thoughts], dim=-1)
 
     @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
@@ -160,6 +171,10 @@ class PlainRunner:
         part.memories = [memory[:layers] for memory in self.memories]
         return part
 
+    def _think(self, x: Tensor, memory: Sequence[LayerMemory]) -> list[Tensor]:
+        """What T3's head reads, first."""
+        return self.t3.think(x, memory) if self._listens else [self.t3.tfmr(x, memory)]
+
     def _take(self, trials: list[Trial]) -> list[Tensor]:
         begun = [self.memories[trial.slot][0].position for trial in trials]
         try:
@@ -175,9 +190,9 @@ class PlainRunner:
     def _alone(self, trial: Trial) -> Tensor:
         memory = self.memories[trial.slot]
         ids = torch.tensor([trial.tokens] * memory[0].rows, device=self.t3.speech_head.weight.device)
-        thoughts = self.t3.tfmr(self.t3.embed_speech(ids, trial.position), memory)
+        thoughts = self._think(self.t3.embed_speech(ids, trial.position), memory)
         self._thoughts[trial.slot] = trial.position, thoughts
-        scores: Tensor = self.t3.speech_head(thoughts)
+        scores: Tensor = self.t3.speech_head(thoughts[0])
         return scores
 
     def _together(self, trials: list[Trial]) -> list[Tensor]:
@@ -200,13 +215,13 @@ class PlainRunner:
 
         memory = self.pool.together(self.memories[:slots], used=used, counts=counts)
         embedded = torch.tensor([by_row(ids), by_row(at)], device=self.t3.speech_head.weight.device)
-        thoughts = self.t3.tfmr(self.t3.embed_speech_at(*embedded), memory)
-        scores = self.t3.speech_head(thoughts)
+        thoughts = self._think(self.t3.embed_speech_at(*embedded), memory)
+        scores = self.t3.speech_head(thoughts[0])
         out = []
         for trial in trials:
             mine = self.memories[trial.slot]
             self.pool.advance(mine, len(trial.tokens))
             own = slice(trial.slot * used, trial.slot * used + mine[0].rows), slice(len(trial.tokens))
-            self._thoughts[trial.slot] = trial.position, thoughts[own]
+            self._thoughts[trial.slot] = trial.position, [part[own] for part in thoughts]
             out.append(scores[own])
         return out

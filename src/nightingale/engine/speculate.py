@@ -33,7 +33,7 @@ HOPED_FOR: Final = 0.6
 """The share of guesses that is accepted, until it is known."""
 BEST_CASE: Final = 0.95
 """A share that is never exceeded for long: a draft that would not pay with it is not asked at all."""
-REMEMBERED: Final = 0.1
+REMEMBERED: Final = 0.05
 """What the latest guess counts in the share."""
 ASK_AGAIN: Final = 40
 """Tokens after which a draft that did not pay is tried once more: the next sound may be an easier one."""
@@ -51,13 +51,18 @@ class Costs:
     """One guess of the draft."""
     in_turn: bool = False
     """Whether those who speak at a time are passed over one after the other where something was guessed."""
+    by_twos: bool = False
+    """Whether an odd number of tokens costs as much as one more."""
 
     def with_guess(self, guess: float) -> Costs:
         """guess: of a draft, over a step."""
         return replace(self, guess=guess)
 
     def of_pass(self, tokens: int) -> float:
-        return 1.0 if tokens == 1 else self.several + self.token * (tokens - 1)
+        if tokens == 1:
+            return 1.0
+        paid = tokens + tokens % 2 if self.by_twos else tokens
+        return self.several + self.token * (paid - 1)
 
     def gain(self, share: float, guesses: int, company: int) -> float:
         """Tokens for the cost of a plain step, if this share of the guesses is right."""
@@ -72,7 +77,7 @@ class Costs:
 IN_TORCH: Final = Costs(several=2.6, token=0.15, guess=0.0)
 """On a CPU, where a product with a few rows costs torch far more than one with a single row. Measured with
 wren on a Neoverse-N1, as the other (docs/speculative.md)."""
-PACKED: Final = Costs(several=1.25, token=0.09, guess=0.0, in_turn=True)
+PACKED: Final = Costs(several=1.22, token=0.1, guess=0.0, in_turn=True, by_twos=True)
 """By ONNX Runtime, which lays the weights out for a few rows; what is drawn of them is counted too."""
 
 

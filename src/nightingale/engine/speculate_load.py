@@ -18,11 +18,11 @@ from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.t3.model import T3
 
-GUESS_COST = 0.1
+GUESS_COST = 0.14
 """Of a guess at the next thought, in eight bits and drawn, over a step of wren's."""
 
 FARTHEST = 3
-"""Thoughts ahead that are guessed: it is trained for two, and each is guessed from the guess before."""
+"""Thoughts ahead that are guessed: it is trained for as many, each from the guess before."""
 
 
 def spare_for(profile: Profile) -> int:
@@ -33,8 +33,8 @@ def spare_for(profile: Profile) -> int:
 def open_speculation(
     model: Model, profile: Profile, runner: Verifier, threads: int | None = None
 ) -> SpeculativeDraws:
-    """T3 beside the profile's draft. No draft begins before the first block has its tokens. threads: T3's
-    share, if it has one."""
+    """T3 beside the profile's draft. One that would be slow at first does not begin before the first block
+    has its tokens. threads: T3's share, if it has one."""
     target, plain = model.speakers.t3, isinstance(runner, PlainRunner)
     draft: Draft
     if profile.draft == "lookup":
@@ -44,7 +44,8 @@ def open_speculation(
         draft = ExitDraft(runner, layers=(layers := _exit_layers(target, profile.draft)))
         guess = layers / target.config.backbone.layers
     elif (head := find_guess(model, profile.draft)) is not None:
-        draft = ThoughtDraft(runner, target, open_guess(target, head, fast=not plain, threads=threads))
+        guesser = open_guess(target, head, fast=not plain, threads=threads, longest=FARTHEST)
+        draft = ThoughtDraft(runner, target, guesser)
         guess = GUESS_COST
     else:
         drafting = load_draft(model, profile.draft)
@@ -52,7 +53,9 @@ def open_speculation(
         draft = ModelDraft(_drafts_runner(drafting, model, profile), read)
         guess = weights_of(drafting.speakers.t3) / weights_of(target)
     longest = FARTHEST if isinstance(draft, ThoughtDraft) else LONGEST
-    after = profile.first_block_tokens + LOOKAHEAD_TOKENS if profile.streaming else 0
+    # A guess at the next thought has nothing to read first: the first sound is sooner by it.
+    waits = profile.streaming and not isinstance(draft, ThoughtDraft)
+    after = profile.first_block_tokens + LOOKAHEAD_TOKENS if waits else 0
     costs = (IN_TORCH if plain else PACKED).with_guess(guess)
     return SpeculativeDraws(runner, draft, costs=costs, after=after, longest=longest)
 

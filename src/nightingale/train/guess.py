@@ -2,7 +2,7 @@
 
 The target thinks about clips it was trained on, and is not changed. A guess is judged by what the target's
 own head makes of it: how far its likelihoods are from those of what the target really thought next. From its
-own first guess it must also guess the one after.
+own guesses it must also guess those after.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from nightingale.train.t3_rows import Bucket
 from nightingale.train.token_bank import TokenBank
 
 RECIPE = T3Recipe(peak_lr=2e-3, warmup_steps=200, dropout=0.0, smoothing=0.0, weight_decay=0.02)
-DEPTH_WEIGHTS = (1.0, 0.4)
-"""Of the guess, and of the guess after it."""
+DEPTH_WEIGHTS = (1.0, 0.6, 0.35)
+"""Of the guess, and of those after it: as many as are guessed in a row (engine/speculate_load.py)."""
 TEMPERATURE = 0.8
 """At which likelihoods are compared: colder, only the likeliest would count; warmer, ids nobody draws."""
 LOOKED_AT = 4
@@ -37,13 +37,16 @@ LOOKED_AT = 4
 class GuessTraining(T3Training):
     """T3's training, of another net: `net` is a GuessHead, and the target is the T3."""
 
+    net: GuessHead
+
     def __init__(self, target: T3, *given: Any, **named: Any) -> None:
         self.target = target
         super().__init__(*given, **named)
         self.target.to(self.device).eval().requires_grad_(False)
 
-    def make_net(self, config: T3Config) -> nn.Module:
+    def make_net(self, config: T3Config) -> GuessHead:
         net = GuessHead(config.backbone.width)
+        nn.init.zeros_(net.outset.weight)
         for block in net.blocks:  # begins as nearly nothing beside what it is added to
             nn.init.normal_(block.mlp.down_proj.weight, std=0.01)  # type: ignore[union-attr, arg-type]
         return net
@@ -57,16 +60,18 @@ class GuessTraining(T3Training):
         depth = len(DEPTH_WEIGHTS)
         with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
             memory = [NoMemory()] * self.target.config.backbone.layers
-            thoughts = self.target.tfmr(self.inputs(self.target, *given), memory).float()
+            parts = self.target.think(self.inputs(self.target, *given), memory)
+            thoughts = parts[0].float()
             said = self.target.speech_emb(torch.where(given[0], 0, given[1]))
         # Of the places where something was said, and something follows, as many as fit, any of them.
-        fits = (counts[:, :-depth] & counts[:, 1 : 1 - depth or None]).flatten()
+        fits = (counts[:, :-depth] & counts[:, 1 : 1 - depth]).flatten()
         lot = torch.rand(fits.shape, device=self.device) + fits
         places = lot.topk(len(lot) // LOOKED_AT).indices
         rows, at = places // (counts.shape[1] - depth), places % (counts.shape[1] - depth)
-        guess, total = thoughts[rows, at], torch.zeros((), device=self.device)
+        total = torch.zeros((), device=self.device)
         hits, stops, stop_hits = [], [], []
         with torch.autocast(self.device.type, torch.bfloat16):
+            guess = self.net.begin(torch.cat([part[rows, at] for part in parts], dim=-1).float())
             for ahead, share in enumerate(DEPTH_WEIGHTS, 1):
                 guess = self.net(guess, said[rows, at + ahead - 1].to(guess.dtype))
                 weight = (fits[places] & counts[rows, at + ahead]).float()

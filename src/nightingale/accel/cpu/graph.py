@@ -20,6 +20,7 @@ from torch import Tensor
 from nightingale.accel.cpu.onnx_file import CONTRIB, FLOAT, INT32, INT64, UINT8, Graph
 from nightingale.accel.cpu.rounding import round_weight
 from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
+from nightingale.models.chatterbox.t3.guess import HALVES, halfway
 
 Source = Callable[[str], Tensor]
 """A weight of T3 by its name."""
@@ -133,6 +134,7 @@ class StepGraph(Writer):
         super().__init__(source, rounded=rounded, file=file, file_name=file_name)
         self.config = config
         self.rotary = self.root_mean_square = isinstance(config.backbone, LlamaConfig)
+        self._streams: list[str] = []
 
     def write(self) -> bytes:
         """The graph, ready to be written beside its weights."""
@@ -154,8 +156,13 @@ class StepGraph(Writer):
         stream, added = "x", ""
         for layer in range(backbone.layers):
             stream, added = self._layer(layer, stream, added)
-        thought, _ = self.norm("tfmr.norm" if self.rotary else "tfmr.ln_f", stream, added, out="thought")
-        g.output(thought, FLOAT, ("rows", "asked", backbone.width))
+        thought, _ = self.norm("tfmr.norm" if self.rotary else "tfmr.ln_f", stream, added)
+        # For a draft (models/chatterbox/t3/guess.py): layer n's stream is known when layer n + 1 begins.
+        halves = [self._streams[place + 1] for place in halfway(backbone.layers)]
+        g.node("Concat", halves, ["all_halves"], attributes={"axis": -1})
+        g.node("Gather", ["all_halves", "asked"], ["halves"], attributes={"axis": 1})
+        g.node("Concat", [thought, "halves"], ["thoughts"], attributes={"axis": -1})
+        g.output("thoughts", FLOAT, ("rows", "asked", (1 + HALVES) * backbone.width))
         bias = "speech_head.bias" if self.config.head_bias else None
         self.linear("scores", thought, [self.source("speech_head.weight")], bias)
         g.output("scores", FLOAT, ("rows", "asked", self.config.speech_vocab))
@@ -165,6 +172,7 @@ class StepGraph(Writer):
         g, last = self.graph, layer == self.config.backbone.layers - 1
         at = f"tfmr.layers.{layer}." if self.rotary else f"tfmr.h.{layer}."
         normed, stream = self.norm(at + ("input_layernorm" if self.rotary else "ln_1"), stream, added)
+        self._streams.append(stream)
         if self.rotary:
             qkv = [self.source(f"{at}self_attn.{name}_proj.weight") for name in "qkv"]
             self.linear(f"{at}qkv", normed, qkv, None)

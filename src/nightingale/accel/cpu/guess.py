@@ -18,11 +18,13 @@ from torch import Tensor
 
 from nightingale.accel.cpu.graph import Writer
 from nightingale.accel.cpu.onnx_file import FLOAT, INT64
-from nightingale.accel.cpu.runner import open_session
-from nightingale.models.chatterbox.t3.guess import GuessHead
+from nightingale.accel.cpu.runner import bind, open_session
+from nightingale.models.chatterbox.t3.guess import HALVES, GuessHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.values import Sampling
 
+RACING = 32
+"""Ids that a guess is drawn from, the likeliest: with the usual min-p there are rarely more."""
 LEAST = 1e-30
 """Of the share of the likeliest that is kept: where nothing is dropped its logarithm must still be finite."""
 
@@ -30,10 +32,16 @@ LEAST = 1e-30
 class CpuGuess:
     """(rows, width) thoughts and embeddings of what was drawn of them -> the next thoughts, and scores."""
 
-    def __init__(self, t3: T3, head: GuessHead, *, threads: int) -> None:
-        self._t3, self._head, self._threads = t3, head, threads
-        self._alone = open_session(_Guesses(t3, head).one(), threads)
-        self._chains: dict[int, Any] = {}
+    def __init__(self, t3: T3, head: GuessHead, *, threads: int, longest: int) -> None:
+        """longest: guesses in a row, at most. All is made ready here: a first sound must not wait."""
+        self._head, self._alone = head, open_session(_Guesses(t3, head).one(), threads)
+        self._chains = [
+            _Chain(open_session(_Guesses(t3, head).several(count), threads), count, head.width)
+            for count in range(1, longest + 1)
+        ]
+
+    def begin(self, thoughts: Tensor) -> Tensor:
+        return self._head.begin(thoughts)
 
     def __call__(self, thought: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
         given = {"thought": thought.numpy(), "said": said.numpy()}
@@ -41,22 +49,43 @@ class CpuGuess:
         return torch.from_numpy(following), torch.from_numpy(scores)
 
     def chain(
-        self, thought: Tensor, token: int, chances: list[NDArray[np.float64]], sampling: Sampling
+        self, thoughts: Tensor, token: int, chances: list[NDArray[np.float64]], sampling: Sampling
     ) -> list[int]:
-        """So many tokens as there are chances of draws, each (vocab,), after a token drawn of a thought (1,
-        width). Only where embeddings depend on nothing but the token."""
-        count = len(chances)
-        if count not in self._chains:
-            self._chains[count] = open_session(_Guesses(self._t3, self._head).several(count), self._threads)
-        given = {
-            "thought": thought.numpy(),
-            "token": np.array([token], np.int64),
-            "missed": np.array([1 - chance for chance in chances], np.float32),
-            "heat": np.array([1 / sampling.temperature], np.float32),
-            "reach": np.array([math.log(max(sampling.min_p, LEAST))], np.float32),
+        """So many tokens as there are chances of draws, each (vocab,), after a token drawn of T3's thoughts
+        (1, …). Only where embeddings depend on nothing but the token."""
+        return self._chains[len(chances) - 1].run(thoughts, token, chances, sampling)
+
+
+class _Chain:
+    """Buffers bound to a graph of several guesses: they are only written, for each call is a short one."""
+
+    def __init__(self, session: Any, count: int, width: int) -> None:
+        self._session, self._binding = session, session.io_binding()
+        vocab = next(given.shape[1] for given in session.get_inputs() if given.name == "missed")
+        self._thoughts = np.zeros((1, (1 + HALVES) * width), np.float32)
+        self._missed = np.zeros((count, vocab), np.float32)
+        self._heat, self._reach = np.zeros(1, np.float32), np.zeros(1, np.float32)
+        self._token, self._tokens = np.zeros(1, np.int64), np.zeros(count, np.int64)
+        given: dict[str, NDArray[Any]] = {
+            "thoughts": self._thoughts,
+            "missed": self._missed,
+            "heat": self._heat,
+            "reach": self._reach,
+            "token": self._token,
         }
-        (tokens,) = self._chains[count].run(["tokens"], given)
-        return [int(token) for token in tokens]
+        for name, value in given.items():
+            bind(self._binding.bind_input, name, value)
+        bind(self._binding.bind_output, "tokens", self._tokens)
+
+    def run(
+        self, thoughts: Tensor, token: int, chances: list[NDArray[np.float64]], sampling: Sampling
+    ) -> list[int]:
+        self._thoughts[:], self._token[:] = thoughts.numpy(), token
+        for row, chance in zip(self._missed, chances, strict=True):
+            np.subtract(1.0, chance, out=row, casting="same_kind")
+        self._heat[:], self._reach[:] = 1 / sampling.temperature, math.log(max(sampling.min_p, LEAST))
+        self._session.run_with_iobinding(self._binding)
+        return [int(token) for token in self._tokens]
 
 
 class _Guesses(Writer):
@@ -82,20 +111,19 @@ class _Guesses(Writer):
 
     def several(self, count: int) -> bytes:
         g = self.graph
-        g.input("thought", FLOAT, (1, self._width))
+        g.input("thoughts", FLOAT, (1, (1 + HALVES) * self._width))
         g.input("token", INT64, (1,))
         g.input("missed", FLOAT, (count, self._vocab))
         g.input("heat", FLOAT, (1,))
         g.input("reach", FLOAT, (1,))
         table = self._large("embedding", FLOAT, self._embedding)
         g.small("nothing", FLOAT, (1,), np.array([-np.inf], np.float32).tobytes())
-        g.node("Log", ["missed"], ["sooner"])
-        g.node("Neg", ["sooner"], ["later"])
-        g.node("Log", ["later"], ["waits"])
+        g.small("first_axis", INT64, (1,), np.array([0], np.int64).tobytes())
+        g.small("few", INT64, (1,), np.array([min(RACING, self._vocab)], np.int64).tobytes())
         every = range(1, count + 1)
         each = {"axis": 0, "num_outputs": count}
-        g.node("Split", ["waits"], [f"waits.{n}" for n in every], attributes=each)
-        thought, token = "thought", "token"
+        g.node("Split", ["missed"], [f"missed.{n}" for n in every], attributes=each)
+        thought, token = self._begin(), "token"
         for n in every:
             said = g.node("Gather", [table, token], [f"said.{n}"], attributes={"axis": 0})
             thought, scores = self._guess(n, thought, said)
@@ -103,6 +131,14 @@ class _Guesses(Writer):
         g.node("Concat", [f"token.{n}" for n in every], ["tokens"], attributes={"axis": 0})
         g.output("tokens", INT64, (count,))
         return g.model()
+
+    def _begin(self) -> str:
+        g, sizes = self.graph, np.array([self._width, HALVES * self._width], np.int64)
+        g.small("sizes", INT64, sizes.shape, sizes.tobytes())
+        g.node("Split", ["thoughts", "sizes"], ["thought", "on_the_way"], attributes={"axis": -1})
+        normed, _ = self.norm("halves", "on_the_way", "")
+        self.linear("outset", normed, [self.source("outset.weight")], None)
+        return g.node("Add", ["thought", "outset"], ["begun"])
 
     def _guess(self, number: int, thought: str, said: str) -> tuple[str, str]:
         at = f"{number}/"  # names of a graph are unique; weights are found by what follows
@@ -119,10 +155,17 @@ class _Guesses(Writer):
     def _draw(self, number: int, scores: str) -> str:
         """The first in the race (engine/randomness.py), by logarithms."""
         g, at = self.graph, f"draw.{number}."
-        g.node("Mul", [scores, "heat"], [at + "warm"])
+        g.node("TopK", [scores, "few"], [at + "scores", at + "ids"], attributes={"axis": -1, "sorted": 0})
+        g.node("Mul", [at + "scores", "heat"], [at + "warm"])
         g.node("ReduceMax", [at + "warm"], [at + "most"], attributes={"keepdims": 1})
         g.node("Add", [at + "most", "reach"], [at + "least"])
         g.node("Less", [at + "warm", at + "least"], [at + "dropped"])
-        g.node("Sub", [at + "warm", f"waits.{number}"], [at + "racing"])
+        g.node("GatherElements", [f"missed.{number}", at + "ids"], [at + "missed"], attributes={"axis": 1})
+        g.node("Log", [at + "missed"], [at + "sooner"])
+        g.node("Neg", [at + "sooner"], [at + "later"])
+        g.node("Log", [at + "later"], [at + "waits"])
+        g.node("Sub", [at + "warm", at + "waits"], [at + "racing"])
         g.node("Where", [at + "dropped", "nothing", at + "racing"], [at + "left"])
-        return g.node("ArgMax", [at + "left"], [f"token.{number}"], attributes={"axis": -1, "keepdims": 0})
+        g.node("ArgMax", [at + "left"], [at + "first"], attributes={"axis": -1, "keepdims": 1})
+        g.node("GatherElements", [at + "ids", at + "first"], [at + "id"], attributes={"axis": 1})
+        return g.node("Squeeze", [at + "id", "first_axis"], [f"token.{number}"])

@@ -25,8 +25,9 @@ from nightingale.models.chatterbox.build import UNUSED_BY_T3
 from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load
+from nightingale.nn.mapped import let_go
 
-FORMAT = 3
+FORMAT = 4
 """Counts the changes to what a packed T3 holds; a folder of another format is never opened."""
 GRAPH, WEIGHTS, SEAL = "graph.onnx", "weights.bin", "seal.json"
 BACKBONE = "tfmr."
@@ -153,4 +154,8 @@ def without_backbone(config: T3Config, tensors: Mapping[str, Tensor], *, source:
     def packed(name: str) -> bool:
         return name.startswith(BACKBONE) and name != f"{BACKBONE}wpe.weight"
 
-    return load(lambda: T3(config), tensors, source=source, unused=UNUSED_BY_T3, unread=packed)
+    t3 = load(lambda: T3(config), tensors, source=source, unused=UNUSED_BY_T3, unread=packed)
+    for weight in t3.parameters():
+        # It was read to be checked. Of tables a few rows will be asked for, of the head none.
+        let_go(weight)
+    return t3

@@ -24,6 +24,7 @@ from torch import Tensor
 from nightingale.accel.cpu.graph import StepGraph
 from nightingale.errors import MemoryFull
 from nightingale.models.chatterbox.t3.backbone_llama import LlamaBackbone
+from nightingale.models.chatterbox.t3.guess import HALVES
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.nn.rope import rotations
 
@@ -89,7 +90,7 @@ class CpuRunner:
         self._bound: dict[tuple[int, int, int], _Bound] = {}
         self._kept: list[tuple[Tensor, dict[str, Floats]]] = []
         self._thoughts: dict[int, tuple[int, Tensor]] = {}
-        """Of each slot's latest pass: the number of its first draw, and (rows, tokens, width)."""
+        """Of each slot's latest pass: the number of its first draw, and (rows, tokens, …): see `thought`."""
 
     @property
     def bytes(self) -> int:
@@ -103,7 +104,7 @@ class CpuRunner:
         first = slot * self.rows_per_slot
         x = self._with_positions(prompt.float(), torch.arange(length)).contiguous()
         scores = torch.empty(rows, self.t3.config.speech_vocab)
-        thoughts = torch.empty(rows, 1, self.t3.config.backbone.width)
+        thoughts = torch.empty(rows, 1, (1 + HALVES) * self.t3.config.backbone.width)
         for row in range(rows):
             known, kept = self._longest_beginning(x[row])
             for name, part in self.pool.items():
@@ -146,8 +147,11 @@ class CpuRunner:
         out = []
         for trial, rows in zip(trials, passed, strict=True):
             self.lengths[trial.slot] += len(trial.tokens)
-            self._thoughts[trial.slot] = trial.position, torch.cat([thoughts for _, thoughts in rows])
-            out.append(torch.cat([scores for scores, _ in rows]))
+            scores, thoughts = (
+                rows[0] if len(rows) == 1 else (torch.cat(part) for part in zip(*rows, strict=True))
+            )
+            self._thoughts[trial.slot] = trial.position, thoughts
+            out.append(scores)
         return out
 
     def _try(self, trial: Trial, row: int) -> tuple[Tensor, Tensor]:
@@ -165,8 +169,12 @@ class CpuRunner:
         """What stands past an utterance's length is never heard, and written over."""
         self.lengths[slot] -= count
 
+    def listen(self) -> None:
+        """The graph tells it anyway."""
+
     def thought(self, slot: int, draw: int) -> Tensor:
-        """What T3's head read for an utterance's draw of this number, (rows, width): of its latest pass."""
+        """What T3's head read for an utterance's draw of this number, and T3's stream halfway there: (rows,
+        width + HALVES * width), of its latest pass."""
         first, thoughts = self._thoughts[slot]
         return thoughts[:, draw - first]
 
@@ -202,20 +210,20 @@ class CpuRunner:
         return self._pass(bound, last)
 
     def _pass(self, bound: _Bound, last: list[int]) -> tuple[Tensor, Tensor]:
-        """Scores (rows, asked, vocab) and thoughts (rows, asked, width) of what was written into the buffers.
+        """Scores (rows, asked, vocab) and thoughts (rows, asked, …) of what was written into the buffers.
 
         last: where each row ends.
         """
         bound.last[:] = last
         bound.total[:] = max(last) + 1
         self.session.run_with_iobinding(bound.binding)
-        return torch.from_numpy(bound.scores.copy()), torch.from_numpy(bound.thought.copy())
+        return torch.from_numpy(bound.scores.copy()), torch.from_numpy(bound.thoughts.copy())
 
     def _read(self, row: int, x: Tensor, known: int) -> tuple[Tensor, Tensor]:
-        """Scores (vocab,) and thought (1, width) after x (1, time, width), which follows `known` others."""
+        """Scores (vocab,) and thoughts (1, …) after x (1, time, width), which follows `known` others."""
         bound = _Bound(self, row, 1, x.numpy(), asked=[-1])
-        scores, thought = self._pass(bound, [known + x.shape[1] - 1])
-        return scores[0, 0], thought[0]
+        scores, thoughts = self._pass(bound, [known + x.shape[1] - 1])
+        return scores[0, 0], thoughts[0]
 
     def _bind(self, row: int, rows: int, tokens: int) -> _Bound:
         """Buffers are bound once for each group of rows, and then only written."""
@@ -276,19 +284,22 @@ class _Bound:
         self.x, self.asked = x, np.array(asked, np.int64)
         self.last, self.total = np.zeros(rows, np.int32), np.zeros(1, np.int32)
         self.scores: Floats = np.zeros((rows, len(asked), config.speech_vocab), np.float32)
-        self.thought: Floats = np.zeros((rows, len(asked), config.backbone.width), np.float32)
+        thoughts = (rows, len(asked), (1 + HALVES) * config.backbone.width)
+        self.thoughts: Floats = np.zeros(thoughts, np.float32)
         self.binding = runner.session.io_binding()
         own: dict[str, NDArray[Any]] = {"x": x, "last": self.last, "total": self.total, "asked": self.asked}
         for name, value in (own | runner.turns).items():
-            self._put(self.binding.bind_input, name, value)
-        self._put(self.binding.bind_output, "scores", self.scores)
-        self._put(self.binding.bind_output, "thought", self.thought)
+            bind(self.binding.bind_input, name, value)
+        bind(self.binding.bind_output, "scores", self.scores)
+        bind(self.binding.bind_output, "thoughts", self.thoughts)
         for name, part in runner.pool.items():
-            self._put(self.binding.bind_input, name, part[row : row + rows])
-            self._put(self.binding.bind_output, f"new.{name}", part[row : row + rows])
+            bind(self.binding.bind_input, name, part[row : row + rows])
+            bind(self.binding.bind_output, f"new.{name}", part[row : row + rows])
 
-    def _put(self, bind: Any, name: str, value: NDArray[Any]) -> None:
-        bind(name, "cpu", 0, value.dtype.type, value.shape, value.ctypes.data)
+
+def bind(how: Any, name: str, value: NDArray[Any]) -> None:
+    """how: a binding's `bind_input` or `bind_output`."""
+    how(name, "cpu", 0, value.dtype.type, value.shape, value.ctypes.data)
 
 
 def _zeros(shape: tuple[int, ...]) -> Floats:

@@ -78,8 +78,11 @@ class Gpt2Backbone(nn.Module):
         part._modules = {**self._modules, "h": self.h[:count]}
         return part
 
-    def forward(self, x: Tensor, memory: Sequence[LayerMemory]) -> Tensor:
+    def forward(self, x: Tensor, memory: Sequence[LayerMemory], heard: list[Tensor] | None = None) -> Tensor:
+        """heard: a list to which the stream after each layer is added."""
         x = x + self.wpe(memory[0].positions(x))
         for layer, layer_memory in zip(self.h, memory, strict=True):
             x = layer(x, layer_memory)
+            if heard is not None:
+                heard.append(x)
         return self.ln_f(x)

@@ -1,9 +1,10 @@
 """What T3 will think next, guessed from what it has just thought and from what was drawn of it.
 
-A thought is what T3's head reads: the normed output of its last layer. All that T3 knows of the text, the
+A thought is what T3's head reads: the normed output of its last layer. Much of what T3 knows of the text, the
 voice and the tokens so far is in it, so a few small layers that see one thought and one token guess far
-better than a small T3 would that reads everything anew (docs/speculative.md). T3's own head then makes scores
-of the guessed thought; from it and its token the one after can be guessed.
+better than a small T3 would that reads everything anew (docs/speculative.md). The last layers keep what the
+next token needs and drop what those after it will; so T3's stream halfway through is looked at too. T3's own
+head then makes scores of the guessed thought; from it and its token the one after can be guessed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,14 @@ from nightingale.models.chatterbox.t3.backbone_llama import Mlp, RmsNorm
 from nightingale.models.chatterbox.t3.config import LlamaConfig
 
 BLOCKS, INNER_OVER_WIDTH = 3, 3
+HALVES = 3
+"""Places on the way through T3's layers that are looked at."""
+
+
+def halfway(layers: int) -> tuple[int, ...]:
+    """After which of T3's layers: a third, two thirds, and all but the last."""
+    places = (layers // HALVES - 1, 2 * layers // HALVES - 1, layers - 2)
+    return tuple(max(0, place) for place in places)
 
 
 class GuessBlock(nn.Module):
@@ -30,11 +39,16 @@ class GuessBlock(nn.Module):
 
 
 class GuessHead(nn.Module):
-    """(…, width) thought and (…, width) embedding of the token drawn of it -> (…, width) the next thought."""
+    """(…, width) thought and (…, width) embedding of the token drawn of it -> (…, width) the next thought.
+
+    The first thought is one that `begin` gives; those after it are its own.
+    """
 
     def __init__(self, width: int, *, blocks: int = BLOCKS, inner: int | None = None) -> None:
         super().__init__()
         self.width = width
+        self.halves = RmsNorm(HALVES * width)
+        self.outset = nn.Linear(HALVES * width, width, bias=False)
         self.inward = nn.Linear(2 * width, width, bias=False)
         self.blocks = nn.ModuleList(
             GuessBlock(width, inner or INNER_OVER_WIDTH * width) for _ in range(blocks)
@@ -47,6 +61,11 @@ class GuessHead(nn.Module):
         width, _ = weights["inward.weight"].shape
         blocks = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blocks."))
         return cls(width, blocks=blocks, inner=len(weights["blocks.0.mlp.gate_proj.weight"]))
+
+    def begin(self, thoughts: Tensor) -> Tensor:
+        """(…, width + HALVES * width), a thought of T3's and its stream on the way there -> (…, width)."""
+        thought, halves = thoughts[..., : self.width], thoughts[..., self.width :]
+        return thought + self.outset(self.halves(halves))
 
     def forward(self, thought: Tensor, said: Tensor) -> Tensor:
         x = self.inward(torch.cat([thought, said], dim=-1))

@@ -17,6 +17,7 @@ from nightingale.models.chatterbox.t3.backbone_gpt2 import Gpt2Backbone
 from nightingale.models.chatterbox.t3.backbone_llama import LlamaBackbone
 from nightingale.models.chatterbox.t3.conditioning import QUERIES, Conditioning
 from nightingale.models.chatterbox.t3.config import START_SPEECH, LlamaConfig, T3Config
+from nightingale.models.chatterbox.t3.guess import halfway
 from nightingale.nn.memory import DenseMemory, LayerMemory
 
 
@@ -120,6 +121,12 @@ class T3(nn.Module):
     def forward(self, x: Tensor, memory: Sequence[LayerMemory]) -> Tensor:
         """Embeddings (rows, time, width) -> scores after each of them (rows, time, speech_vocab)."""
         return self.speech_head(self.tfmr(x, memory))
+
+    def think(self, x: Tensor, memory: Sequence[LayerMemory]) -> list[Tensor]:
+        """What the head would read, and T3's stream on the way there: each (rows, time, width)."""
+        heard: list[Tensor] = []
+        thought = self.tfmr(x, memory, heard)
+        return [thought, *(heard[place] for place in halfway(len(heard)))]
 
     def next_scores(self, x: Tensor, memory: Sequence[LayerMemory]) -> Tensor:
         """Scores after the last embedding only: (rows, speech_vocab)."""
