@@ -172,3 +172,8 @@ def test_what_needs_t3_in_torch_has_it_in_torch(
     profile = profile_named(f"balanced+{switch}")
     assert plan_for(replace(noise_model, dtype=dtype), profile).t3.way == "plain"
     assert plan_for(noise_model, profile_named("balanced+slots=2")).t3.way == "onnx"
+    monkeypatch.setattr(able, "refusal", lambda config: None)
+    assert plan_for(noise_model, profile_named("fast+slots=2")).t3.way == "int8"
+    assert plan_for(noise_model, profile_named("fast+draft=lookup")).t3.way == "onnx"
+    if dtype == "auto":
+        assert plan_for(noise_model, profile_named(f"fast+{switch}")).t3.way == "plain"

@@ -316,11 +316,20 @@ def test_a_draft_that_is_no_draft_is_refused(noise_model: Model) -> None:
             open_draws(noise_model, profile, plan_for(noise_model, profile))
 
 
-def test_a_draft_is_refused_where_t3_is_not_run_by_torch(noise_model: Model) -> None:
+@pytest.mark.parametrize("way", ["int8", "graphs"])
+def test_a_draft_is_refused_where_it_would_not_be_exact(noise_model: Model, way: str) -> None:
     profile = replace(PROFILES["balanced"], draft="lookup")
     plan = plan_for(noise_model, profile)
     with pytest.raises(ConfigError, match="needs T3 in torch"):
-        open_draws(noise_model, profile, replace(plan, t3=replace(plan.t3, way="int8")))
+        open_draws(noise_model, profile, replace(plan, t3=replace(plan.t3, way=way)))
+
+
+def test_an_odd_token_costs_as_much_as_two_and_rows_in_turn_as_many() -> None:
+    costs = Costs(several=1.2, token=0.1, guess=0.0, by_twos=True)
+    assert [round(costs.of_pass(tokens), 3) for tokens in (1, 2, 3, 4)] == [1.0, 1.3, 1.5, 1.5]
+    both = costs.row_by_row(2)
+    assert [round(both.of_pass(tokens), 3) for tokens in (1, 2, 3, 4)] == [1.0, 2.6, 3.0, 3.0]
+    assert Pace(both).length(1) == 0, "a guided utterance is not guessed for"
 
 
 def test_weights_with_fewer_layers_are_a_draft(noise_model: Model, tmp_path: Any) -> None:

@@ -145,7 +145,11 @@ def _load_official(
 def _no_int8(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
     from nightingale.accel.cpu.able import refusal
 
-    return refusal(sizes.t3)
+    if profile.draft:
+        return (
+            "in eight bits several tokens at once may score otherwise than one by one, so no draft is exact"
+        )
+    return _needs_layers(profile) or refusal(sizes.t3)
 
 
 def _no_onnx(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
@@ -153,9 +157,13 @@ def _no_onnx(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> st
 
     if dtype != "float32":
         return f"it computes in float32, not in {dtype}"
+    return _needs_layers(profile) or exact_refusal(sizes.t3)
+
+
+def _needs_layers(profile: Profile) -> str | None:
     if profile.cache or profile.keep < 100 or profile.draft.startswith("exit:"):
         return "what this profile switches on needs T3's layers in torch"
-    return exact_refusal(sizes.t3)
+    return None
 
 
 def _no_halves(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
@@ -259,23 +267,15 @@ def open_draws(model: Model, profile: Profile, plan: Plan, *, threads: int | Non
         )
         decoder.warm(prompts=(t3.prompt_length(0), longest), sorting=needs_sorting(habits.sampling))
         return DeviceDraws(decoder, steps=STEPS_AHEAD)
-    pool: dict[str, Any] = {"slots": profile.slots, "rows_per_slot": rows, "capacity": capacity}
-    if plan.t3.way == "int8":
-        from nightingale.accel.cpu.packed import digest_of_file, digest_of_tensors, pack
-        from nightingale.accel.cpu.runner import CpuRunner
-
-        home, file = cache_folder().parent / "int8", model.t3_file
-        tensors = t3.state_dict() if file is None else read_tensors(file)
-        source = digest_of_tensors(tensors) if file is None else digest_of_file(file, home=home)
-        packed = pack(t3.config, tensors, home=home, source=source)
-        return HostDraws(CpuRunner(t3, packed.graph, **pool, batched=profile.batched, threads=threads))
     from nightingale.engine.speculate_load import open_speculation, spare_for
 
+    pool: dict[str, Any] = {"slots": profile.slots, "rows_per_slot": rows, "capacity": capacity}
     how: dict[str, Any] = {"batched": profile.batched, "spare": spare_for(profile)}
-    if plan.t3.way == ONNX.way:
+    if plan.t3.way in (INT8.way, ONNX.way):
         from nightingale.accel.cpu.runner import CpuRunner, exact_graph
 
-        swift = CpuRunner(t3, exact_graph(t3), **pool, **how, threads=threads)
+        graph = _packed_graph(model) if plan.t3.way == INT8.way else exact_graph(t3)
+        swift = CpuRunner(t3, graph, **pool, **how, threads=threads)
         return open_speculation(model, profile, swift, threads) if profile.draft else HostDraws(swift)
     from nightingale.engine.cache_load import CellDraws, open_cells
 
@@ -283,6 +283,16 @@ def open_draws(model: Model, profile: Profile, plan: Plan, *, threads: int | Non
     runner = PlainRunner(t3, **pool, **how, pool=cells)
     draws = open_speculation(model, profile, runner) if profile.draft else HostDraws(runner)
     return draws if cells is None else CellDraws(draws)
+
+
+def _packed_graph(model: Model) -> Path:
+    """T3 in eight bits, made now if it is not there yet."""
+    from nightingale.accel.cpu.packed import digest_of_file, digest_of_tensors, pack
+
+    t3, home, file = model.speakers.t3, cache_folder().parent / "int8", model.t3_file
+    tensors = t3.state_dict() if file is None else read_tensors(file)
+    source = digest_of_tensors(tensors) if file is None else digest_of_file(file, home=home)
+    return pack(t3.config, tensors, home=home, source=source).graph
 
 
 def _cell_kernel(t3: T3) -> Callable[..., Any] | None:

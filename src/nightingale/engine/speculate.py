@@ -58,6 +58,10 @@ class Costs:
         """guess: of a draft, over a step."""
         return replace(self, guess=guess)
 
+    def row_by_row(self, rows: int) -> Costs:
+        """Where a pass over several tokens takes an utterance's rows one after the other."""
+        return replace(self, several=rows * self.several, token=rows * self.token)
+
     def of_pass(self, tokens: int) -> float:
         if tokens == 1:
             return 1.0

@@ -57,6 +57,8 @@ def open_speculation(
     waits = profile.streaming and not isinstance(draft, ThoughtDraft)
     after = profile.first_block_tokens + LOOKAHEAD_TOKENS if waits else 0
     costs = (IN_TORCH if plain else PACKED).with_guess(guess)
+    if not plain and "cfg_weight" not in model.habits.ignored:
+        costs = costs.row_by_row(2)
     return SpeculativeDraws(runner, draft, costs=costs, after=after, longest=longest)
 
 
