@@ -95,8 +95,10 @@ def build_parser() -> argparse.ArgumentParser:
     own.set_defaults(run=stages.run_own_speech)
 
     draft = commands.add_parser(
-        "draft", parents=[common, timed, helped, graphed], help="what guesses a T3's next tokens"
+        "draft", parents=[common, timed, graphed], help="what guesses a T3's next tokens"
     )
+    draft.add_argument("--thoughts", type=Path, help="of any T3, by `nightingale train think`: no bank")
+    draft.add_argument("--assets", type=Path, help="for a bank: folder that the stage assets wrote")
     draft.add_argument(
         "--kind",
         choices=["thought", "layers"],

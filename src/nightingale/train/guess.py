@@ -7,6 +7,8 @@ own guesses it must also guess those after.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,11 +47,7 @@ class GuessTraining(T3Training):
         self.target.to(self.device).eval().requires_grad_(False)
 
     def make_net(self, config: T3Config) -> GuessHead:
-        net = GuessHead(config.backbone.width)
-        nn.init.zeros_(net.outset.weight)
-        for block in net.blocks:  # begins as nearly nothing beside what it is added to
-            nn.init.normal_(block.mlp.down_proj.weight, std=0.01)  # type: ignore[union-attr, arg-type]
-        return net
+        return new_head(config.backbone.width)
 
     def loss(
         self, bucket: Bucket, pick: Tensor, *, slip: float, smoothing: float
@@ -68,27 +66,72 @@ class GuessTraining(T3Training):
         lot = torch.rand(fits.shape, device=self.device) + fits
         places = lot.topk(len(lot) // LOOKED_AT).indices
         rows, at = places // (counts.shape[1] - depth), places % (counts.shape[1] - depth)
-        total = torch.zeros((), device=self.device)
-        hits, stops, stop_hits = [], [], []
+        ahead = range(1, depth + 1)
         with torch.autocast(self.device.type, torch.bfloat16):
-            guess = self.net.begin(torch.cat([part[rows, at] for part in parts], dim=-1).float())
-            for ahead, share in enumerate(DEPTH_WEIGHTS, 1):
-                guess = self.net(guess, said[rows, at + ahead - 1].to(guess.dtype))
-                weight = (fits[places] & counts[rows, at + ahead]).float()
-                with torch.no_grad():
-                    wanted = self._likelihoods(thoughts[rows, at + ahead])
-                got = self._likelihoods(guess)
-                each = F.kl_div(got, wanted, reduction="none", log_target=True).sum(-1)
-                total = total + share * (each * weight).sum() / weight.sum().clamp(min=1)
-                same = (got.detach().argmax(-1) == wanted.argmax(-1)).float()
-                is_stop = weight * (wanted.argmax(-1) == STOP_SPEECH)
-                hits.append((same * weight).sum() / weight.sum().clamp(min=1))
-                stops.append(is_stop.sum())
-                stop_hits.append((same * is_stop).sum())
-        return total, hits[0], stop_hits[0] / stops[0].clamp(min=1)
+            guesses = guess_ahead(
+                self.net,
+                self.target.speech_head,
+                torch.cat([part[rows, at] for part in parts], dim=-1).float(),
+                said=[said[rows, at + n - 1] for n in ahead],
+                came=[thoughts[rows, at + n] for n in ahead],
+            )
+        weights = [(fits[places] & counts[rows, at + n]).float() for n in ahead]
+        total = torch.zeros((), device=self.device)
+        for share, guess, weight in zip(DEPTH_WEIGHTS, guesses, weights, strict=True):
+            total = total + share * _mean(guess.distance, weight)
+        first, weight = guesses[0], weights[0]
+        return total, _mean(first.same, weight), _mean(first.same, weight * first.stop)
 
-    def _likelihoods(self, thoughts: Tensor) -> Tensor:
-        return (self.target.speech_head(thoughts).float() / TEMPERATURE).log_softmax(-1)
+
+@dataclass(frozen=True)
+class Guessed:
+    """One guess ahead at each place: all (places,)."""
+
+    distance: Tensor
+    """Kullback and Leibler's, of its likelihoods from T3's."""
+    same: Tensor
+    """1 where the likeliest id is T3's."""
+    stop: Tensor
+    """1 where T3's is the end."""
+
+
+def guess_ahead(
+    net: GuessHead,
+    head: Callable[[Tensor], Tensor],
+    thoughts: Tensor,
+    *,
+    said: Sequence[Tensor],
+    came: Sequence[Tensor],
+) -> list[Guessed]:
+    """Guesses in a row from (places, …) thoughts of a T3 with this head. said, came: for each of them the
+    embedding of what was drawn before it, and the thought that came, (places, width)."""
+
+    def likelihoods(thought: Tensor) -> Tensor:
+        return (head(thought).float() / TEMPERATURE).log_softmax(-1)
+
+    guess, made = net.begin(thoughts), []
+    for token, wanted_thought in zip(said, came, strict=True):
+        guess = net(guess, token.to(guess.dtype))
+        with torch.no_grad():
+            wanted = likelihoods(wanted_thought)
+        got, best = likelihoods(guess), wanted.argmax(-1)
+        distance = F.kl_div(got, wanted, reduction="none", log_target=True).sum(-1)
+        same, stop = got.detach().argmax(-1) == best, best == STOP_SPEECH
+        made.append(Guessed(distance, same.float(), stop.float()))
+    return made
+
+
+def new_head(width: int) -> GuessHead:
+    """It begins by guessing that nothing changes, nearly."""
+    net = GuessHead(width)
+    nn.init.zeros_(net.outset.weight)
+    for block in net.blocks:
+        nn.init.normal_(block.mlp.down_proj.weight, std=0.01)  # type: ignore[union-attr, arg-type]
+    return net
+
+
+def _mean(values: Tensor, weights: Tensor) -> Tensor:
+    return (values * weights).sum() / weights.sum().clamp(min=1)
 
 
 def train_guess(bank: TokenBank, out: Path, config: T3Config, *, target: Path, **given: Any) -> None:

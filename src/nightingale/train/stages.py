@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nightingale.errors import ConfigError
+
 TOKENS, BANK, OWN_SPEECH = "tokens.npy", "bank.safetensors", "own_speech.safetensors"
 LINES_PER_HOUR = 1800
 """More than the teacher speaks (1,100), so that lines never run out; casting them all would take seconds."""
@@ -205,8 +207,22 @@ def run_draft(args: argparse.Namespace) -> None:
     from nightingale.train.asset_files import Assets
     from nightingale.train.draft import train_draft
     from nightingale.train.guess import train_guess
+    from nightingale.train.overheard import train_overheard
     from nightingale.train.token_bank import TokenBank
 
+    device = torch.device(args.device)
+    if args.thoughts:
+        train_overheard(
+            args.thoughts, args.out, budget_s=args.budget_s, device=device, seed=args.seed, say=say
+        )
+        return
+    if args.assets is None:
+        raise ConfigError(
+            "nothing to learn from",
+            got="neither --thoughts nor --assets",
+            allowed="a file of thoughts, or a bank and its assets",
+            fix="Make one: nightingale train think --model NAME --out FILE.",
+        )
     assets = Assets(args.assets)
     train: Callable[..., None] = train_guess
     if args.kind == "layers":
@@ -219,7 +235,7 @@ def run_draft(args: argparse.Namespace) -> None:
         marks=assets.marks(),
         budget_s=args.budget_s,
         plan_s=args.plan_s,
-        device=torch.device(args.device),
+        device=device,
         eager=args.eager,
         seed=args.seed,
         start_from=args.start_from,

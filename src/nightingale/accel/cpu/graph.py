@@ -135,6 +135,7 @@ class StepGraph(Writer):
         self.config = config
         self.rotary = self.root_mean_square = isinstance(config.backbone, LlamaConfig)
         self._streams: list[str] = []
+        """Before each layer."""
 
     def write(self) -> bytes:
         """The graph, ready to be written beside its weights."""
@@ -157,8 +158,8 @@ class StepGraph(Writer):
         for layer in range(backbone.layers):
             stream, added = self._layer(layer, stream, added)
         thought, _ = self.norm("tfmr.norm" if self.rotary else "tfmr.ln_f", stream, added)
-        # For a draft (models/chatterbox/t3/guess.py): layer n's stream is known when layer n + 1 begins.
-        halves = [self._streams[place + 1] for place in halfway(backbone.layers)]
+        # For a draft: models/chatterbox/t3/guess.py.
+        halves = [self._streams[place] for place in halfway(backbone.layers)]
         g.node("Concat", halves, ["all_halves"], attributes={"axis": -1})
         g.node("Gather", ["all_halves", "asked"], ["halves"], attributes={"axis": 1})
         g.node("Concat", [thought, "halves"], ["thoughts"], attributes={"axis": -1})

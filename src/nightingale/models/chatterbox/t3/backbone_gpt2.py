@@ -79,10 +79,10 @@ class Gpt2Backbone(nn.Module):
         return part
 
     def forward(self, x: Tensor, memory: Sequence[LayerMemory], heard: list[Tensor] | None = None) -> Tensor:
-        """heard: a list to which the stream after each layer is added."""
+        """heard: a list to which the stream before each layer is added."""
         x = x + self.wpe(memory[0].positions(x))
         for layer, layer_memory in zip(self.h, memory, strict=True):
-            x = layer(x, layer_memory)
             if heard is not None:
                 heard.append(x)
+            x = layer(x, layer_memory)
         return self.ln_f(x)

@@ -100,12 +100,12 @@ class LlamaBackbone(nn.Module):
         return part
 
     def forward(self, x: Tensor, memory: Sequence[LayerMemory], heard: list[Tensor] | None = None) -> Tensor:
-        """heard: a list to which the stream after each layer is added."""
+        """heard: a list to which the stream before each layer is added."""
         cos, sin = rotations(self.inverse, memory[0].positions(x), x.dtype)
         # (time, head) is the same for all rows; (rows, time, head) needs an axis for the heads.
         turn = (cos, sin) if cos.dim() == 2 else (cos[:, None], sin[:, None])
         for layer, layer_memory in zip(self.layers, memory, strict=True):
-            x = layer(x, turn, layer_memory)
             if heard is not None:
                 heard.append(x)
+            x = layer(x, turn, layer_memory)
         return self.norm(x)

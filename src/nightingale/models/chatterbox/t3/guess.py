@@ -23,9 +23,8 @@ HALVES = 3
 
 
 def halfway(layers: int) -> tuple[int, ...]:
-    """After which of T3's layers: a third, two thirds, and all but the last."""
-    places = (layers // HALVES - 1, 2 * layers // HALVES - 1, layers - 2)
-    return tuple(max(0, place) for place in places)
+    """Before which of T3's layers: when a third is done, two thirds, and all but the last."""
+    return layers // 3, 2 * layers // 3, layers - 1
 
 
 class GuessBlock(nn.Module):

@@ -1,0 +1,135 @@
+"""What T3 thought, written down: what a draft will be asked with, and a guess that learned from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from accel.conftest import CONFIGS
+from parity.tiny import fill
+from safetensors.torch import save_file
+from typer.testing import CliRunner
+
+from nightingale import TTS
+from nightingale.cli.main import app
+from nightingale.engine.decode import Decoding, prompt_of
+from nightingale.engine.model import Model
+from nightingale.engine.overhear import overhear
+from nightingale.engine.randomness import generator
+from nightingale.errors import ConfigError
+from nightingale.models.chatterbox.t3.guess import HALVES
+from nightingale.models.chatterbox.t3.model import T3
+from nightingale.train.overheard import Overheard, train_overheard
+
+LINES = ["Hello there.", "A bird sang.", "It is late.", "Good night, all."] * 3
+
+
+@pytest.fixture(scope="module")
+def heard(noise_model: Model) -> dict[str, torch.Tensor]:
+    return overhear(noise_model, LINES, voice=noise_model.default_voice, seed=3)
+
+
+def test_the_tokens_are_what_the_model_says(noise_model: Model, heard: dict[str, torch.Tensor]) -> None:
+    t3, habits = noise_model.speakers.t3, noise_model.habits
+    assert noise_model.default_voice is not None
+    ids = noise_model.frontend.encode(LINES[0])
+    decoding = Decoding(
+        t3, habits=habits, sampling=habits.sampling, text_ids=len(ids), rng=generator(3, "tokens")
+    )
+    x = prompt_of(
+        t3,
+        ids,
+        noise_model.default_voice,
+        habits=habits,
+        sampling=habits.sampling,
+        exaggeration=habits.exaggeration,
+    )
+    memory = t3.new_memory(rows=len(x), capacity=x.shape[1] + decoding.budget)
+    while not decoding.finished:
+        token = decoding.accept(t3.next_scores(x, memory))
+        x = t3.embed_speech(torch.full((len(x), 1), token), decoding.drawn)
+    count = int(heard["counts"][0])
+    assert heard["tokens"][:count].tolist() == decoding.history
+    rows = len(x)
+    assert len(heard["counts"]) == rows * len(LINES)
+    if rows == 2:  # both rows said the same, and thought otherwise
+        assert torch.equal(heard["tokens"][:count], heard["tokens"][count : 2 * count])
+        assert not torch.equal(heard["thoughts"][:count], heard["thoughts"][count : 2 * count])
+
+
+def test_a_thought_scores_as_t3_scored(heard: dict[str, torch.Tensor], noise_model: Model) -> None:
+    t3 = noise_model.speakers.t3
+    width = t3.config.backbone.width
+    assert heard["thoughts"].shape == (int(heard["counts"].sum()), (1 + HALVES) * width)
+    thought = heard["thoughts"][:5, :width].float()
+    head = torch.nn.functional.linear(thought, heard["head.weight"], heard.get("head.bias"))
+    torch.testing.assert_close(head, t3.speech_head(thought))
+
+
+def test_a_guess_trained_from_it_is_one_the_engine_takes(
+    heard: dict[str, torch.Tensor], noise_model: Model, tmp_path: Path
+) -> None:
+    save_file(heard, tmp_path / "thoughts.safetensors")
+    train_overheard(tmp_path / "thoughts.safetensors", tmp_path, budget_s=0.1, device=torch.device("cpu"))
+    profile = f"balanced+draft={tmp_path / 'guess.safetensors'}"
+    with TTS.over(noise_model, "balanced") as plain, TTS.over(noise_model, profile) as guessing:
+        said = [tts.say("Hello there.", seed=1).samples for tts in (plain, guessing)]
+    assert (said[0] == said[1]).all()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_family_embeds_what_was_said_as_the_engine_will(name: str, tmp_path: Path) -> None:
+    """With a table of positions, or without: what the draft is shown is what it was taught with."""
+    t3 = fill(T3(CONFIGS[name]))
+    tables = {"head.weight": t3.speech_head.weight, "embedding": t3.speech_emb.weight}
+    if t3.config.learned_positions is not None:
+        tables["positions"] = t3.speech_pos_emb.emb.weight
+    counts, width = [6] * 12, t3.config.backbone.width
+    held = {
+        "thoughts": torch.zeros(sum(counts), (1 + HALVES) * width),
+        "tokens": torch.arange(sum(counts), dtype=torch.int32),
+        "counts": torch.tensor(counts, dtype=torch.int32),
+        **{name: table.detach().clone() for name, table in tables.items()},
+    }
+    save_file(held, tmp_path / "t.safetensors")
+    told = Overheard.load(tmp_path / "t.safetensors", torch.device("cpu"))
+    for draw in range(6):
+        shown = t3.embed_speech(torch.tensor([[6 + draw]]), draw + 1)[:, 0]
+        torch.testing.assert_close(told.said(torch.tensor([6 + draw])), shown)
+
+
+def test_too_little_is_refused(heard: dict[str, torch.Tensor], noise_model: Model, tmp_path: Path) -> None:
+    few = int(heard["counts"][0])
+    path = tmp_path / "few.safetensors"
+    save_file({**heard, "counts": heard["counts"][:1].clone(), "tokens": heard["tokens"][:few].clone()}, path)
+    with pytest.raises(ConfigError, match="too little was overheard"):
+        Overheard.load(path, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="no voice of its own"):
+        overhear(replace(noise_model, default_voice=None), LINES, voice=None, seed=0)
+    with pytest.raises(ConfigError, match="nothing was said"):
+        overhear(noise_model, [], voice=noise_model.default_voice, seed=0)
+
+
+def test_the_command_line_does_both_steps(tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("\n".join(LINES), encoding="utf-8")
+    thoughts, runner = tmp_path / "thoughts.safetensors", CliRunner()
+    words = [
+        "--model",
+        "noise",
+        "--texts",
+        str(tmp_path / "lines.txt"),
+        "--out",
+        str(thoughts),
+        "--device",
+        "cpu",
+    ]
+    done = runner.invoke(app, ["train", "think", *words])
+    assert done.exit_code == 0, done.output
+    given = ["--thoughts", str(thoughts), "--out", str(tmp_path), "--budget-s", "0.1", "--device", "cpu"]
+    done = runner.invoke(app, ["train", "draft", *given])
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "guess.safetensors").is_file()
+    done = runner.invoke(app, ["train", "draft", "--out", str(tmp_path), "--budget-s", "1"])
+    assert done.exit_code != 0
