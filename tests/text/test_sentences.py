@@ -191,9 +191,10 @@ def test_no_letter_is_lost_no_piece_is_long_and_each_has_something_to_say(text: 
 
 @given(WORDS, st.integers(40, 300))
 def test_the_pieces_of_words_are_the_text_but_for_its_spaces(text: str, max_chars: int) -> None:
-    text = f"Start {text.strip(' —').removesuffix('—')} end"
-    paragraphs = [part for part in text.split("\n\n") if any(map(str.isalnum, part))]
-    assert bare("".join(split(text, max_chars))) == bare("".join(paragraphs))
+    # A dash that nothing follows in its paragraph has nothing to say.
+    paragraphs = [part.rstrip(" \n—") for part in f"Start {text} end".split("\n\n")]
+    heard = [part for part in paragraphs if any(map(str.isalnum, part))]
+    assert bare("".join(split("\n\n".join(paragraphs), max_chars))) == bare("".join(heard))
 
 
 @given(st.one_of(ANY_TEXT, WORDS), st.integers(8, 80), st.integers(1, 50))
