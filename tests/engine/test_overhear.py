@@ -18,6 +18,7 @@ from nightingale.engine.decode import Decoding, prompt_of
 from nightingale.engine.model import Model
 from nightingale.engine.overhear import overhear
 from nightingale.engine.randomness import generator
+from nightingale.engine.runner import PlainRunner, Turn
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.t3.guess import HALVES
 from nightingale.models.chatterbox.t3.model import T3
@@ -31,41 +32,33 @@ def heard(noise_model: Model) -> dict[str, torch.Tensor]:
     return overhear(noise_model, LINES, voice=noise_model.default_voice, seed=3)
 
 
-def test_the_tokens_are_what_the_model_says(noise_model: Model, heard: dict[str, torch.Tensor]) -> None:
-    t3, habits = noise_model.speakers.t3, noise_model.habits
-    assert noise_model.default_voice is not None
+def test_it_is_what_the_engine_would_tell_a_draft(noise_model: Model, heard: dict[str, torch.Tensor]) -> None:
+    """Token by token, as it speaks: the same tokens, and the same thoughts before each, of every row."""
+    t3, habits, voice = noise_model.speakers.t3, noise_model.habits, noise_model.default_voice
+    assert voice is not None
+    how = {"habits": habits, "sampling": habits.sampling, "exaggeration": habits.exaggeration}
     ids = noise_model.frontend.encode(LINES[0])
+    prompt = prompt_of(t3, ids, voice, **how)  # type: ignore[arg-type]
+    runner = PlainRunner(t3, slots=1, rows_per_slot=len(prompt), capacity=400, batched=False)
+    runner.listen()
     decoding = Decoding(
         t3, habits=habits, sampling=habits.sampling, text_ids=len(ids), rng=generator(3, "tokens")
     )
-    x = prompt_of(
-        t3,
-        ids,
-        noise_model.default_voice,
-        habits=habits,
-        sampling=habits.sampling,
-        exaggeration=habits.exaggeration,
-    )
-    memory = t3.new_memory(rows=len(x), capacity=x.shape[1] + decoding.budget)
+    scores, thoughts = runner.begin(0, prompt), []
     while not decoding.finished:
-        token = decoding.accept(t3.next_scores(x, memory))
-        x = t3.embed_speech(torch.full((len(x), 1), token), decoding.drawn)
-    count = int(heard["counts"][0])
-    assert heard["tokens"][:count].tolist() == decoding.history
-    rows = len(x)
+        thoughts.append(runner.thought(0, decoding.drawn))
+        turn = Turn(slot=0, token=decoding.accept(scores), position=decoding.drawn)
+        (scores,) = runner.step([turn])
+    rows, count = len(prompt), len(thoughts)
+    assert heard["counts"][:rows].tolist() == [count] * rows
     assert len(heard["counts"]) == rows * len(LINES)
-    if rows == 2:  # both rows said the same, and thought otherwise
-        assert torch.equal(heard["tokens"][:count], heard["tokens"][count : 2 * count])
-        assert not torch.equal(heard["thoughts"][:count], heard["thoughts"][count : 2 * count])
-
-
-def test_a_thought_scores_as_t3_scored(heard: dict[str, torch.Tensor], noise_model: Model) -> None:
-    t3 = noise_model.speakers.t3
-    width = t3.config.backbone.width
-    assert heard["thoughts"].shape == (int(heard["counts"].sum()), (1 + HALVES) * width)
-    thought = heard["thoughts"][:5, :width].float()
-    head = torch.nn.functional.linear(thought, heard["head.weight"], heard.get("head.bias"))
-    torch.testing.assert_close(head, t3.speech_head(thought))
+    for row in range(rows):
+        own = slice(row * count, (row + 1) * count)
+        assert heard["tokens"][own].tolist() == decoding.history
+        told = torch.stack([thought[row] for thought in thoughts])
+        torch.testing.assert_close(heard["thoughts"][own].float(), told, atol=5e-3, rtol=5e-3)
+    assert heard["thoughts"].shape[1] == (1 + HALVES) * t3.config.backbone.width
+    assert torch.equal(heard["head.weight"], t3.speech_head.weight)
 
 
 def test_a_guess_trained_from_it_is_one_the_engine_takes(

@@ -23,7 +23,7 @@ from nightingale.engine.runner import PlainRunner
 from nightingale.engine.speculate import SpeculativeDraws
 from nightingale.models.chatterbox.t3.model import T3
 
-FIRST, UTTERANCES, FEW, SLOTS, GUESSES = 5, 4000, 1000, 50, 3
+FIRST, FEW, SLOTS, GUESSES = 5, 1000, 50, 3
 BINS = 40
 UNLIKELY = 80.0
 """Chi-square with 40 degrees of freedom exceeds it once in 5,000 times; seeds are fixed."""
@@ -36,7 +36,7 @@ def t3() -> T3:
 
 
 def drawn(
-    t3: T3, *, first_seed: int, guessing: bool, utterances: int = UTTERANCES, temperature: float = 0.1
+    t3: T3, *, first_seed: int, guessing: bool, utterances: int, temperature: float = 0.1
 ) -> tuple[Said, int]:
     """How often each beginning was said; and how many guesses were right."""
     habits = replace(HABITS["wren"], max_new_tokens=FIRST)
@@ -78,12 +78,13 @@ def difference(one: Said, other: Said) -> float:
     return sum((a - b) ** 2 / (a + b) for a, b in [*pairs, (rest[0], rest[1])])
 
 
-def test_guesses_do_not_change_how_often_an_id_is_drawn(t3: T3) -> None:
-    plain, none = drawn(t3, first_seed=0, guessing=False)
-    guessed, accepted = drawn(t3, first_seed=100_000, guessing=True)
+@pytest.mark.parametrize("utterances", [4000, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_guesses_do_not_change_how_often_an_id_is_drawn(t3: T3, utterances: int) -> None:
+    plain, none = drawn(t3, first_seed=0, guessing=False, utterances=utterances)
+    guessed, accepted = drawn(t3, first_seed=10_000_000, guessing=True, utterances=utterances)
     assert none == 0
-    assert accepted > UTTERANCES // 10
-    assert sum(plain.values()) == UTTERANCES
+    assert accepted > utterances // 10
+    assert sum(plain.values()) == sum(guessed.values()) == utterances
     assert difference(plain, guessed) < UNLIKELY
 
 

@@ -22,11 +22,9 @@ import torch
 from torch import Tensor
 
 from nightingale.engine.budgets import AttentionTable, places
-from nightingale.engine.decode import prompt_of, speak
 from nightingale.engine.load import load_model
 from nightingale.engine.model import Model, default_model
-from nightingale.engine.randomness import generator
-from nightingale.errors import ConfigError
+from nightingale.engine.overhear import spoken
 
 TEXTS = Path(__file__).parent / "texts" / "wren_200.txt"
 FEWEST = 16
@@ -60,25 +58,9 @@ class Watching:
 @torch.inference_mode()
 def watch(model: Model, text: str, seed: int) -> list[Tensor]:
     """Of each layer: (heads, queries, spoken positions), for one sentence as the model speaks it."""
-    t3, habits, voice = model.speakers.t3, model.habits, model.default_voice
-    if voice is None:
-        raise ConfigError(
-            "the model has no voice of its own",
-            got=model.name,
-            allowed="a model with a default voice",
-            fix="Choose a folder with conds.pt.",
-        )
-    ids = model.frontend.encode(text)
-    how: dict[str, Any] = {
-        "habits": habits,
-        "sampling": habits.sampling,
-        "exaggeration": habits.exaggeration,
-    }
-    tokens = list(speak(t3, ids, voice, **how, rng=generator(seed, "tokens")))
-    prompt = prompt_of(t3, ids, voice, **how)
-    said = torch.tensor([tokens[:-1]] * len(prompt), device=prompt.device)
-    layers = [Watching(prompt.shape[1]) for _ in range(t3.config.backbone.layers)]
-    t3.tfmr(torch.cat([prompt, t3.embed_speech(said, 1)], dim=1), layers)
+    t3, one = model.speakers.t3, spoken(model, text, voice=None, seed=seed)
+    layers = [Watching(one.prompt) for _ in range(t3.config.backbone.layers)]
+    t3.tfmr(one.read, layers)
     return [layer.shares for layer in layers]
 
 

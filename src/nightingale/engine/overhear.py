@@ -3,54 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nightingale.engine.decode import Decoding, prompt_of
+from nightingale.engine.decode import prompt_of, speak
 from nightingale.engine.model import Model
 from nightingale.engine.randomness import generator, nth_seed
-from nightingale.engine.runner import PlainRunner, Turn
 from nightingale.errors import ConfigError
+from nightingale.nn.memory import NoMemory
 from nightingale.voices.voice import Voice
 
 FARTHEST = 6e4
 
 
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """A text as a model says it, with its own settings: what T3 has read when the last token is drawn."""
+
+    read: Tensor
+    """(rows, time, width)."""
+    prompt: int
+    """So many of them before the first token."""
+    tokens: list[int]
+
+
 @torch.inference_mode()
-def overhear(model: Model, texts: Iterable[str], *, voice: Voice | None, seed: int) -> dict[str, Tensor]:
-    """The texts as this model would say them, with its own settings. Of each row of each utterance, in order:
-    its tokens, and what T3 thought before each (`Runner.thought`); and T3's tables, in float32."""
+def spoken(model: Model, text: str, *, voice: Voice | None, seed: int) -> Spoken:
+    """voice: the model's own, if not told."""
+    t3, habits, voice = model.speakers.t3, model.habits, voice or model.default_voice
     if voice is None:
         raise ConfigError(
-            "this model has no voice of its own",
+            "the model has no voice of its own",
             got=model.name,
             allowed="a voice to speak with",
-            fix="Pass one: --voice FILE.safetensors.",
+            fix="Pass one, or choose a folder with conds.pt.",
         )
-    t3, habits = model.speakers.t3, model.habits
-    rows = 1 if "cfg_weight" in habits.ignored else 2
-    capacity = t3.prompt_length(habits.max_text_ids) + habits.max_new_tokens
-    runner = PlainRunner(t3, slots=1, rows_per_slot=rows, capacity=capacity, batched=False)
-    runner.listen()
+    ids = model.frontend.encode(text)
+    how: dict[str, Any] = {
+        "habits": habits,
+        "sampling": habits.sampling,
+        "exaggeration": habits.exaggeration,
+    }
+    tokens = list(speak(t3, ids, voice, **how, rng=generator(seed, "tokens")))
+    prompt = prompt_of(t3, ids, voice, **how)
+    said = torch.tensor([tokens[:-1]] * len(prompt), device=prompt.device)
+    return Spoken(torch.cat([prompt, t3.embed_speech(said, 1)], dim=1), prompt.shape[1], tokens)
+
+
+@torch.inference_mode()
+def overhear(model: Model, texts: Iterable[str], *, voice: Voice | None, seed: int) -> dict[str, Tensor]:
+    """The texts as this model would say them. Of each row of each utterance, in order: its tokens, and what
+    T3 thought before each (`Verifier.thought`); and T3's tables, in float32."""
+    t3 = model.speakers.t3
+    memory = [NoMemory()] * t3.config.backbone.layers
     thoughts, tokens, counts = list[Tensor](), list[Tensor](), list[int]()
     for number, text in enumerate(texts):
-        ids, rng = model.frontend.encode(text), generator(nth_seed(seed, number), "tokens")
-        decoding = Decoding(t3, habits=habits, sampling=habits.sampling, text_ids=len(ids), rng=rng)
-        prompt = prompt_of(
-            t3, ids, voice, habits=habits, sampling=habits.sampling, exaggeration=habits.exaggeration
-        )
-        scores, heard = runner.begin(0, prompt), list[Tensor]()
-        while True:
-            # A stream may grow further than float16 goes; nothing is read that exactly there.
-            heard.append(runner.thought(0, decoding.drawn).clamp(-FARTHEST, FARTHEST).half().cpu())
-            token = decoding.accept(scores)
-            if decoding.finished:
-                break
-            (scores,) = runner.step([Turn(slot=0, token=token, position=decoding.drawn)])
-        for row in torch.stack(heard, dim=1):
+        one = spoken(model, text, voice=voice, seed=nth_seed(seed, number))
+        heard = torch.cat([part[:, one.prompt - 1 :] for part in t3.think(one.read, memory)], dim=-1)
+        # A stream may grow further than float16 goes; nothing is read that exactly there.
+        for row in heard.clamp(-FARTHEST, FARTHEST).half().cpu():
             thoughts.append(row)
-            tokens.append(torch.tensor(decoding.history, dtype=torch.int32))
+            tokens.append(torch.tensor(one.tokens, dtype=torch.int32))
             counts.append(len(row))
     if not counts:
         raise ConfigError(

@@ -146,6 +146,7 @@ class PlainRunner:
         self._listens = True
 
     def thought(self, slot: int, draw: int) -> Tensor:
+        assert self._listens, "nobody listened"
         first, thoughts = self._thoughts[slot]
         return torch.cat([part[:, draw - first] for part in thoughts], dim=-1)
 

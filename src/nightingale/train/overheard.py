@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.t3.guess import HALVES
+from nightingale.models.chatterbox.t3.guess import HALVES, GuessHead
 from nightingale.train.guess import DEPTH_WEIGHTS, RECIPE, guess_ahead, new_head
 from nightingale.train.loop import Ema, Every, JsonlLog, Optimizer, Schedule, Watch, silent
 from nightingale.train.weights import save_half
@@ -75,7 +75,7 @@ class Overheard:
         x = self.tables["embedding"][self.tokens[places]]
         return x + self.tables["positions"][self.at[places] + 1] if "positions" in self.tables else x
 
-    def distance(self, net: Any, places: Tensor) -> tuple[Tensor, Tensor]:
+    def distance(self, net: GuessHead, places: Tensor) -> tuple[Tensor, Tensor]:
         """Of all guesses from these places, and how often the first one's likeliest id is T3's."""
         ahead = range(1, len(DEPTH_WEIGHTS) + 1)
         guesses = guess_ahead(
