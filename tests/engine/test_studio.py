@@ -21,10 +21,13 @@ from nightingale.accel.render import PendingSamples, Renderer
 from nightingale.accel.vocoder import source_noise
 from nightingale.engine import acoustic, vocode
 from nightingale.engine.model import Model
-from nightingale.engine.studio import GraphStudio, PlainStudio
+from nightingale.engine.session import Timing
+from nightingale.engine.studio import Block, GraphStudio, PlainStudio
+from nightingale.engine.utterance import Utterance
 from nightingale.engine.worker import Worker
 from nightingale.errors import EngineFault
 from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.voices.voice import Voice
 
@@ -228,3 +231,26 @@ def test_what_may_be_cut_next_is_asked_after_the_launch(
     with graphs(noise_model, tokens=60) as tts:
         sounds = heard([tts.stream("The same words.", seed=i) for i in range(4)])
     assert [len(sound) for sound in sounds] == [60 * 960] * 4
+
+
+def test_the_second_block_is_short_because_nothing_is_in_store_yet(
+    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+    plain = Utterance.take_block
+
+    def counted(utterance: Utterance, timing: Timing) -> Block:
+        block = plain(utterance, timing)
+        sizes.append(len(block.ids))
+        return block
+
+    monkeypatch.setattr(Utterance, "take_block", counted)
+    habits = replace(noise_model.habits, max_new_tokens=120, first_block_tokens=7, second_block_tokens=9)
+    with TTS.over(replace(noise_model, habits=habits), "balanced") as tts:
+        tts.say("Hello.", seed=1)
+        assert sizes[:4] == [7 + LOOKAHEAD_TOKENS, 9, 18, 36]
+        assert sum(sizes) <= 120
+        sizes.clear()
+        tts.say_many(["Hello.", "Hello."], seed=1)
+    # In company blocks are fewer and larger, but the second is not at once the largest: it is waited for.
+    assert {7 + LOOKAHEAD_TOKENS, 21, 63} <= set(sizes)

@@ -39,8 +39,8 @@ class Habits:
     """Speech tokens of which a run is silence, and not speech. None known: silence is noticed as a loop."""
     first_block_tokens: int | None = None
     """Of a stream's first block, where it need not be as long as the profile's: the sooner it is heard."""
-    block_growth: float = 2.0
-    """Each block over the one before. The sound of one must last until the next is rendered."""
+    second_block_tokens: int | None = None
+    """Of the block after it, which must be rendered while the first is played: nothing is in store yet."""
     closing_pause_ms: int = 0
     """Silence after the last piece: players swallow the end of a file that stops with its last sound."""
     guarded: bool = True
@@ -88,7 +88,7 @@ WREN: Final = Habits(
     split_chars=220,
     fill_pieces=False,
     first_block_tokens=7,
-    block_growth=1.7,
+    second_block_tokens=9,
     closing_pause_ms=250,
     prompt_seconds=0.0,
     # As long as the prompts it was trained with: shown only so that a clone's recording sounds alike.

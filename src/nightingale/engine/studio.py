@@ -44,6 +44,10 @@ class Shares:
 class Rendering(Protocol):
     """One utterance on its way from ids to samples."""
 
+    growth_in_company: int
+    """A block over the one before, while others are speaking too: fewer and larger ones serve everybody, but
+    whoever has heard the first is waiting for the second."""
+
     def cut(self, waiting: int, *, finished: bool, wanted: int) -> Cut | None:
         """What the next block takes of so many ids that wait; None while there are too few. wanted: a block
         that is not the last should have so many, besides those that are looked ahead to."""
@@ -123,6 +127,8 @@ class Remembered(Generic[Kept]):
 
 
 class PlainRendering:
+    growth_in_company = 3
+
     def __init__(self, mel: MelStream, samples: SampleStream) -> None:
         self.mel, self.samples = mel, samples
         self.begun = False
@@ -222,6 +228,8 @@ class Renderer(Protocol):
 
 
 class GraphRendering:
+    growth_in_company = 64  # as large as they come: a device renders several in the time of one
+
     def __init__(self, renderer: Renderer, spoken: Any) -> None:
         self._renderer, self.spoken = renderer, spoken
         self.seam = Seam()

@@ -47,11 +47,10 @@ class Utterance:
         self.rendered = False
         """Whether its last block was taken."""
         self.in_company = False
-        """Others are speaking too: after the first block, fewer and larger ones serve everybody better."""
+        """Others are speaking too."""
         self._rendering = rendering
         self._speed = Stretcher(CLOCKS.sample_rate_hz, request.speed)
         self._block = model.habits.first_block_tokens or profile.first_block_tokens
-        self._growth = model.habits.block_growth
 
     def _begin_attempt(self) -> None:
         """Nothing drawn yet. The first attempt draws as if there were no guard."""
@@ -143,8 +142,7 @@ class Utterance:
         if self._guard is not None:
             self._guard.commit(self._tokens)
         timing.tokens += count
-        largest = self.profile.largest_block_tokens
-        self._block = largest if self.in_company else min(int(self._growth * self._block), largest)
+        self._block = self._next_block_tokens(first=self._tokens == count)
         self.rendered = final
         return Block(
             rendering=self._rendering,
@@ -153,6 +151,15 @@ class Utterance:
             alone=not self.in_company,
             timing=timing,
         )
+
+    def _next_block_tokens(self, *, first: bool) -> int:
+        """first: the block before it was."""
+        largest, habits = self.profile.largest_block_tokens, self.model.habits
+        if self.in_company:
+            return min(self._rendering.growth_in_company * self._block, largest)
+        if first and habits.second_block_tokens is not None:
+            return habits.second_block_tokens
+        return min(2 * self._block, largest)
 
     def finish(self, block: Block, samples: Samples) -> Samples:
         """What is heard of a block that was rendered."""
