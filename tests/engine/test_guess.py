@@ -12,8 +12,9 @@ from safetensors.torch import save_file
 
 from nightingale import TTS
 from nightingale.engine.drafts import PlainGuess
-from nightingale.engine.load import find_guess, open_guess
+from nightingale.engine.load import open_guess
 from nightingale.engine.model import Model
+from nightingale.engine.speculate_load import find_guess
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.t3.guess import GuessHead
 

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nightingale import TTS
-from nightingale.accel.cpu import able
+from nightingale.accel.cpu import able, vino_able
 from nightingale.cli.main import app
 from nightingale.engine.guests import GUESTS
 from nightingale.engine.habits import HABITS
@@ -116,7 +116,7 @@ def test_a_plan_can_be_made_for_weights_that_are_not_here_and_says_so() -> None:
     made, missing = plan_named("multilingual", PROFILES["fast"], device="cpu")
     # With the extra `cpu` installed, eight bits are granted; without it, refused in words.
     assert made.model == "multilingual"
-    assert made.t3.way == ("plain" if made.t3.refused else "int8")
+    assert made.t3.way in (("plain",) if made.t3.refused else ("int8", "openvino"))
     assert missing is not None
     assert "t3" in missing
     made, missing = plan_named("noise", PROFILES["fast"], device="cpu")
@@ -149,6 +149,20 @@ def test_eight_bits_are_planned_where_they_pay_and_refused_in_words_elsewhere(
     made = plan_for(noise_model, PROFILES["fast"])
     assert (made.t3.way, made.t3.dtype) == ("onnx", "float32")
     assert made.refusals == ["t3: no int8: products in int8 are no faster"]
+
+
+def test_openvino_is_preferred_where_it_can_be_and_missed_without_a_warning(
+    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(able, "refusal", lambda config: None)
+    monkeypatch.setattr(vino_able, "refusal", lambda config: None)
+    made = plan_for(noise_model, PROFILES["fast"])
+    assert (made.t3.way, made.t3.dtype) == ("openvino", "int8")
+    assert plan_for(noise_model, profile_named("fast+draft=lookup")).t3.way not in ("openvino", "int8")
+    monkeypatch.setattr(vino_able, "refusal", lambda config: "openvino is not installed")
+    made = plan_for(noise_model, PROFILES["fast"])
+    assert (made.t3.way, made.t3.foregone) == ("int8", ("no openvino: openvino is not installed",))
+    assert made.refusals == []
 
 
 def test_what_nobody_was_promised_is_told_in_the_plan_and_not_in_a_warning(

@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -37,17 +37,17 @@ from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.t3.guess import GuessHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load, read_tensors
-from nightingale.models.compact import unpack
 from nightingale.text.frontend import open_frontend
 from nightingale.voices.home import cache_folder
 from nightingale.voices.voice import Voice
+
+if TYPE_CHECKING:
+    from nightingale.accel.cpu.packed import Packed
 
 STEPS_AHEAD = 4
 """Steps that a device which draws by itself is asked for at a time; so late are their tokens read."""
 RENDERED_TOGETHER = 16
 """Blocks of several utterances in one voice, at most, in one graph."""
-GUESS = "guess"
-"""The draft that came with a model."""
 OPTIONS = ("kind", "t3", "s3gen")
 """What may be said about a model besides its name: see `nightingale.hub.find.locate`."""
 
@@ -124,7 +124,7 @@ def _load_official(
     preset = PRESETS[card.name]
     t3 = None
     sizes = Sizes(name=card.name, t3=preset.t3, flow=preset.flow, habits=HABITS[card.name])
-    if plan is not None and plan(sizes).t3.way == INT8.way:
+    if plan is not None and plan(sizes).t3.way in ROUNDED:
         from nightingale.accel.cpu.packed import without_backbone
 
         t3 = without_backbone(preset.t3, read_tensors(files["t3"]), source=files["t3"])
@@ -142,14 +142,16 @@ def _load_official(
     )
 
 
+def _no_vino(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
+    from nightingale.accel.cpu.vino_able import refusal
+
+    return _needs_floats(profile) or refusal(sizes.t3)
+
+
 def _no_int8(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
     from nightingale.accel.cpu.able import refusal
 
-    if profile.draft:
-        return (
-            "in eight bits several tokens at once may score otherwise than one by one, so no draft is exact"
-        )
-    return _needs_layers(profile) or refusal(sizes.t3)
+    return _needs_floats(profile) or refusal(sizes.t3)
 
 
 def _no_onnx(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
@@ -158,6 +160,14 @@ def _no_onnx(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> st
     if dtype != "float32":
         return f"it computes in float32, not in {dtype}"
     return _needs_layers(profile) or exact_refusal(sizes.t3)
+
+
+def _needs_floats(profile: Profile) -> str | None:
+    if profile.draft:
+        return (
+            "in eight bits several tokens at once may score otherwise than one by one, so no draft is exact"
+        )
+    return _needs_layers(profile)
 
 
 def _needs_layers(profile: Profile) -> str | None:
@@ -173,6 +183,14 @@ def _no_halves(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> 
 
 
 # Their needs are measured, by themselves; those of the others are written down in guests.py.
+VINO = Guest(
+    way="openvino",
+    stage="t3",
+    kind="cpu",
+    what="weights of eight bits, read by openvino",
+    refusal=_no_vino,
+    extra=True,
+)
 INT8 = Guest(
     way="int8", stage="t3", kind="cpu", what="weights of eight bits, read by onnxruntime", refusal=_no_int8
 )
@@ -187,7 +205,8 @@ HALVES = Guest(
     refusal=_no_halves,
     extra=True,
 )
-MEASURED = (INT8, ONNX, HALVES, replace(HALVES, stage="vocoder"))
+ROUNDED = (VINO.way, INT8.way)
+MEASURED = (VINO, INT8, ONNX, HALVES, replace(HALVES, stage="vocoder"))
 ALL_GUESTS: Mapping[tuple[str, str], Guest] = {**GUESTS, **{(g.stage, g.way): g for g in MEASURED}}
 
 
@@ -271,10 +290,14 @@ def open_draws(model: Model, profile: Profile, plan: Plan, *, threads: int | Non
 
     pool: dict[str, Any] = {"slots": profile.slots, "rows_per_slot": rows, "capacity": capacity}
     how: dict[str, Any] = {"batched": profile.batched, "spare": spare_for(profile)}
+    if plan.t3.way == VINO.way:
+        from nightingale.accel.cpu.vino import VinoRunner
+
+        return HostDraws(VinoRunner(t3, _packed(model), **pool, batched=profile.batched, threads=threads))
     if plan.t3.way in (INT8.way, ONNX.way):
         from nightingale.accel.cpu.runner import CpuRunner, exact_graph
 
-        graph = _packed_graph(model) if plan.t3.way == INT8.way else exact_graph(t3)
+        graph = _packed(model).graph if plan.t3.way == INT8.way else exact_graph(t3)
         swift = CpuRunner(t3, graph, **pool, **how, threads=threads)
         return open_speculation(model, profile, swift, threads) if profile.draft else HostDraws(swift)
     from nightingale.engine.cache_load import CellDraws, open_cells
@@ -285,14 +308,14 @@ def open_draws(model: Model, profile: Profile, plan: Plan, *, threads: int | Non
     return draws if cells is None else CellDraws(draws)
 
 
-def _packed_graph(model: Model) -> Path:
+def _packed(model: Model) -> Packed:
     """T3 in eight bits, made now if it is not there yet."""
     from nightingale.accel.cpu.packed import digest_of_file, digest_of_tensors, pack
 
     t3, home, file = model.speakers.t3, cache_folder().parent / "int8", model.t3_file
     tensors = t3.state_dict() if file is None else read_tensors(file)
     source = digest_of_tensors(tensors) if file is None else digest_of_file(file, home=home)
-    return pack(t3.config, tensors, home=home, source=source).graph
+    return pack(t3.config, tensors, home=home, source=source, mapped=file is not None)
 
 
 def _cell_kernel(t3: T3) -> Callable[..., Any] | None:
@@ -302,37 +325,6 @@ def _cell_kernel(t3: T3) -> Callable[..., Any] | None:
     from nightingale.accel.kv_cache import attend_cells
 
     return attend_cells
-
-
-def find_guess(model: Model, name: str) -> GuessHead | None:
-    """The layers that guess this model's next thought: "guess", those that came with it, or a file's.
-
-    None: the name is that of another kind of draft.
-    """
-    path = Path(name)
-    if name == GUESS:
-        path = Path() if model.voices is None else model.voices.parent / wren.GUESS_FILE
-        if not path.is_file():
-            raise ConfigError(
-                "no such draft",
-                got=f"{name!r}, and no {wren.GUESS_FILE} beside the weights of {model.name}",
-                allowed="lookup, exit:N, a file, or another model",
-                fix="Train one: nightingale train draft.",
-            )
-    elif path.suffix != ".safetensors" or not path.is_file():
-        return None
-    tensors = unpack(read_tensors(path))
-    if "inward.weight" not in tensors:
-        return None
-    head = load(lambda: GuessHead.shaped_like(tensors), tensors, source=path)
-    if head.width != (width := model.speakers.t3.config.backbone.width):
-        raise ConfigError(
-            "this draft was made for another model",
-            got=f"{path.name} for thoughts of {head.width} numbers",
-            allowed=f"{width}, as those of {model.name}",
-            fix="Train one for this model: nightingale train draft.",
-        )
-    return head
 
 
 def open_guess(t3: T3, head: GuessHead, *, fast: bool, threads: int | None, longest: int) -> Guesser:

@@ -72,7 +72,12 @@ FAST: Final = Profile(
     name="fast",
     streaming=True,
     batched=True,
-    t3=(Wish("graphs", "bfloat16"), Wish("int8", "int8"), Wish("onnx", "float32")),
+    t3=(
+        Wish("graphs", "bfloat16"),
+        Wish("openvino", "int8"),
+        Wish("int8", "int8"),
+        Wish("onnx", "float32"),
+    ),
     flow=(Wish("graphs", "bfloat16"), Wish("halves", "bfloat16")),
     vocoder=(Wish("graphs", "float32"), Wish("halves", "bfloat16")),
 )

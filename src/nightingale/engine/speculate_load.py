@@ -4,20 +4,27 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from torch import Tensor
 
+from nightingale import wren
 from nightingale.engine.decode import Decoding, prompt_of
 from nightingale.engine.drafts import Draft, ExitDraft, LookupDraft, ModelDraft, ThoughtDraft
-from nightingale.engine.load import find_guess, load_draft, open_guess
+from nightingale.engine.load import load_draft, open_guess
 from nightingale.engine.model import Model
 from nightingale.engine.profiles import Profile
 from nightingale.engine.runner import PlainRunner, Verifier
 from nightingale.engine.speculate import IN_TORCH, LONGEST, PACKED, SpeculativeDraws, weights_of
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
+from nightingale.models.chatterbox.t3.guess import GuessHead
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.checkpoint import load, read_tensors
+from nightingale.models.compact import unpack
 
+GUESS = "guess"
+"""The draft that came with a model."""
 GUESS_COST = 0.14
 """Of a guess at the next thought, in eight bits and drawn, over a step of wren's."""
 
@@ -60,6 +67,37 @@ def open_speculation(
     if not plain and "cfg_weight" not in model.habits.ignored:
         costs = costs.row_by_row(2)
     return SpeculativeDraws(runner, draft, costs=costs, after=after, longest=longest)
+
+
+def find_guess(model: Model, name: str) -> GuessHead | None:
+    """The layers that guess this model's next thought: "guess", those that came with it, or a file's.
+
+    None: the name is that of another kind of draft.
+    """
+    path = Path(name)
+    if name == GUESS:
+        path = Path() if model.voices is None else model.voices.parent / wren.GUESS_FILE
+        if not path.is_file():
+            raise ConfigError(
+                "no such draft",
+                got=f"{name!r}, and no {wren.GUESS_FILE} beside the weights of {model.name}",
+                allowed="lookup, exit:N, a file, or another model",
+                fix="Train one: nightingale train draft.",
+            )
+    elif path.suffix != ".safetensors" or not path.is_file():
+        return None
+    tensors = unpack(read_tensors(path))
+    if "inward.weight" not in tensors:
+        return None
+    head = load(lambda: GuessHead.shaped_like(tensors), tensors, source=path)
+    if head.width != (width := model.speakers.t3.config.backbone.width):
+        raise ConfigError(
+            "this draft was made for another model",
+            got=f"{path.name} for thoughts of {head.width} numbers",
+            allowed=f"{width}, as those of {model.name}",
+            fix="Train one for this model: nightingale train draft.",
+        )
+    return head
 
 
 def _drafts_runner(drafting: Model, model: Model, profile: Profile) -> PlainRunner:

@@ -32,14 +32,21 @@ def refusal(config: T3Config, *, threads: int | None = None) -> str | None:
 
     threads: as for `CpuRunner`. The first call measures both ways on a few products, for a tenth of a second.
     """
+    if (odd := odd_width(config)) is not None:
+        return odd
+    if find_spec(PACKAGE) is None:
+        return f"{PACKAGE} is not installed (pip install '{EXTRA}')"
+    return _against(torch.get_num_threads() if threads is None else threads)
+
+
+def odd_width(config: T3Config) -> str | None:
+    """Why this T3 cannot be rounded by blocks."""
     backbone = config.backbone
     inner = backbone.ffn if isinstance(backbone, LlamaConfig) else 4 * backbone.width
     for name, width in (("width", backbone.width), ("inner width", inner)):
         if width % BLOCKS[-1]:
             return f"its {name} is {width}, not a multiple of {BLOCKS[-1]}"
-    if find_spec(PACKAGE) is None:
-        return f"{PACKAGE} is not installed (pip install '{EXTRA}')"
-    return _against(torch.get_num_threads() if threads is None else threads)
+    return None
 
 
 def exact_refusal(config: T3Config) -> str | None:
@@ -67,7 +74,7 @@ def _too_old() -> str | None:
         if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
             return f"{PACKAGE} {version} is too old, {'.'.join(map(str, OLDEST))} is needed"
     except Exception as error:  # whatever a broken installation or an unknown instruction set raises
-        return f"{PACKAGE} does not work here ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
+        return broken(PACKAGE, error)
     return None
 
 
@@ -78,10 +85,17 @@ def _against(threads: int) -> str | None:
     try:
         gain = measure_gain(threads)
     except Exception as error:  # whatever a broken installation or an unknown instruction set raises
-        return f"{PACKAGE} does not work here ({type(error).__name__}: {str(error).splitlines()[0][:200]})"
+        return broken(PACKAGE, error)
     if gain < WORTH:
         return f"products in int8 are {gain:.1f} times as fast as in float32 on this CPU; {WORTH} would pay"
     return None
+
+
+def broken(package: str, error: Exception) -> str:
+    """In a line; not in those of OpenVINO's that say where in its sources it was."""
+    lines = str(error).strip().splitlines()
+    told = next((line for line in lines if not line.startswith("Exception from ")), "no word")[:200]
+    return f"{package} does not work here ({type(error).__name__}: {told})"
 
 
 def measure_gain(threads: int) -> float:

@@ -12,6 +12,7 @@ and lie in the graph itself, to be laid out by the runtime for products with a f
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import BinaryIO
 
 import torch
@@ -26,9 +27,19 @@ Source = Callable[[str], Tensor]
 """A weight of T3 by its name."""
 EPSILON = 1e-5
 ALIGNMENT = 4096
-"""Of large weights in their file, so that they can be mapped."""
+"""Of weights in their file, so that they can be mapped."""
 INT8_INPUTS = 4
 """The operator's word for: round the inputs of a product to eight bits too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Of a weight in a file."""
+
+    kind: str
+    """As numpy names it."""
+    shape: tuple[int, ...]
+    offset: int
 
 
 class Writer:
@@ -40,10 +51,12 @@ class Writer:
     def __init__(
         self, source: Source, *, rounded: bool, file: BinaryIO | None = None, file_name: str = ""
     ) -> None:
-        """rounded: whether weights and inputs of products are of eight bits. file: where large weights are
-        written, one layer at a time, under that name; without it they lie in the graph."""
+        """rounded: whether weights and inputs of products are of eight bits. file: where weights are written,
+        one layer at a time, under that name; without it they lie in the graph."""
         self.source, self.rounded, self.file = source, rounded, file
         self.graph = Graph(file_name)
+        self.places: dict[str, Place] = {}
+        """Of weights in the file."""
 
     def gated(self, at: str, normed: str) -> str:
         g = self.graph
@@ -58,9 +71,9 @@ class Writer:
 
     def norm(self, name: str, stream: str, added: str, out: str = "") -> tuple[str, str]:
         """The norm of stream + added, and that sum."""
-        facts = [self._small(f"{name}.weight")]
+        facts = [self._given(f"{name}.weight")]
         if not self.root_mean_square:
-            facts.append(self._small(f"{name}.bias"))
+            facts.append(self._given(f"{name}.bias"))
         kind = "SimplifiedLayerNormalization" if self.root_mean_square else "LayerNormalization"
         normed, total = out or f"{name}.out", f"{name}.sum"
         if not added:
@@ -79,18 +92,18 @@ class Writer:
         """x times the weights, each (outputs, inputs), one below another."""
         if not self.rounded:
             turned = torch.cat(weights).float().t()
-            product = [x, self._large(f"{out}.weight", FLOAT, turned)]
+            product = [x, self._weight(f"{out}.weight", FLOAT, turned)]
             if bias is None:
                 return self.graph.node("MatMul", product, [out])
             self.graph.node("MatMul", product, [f"{out}.product"])
-            return self.graph.node("Add", [f"{out}.product", self._small(bias)], [out])
+            return self.graph.node("Add", [f"{out}.product", self._given(bias)], [out])
         parts = [round_weight(weight) for weight in weights]
         codes = torch.cat([part.codes for part in parts])
         scales = torch.cat([part.scales for part in parts])
         outputs, blocks, block = codes.shape
-        given = [x, self._large(f"{out}.codes", UINT8, codes), self._large(f"{out}.scales", FLOAT, scales)]
+        given = [x, self._weight(f"{out}.codes", UINT8, codes), self._weight(f"{out}.scales", FLOAT, scales)]
         if bias is not None:
-            given += ["", "", self._small(bias)]
+            given += ["", "", self._given(bias)]
         return self.graph.node(
             "MatMulNBits",
             given,
@@ -105,18 +118,18 @@ class Writer:
             },
         )
 
-    def _large(self, name: str, kind: int, value: Tensor) -> str:
+    def _weight(self, name: str, kind: int, value: Tensor) -> str:
         data = value.contiguous().numpy()
         if self.file is None:
             return self.graph.small(name, kind, value.shape, data.tobytes())
         self.file.write(b"\0" * (-self.file.tell() % ALIGNMENT))
         offset = self.file.tell()
         self.file.write(data.data)
+        self.places[name] = Place(kind=data.dtype.name, shape=tuple(value.shape), offset=offset)
         return self.graph.weight(name, kind, value.shape, offset=offset, size=data.nbytes)
 
-    def _small(self, name: str) -> str:
-        value = self.source(name).float().contiguous()
-        return self.graph.small(name, FLOAT, value.shape, value.numpy().tobytes())
+    def _given(self, name: str) -> str:
+        return self._weight(name, FLOAT, self.source(name).float())
 
 
 class StepGraph(Writer):

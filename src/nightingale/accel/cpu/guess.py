@@ -116,7 +116,7 @@ class _Guesses(Writer):
         g.input("missed", FLOAT, (count, self._vocab))
         g.input("heat", FLOAT, (1,))
         g.input("reach", FLOAT, (1,))
-        table = self._large("embedding", FLOAT, self._embedding)
+        table = self._weight("embedding", FLOAT, self._embedding)
         g.small("nothing", FLOAT, (1,), np.array([-np.inf], np.float32).tobytes())
         g.small("first_axis", INT64, (1,), np.array([0], np.int64).tobytes())
         g.small("few", INT64, (1,), np.array([min(RACING, self._vocab)], np.int64).tobytes())

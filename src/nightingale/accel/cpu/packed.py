@@ -1,25 +1,31 @@
 """T3 rounded to eight bits, kept on disk: made once for a set of weights, checked each time it is opened.
 
-A packed T3 is a folder with three files: the graph, its weights, and a seal with the digests of both, written
-last. The folder's name is a digest of everything that it was made of, so other weights or another version of
-this code make another folder. It appears under its name whole or not at all; a damaged one is made again.
+A packed T3 is a folder: the weights, a list of where in their file each of them lies, the graph that ONNX
+Runtime reads, and a seal with the digests of all three, written last. The folder's name is a digest of
+everything that it was made of, so other weights or another version of this code make another folder. It
+appears under its name whole or not at all; a damaged one is made again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import shutil
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from secrets import token_hex
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from nightingale.accel.cpu.graph import StepGraph
+from nightingale.accel.cpu.graph import Source, StepGraph
 from nightingale.errors import OutputError
 from nightingale.models.chatterbox.build import UNUSED_BY_T3
 from nightingale.models.chatterbox.t3.config import T3Config
@@ -27,10 +33,13 @@ from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load
 from nightingale.nn.mapped import let_go
 
-FORMAT = 4
+FORMAT = 5
 """Counts the changes to what a packed T3 holds; a folder of another format is never opened."""
-GRAPH, WEIGHTS, SEAL = "graph.onnx", "weights.bin", "seal.json"
+GRAPH, WEIGHTS, PLACES, SEAL = "graph.onnx", "weights.bin", "places.json", "seal.json"
+SEALED = (GRAPH, WEIGHTS, PLACES)
 BACKBONE = "tfmr."
+PARTS = 3
+"""Weights of one product, at most: of queries, keys and values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +57,40 @@ class Packed:
         """What one step must read."""
         return (self.folder / WEIGHTS).stat().st_size
 
+    def weights(self) -> MappedWeights:
+        with (self.folder / WEIGHTS).open("rb") as file:
+            # Writable for the eye alone, because OpenVINO takes no other array: the file is never written.
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        places = json.loads((self.folder / PLACES).read_text(encoding="utf-8"))
+        arrays: dict[str, NDArray[Any]] = {
+            name: np.ndarray(place["shape"], place["kind"], memory, place["offset"])
+            for name, place in places.items()
+        }
+        return MappedWeights(arrays=arrays, memory=memory)
 
-def pack(config: T3Config, tensors: Mapping[str, Tensor], *, home: Path, source: str) -> Packed:
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MappedWeights:
+    """Weights where they lie in their file."""
+
+    arrays: Mapping[str, NDArray[Any]]
+    """By the graph's names."""
+    memory: mmap.mmap
+
+    def let_go(self) -> None:
+        """What was read need not count as this process's memory. Who asks again finds it in the file, which
+        the system still has in its cache."""
+        if hasattr(mmap, "MADV_DONTNEED"):
+            self.memory.madvise(mmap.MADV_DONTNEED)
+
+
+def pack(
+    config: T3Config, tensors: Mapping[str, Tensor], *, home: Path, source: str, mapped: bool = False
+) -> Packed:
     """The packed form of T3's weights, from `home` if it is there and whole, else made now.
 
-    tensors: as T3 names them, read one at a time, so they may be mapped from a file. source: a digest of them
-    (`digest_of_file`, `digest_of_tensors`).
+    tensors: as T3 names them, read one at a time. source: a digest of them (`digest_of_file`,
+    `digest_of_tensors`). mapped: from a file, whose pages are let go as they are packed.
     """
     key = hashlib.sha256(f"{FORMAT} {source} {config!r}".encode()).hexdigest()[:32]
     folder = home / key
@@ -64,7 +101,7 @@ def pack(config: T3Config, tensors: Mapping[str, Tensor], *, home: Path, source:
         part = home / f".{key}.{token_hex(4)}.part"
         part.mkdir()
         try:
-            _write(part, config, tensors)
+            _write(part, config, _read_once(tensors) if mapped else tensors.__getitem__)
             if folder.exists() and not intact(folder):
                 shutil.rmtree(folder)
             try:
@@ -85,14 +122,29 @@ def pack(config: T3Config, tensors: Mapping[str, Tensor], *, home: Path, source:
     return Packed(folder=folder, fresh=True)
 
 
-def _write(folder: Path, config: T3Config, tensors: Mapping[str, Tensor]) -> None:
+def _read_once(tensors: Mapping[str, Tensor]) -> Source:
+    """Whoever asks for a weight has done with those before it, but for those of the same product."""
+    recent: deque[Tensor] = deque()
+
+    def read(name: str) -> Tensor:
+        if len(recent) == PARTS:
+            let_go(recent.popleft())
+        recent.append(tensors[name])
+        return recent[-1]
+
+    return read
+
+
+def _write(folder: Path, config: T3Config, source: Source) -> None:
     with (folder / WEIGHTS).open("xb") as file, torch.inference_mode():
-        writer = StepGraph(config, tensors.__getitem__, rounded=True, file=file, file_name=WEIGHTS)
+        writer = StepGraph(config, source, rounded=True, file=file, file_name=WEIGHTS)
         graph = writer.write()
         file.flush()
         os.fsync(file.fileno())
     (folder / GRAPH).write_bytes(graph)
-    seal = {name: _digest(folder / name) for name in (GRAPH, WEIGHTS)}
+    places = {name: asdict(place) for name, place in writer.places.items()}
+    (folder / PLACES).write_text(json.dumps(places), encoding="utf-8")
+    seal = {name: _digest(folder / name) for name in SEALED}
     (folder / SEAL).write_text(json.dumps(seal), encoding="utf-8")
 
 
@@ -100,7 +152,7 @@ def intact(folder: Path) -> bool:
     """Whether every byte of it is what was written."""
     try:
         seal = json.loads((folder / SEAL).read_text(encoding="utf-8"))
-        return all(_digest(folder / name) == seal[name] for name in (GRAPH, WEIGHTS))
+        return all(_digest(folder / name) == seal[name] for name in SEALED)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

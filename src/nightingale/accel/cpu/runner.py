@@ -10,8 +10,6 @@ rows of the latest prompt are kept, and of a new one only what follows its longe
 
 from __future__ import annotations
 
-import math
-import mmap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,26 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nightingale.accel.cpu.graph import StepGraph
-from nightingale.errors import MemoryFull
-from nightingale.models.chatterbox.t3.backbone_llama import LlamaBackbone
+from nightingale.accel.cpu.inputs import Floats, Heard, Tables, Turn, check_room, turned, zeros
 from nightingale.models.chatterbox.t3.guess import HALVES
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.nn.rope import rotations
 
-Floats = NDArray[np.float32]
 IDLE = 1
 """Positions past the capacity, where rows that take no part in a step may write, and odd guesses."""
-
-
-class Turn(Protocol):
-    """As in engine/runner.py."""
-
-    @property
-    def slot(self) -> int: ...
-    @property
-    def token(self) -> int: ...
-    @property
-    def position(self) -> int: ...
 
 
 class Trial(Protocol):
@@ -77,18 +61,19 @@ class CpuRunner:
         positions = self.capacity + IDLE
         shape = (slots * rows_per_slot, backbone.heads, positions, backbone.width // backbone.heads)
         self.pool: dict[str, Floats] = {
-            f"{name}.{layer}": _zeros(shape)
-            for layer in range(backbone.layers)
-            for name in ("keys", "values")
+            f"{name}.{layer}": zeros(shape) for layer in range(backbone.layers) for name in ("keys", "values")
         }
-        self.turns = _turns(t3, positions)
-        self._tables = _tables(t3)
+        self.turns: dict[str, Floats] = {}
+        if (angles := turned(t3, positions)) is not None:
+            # Both halves of a head turn alike, so the attention operator takes one.
+            halves = (part[:, : part.shape[1] // 2] for part in angles)
+            self.turns = dict(zip(("cos", "sin"), map(np.ascontiguousarray, halves), strict=True))
+        self._tables, self._heard = Tables(t3), Heard(rows_per_slot)
         self.rows: list[int] = [0] * slots
         """rows[slot]: how many the utterance there uses."""
         self.lengths: list[int] = [0] * slots
         """lengths[slot]: how many positions it remembers."""
         self._bound: dict[tuple[int, int, int], _Bound] = {}
-        self._kept: list[tuple[Tensor, dict[str, Floats]]] = []
         self._thoughts: dict[int, tuple[int, Tensor]] = {}
         """Of each slot's latest pass: the number of its first draw, and (rows, tokens, …): see `thought`."""
 
@@ -100,17 +85,18 @@ class CpuRunner:
     def begin(self, slot: int, prompt: Tensor) -> Tensor:
         """Read a prompt (rows, time, width) into a slot; scores of the first token (rows, vocab)."""
         rows, length = prompt.shape[:2]
-        self._check_room(length)
+        check_room(length, self.capacity)
         first = slot * self.rows_per_slot
-        x = self._with_positions(prompt.float(), torch.arange(length)).contiguous()
+        x = self._tables.positioned(prompt.float()).contiguous()
         scores = torch.empty(rows, self.t3.config.speech_vocab)
         thoughts = torch.empty(rows, 1, (1 + HALVES) * self.t3.config.backbone.width)
         for row in range(rows):
-            known, kept = self._longest_beginning(x[row])
+            known, kept = self._heard.longest_beginning(x[row])
             for name, part in self.pool.items():
                 part[first + row, :, :known] = kept[name][:, :known] if kept else 0
             scores[row], thoughts[row] = self._read(first + row, x[row : row + 1, known:], known)
-            self._keep(first + row, x[row])
+            own = {name: part[first + row, :, :length].copy() for name, part in self.pool.items()}
+            self._heard.keep(x[row], own)
         self.rows[slot], self.lengths[slot] = rows, length
         self._thoughts[slot] = 0, thoughts
         return scores
@@ -119,7 +105,7 @@ class CpuRunner:
     def step(self, turns: Sequence[Turn]) -> list[Tensor]:
         """Scores of the next token of each utterance, each (rows, vocab). All are taken, or none is."""
         for turn in turns:
-            self._check_room(self.lengths[turn.slot] + 1)
+            check_room(self.lengths[turn.slot] + 1, self.capacity)
         if self.batched and len(turns) > 1:
             scores, thoughts = self._run(0, max(turn.slot for turn in turns) + 1, turns)
             starts = [turn.slot * self.rows_per_slot for turn in turns]
@@ -142,7 +128,7 @@ class CpuRunner:
         past for one row only.
         """
         for trial in trials:
-            self._check_room(self.lengths[trial.slot] + len(trial.tokens))
+            check_room(self.lengths[trial.slot] + len(trial.tokens), self.capacity)
         passed = [[self._try(trial, row) for row in range(self.rows[trial.slot])] for trial in trials]
         out = []
         for trial, rows in zip(trials, passed, strict=True):
@@ -161,7 +147,7 @@ class CpuRunner:
         end = known + len(padded)
         bound = self._bind(trial.slot * self.rows_per_slot + row, 1, len(padded))
         places = range(trial.position, trial.position + len(padded))
-        self._embed(bound.x[0], padded, places, range(known, end))
+        self._tables.embed(bound.x[0], padded, places, range(known, end))
         scores, thoughts = self._pass(bound, [end - 1])
         return scores[:, :count], thoughts[:, :count]
 
@@ -193,7 +179,7 @@ class CpuRunner:
         first = slot * self.rows_per_slot
         for part in self.pool.values():
             part[first : first + self.rows_per_slot] = 0
-        self._kept.clear()
+        self._heard.kept.clear()
 
     def _run(self, slot: int, slots: int, turns: Sequence[Turn]) -> tuple[Tensor, Tensor]:
         """One token more for `slots` slots from `slot` on; what those without a turn compute is not read."""
@@ -206,7 +192,7 @@ class CpuRunner:
             ids += [turn.token if turn else 0] * each
             at += [turn.position if turn else 0] * each
             last += [self.lengths[number]] * each
-        self._embed(bound.x[:, 0], ids, at, last)
+        self._tables.embed(bound.x[:, 0], ids, at, last)
         return self._pass(bound, last)
 
     def _pass(self, bound: _Bound, last: list[int]) -> tuple[Tensor, Tensor]:
@@ -231,48 +217,6 @@ class CpuRunner:
             x = np.zeros((rows, tokens, self.t3.config.backbone.width), np.float32)
             self._bound[row, rows, tokens] = _Bound(self, row, rows, x, asked=range(tokens))
         return self._bound[row, rows, tokens]
-
-    def _embed(self, x: Floats, ids: Sequence[int], places: Sequence[int], at: Sequence[int]) -> None:
-        """Write speech ids (n) as T3 reads them into x (n, width): at their places after the start token, and
-        at their positions of the whole. As `T3.embed_speech_at`, by numpy: a call of torch costs more."""
-        speech, learned, counted = self._tables
-        np.take(speech, ids, axis=0, out=x)
-        if learned is not None:
-            x += learned[list(places)]
-        if counted is not None:
-            x += counted[list(at)]
-
-    def _with_positions(self, x: Tensor, at: Tensor) -> Tensor:
-        """GPT-2's backbone begins by adding a learned position; the graph begins after it."""
-        tfmr = self.t3.tfmr
-        return x if isinstance(tfmr, LlamaBackbone) else x + tfmr.wpe(at)
-
-    def _longest_beginning(self, x: Tensor) -> tuple[int, dict[str, Floats] | None]:
-        """How many positions of x (time, width) a kept row begins with, and what that row remembers of them.
-
-        At least one position is left to compute: it gives the scores.
-        """
-        best, found = 0, None
-        for other, kept in self._kept:
-            shared = min(len(x) - 1, len(other))
-            differs = (x[:shared] != other[:shared]).any(-1).nonzero()
-            shared = int(differs[0]) if len(differs) else shared
-            if shared > best:
-                best, found = shared, kept
-        return best, found
-
-    def _keep(self, row: int, x: Tensor) -> None:
-        kept = {name: part[row, :, : len(x)].copy() for name, part in self.pool.items()}
-        self._kept = [*self._kept, (x.clone(), kept)][-self.rows_per_slot :]
-
-    def _check_room(self, positions: int) -> None:
-        if positions > self.capacity:
-            raise MemoryFull(
-                "the utterance outgrew its memory",
-                got=f"{positions} positions",
-                allowed=f"at most {self.capacity}",
-                fix="Speak a shorter sentence, or open the session with a larger capacity.",
-            )
 
 
 class _Bound:
@@ -300,40 +244,6 @@ class _Bound:
 def bind(how: Any, name: str, value: NDArray[Any]) -> None:
     """how: a binding's `bind_input` or `bind_output`."""
     how(name, "cpu", 0, value.dtype.type, value.shape, value.ctypes.data)
-
-
-def _zeros(shape: tuple[int, ...]) -> Floats:
-    """Zeros that take no memory until they are written, and then only what is written.
-
-    An utterance fills the beginning of each head's stretch of its row. In huge pages, which numpy asks for in
-    large arrays, the stretches would take their whole capacity at once: half a gigabyte for two rows.
-    """
-    memory = mmap.mmap(-1, 4 * math.prod(shape))
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(memory, np.float32).reshape(shape)
-
-
-def _tables(t3: T3) -> tuple[Floats, Floats | None, Floats | None]:
-    """Of speech ids, of places after the start token, and of positions: those that this T3 has."""
-    learned = None if t3.config.learned_positions is None else t3.speech_pos_emb.emb
-    counted = None if isinstance(t3.tfmr, LlamaBackbone) else t3.tfmr.wpe
-    first, *others = (
-        None if table is None else table.weight.detach().float().numpy()
-        for table in (t3.speech_emb, learned, counted)
-    )
-    assert first is not None
-    return first, others[0], others[1]
-
-
-def _turns(t3: T3, positions: int) -> dict[str, Floats]:
-    """Rotary angles of all positions, as the attention operator takes them: both halves of a head turn alike,
-    so it takes one."""
-    if not isinstance(t3.tfmr, LlamaBackbone):
-        return {}
-    cos, sin = rotations(t3.tfmr.inverse, torch.arange(positions), torch.float32)
-    half = cos.shape[-1] // 2
-    return {"cos": cos[:, :half].contiguous().numpy(), "sin": sin[:, :half].contiguous().numpy()}
 
 
 def exact_graph(t3: T3) -> bytes:

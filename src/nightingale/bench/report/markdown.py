@@ -88,7 +88,8 @@ def _made_of(name: str, parts: Mapping[str, Any]) -> str:
     theirs = parts.get(f"upstream {family}", {})
     if "step" in name and "step_ms" in step:
         bandwidth = f"{step['gb_per_s']:.1f} GB/s"
-        return f"{step['step_ms']:.1f} ms over {step['reading_ms']:.1f} ms at {bandwidth}"
+        took = f"{step['step_ms']:.1f} ms, at least {step['step_ms_least']:.1f},"
+        return f"{took} over {step['reading_ms']:.1f} ms at {bandwidth}"
     if "real-time" in name and "seconds" in sentence:
         spent, per = sentence["seconds"], sentence["seconds"]["whole"] / sentence["rtf"]
         t3 = (spent["prompt"] + spent["steps"]) / per
