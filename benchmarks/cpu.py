@@ -3,6 +3,7 @@
     python benchmarks/cpu.py                                   # ours: about three minutes on two slow cores
     python benchmarks/cpu.py --upstream-python VENV/bin/python # and upstream, from a venv with chatterbox-tts
     python benchmarks/cpu.py --tiny                            # the same path in seconds: proves that it runs
+    python benchmarks/cpu.py --runtime onnxruntime             # not what the profile `fast` would choose here
 
 Needs the extra `cpu`. Weights are random and of full size, which costs the time that real ones cost; a
 sentence is 102 speech tokens (4.08 s) of 60 text ids in a voice with a ten-second prompt. *Warm* means: the
@@ -94,7 +95,8 @@ def opened(name: str, work: Path, *, tiny: bool) -> tuple[Any, Any, Any]:
 
     path, config = work / f"{name}.safetensors", preset_of(name, tiny=tiny).t3
     tensors = read_tensors(path)
-    packed = pack(config, tensors, home=work / "packed", source=digest_of_file(path, home=work / "packed"))
+    source = digest_of_file(path, home=work / "packed")
+    packed = pack(config, tensors, home=work / "packed", source=source, mapped=True)
     return tensors, packed, without_backbone(config, tensors, source=path)
 
 
@@ -123,28 +125,27 @@ def bandwidth(threads: int, rounds: int = 5) -> float:
     return best
 
 
+def chosen_runtime(config: Any) -> str:
+    """As the profile `fast` does (engine/load.py)."""
+    from nightingale.accel.cpu.vino_able import refusal
+
+    return "openvino" if refusal(config) is None else "onnxruntime"
+
+
 class Speaker:
     """T3 in eight bits, and what the engine does around it."""
 
-    def __init__(self, name: str, work: Path, threads: int, *, tiny: bool) -> None:
+    def __init__(self, name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -> None:
         import torch
 
-        from nightingale.accel.cpu.runner import CpuRunner
         from nightingale.engine.habits import HABITS
         from nightingale.voices.voice import Voice
 
         self.preset, self.habits = preset_of(name, tiny=tiny), HABITS[name]
         _, self.packed, self.t3 = opened(name, work, tiny=tiny)
         self.guided = self.habits.sampling.cfg_weight > 0
-        self.runner = CpuRunner(
-            self.t3,
-            self.packed.graph,
-            slots=1,
-            rows_per_slot=2 if self.guided else 1,
-            capacity=1024,
-            batched=True,
-            threads=threads,
-        )
+        self.runtime = chosen_runtime(self.t3.config) if runtime == "auto" else runtime
+        self.runner = self.opened_runner(threads)
         self.rng = torch.Generator().manual_seed(0)
         shown = min(self.preset.t3.prompt_tokens, PROMPT_TOKENS)
         self.voice = Voice.checked(
@@ -156,6 +157,15 @@ class Speaker:
             flow_prompt_mel=torch.randn(2 * PROMPT_TOKENS, 80, generator=self.rng),
             flow_speaker=torch.randn(192, generator=self.rng),
         )
+
+    def opened_runner(self, threads: int) -> Any:
+        from nightingale.accel.cpu.runner import CpuRunner
+        from nightingale.accel.cpu.vino import VinoRunner
+
+        room = {"slots": 1, "rows_per_slot": 2 if self.guided else 1, "capacity": 1024}
+        if self.runtime == "openvino":
+            return VinoRunner(self.t3, self.packed, **room, batched=True, threads=threads)
+        return CpuRunner(self.t3, self.packed.graph, **room, batched=True, threads=threads)
 
     def ids(self, count: int, below: int) -> Any:
         import torch
@@ -191,8 +201,8 @@ class Speaker:
         return spoken, prompt_s, steps
 
 
-def step(name: str, work: Path, threads: int, *, tiny: bool) -> dict[str, Any]:
-    speaker = Speaker(name, work, threads, tiny=tiny)
+def step(name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -> dict[str, Any]:
+    speaker = Speaker(name, work, threads, tiny=tiny, runtime=runtime)
     speaker.speak(8, TEXT_IDS + 7)
     before = bandwidth(threads, 3)
     _, prompt_s, steps = speaker.speak(TOKENS)
@@ -200,6 +210,7 @@ def step(name: str, work: Path, threads: int, *, tiny: bool) -> dict[str, Any]:
     reading_s = speaker.packed.bytes / per_second
     took = statistics.median(steps)
     return {
+        "runtime": speaker.runtime,
         "step_ms": 1000 * took,
         "step_ms_least": 1000 * min(steps),
         "prompt_ms": 1000 * prompt_s,
@@ -210,7 +221,7 @@ def step(name: str, work: Path, threads: int, *, tiny: bool) -> dict[str, Any]:
     }
 
 
-def sentence(name: str, work: Path, threads: int, *, tiny: bool) -> dict[str, Any]:
+def sentence(name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -> dict[str, Any]:
     """Text ids to samples, warm; flow and vocoder as they stream, the sentence in one block."""
     from nightingale.accel.cpu import halves
     from nightingale.engine.acoustic import MelStream, audible, prepare_prompt
@@ -220,7 +231,7 @@ def sentence(name: str, work: Path, threads: int, *, tiny: bool) -> dict[str, An
     from nightingale.models.checkpoint import load, read_tensors
     from nightingale.nn.layout import for_rendering
 
-    speaker = Speaker(name, work, threads, tiny=tiny)
+    speaker = Speaker(name, work, threads, tiny=tiny, runtime=runtime)
     files = {part: work / f"{name}.{part}.safetensors" for part in ("flow", "hift")}
     flow = load(lambda: Flow(speaker.preset.flow), read_tensors(files["flow"]), source=files["flow"])
     hift = load(lambda: Hift(speaker.preset.hift), read_tensors(files["hift"]), source=files["hift"])
@@ -252,6 +263,7 @@ def sentence(name: str, work: Path, threads: int, *, tiny: bool) -> dict[str, An
         runs.append(seconds)
     whole = sorted(runs[1:], key=lambda run: run["whole"])[1]
     return {
+        "runtime": speaker.runtime,
         "seconds": whole,
         "rtf": whole["whole"] / (TOKENS / TOKENS_PER_S),
         "bfloat16": "flow and vocoder" if refused is None else refused,
@@ -259,7 +271,9 @@ def sentence(name: str, work: Path, threads: int, *, tiny: bool) -> dict[str, An
     }
 
 
-def quality(name: str, work: Path, threads: int, *, tiny: bool, tokens: int = 24) -> dict[str, Any]:
+def quality(
+    name: str, work: Path, threads: int, *, tiny: bool, runtime: str, tokens: int = 24
+) -> dict[str, Any]:
     """Against float32 in torch, told the same tokens: the error of guided scores, and the greedy choice."""
     import torch
 
@@ -268,7 +282,7 @@ def quality(name: str, work: Path, threads: int, *, tiny: bool, tokens: int = 24
     from nightingale.models.chatterbox.t3.model import T3
     from nightingale.models.checkpoint import load
 
-    speaker = Speaker(name, work, threads, tiny=tiny)
+    speaker = Speaker(name, work, threads, tiny=tiny, runtime=runtime)
     tensors, _, _ = opened(name, work, tiny=tiny)
     t3 = load(lambda: T3(speaker.preset.t3), tensors, source=work)
     rows = 2 if speaker.guided else 1
@@ -295,6 +309,7 @@ def quality(name: str, work: Path, threads: int, *, tiny: bool, tokens: int = 24
         near = speaker.runner.step([turn])[0]
     assert torch.isfinite(near).all()
     return {
+        "runtime": speaker.runtime,
         "score_error_of_spread": statistics.mean(errors),
         "greedy_same": same / tokens,
         "greedy_among_five": among / tokens,
@@ -350,7 +365,13 @@ def upstream_times(model: Any) -> dict[str, Any]:
 def child(python: str, part: str, name: str, work: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Run a part in a process of its own; what went wrong is a result too."""
     words = [python, str(Path(__file__).resolve()), "--part", part, "--model", name, "--work", str(work)]
-    words += ["--threads", str(options.threads), *(["--tiny"] if options.tiny else [])]
+    words += [
+        "--threads",
+        str(options.threads),
+        "--runtime",
+        options.runtime,
+        *(["--tiny"] if options.tiny else []),
+    ]
     words += ["--upstream", str(options.upstream)] if options.upstream else []
     started = time.perf_counter()
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
@@ -395,6 +416,7 @@ def main() -> None:
         "--upstream", type=Path, help="or a folder of its packages (benchmarks/upstream_side.py)"
     )
     parser.add_argument("--work", type=Path, help="a folder for weights, kept for the next run; 3.5 GB")
+    parser.add_argument("--runtime", choices=("auto", "onnxruntime", "openvino"), default="auto")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--no-store", action="store_true", help="do not append to benchmarks/results")
     parser.add_argument("--part", help=argparse.SUPPRESS)
@@ -448,7 +470,7 @@ def run_part(options: argparse.Namespace) -> dict[str, Any]:
     with torch.inference_mode():
         if options.part in plain:
             return plain[options.part](name, work, tiny=options.tiny)
-        return threaded[options.part](name, work, options.threads, tiny=options.tiny)
+        return threaded[options.part](name, work, options.threads, tiny=options.tiny, runtime=options.runtime)
 
 
 if __name__ == "__main__":
