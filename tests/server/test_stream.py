@@ -185,6 +185,19 @@ def test_cancel_stops_the_engine_within_a_step_and_the_socket_goes_on(
     assert hear(socket, "speech.audio.done")[0][-1]["id"] == "r3"
 
 
+def test_text_after_a_cancel_begins_a_new_turn_though_the_old_one_was_never_ended(
+    socket: ClientConnection,
+) -> None:
+    tell(socket, "input_text.append", text="Once upon a time there was")
+    tell(socket, "response.cancel")
+    tell(socket, "input_text.append", text="Yes?")
+    tell(socket, "input_text.end")
+    messages, sound = hear(socket, "speech.audio.done")
+    ends = [(message["type"], message["id"]) for message in messages if "metrics" in message]
+    assert ends == [("speech.audio.cancelled", "r1"), ("speech.audio.done", "r2")]
+    assert sound
+
+
 def test_text_beyond_the_limit_ends_the_turn_with_one_error(socket: ClientConnection) -> None:
     for _ in range(4):
         tell(socket, "input_text.append", text=LONG)
