@@ -13,8 +13,12 @@ from pathlib import Path
 import pytest
 from live_server import LiveServer, free_port
 
+from nightingale.server.auth import is_foreign
+from nightingale.server.settings import Settings
+
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
+RUNNING = (ROOT / "docs" / "running.md").read_text()
 
 
 def health_check(port: int) -> int:
@@ -45,10 +49,20 @@ def test_the_image_is_not_root_and_has_the_python_of_the_constraints() -> None:
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
 def test_systemd_understands_every_line_of_the_unit(tmp_path: Path) -> None:
     """It ignores what it does not understand, and says so: there must be nothing to say."""
-    unit = re.search(r"```ini\n(.*?)```", (ROOT / "docs" / "running.md").read_text(), re.DOTALL)
+    unit = re.search(r"```ini\n(.*?)```", RUNNING, re.DOTALL)
     assert unit is not None
     path = tmp_path / "nightingale.service"
     path.write_text(unit[1].replace("/opt/nightingale/bin/nightingale", sys.executable))
     command = ["systemd-analyze", "verify", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_page_behind_the_proxy_of_the_example_is_no_stranger_on_any_port() -> None:
+    asked = re.search(r"proxy_set_header Host (\S+);", RUNNING)
+    assert asked is not None
+    for address in ("speech.example", "speech.example:8443"):
+        # What nginx makes of its variables: http_host is the client's own header, host goes without the port.
+        sent = {"$http_host": address, "$host": address.split(":")[0]}[asked[1]]
+        page = {"origin": f"https://{address}", "host": sent}
+        assert not is_foreign(page, Settings(api_key="k")), f"the page of {address} may not call its server"
