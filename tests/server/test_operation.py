@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from live_server import LiveServer, live_server
 from plain_http import HTTP
 
 from nightingale import TTS
+from nightingale.engine.session import Session
 from nightingale.errors import ConfigError, EngineFault
 from nightingale.server import loading
 from nightingale.server import speaker as speaker_module
@@ -218,6 +220,42 @@ def test_an_engine_that_died_is_replaced(small: Callable[..., TTS], monkeypatch:
         await speaker.stop()
 
     asyncio.run(asyncio.wait_for(story(), 30))
+
+
+def test_who_comes_late_from_an_engine_that_died_leaves_the_new_one_alone(
+    small: Callable[..., TTS], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[TTS] = []
+    replaced = threading.Event()
+
+    def load(_: Settings) -> TTS:
+        loads.append(small())
+        return loads[-1]
+
+    monkeypatch.setattr(speaker_module, "load", load)
+
+    async def story() -> None:
+        speaker = Speaker(Settings())
+        await speaker.start()
+        old = loads[0]
+        old.close()
+        refuse = old.open
+
+        def held_up(text: str, **request: Any) -> Session:
+            assert text != "Late." or replaced.wait(20)
+            return refuse(text, **request)
+
+        monkeypatch.setattr(old, "open", held_up)
+        late = asyncio.create_task(speaker.open("Late."))
+        async with await speaker.open("Early.") as speech:
+            replaced.set()
+            async with await late as straggler:
+                assert [chunk async for chunk in straggler]
+            assert [chunk async for chunk in speech]
+        assert len(loads) == 2
+        await speaker.stop()
+
+    asyncio.run(asyncio.wait_for(story(), 40))
 
 
 def test_a_shutdown_lets_speech_finish_for_a_while_and_then_ends_it(small: Callable[..., TTS]) -> None:

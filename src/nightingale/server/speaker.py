@@ -256,7 +256,11 @@ class Speaker:
             raise
 
     async def _open_session(self, voice: VoiceSpec, make: Callable[[TTS, Voice | None], Opened]) -> Opened:
+        tried: TTS | None = None
+
         def act(tts: TTS) -> Opened:
+            nonlocal tried
+            tried = tts
             return make(tts, voice if isinstance(voice, Voice) else self._roster.resolve(voice, tts))
 
         try:
@@ -265,8 +269,10 @@ class Speaker:
             # Only an engine whose thread has died refuses like this. Once more, with a new one.
             if self._given is not None or self.state == "stopping":
                 raise
-            log.error("the engine died and is loaded again")
-            self._tts = None
+            # Others may have tried the same one, and the first of them has replaced it by now.
+            if self._tts is tried:
+                log.error("the engine died and is loaded again")
+                self._tts = None
             return await self._with_engine(act)
 
     async def _with_engine(self, act: Callable[[TTS], Result]) -> Result:
