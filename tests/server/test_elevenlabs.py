@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from live_server import LiveServer, live_server
+from plain_http import HTTP
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
@@ -237,6 +238,20 @@ def test_speed_comes_with_the_voice_settings(server: LiveServer) -> None:
             send(socket, text="")
             lengths.append(seconds_of(hear(socket)))
     assert lengths[1] < 0.75 * lengths[0]
+
+
+@pytest.mark.parametrize(("codec", "rates"), [("mp3_44100", (32, 192)), ("opus_48000", (32, 128))])
+def test_a_plain_request_has_the_bit_rate_of_its_format(
+    server: LiveServer, codec: str, rates: tuple[int, int]
+) -> None:
+    def size(kbps: int) -> int:
+        address = f"{server.http}/v1/text-to-speech/noise?output_format={codec}_{kbps}"
+        answer = HTTP.post(address, json={"text": "Hello there.", "seed": 1})
+        assert answer.status_code == 200, answer.text
+        return len(answer.content)
+
+    small, large = (size(kbps) for kbps in rates)
+    assert large / small == pytest.approx(rates[1] / rates[0], rel=0.25)
 
 
 def test_plain_requests_and_the_list_of_voices(server: LiveServer) -> None:

@@ -7,7 +7,6 @@ from typing import Any, Final
 
 from starlette.types import Scope, Send
 
-from nightingale.containers.stream import open_encoder
 from nightingale.server.bodies import Captions
 from nightingale.server.reply import SpeechReply, summary
 from nightingale.server.timeline import Segment, Timeline, srt
@@ -21,12 +20,7 @@ class CaptionReply(SpeechReply):
 
     async def _speak(self, scope: Scope, send: Send) -> None:
         async with await self._open(scope) as speech:
-            encoder = open_encoder(
-                self._speech_body.response_format,
-                sample_rate_hz=self._rate_hz,
-                source_rate_hz=self._speaker.sample_rate_hz,
-            )
-            timeline, sound = Timeline(), bytearray()
+            encoder, timeline, sound = self._encoder(), Timeline(), bytearray()
             segments: list[Segment] = []
             async for chunk in speech:
                 segments += timeline.heard(chunk)

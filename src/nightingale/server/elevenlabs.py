@@ -34,6 +34,11 @@ class OutputFormat:
     sample_rate_hz: int
     kbps: int | None = None
 
+    @property
+    def bit_rate(self) -> int | None:
+        """In bits per second, as encoders count."""
+        return None if self.kbps is None else 1000 * self.kbps
+
 
 def _formats() -> dict[str, OutputFormat]:
     pcm = [("pcm", rate, None) for rate in (8000, 16000, 22050, 24000, 32000, 44100, 48000)]
@@ -133,8 +138,7 @@ class Context:
     async def _heard(self, chunk: AudioChunk) -> None:
         if self._recording is None:
             output = self._terms.output
-            bit_rate = None if output.kbps is None else 1000 * output.kbps
-            self._recording = Recording(output.codec, output.sample_rate_hz, bit_rate)
+            self._recording = Recording(output.codec, output.sample_rate_hz, output.bit_rate)
         await self._audio(await self._recording.feed(chunk))
 
     async def _over(self, turn: Turn) -> None:

@@ -41,9 +41,13 @@ _NOTHING: Final = np.zeros(0, np.float32)
 class SpeechReply(Response):
     """The answer to one request for speech."""
 
-    def __init__(self, body: SpeechBody, speaker: Speaker, pool: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, body: SpeechBody, speaker: Speaker, pool: ThreadPoolExecutor, *, bit_rate: int | None = None
+    ) -> None:
+        """bit_rate: bits per second, for formats that lose something; None is the format's own."""
         super().__init__()
         self._speech_body, self._speaker, self._pool = body, speaker, pool
+        self._bit_rate = bit_rate
         self._rate_hz = body.sample_rate or speaker.sample_rate_hz
         self._form = check_format(body.response_format, self._rate_hz)
         self._sse = body.stream_format == "sse"
@@ -74,14 +78,18 @@ class SpeechReply(Response):
         state["notes"].update(notes)
         return speech
 
+    def _encoder(self) -> Encoder:
+        return open_encoder(
+            self._speech_body.response_format,
+            sample_rate_hz=self._rate_hz,
+            bit_rate=self._bit_rate,
+            source_rate_hz=self._speaker.sample_rate_hz,
+        )
+
     async def _speak(self, scope: Scope, send: Send) -> None:
-        body, notes = self._speech_body, scope["state"]["notes"]
+        notes = scope["state"]["notes"]
         async with await self._open(scope) as speech:
-            encoder = open_encoder(
-                body.response_format,
-                sample_rate_hz=self._rate_hz,
-                source_rate_hz=self._speaker.sample_rate_hz,
-            )
+            encoder = self._encoder()
             first = await anext(speech, None)
             data, rest = (b"", _NOTHING) if first is None else self._begin(encoder, first.samples)
             await self._put(send, self._start(speech, self._media_type))

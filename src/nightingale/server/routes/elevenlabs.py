@@ -83,7 +83,8 @@ async def text_to_speech(request: Request, voice_id: str, body: TextBody) -> Res
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from error
     asked.check()
-    return SpeechReply(asked, request.app.state.speaker, request.app.state.encoders)
+    state = request.app.state
+    return SpeechReply(asked, state.speaker, state.encoders, bit_rate=terms.output.bit_rate)
 
 
 @router.get("/v1/voices", tags=["elevenlabs"])
