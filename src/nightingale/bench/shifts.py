@@ -78,11 +78,3 @@ def _shift(chunk: Array, whole: Array, start: int) -> int | None:
     alike = np.flatnonzero(difference <= difference.min() + TIE * np.sum(chunk**2))
     places = alike + first - start
     return int(places[np.argmin(np.abs(places))])
-
-
-def _products(around: Array, chunk: Array) -> Array:
-    """The chunk's product with each place around it; by spectra, since half a second has many samples."""
-    size = 1 << len(around).bit_length()
-    spectrum = np.fft.rfft(around, size) * np.fft.rfft(chunk, size).conj()
-    products: Array = np.fft.irfft(spectrum, size)[: len(around) - len(chunk) + 1]
-    return products

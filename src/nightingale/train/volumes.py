@@ -22,7 +22,6 @@ from nightingale.errors import CheckpointError
 VOLUME_BYTES = 31 * 2**19
 """15.5 MiB."""
 TOTAL_BYTES = 62 * 2**20
-MOST_VOLUMES = 7
 LOGS = "log"
 BETWEEN = "::"
 

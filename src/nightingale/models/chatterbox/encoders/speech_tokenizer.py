@@ -24,8 +24,6 @@ FRAMES_PER_TOKEN = 4
 WINDOW_FRAMES = 3000
 OVERLAP_FRAMES = 400
 """Clips over 30 s are read in windows of 30 s that share 4 s."""
-RECOMPUTED_TENSORS = ("_mel_filters", "window")
-"""Official tensors of this network that we compute instead of loading; some files lack them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
