@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from nightingale.text.languages import LANGUAGES, check_language, ja, ko, zh
 from nightingale.text.tokenizer import MultilingualTokenizer
 
 DATA = Path(__file__).parent / "data"
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 TABLE = ["你\tonf", "好\tvnd", "世\tpt", "界\twoll", "甲\tonf", "乙\tonf\tmore"]
 
 
@@ -56,20 +58,27 @@ def test_a_language_like_no_other_gets_no_hint() -> None:
 
 @pytest.mark.parametrize(
     ("code", "module", "text"),
-    [
-        ("zh", "spacy_pkuseg", "你好"),
-        ("ja", "pykakasi", "今日"),
-        ("he", "dicta_onnx", "שלום"),
-        ("ru", "russian_text_stresser.text_stresser", "привет"),
-    ],
+    [("zh", "spacy_pkuseg", "你好"), ("ja", "pykakasi", "今日"), ("he", "dicta_onnx", "שלום")],
 )
-def test_a_missing_language_package_names_its_extra(
+def test_a_missing_language_package_names_an_extra_that_there_is(
     monkeypatch: pytest.MonkeyPatch, cangjie: Path, code: str, module: str, text: str
 ) -> None:
-    monkeypatch.setitem(sys.modules, module.split(".")[0], None)
+    monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(LanguagePackageMissing, match=rf"pip install 'nightingale-tts\[{code}\]'"):
         multilingual(cangjie).encode(text, code)
-    assert LANGUAGES[code].extra == code
+    assert code in tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
+
+
+def test_the_missing_russian_package_is_named_with_its_home_and_without_an_extra(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "russian_text_stresser", None)
+    with pytest.raises(
+        LanguagePackageMissing, match=r"russian-text-stresser.*pip install 'git\+https://"
+    ) as caught:
+        multilingual().encode("привет", "ru")
+    assert "nightingale-tts[" not in str(caught.value)
+    assert "U+0301" in str(caught.value)
 
 
 def test_korean_syllables_become_jamo() -> None:

@@ -32,18 +32,19 @@ class Language:
     name: str
     open_step: Callable[[LanguageFiles], Step] | None = None
     """Builds the language's own step on first use; None where the vocabulary takes the text as it is."""
-    extra: str | None = None
-    """The optional extra of this distribution that brings the language's package."""
 
 
-def open_package(module: str, *, language: str, extra: str, otherwise: str = "") -> Any:
-    """The optional module, imported now, or the error that says how to get it."""
+def open_package(module: str, *, language: str, package: str, source: str, otherwise: str = "") -> Any:
+    """The optional module, imported now, or the error that says how to get it.
+
+    source: what pip is asked for; an extra of ours, if the package is on PyPI.
+    """
     try:
         return importlib.import_module(module)
     except ImportError as error:
         raise LanguagePackageMissing(
             f"{language} needs a package that is not installed",
             got=f"no module {module!r} ({error})",
-            allowed=f"an installation with the extra [{extra}]",
-            fix=f"Run: pip install 'nightingale-tts[{extra}]'{otherwise}",
+            allowed=f"an installation with {package}",
+            fix=f"Run: pip install '{source}'{otherwise}",
         ) from error

@@ -26,7 +26,11 @@ def open_step(files: LanguageFiles) -> Step:
 
 def open_diacritics_package() -> Any:
     return open_package(
-        "dicta_onnx", language="Hebrew", extra="he", otherwise=" or write the vowel points in the text."
+        "dicta_onnx",
+        language="Hebrew",
+        package="dicta-onnx",
+        source="nightingale-tts[he]",
+        otherwise=" or write the vowel points in the text.",
     )
 
 

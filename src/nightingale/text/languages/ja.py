@@ -12,7 +12,8 @@ PARTICLE_LOOKALIKES = ("は", "へ")
 
 
 def open_step(_files: LanguageFiles) -> Step:
-    kakasi = open_package("pykakasi", language="Japanese", extra="ja").kakasi()
+    package = open_package("pykakasi", language="Japanese", package="pykakasi", source="nightingale-tts[ja]")
+    kakasi = package.kakasi()
 
     def to_hiragana(text: str) -> str:
         segments = kakasi.convert(text)

@@ -25,7 +25,9 @@ def open_stresser_package() -> Any:
     return open_package(
         "russian_text_stresser.text_stresser",
         language="Russian",
-        extra="ru",
+        package="russian-text-stresser",
+        # Not on PyPI, and a published package may not depend on such an address: hence no extra brings it.
+        source="git+https://github.com/Vuizur/add-stress-to-epub",
         otherwise=" or mark the stress in the text with U+0301 after the vowel.",
     )
 

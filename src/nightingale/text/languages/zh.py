@@ -63,7 +63,9 @@ def read_cangjie(path: Path) -> dict[str, str]:
 
 def open_segmenter(folder: Path) -> Any:
     """The word segmenter, from local files only: its constructor would download them otherwise."""
-    package = open_package("spacy_pkuseg", language="Chinese", extra="zh")
+    package = open_package(
+        "spacy_pkuseg", language="Chinese", package="spacy-pkuseg", source="nightingale-tts[zh]"
+    )
     homes = (folder, Path(os.environ.get("PKUSEG_HOME", "~/.pkuseg")).expanduser())
     for home in homes:
         if (home / SEGMENTER_MODEL).is_dir():
