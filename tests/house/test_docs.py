@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from nightingale.cli import doctor
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -26,6 +29,9 @@ FILES = (
     "CONTRIBUTING.md",
     "LICENSE",
 )
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+DEVELOPERS = {"dev", "browser"}
+"""Extras that are for work on this repository."""
 
 
 def named_paths(text: str) -> set[str]:
@@ -88,6 +94,29 @@ def test_constraints_hold_an_exact_version_of_every_core_dependency() -> None:
     names = {name.lower() for name in re.findall(r'"([A-Za-z0-9_-]+)', needed[1])}
     assert names
     assert names <= pinned, f"not pinned: {names - pinned}"
+
+
+def test_the_readme_lists_the_extras_that_there_are() -> None:
+    told = re.search(
+        r"^Optional extras: (.*?)\. ", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    assert told
+    assert set(re.findall(r"`(\w+)`", told[1])) == set(EXTRAS) - DEVELOPERS
+
+
+def test_all_is_every_extra_for_users() -> None:
+    (everything,) = EXTRAS["all"]
+    named = re.fullmatch(r"nightingale-tts\[([\w,]+)\]", everything)
+    assert named
+    assert set(named[1].split(",")) == set(EXTRAS) - DEVELOPERS - {"all"}
+
+
+def test_every_extra_that_doctor_looks_for_exists_and_something_uses_it() -> None:
+    source = {path: path.read_text() for path in (ROOT / "src").rglob("*.py") if path.name != "doctor.py"}
+    for extra, module in doctor.EXTRAS.items():
+        assert extra in EXTRAS, f"doctor prescribes the extra {extra}, which does not exist"
+        used = rf"import {module}\b|from {module}\b|[\"']{module}[\"']"
+        assert any(re.search(used, text) for text in source.values()), f"nobody imports {module}"
 
 
 def test_the_torch_of_the_constraints_is_plain_2_13() -> None:

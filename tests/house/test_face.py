@@ -16,7 +16,7 @@ from nightingale import errors
 ROOT = Path(__file__).parents[2]
 HELP_LIMIT_S = 0.5
 HEAVY = {"torch", "numpy", "safetensors", "tokenizers", "huggingface_hub", "soundfile", "soxr"}
-OPTIONAL = {"pykakasi", "spacy_pkuseg", "dicta_onnx", "russian_text_stresser", "sounddevice", "perth"} | {
+OPTIONAL = {"pykakasi", "spacy_pkuseg", "dicta_onnx", "russian_text_stresser"} | {
     "fastapi", "uvicorn", "pydantic", "pydantic_settings", "prometheus_client", "av", "wyoming", "websockets",
 }  # fmt: skip
 

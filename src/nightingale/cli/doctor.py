@@ -20,14 +20,7 @@ from nightingale.cli import options
 from nightingale.cli.talk import size
 from nightingale.errors import NightingaleError
 
-EXTRAS = {
-    "ja": "pykakasi",
-    "zh": "spacy_pkuseg",
-    "he": "dicta_onnx",
-    "audio": "sounddevice",
-    "cpu": "onnxruntime",
-    "watermark": "perth",
-}
+EXTRAS = {"ja": "pykakasi", "zh": "spacy_pkuseg", "he": "dicta_onnx", "cpu": "onnxruntime"}
 SELF_TEST = "One, two, three."
 
 
