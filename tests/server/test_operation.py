@@ -1,4 +1,4 @@
-"""Running it for others: keys, origins, probes, counters, logs, settings, idle unloading, shutdown."""
+"""Running it for others: keys, origins, probes, counters, logs, idle unloading, shutdown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import logging
 import re
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,13 +17,13 @@ from plain_http import HTTP
 
 from nightingale import TTS
 from nightingale.engine.session import Session
-from nightingale.errors import ConfigError, EngineFault
+from nightingale.errors import EngineFault
 from nightingale.server import loading
 from nightingale.server import speaker as speaker_module
 from nightingale.server.app import create_app
 from nightingale.server.auth import is_foreign, is_right, key_of
 from nightingale.server.logs import JsonFormatter, TextFormatter, log_config
-from nightingale.server.settings import Settings, unknown_keys
+from nightingale.server.settings import Settings
 from nightingale.server.speaker import Speaker
 
 SECRET_TEXT = "The password is swordfish."
@@ -338,58 +337,3 @@ def test_models_are_listed_as_openai_and_open_webui_ask(server: LiveServer) -> N
     assert audio["models"] == audio["data"]
     assert HTTP.get(f"{server.http}/v1/models/tts-1").json()["id"] == "tts-1"
     assert HTTP.get(f"{server.http}/v1/models/gpt-9").json()["error"]["code"] == "model_not_found"
-
-
-def test_a_flag_wins_over_the_environment_and_that_over_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "nightingale.toml"
-    file.write_text('port = 1\nhost = "::1"\nslots = 3\ncors = ["https://a"]\nspeling = 1\n')
-    monkeypatch.setenv("NIGHTINGALE_PORT", "2")
-    monkeypatch.setenv("NIGHTINGALE_SLOTS", "4")
-    monkeypatch.setenv("NIGHTINGALE_OPTION", "t3=v3, kind=multilingual")
-    monkeypatch.setenv("NIGHTINGALE_SPELING", "x")
-    settings = Settings.load(file, port=3, slots=None)
-    assert (settings.port, settings.host, settings.slots) == (3, "::1", 4)
-    assert settings.cors == ["https://a"]
-    assert settings.option == {"t3": "v3", "kind": "multilingual"}
-    assert unknown_keys(file) == ["NIGHTINGALE_SPELING", f"speling in {file}"]
-
-
-@pytest.mark.parametrize(
-    ("written", "seconds"), [("5m", 300), ("0", 0), ("-1", -1), ("1.5h", 5400), ("30s", 30)]
-)
-def test_durations_are_written_as_people_write_them(written: str, seconds: float) -> None:
-    assert Settings(keep_alive=written).keep_alive == seconds
-
-
-@pytest.mark.parametrize(
-    "flags", [{"port": 99999}, {"keep_alive": "soon"}, {"log_level": "loud"}, {"slots": 0}]
-)
-def test_a_setting_that_cannot_be_right_is_named(flags: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(flags))):
-        Settings.load(**flags)
-
-
-def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"nope\.toml"):
-        Settings.load(tmp_path / "nope.toml")
-    (tmp_path / "bad.toml").write_text("port = = 1")
-    with pytest.raises(ConfigError, match=r"bad\.toml"):
-        Settings.load(tmp_path / "bad.toml")
-
-
-def test_another_address_needs_a_key_or_a_word(tmp_path: Path) -> None:
-    for host in ("127.0.0.1", "::1", "localhost", "127.8.8.8"):
-        Settings(host=host).check_bind()
-    for host in ("0.0.0.0", "::", "192.168.1.5", "speaker.lan"):
-        with pytest.raises(ConfigError, match="--insecure"):
-            Settings(host=host).check_bind()
-        Settings(host=host, insecure=True).check_bind()
-        Settings(host=host, api_key="k").check_bind()
-    keys = tmp_path / "keys"
-    keys.write_text("# for the kitchen\nalpha\n\nbeta \n")
-    assert Settings(api_key_file=keys, api_key="gamma").keys == ("gamma", "alpha", "beta")
-    keys.write_text("\n")
-    with pytest.raises(ConfigError, match="holds no key"):
-        Settings(host="0.0.0.0", api_key_file=keys).check_bind()

@@ -247,6 +247,17 @@ def test_the_library_is_asked_before_the_aliases(home: Path, small: Callable[...
         assert roster.resolve("nova", tts) == someone("nova", 4), "a changed voice was not read again"
 
 
+@pytest.mark.parametrize("asked", ["21m00Tcm4TlvDq8ikWAM", "21M00TCM4TLVDQ8IKWAM", "21m00tcm4tlvdq8ikwam"])
+def test_an_alias_is_known_whatever_its_case(home: Path, small: Callable[..., TTS], asked: str) -> None:
+    """ElevenLabs' ids have capital letters, and no client of theirs writes them otherwise."""
+    anna = someone("anna", 1)
+    library.add("anna", anna)
+    roster = Roster(Settings(voice_aliases={"21m00Tcm4TlvDq8ikWAM": "Anna"}))
+    with small() as tts:
+        assert roster.resolve(asked, tts) == anna
+        assert roster.resolve(f"{asked}(2)+noise", tts) == roster.resolve("anna(2)+noise", tts)
+
+
 @pytest.fixture
 def folder_tts(noise_model: Model, small: Callable[..., TTS], tmp_path: Path) -> Iterator[TTS]:
     """An engine whose model came in a folder with voices of its own."""

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import platformdirs
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -51,6 +52,14 @@ def read_pairs(value: Any) -> Any:
     return items
 
 
+def fold_aliases(aliases: dict[str, str]) -> dict[str, str]:
+    """In lower case, as the names in requests are read (aliases.read_blend)."""
+    folded = {alias.lower(): voice.lower() for alias, voice in aliases.items()}
+    if any(folded[alias.lower()] != voice.lower() for alias, voice in aliases.items()):
+        raise PydanticCustomError("aliases", "aliases that differ in more than their case")
+    return folded
+
+
 Seconds = Annotated[float, BeforeValidator(read_seconds)]
 # NoDecode: the environment would otherwise have to be JSON.
 Words = Annotated[list[str], NoDecode, BeforeValidator(read_list)]
@@ -78,7 +87,9 @@ class Settings(BaseSettings):
     profile: str | None = Field(None, description="exact, balanced or fast; the model's own if not set.")
     offline: bool = Field(False, description="Never touch the network.")
     voice: str | None = Field(None, description="Who speaks when a request names no voice.")
-    voice_aliases: Pairs = Field({}, description="More names for voices, as ALIAS=VOICE.")
+    voice_aliases: Annotated[Pairs, AfterValidator(fold_aliases)] = Field(
+        {}, description="More names for voices, as ALIAS=VOICE; case does not matter."
+    )
 
     api_key: SecretStr | None = Field(None, description="Key that clients must send. Never a flag.")
     api_key_file: Path | None = Field(None, description="File with accepted keys, one to a line.")

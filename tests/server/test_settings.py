@@ -1,0 +1,72 @@
+"""What a server is told: where from, in which order, and what is said of what cannot be right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nightingale.errors import ConfigError
+from nightingale.server.settings import Settings, unknown_keys
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "nightingale.toml"
+    file.write_text('port = 1\nhost = "::1"\nslots = 3\ncors = ["https://a"]\nspeling = 1\n')
+    monkeypatch.setenv("NIGHTINGALE_PORT", "2")
+    monkeypatch.setenv("NIGHTINGALE_SLOTS", "4")
+    monkeypatch.setenv("NIGHTINGALE_OPTION", "t3=v3, kind=multilingual")
+    monkeypatch.setenv("NIGHTINGALE_SPELING", "x")
+    settings = Settings.load(file, port=3, slots=None)
+    assert (settings.port, settings.host, settings.slots) == (3, "::1", 4)
+    assert settings.cors == ["https://a"]
+    assert settings.option == {"t3": "v3", "kind": "multilingual"}
+    assert unknown_keys(file) == ["NIGHTINGALE_SPELING", f"speling in {file}"]
+
+
+@pytest.mark.parametrize(
+    ("written", "seconds"), [("5m", 300), ("0", 0), ("-1", -1), ("1.5h", 5400), ("30s", 30)]
+)
+def test_durations_are_written_as_people_write_them(written: str, seconds: float) -> None:
+    assert Settings(keep_alive=written).keep_alive == seconds
+
+
+@pytest.mark.parametrize(
+    "flags", [{"port": 99999}, {"keep_alive": "soon"}, {"log_level": "loud"}, {"slots": 0}]
+)
+def test_a_setting_that_cannot_be_right_is_named(flags: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(flags))):
+        Settings.load(**flags)
+
+
+def test_aliases_that_differ_only_in_case_cannot_mean_two_voices() -> None:
+    assert Settings(voice_aliases="Anna=heart, anna=Heart").voice_aliases == {"anna": "heart"}
+    with pytest.raises(ConfigError, match="more than their case"):
+        Settings.load(voice_aliases="Anna=heart, anna=emma")
+
+
+def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nope\.toml"):
+        Settings.load(tmp_path / "nope.toml")
+    (tmp_path / "bad.toml").write_text("port = = 1")
+    with pytest.raises(ConfigError, match=r"bad\.toml"):
+        Settings.load(tmp_path / "bad.toml")
+
+
+def test_another_address_needs_a_key_or_a_word(tmp_path: Path) -> None:
+    for host in ("127.0.0.1", "::1", "localhost", "127.8.8.8"):
+        Settings(host=host).check_bind()
+    for host in ("0.0.0.0", "::", "192.168.1.5", "speaker.lan"):
+        with pytest.raises(ConfigError, match="--insecure"):
+            Settings(host=host).check_bind()
+        Settings(host=host, insecure=True).check_bind()
+        Settings(host=host, api_key="k").check_bind()
+    keys = tmp_path / "keys"
+    keys.write_text("# for the kitchen\nalpha\n\nbeta \n")
+    assert Settings(api_key_file=keys, api_key="gamma").keys == ("gamma", "alpha", "beta")
+    keys.write_text("\n")
+    with pytest.raises(ConfigError, match="holds no key"):
+        Settings(host="0.0.0.0", api_key_file=keys).check_bind()
