@@ -29,6 +29,7 @@ from nightingale.errors import (
     UnknownModel,
     UnsupportedLanguage,
     VoiceError,
+    VoiceExists,
     VoiceNotFound,
 )
 
@@ -67,6 +68,7 @@ __all__ = [
     "UnsupportedLanguage",
     "Voice",
     "VoiceError",
+    "VoiceExists",
     "VoiceNotFound",
     "__version__",
     "save",

@@ -13,6 +13,7 @@
     │   └── LanguagePackageMissing   the language needs an optional package
     ├── VoiceError
     │   ├── VoiceNotFound
+    │   ├── VoiceExists          the name is somebody's already
     │   └── BadReference         a reference clip that cannot become a voice
     ├── CapacityError
     │   ├── MemoryFull           the utterance outgrew its cache
@@ -83,6 +84,10 @@ class VoiceError(NightingaleError):
 
 
 class VoiceNotFound(VoiceError):
+    pass
+
+
+class VoiceExists(VoiceError):
     pass
 
 

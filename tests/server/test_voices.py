@@ -106,6 +106,22 @@ def test_a_taken_name_is_a_conflict(limited: LiveServer, home: Path) -> None:
     assert error_of(upload(limited, "noise", clip()), 409)["code"] == "voice_exists"
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("default", "when none is named"), ("narrator", "alias of noise"), ("bert", "turbo"), ("noise", "own")],
+)
+def test_a_name_that_means_somebody_already_is_taken(
+    small: Callable[..., TTS], home: Path, name: str, says: str
+) -> None:
+    """Kept under it, the new voice could never be asked for, or would hide another model's."""
+    library.add("bert", replace(someone("bert", 2), family="turbo"))
+    with small() as tts, live_server(tts, voice_aliases={"Narrator": "noise"}) as server:
+        error = error_of(upload(server, name, clip()), 409)
+        assert (error["code"], error["param"]) == ("voice_exists", "name")
+        assert says in error["message"]
+        assert [voice["id"] for voice in listed(server)["voices"]] == ["noise"]
+
+
 def test_only_so_many_are_kept(limited: LiveServer, home: Path) -> None:
     for name in ("one", "two"):
         assert upload(limited, name, clip()).status_code == 201

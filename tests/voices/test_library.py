@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from nightingale.errors import BadReference, VoiceError, VoiceNotFound
+from nightingale.errors import BadReference, VoiceError, VoiceExists, VoiceNotFound
 from nightingale.voices import cache, home, library
 from nightingale.voices.voice import Voice
 
@@ -59,7 +59,7 @@ def test_a_name_that_could_be_a_path_is_never_looked_up(name: str) -> None:
 
 def test_a_voice_is_not_overwritten_unless_told() -> None:
     library.add("anna", voice(1))
-    with pytest.raises(VoiceError, match="exists"):
+    with pytest.raises(VoiceExists, match="exists"):
         library.add("anna", voice(2))
     assert library.load("anna") == voice(1)
     library.add("anna", voice(2), replace=True)

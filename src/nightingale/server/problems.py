@@ -34,6 +34,7 @@ from nightingale.errors import (
     UnknownModel,
     UnsupportedLanguage,
     VoiceError,
+    VoiceExists,
     VoiceNotFound,
 )
 
@@ -83,6 +84,7 @@ TABLE: Final[Mapping[type[NightingaleError], tuple[int, str, str | None, str]]] 
     LanguagePackageMissing: (400, INVALID, "language", "unsupported_language"),
     TextError: (400, INVALID, "input", "invalid_input"),
     VoiceNotFound: (400, INVALID, "voice", "voice_not_found"),
+    VoiceExists: (409, INVALID, "name", "voice_exists"),
     BadReference: (400, INVALID, "audio", "invalid_audio"),
     VoiceError: (400, INVALID, "voice", "invalid_voice"),
     QueueFull: (429, "rate_limit_error", None, "queue_full"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from nightingale.engine.tts import TTS
-from nightingale.errors import CapacityError, VoiceError, VoiceNotFound
+from nightingale.errors import CapacityError, VoiceError, VoiceExists, VoiceNotFound
 from nightingale.server.aliases import read_blend, stand_in
 from nightingale.server.settings import Settings
 from nightingale.voices import library
@@ -84,12 +84,15 @@ class Roster:
 
     def add(self, name: str, clip: bytes, tts: TTS) -> VoiceCard:
         """Compute a voice once and keep it by name."""
-        known = library.entries(tts.voices_folder)
-        mine = [entry.name for entry in known if not entry.builtin]
-        if name in {entry.name for entry in known}:
-            raise VoiceError(
-                "a voice of that name exists", got=repr(name), allowed="a new name", fix="Delete it first."
+        known = {entry.name: entry for entry in library.entries(tts.voices_folder)}
+        if (meaning := self._meaning(name, known, tts)) is not None:
+            raise VoiceExists(
+                "the name is taken",
+                got=f"{name!r}, which is {meaning}",
+                allowed="a name that means nobody here",
+                fix="Choose another, or delete the voice that has it if that was added.",
             )
+        mine = [entry for entry in known.values() if not entry.builtin]
         if len(mine) >= self._settings.max_voices:
             raise CapacityError(
                 "no more voices can be kept",
@@ -100,6 +103,17 @@ class Roster:
         voice = tts.learn(clip, name=name, max_seconds=self._settings.max_clip_seconds)
         path = library.add(name, voice)
         return self._card(name, tts, False, voice.provenance, path)
+
+    def _meaning(self, name: str, known: Mapping[str, library.Entry], tts: TTS) -> str | None:
+        """Whom a name means already, in words: a voice kept under it would never be asked for, or would hide
+        somebody, perhaps another model's."""
+        if name == DEFAULT:
+            return "whoever speaks when none is named"
+        if (other := self._settings.voice_aliases.get(name)) is not None:
+            return f"an alias of {other}"
+        if (entry := known.get(name)) is not None:
+            return f"a voice for {entry.family} models"
+        return "the model's own voice" if tts.default_voice and name == tts.default_voice.name else None
 
     def remove(self, name: str, tts: TTS) -> None:
         library.remove(name, tts.voices_folder)

@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nightingale.errors import OutputError, VoiceError, VoiceNotFound
+from nightingale.errors import OutputError, VoiceError, VoiceExists, VoiceNotFound
 from nightingale.files import write_whole
 from nightingale.voices.home import builtin_folder, voices_folder
 
@@ -96,7 +96,7 @@ def add(name: str, voice: Voice, *, replace: bool = False) -> Path:
     _check(name)
     path = voices_folder() / f"{name}.safetensors"
     if path.exists() and not replace:
-        raise VoiceError(
+        raise VoiceExists(
             "a voice of that name exists",
             got=repr(name),
             allowed="a new name",

@@ -55,10 +55,6 @@ async def add_voice(
         raise VoiceError(
             "not a voice name", got=repr(name[:80]), allowed="1 to 64 of a-z, 0-9, _ and -", fix="Rename it."
         )
-    if any(card.id == name for card in await speaker.voices()):
-        return Problem(
-            status=409, message=f"A voice {name!r} exists.", param="name", code="voice_exists"
-        ).response
     clip = audio or audio_sample
     if clip is None:
         raise BadReference(
