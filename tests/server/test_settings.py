@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import nightingale
 from nightingale.errors import ConfigError
-from nightingale.server.settings import Settings, unknown_keys
+from nightingale.server import settings as settings_module
+from nightingale.server.settings import PREFIX, Settings, unknown_keys
+
+SOURCE = Path(nightingale.__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def _bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings but a test's own."""
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(settings_module, "default_config", lambda: tmp_path / "none.toml")
 
 
 def test_a_flag_wins_over_the_environment_and_that_over_the_file(
@@ -25,6 +40,33 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(
     assert settings.cors == ["https://a"]
     assert settings.option == {"t3": "v3", "kind": "multilingual"}
     assert unknown_keys(file) == ["NIGHTINGALE_SPELING", f"speling in {file}"]
+
+
+def test_a_misspelled_key_is_found_in_the_env_file_too(tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(
+        "NIGHTINGALE_PORT=7\nexport NIGHTINGALE_SPELING='x'\nCOMPOSE_FILE=a\n# NIGHTINGALE_X=1\n"
+    )
+    assert Settings.load().port == 7
+    assert unknown_keys() == ["NIGHTINGALE_SPELING in .env"]
+
+
+def test_a_variable_of_another_room_is_read_from_the_environment_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Voices would be kept elsewhere than the file says, so it is better said."""
+    monkeypatch.setenv("NIGHTINGALE_HOME", str(tmp_path))
+    assert unknown_keys() == []
+    (tmp_path / ".env").write_text("NIGHTINGALE_HOME=/elsewhere\n")
+    assert unknown_keys() == ["NIGHTINGALE_HOME in .env"]
+
+
+def test_every_variable_that_the_source_reads_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "".join(path.read_text() for path in SOURCE.rglob("*.py"))
+    read = set(re.findall(r"[\"'](NIGHTINGALE_[A-Z_]+)[\"']", source))
+    assert {"NIGHTINGALE_HOME", "NIGHTINGALE_UPSTREAM_PYTHON"} <= read
+    for name in read:
+        monkeypatch.setenv(name, "x")
+    assert unknown_keys() == []
 
 
 @pytest.mark.parametrize(

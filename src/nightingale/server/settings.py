@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, Validati
 from pydantic_core import PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
+    DotEnvSettingsSource,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
@@ -27,8 +28,9 @@ from pydantic_settings import (
 from nightingale.errors import ConfigError
 
 PREFIX = "NIGHTINGALE_"
-OTHERS = {"NIGHTINGALE_HOME", "NIGHTINGALE_JUDGES"}
-"""Variables that belong to other rooms."""
+ENV_FILE = ".env"
+OTHERS = {"NIGHTINGALE_HOME", "NIGHTINGALE_JUDGES", "NIGHTINGALE_UPSTREAM_PYTHON"}
+"""Variables that belong to other rooms, which read the environment and no file."""
 MIB = 1 << 20
 
 
@@ -74,7 +76,7 @@ class Settings(BaseSettings):
     """What a server is told. Each field is a flag, a variable and a key of the file, by the same name."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_file=".env", extra="ignore", frozen=True, validate_default=True
+        env_prefix=PREFIX, env_file=ENV_FILE, extra="ignore", frozen=True, validate_default=True
     )
 
     host: str = Field("127.0.0.1", description="Address to listen on. Other than loopback needs a key.")
@@ -206,15 +208,18 @@ class Settings(BaseSettings):
 
 
 def unknown_keys(config: Path | None = None) -> list[str]:
-    """Names in the environment and in the file that nobody will read: most likely misspelled."""
+    """Names in the environment and in the files that nobody will read: most likely misspelled."""
     import tomllib
 
     known = set(Settings.model_fields)
-    found = [
-        name
-        for name in os.environ
-        if name.startswith(PREFIX) and name not in OTHERS and name.removeprefix(PREFIX).lower() not in known
-    ]
+
+    def unread(name: str) -> bool:
+        return name.startswith(PREFIX) and name.removeprefix(PREFIX).lower() not in known
+
+    found = [name for name in os.environ if unread(name) and name not in OTHERS]
+    # Read as the settings themselves are; pydantic gives the names in lower case.
+    beside = [name.upper() for name in DotEnvSettingsSource(Settings).env_vars]
+    found += [f"{name} in {ENV_FILE}" for name in beside if unread(name)]
     path = config or default_config()
     if path.is_file():
         found += [f"{key} in {path}" for key in tomllib.loads(path.read_text("utf-8")) if key not in known]
