@@ -16,6 +16,8 @@ from nightingale.values import Samples
 
 RATE_HZ = 24_000
 SPEEDS = (0.25, 0.5, 0.75, 0.9, 1.1, 1.37, 2.0, 3.0)
+HURRIED = (3.6, 3.8, 4.0)
+"""Where a window is settled about when the end is: too fast to be called speech."""
 
 
 def voice(seconds: float, pitch_hz: float) -> Samples:
@@ -67,6 +69,15 @@ def test_pieces_equal_one(speed: float, size: int) -> None:
     said = voice(0.05 if size == 1 else 1.0, 140)
     cuts = list(range(size, len(said), size))
     assert np.array_equal(stretched(said, speed, cuts), stretched(said, speed))
+
+
+@pytest.mark.parametrize("speed", HURRIED)
+def test_nothing_is_given_out_that_lies_beyond_the_end(speed: float) -> None:
+    said = voice(1.2, 140)
+    for count in range(24_000, 28_000, 37):
+        whole = stretched(said[:count], speed)
+        assert len(whole) == round(count / speed)
+        assert np.array_equal(stretched(said[:count], speed, list(range(960, count, 960))), whole)
 
 
 @pytest.mark.parametrize("speed", SPEEDS)

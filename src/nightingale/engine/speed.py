@@ -72,9 +72,13 @@ class Stretcher:
             # What the last windows see behind the end is silence.
             self._heard = np.concatenate([self._heard, np.zeros(4 * hop + 2 * reach, np.float32)])
             return -(-wanted // hop)
-        # Window w and the one it continues both end before place(w) + 3 hops + reach.
+        # Window w and the one it continues both end before place(w) + 3 hops + reach. And what it lays down
+        # must be wanted, should this be the end: above 3.5 times the speed that is known later.
         due = self._window
-        while self._place(due) + 3 * hop + reach <= self._received:
+        while (
+            self._place(due) + 3 * hop + reach <= self._received
+            and (due + 1) * hop * self._speed <= self._received
+        ):
             due += 1
         return due
 
