@@ -389,6 +389,15 @@ def test_say_many_is_say_many_times(noise_model: Model) -> None:
     assert [a.sha256 for a in tts.say_many(TEXTS, seed=5)] == [tts.say(t, seed=5).sha256 for t in TEXTS]
 
 
+@pytest.mark.parametrize("profile", ["balanced", "fast"])
+def test_who_only_waits_for_text_is_no_company(noise_model: Model, profile: str) -> None:
+    with engine(noise_model, profile, tokens=200) as tts:
+        alone = tts.say("A sentence that takes a while.", seed=1).sha256
+        with tts.session(seed=2):
+            assert within(LIMIT_S, lambda: all(job.parked for job in list(tts._worker._jobs.values())))
+            assert tts.say("A sentence that takes a while.", seed=1).sha256 == alone
+
+
 def test_the_stream_is_heard_before_the_last_token_is_drawn(noise_model: Model) -> None:
     tts = engine(noise_model, "balanced", tokens=200)
     audio = tts.say("A sentence that takes a while.", seed=1)

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nightingale.engine.live import LiveSession
 from nightingale.engine.session import Session
-from nightingale.engine.tts import TTS
+from nightingale.engine.tts import TTS, audio_of
 from nightingale.values import Audio, AudioChunk, Metrics
 from nightingale.voices.voice import Voice
+
+Opened = TypeVar("Opened", Session, LiveSession)
 
 
 class AsyncTTS:
@@ -32,19 +34,34 @@ class AsyncTTS:
         return cls(await asyncio.to_thread(TTS, model, **options))
 
     async def say(self, text: str, **request: Any) -> Audio:
-        return await asyncio.to_thread(self._tts.say, text, **request)
+        session = await self._open(text, request)
+        return audio_of(session, [chunk async for chunk in heard(session)])
 
     async def say_many(self, texts: Iterable[str], **request: Any) -> list[Audio]:
-        return await asyncio.to_thread(self._tts.say_many, list(texts), **request)
+        turns = asyncio.Semaphore(self._tts.at_once)
+
+        async def say(text: str) -> Audio:
+            async with turns:
+                return await self.say(text, **request)
+
+        spoken = [asyncio.create_task(say(text)) for text in texts]
+        try:
+            return list(await asyncio.gather(*spoken))
+        finally:
+            for task in spoken:
+                task.cancel()
 
     async def stream(self, text: str, **request: Any) -> AsyncIterator[AudioChunk]:
-        session = await asyncio.to_thread(self._tts.open, text, **request)
-        async for chunk in heard(session):
-            yield chunk
+        async with contextlib.aclosing(heard(await self._open(text, request), keep=self)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     async def session(self, **request: Any) -> AsyncLiveSession:
         """Text in, audio out: pushing never blocks, listening is `async for`."""
-        return AsyncLiveSession(await asyncio.to_thread(self._tts.session, **request))
+        return AsyncLiveSession(await opened(asyncio.to_thread(self._tts.session, **request)))
+
+    async def _open(self, text: str, request: dict[str, Any]) -> Session:
+        return await opened(asyncio.to_thread(self._tts.open, text, **request))
 
     async def voice(self, reference: str | Path) -> Voice:
         return await asyncio.to_thread(self._tts.voice, reference)
@@ -74,7 +91,7 @@ class AsyncLiveSession:
         self._session.cancel()
 
     def __aiter__(self) -> AsyncGenerator[AudioChunk, None]:
-        return heard(self._session.audio)
+        return heard(self._session.audio, keep=self)
 
     async def __aenter__(self) -> AsyncLiveSession:
         return self
@@ -83,8 +100,27 @@ class AsyncLiveSession:
         self.cancel()
 
 
-async def heard(session: Session) -> AsyncGenerator[AudioChunk, None]:
-    """Each chunk of a session as it comes. Whoever stops listening, or is cancelled, cancels the work."""
+async def opened(opening: Coroutine[Any, Any, Opened]) -> Opened:
+    """A session that a thread opens. Whoever is cancelled meanwhile leaves none behind."""
+    task = asyncio.ensure_future(opening)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        # The thread goes on, and nobody would be there to end its session.
+        task.add_done_callback(_let_go)
+        raise
+
+
+def _let_go(opening: asyncio.Future[Opened]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().cancel()
+
+
+async def heard(session: Session, keep: object = None) -> AsyncGenerator[AudioChunk, None]:  # noqa: ARG001
+    """Each chunk of a session as it comes. Whoever stops listening, or is cancelled, cancels the work.
+
+    keep: what must live as long as somebody listens.
+    """
     loop, news = asyncio.get_running_loop(), asyncio.Event()
 
     def tell() -> None:

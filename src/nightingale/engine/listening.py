@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 
@@ -16,6 +17,8 @@ class Stream(Iterator[AudioChunk]):
         """keep: what must live as long as somebody listens."""
         self._session = session
         self._chunks = _chunks(session, keep)
+        # A generator that was never asked for anything does not hear of its end.
+        weakref.finalize(self, session.cancel).atexit = False
 
     def __next__(self) -> AudioChunk:
         return next(self._chunks)
@@ -33,7 +36,7 @@ class Stream(Iterator[AudioChunk]):
 
     @property
     def seed(self) -> int:
-        """With which it can be said again, bit for bit."""
+        """With which it can be said again: bit for bit, if nobody else is speaking then or was now."""
         return self._session.request.seed
 
 

@@ -12,6 +12,7 @@ Pushing and listening may happen in different threads. `cancel` is barge-in: dec
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 
 from nightingale.engine.habits import Habits
@@ -24,7 +25,8 @@ from nightingale.values import AudioChunk, Metrics
 
 
 class LiveSession:
-    """One answer that is still being written. Iterating over it gives audio until `end` and silence."""
+    """One answer that is still being written. Iterating over it gives audio until `end` and silence. Letting
+    go of it stops the work."""
 
     def __init__(
         self,
@@ -36,9 +38,12 @@ class LiveSession:
         language: str | None,
         max_chars: int,
         wake: Callable[[], None],
+        keep: object,
     ) -> None:
-        """max_chars: how much may be pushed at a time; in all there is no limit."""
-        self._session, self._pieces = session, pieces
+        """max_chars: how much may be pushed at a time; in all there is no limit. keep: what must live as long
+        as somebody writes or listens."""
+        self._session, self._pieces, self._keep = session, pieces, keep
+        weakref.finalize(self, session.cancel).atexit = False
         self._frontend, self._language, self._wake = frontend, language, wake
         self._breath_chars, self._max_ids = habits.split_chars or BREATH_CHARS, habits.max_text_ids
         self._max_chars = max_chars
@@ -55,9 +60,11 @@ class LiveSession:
 
     def end(self) -> None:
         """That was all of it. Asking twice is harmless."""
-        self._speak(self._incoming.end())
-        self._pieces.close()
-        self._wake()
+        try:
+            self._speak(self._incoming.end())
+        finally:  # nothing more comes, also if the last of it could not be said
+            self._pieces.close()
+            self._wake()
 
     def cancel(self) -> None:
         """Say no more: what was not heard yet is forgotten."""
@@ -75,7 +82,7 @@ class LiveSession:
         return self._session
 
     def __iter__(self) -> Iterator[AudioChunk]:
-        return self._session.chunks()
+        yield from self._session.chunks()  # and so holds on to itself
 
     def __enter__(self) -> LiveSession:
         return self

@@ -151,6 +151,7 @@ class Timing:
     gaps: Gaps = field(default_factory=Gaps)
     """Between one chunk and the next."""
     _last_chunk_s: float | None = None
+    _booking: threading.Lock = field(default_factory=threading.Lock)
 
     def heard(self, samples: int) -> None:
         now = time.perf_counter()
@@ -169,9 +170,10 @@ class Timing:
         self.ended_s = time.perf_counter()
 
     def lap(self, stage: str, since_s: float) -> float:
-        """Book the time since `since_s` on a stage; gives the time now."""
+        """Book the time since `since_s` on a stage, which several threads may work at; gives the time now."""
         now = time.perf_counter()
-        self.stage_ms[stage] = self.stage_ms.get(stage, 0.0) + 1000 * (now - since_s)
+        with self._booking:
+            self.stage_ms[stage] = self.stage_ms.get(stage, 0.0) + 1000 * (now - since_s)
         return now
 
     def metrics(self) -> Metrics:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ from nightingale.engine.voicing import Voicing
 from nightingale.engine.worker import Worker
 from nightingale.text.frontend import Frontend
 from nightingale.text.languages import LANGUAGES
-from nightingale.values import Audio
+from nightingale.values import Audio, AudioChunk
 from nightingale.voices.voice import Voice
 
 log = logging.getLogger("nightingale.engine")
@@ -156,6 +157,12 @@ class TTS:
         line = self._worker.scheduler
         return Occupancy(waiting=len(line.waiting), speaking=len(line.running), slots=line.slots)
 
+    @property
+    def at_once(self) -> int:
+        """So many requests one caller may open together: those that are spoken, and as many in line. The rest
+        of the line is for others."""
+        return self._profile.slots + min(self._profile.slots, self._profile.queue_limit)
+
     def stream(
         self,
         text: str,
@@ -170,7 +177,7 @@ class TTS:
 
         controls: temperature, top_p, min_p, top_k, repetition_penalty, cfg_weight, exaggeration, speed.
         None, or left out, is the model's own default. The same text, voice, seed and controls give the
-        same samples.
+        same samples, in the profile "exact" always, in the others if nobody else is speaking meanwhile.
         """
         session = self.open(text, voice=voice, language=language, seed=seed, normalize=normalize, **controls)
         return Stream(session, keep=self)
@@ -200,12 +207,22 @@ class TTS:
         normalize: bool = True,
         **controls: float | None,
     ) -> list[Audio]:
-        """Several utterances, decoded together. Each is what `say` would give it with the same seed."""
-        sessions = [
-            self.open(text, voice=voice, language=language, seed=seed, normalize=normalize, **controls)
-            for text in texts
-        ]
-        return [_joined(session) for session in sessions]
+        """Several utterances, decoded together. Each is what `say` would give it with the same seed; where
+        the profile is not "exact", up to rounding."""
+        heard: list[Audio] = []
+        opened: deque[Session] = deque()
+        request: dict[str, Any] = {"voice": voice, "language": language, "seed": seed, **controls}
+        try:
+            for text in texts:
+                if len(opened) == self.at_once:
+                    heard.append(_joined(opened.popleft()))
+                opened.append(self.open(text, normalize=normalize, **request))
+            while opened:
+                heard.append(_joined(opened.popleft()))
+        finally:
+            for session in opened:
+                session.cancel()
+        return heard
 
     def voice(self, reference: str | Path) -> Voice:
         """A voice by name, from a voice file, or from a clip (computed once, then kept by content hash)."""
@@ -277,6 +294,7 @@ class TTS:
             language=language,
             max_chars=self._max_chars,
             wake=self._worker.wake,
+            keep=self,
         )
 
     def _frontend(self, normalize: bool) -> Frontend:
@@ -301,11 +319,19 @@ def _timed(pieces: Iterator[Piece], timing: Timing) -> Iterator[Piece]:
         yield piece
 
 
-def _joined(session: Session) -> Audio:
-    samples = [chunk.samples for chunk in session.chunks()]
+def audio_of(session: Session, chunks: Iterable[AudioChunk]) -> Audio:
+    """All that was heard of a session, joined."""
+    samples = [chunk.samples for chunk in chunks]
     return Audio(
         samples=np.concatenate(samples) if samples else np.zeros(0, np.float32),
         sample_rate_hz=CLOCKS.sample_rate_hz,
         seed=session.request.seed,
         metrics=session.timing.metrics(),
     )
+
+
+def _joined(session: Session) -> Audio:
+    try:
+        return audio_of(session, session.chunks())
+    finally:
+        session.cancel()  # whoever was interrupted no longer listens

@@ -277,7 +277,7 @@ class Worker:
         spoken = [self._utterance(ticket) for ticket in tickets]
         blocks = []
         for ticket, utterance in zip(tickets, spoken, strict=True):
-            utterance.in_company = len(self._jobs) > 1
+            utterance.in_company = self._crowd() > 1
             blocks.append(utterance.take_block(self._jobs[ticket].session.timing))
         rows = list(zip(tickets, spoken, blocks, strict=True))
         if len(rows) > 1:
@@ -292,6 +292,11 @@ class Worker:
         self._launched.append(Launched(rows, self.studio.launch([block for _, _, block in rows])))
         for ticket, spoken, _ in rows:  # not sooner: what may be cut next depends on what was launched
             self._line_up(ticket, spoken)
+
+    def _crowd(self) -> int:
+        """Requests that are spoken or about to be. Who waits for text, or for a listener, is no company."""
+        with self._changed:
+            return sum(not job.parked for job in self._jobs.values())
 
     def _utterance(self, ticket: int) -> Utterance:
         spoken = self._jobs[ticket].utterance
@@ -349,14 +354,16 @@ class Worker:
         closed = job.pieces.closed
         # Outside the lock: text is cut here, and whoever opens a request need not wait for that.
         job.piece = job.piece or job.pieces.next()
+        over = job.piece is None and closed
         with self._changed:
-            if job.piece is None and closed:
+            if over:
                 del self._jobs[ticket]
-                job.session.end()
-                return
-            job.parked = job.piece is None or job.session.is_ahead
-            if not job.parked:
-                self.scheduler.submit(ticket, limited=False)
+            else:
+                job.parked = job.piece is None or job.session.is_ahead
+                if not job.parked:
+                    self.scheduler.submit(ticket, limited=False)
+        if over:  # not under the lock: a listener who holds his own may be waiting for it
+            job.session.end()
 
     def _release(self, ticket: int) -> None:
         with self._changed:

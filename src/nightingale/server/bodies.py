@@ -42,7 +42,7 @@ class SpeechBody(BaseModel):
     instructions: str | None = Field(None, description="Accepted, and not acted upon.")
 
     language: str | None = Field(None, max_length=35, description="Language code, for multilingual models.")
-    seed: int | None = Field(None, description="The same seed gives the same sound.")
+    seed: int | None = Field(None, description="The same seed, alone, gives the same bytes.")
     exaggeration: float | None = Field(None, description="Strength of emotion, where the model has it.")
     cfg_weight: float | None = Field(None, description="Guidance towards the text, where the model has it.")
     temperature: float | None = Field(None, description="Spread of the draw.")

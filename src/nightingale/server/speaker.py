@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
 from nightingale.clocks import CLOCKS
+from nightingale.engine.aio import opened
 from nightingale.engine.controls import Control
 from nightingale.engine.live import LiveSession
 from nightingale.engine.model import default_model
@@ -247,13 +248,7 @@ class Speaker:
             self._speaking_ms += 0.2 * (cost.total_ms - cost.queue_ms - self._speaking_ms)
 
     async def _opened(self, voice: VoiceSpec, make: Callable[[TTS, Voice | None], Opened]) -> Opened:
-        opening = asyncio.ensure_future(self._open_session(voice, make))
-        try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            # The client left, but a thread is still opening its session, and nobody would be there to end it.
-            opening.add_done_callback(_let_go)
-            raise
+        return await opened(self._open_session(voice, make))
 
     async def _open_session(self, voice: VoiceSpec, make: Callable[[TTS, Voice | None], Opened]) -> Opened:
         tried: TTS | None = None
@@ -322,8 +317,3 @@ class Speaker:
 
     async def _in_thread(self, act: Callable[Args, Result], *args: Args.args, **more: Args.kwargs) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._desk, partial(act, *args, **more))
-
-
-def _let_go(opening: asyncio.Future[Opened]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result().cancel()
