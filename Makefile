@@ -14,7 +14,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS) -c constraints.txt
 # Stamps: installed once, and again only when what is asked for changes.
 INSTALLED := $(VENV)/.installed
+INSTALLED_SERVER := $(VENV)/.installed-server
 INSTALLED_DEV := $(VENV)/.installed-dev
+# As they were given: the shell must not read a price, a quote or a backtick in them as its own.
+export SAID := $(value TEXT)
+export SAID_TO := $(value OUT)
 
 .DEFAULT_GOAL := help
 .PHONY: help say serve test check format parity judges browser contract bench-check docs clean
@@ -23,10 +27,9 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 say: $(INSTALLED) ## install, then speak TEXT to OUT (hello.wav)
-	$(BIN)/nightingale say "$(TEXT)" -o "$(OUT)"
+	$(BIN)/nightingale say "$$SAID" -o "$$SAID_TO"
 
-serve: $(INSTALLED) ## install, then serve HTTP on 127.0.0.1:8880
-	$(PIP) -e '.[server]'
+serve: $(INSTALLED_SERVER) ## install, then serve HTTP on 127.0.0.1:8880
 	$(BIN)/nightingale serve
 
 test: $(INSTALLED_DEV) ## install what tests need, then run them all (TESTS=path for some)
@@ -73,6 +76,10 @@ $(BIN)/python:
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e .
+	@touch $@
+
+$(INSTALLED_SERVER): $(INSTALLED)
+	$(PIP) -e '.[server]'
 	@touch $@
 
 $(INSTALLED_DEV): $(INSTALLED)

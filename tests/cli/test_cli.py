@@ -298,8 +298,17 @@ def test_a_voice_needs_a_name_and_a_file() -> None:
 
 def test_models_list_shows_every_card_and_what_is_missing() -> None:
     told = {one["name"]: one for one in json.loads(run("models", "list", "--json").stdout)}
-    assert list(told) == ["english", "multilingual", "turbo", "nano"]
+    assert list(told) == ["wren", "english", "multilingual", "turbo", "nano"]
     assert "turbo" in run("models", "list").stdout
+
+
+def test_the_model_in_the_box_is_a_model_like_others() -> None:
+    first = run("models", "list").stdout.splitlines()[0]
+    assert first.startswith("wren")
+    assert "in the package, 4" in first  # 40 MB and some
+    for line in run("models", "path", "wren").stdout.splitlines():
+        assert Path(line.split("\t")[1]).is_file()
+    assert Path(run("models", "pull", "wren").stdout.strip()).is_dir()
 
 
 def test_models_path_prints_the_files_of_a_folder(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": GROUND | {"engine", "containers", "voices"},
     "bench": GROUND | {"engine", "audio", "text", "containers", "nn"},
     "train": GROUND | {"nn", "models", "text", "audio", "voices", "wren"},
-    "cli": GROUND | {"engine", "containers", "voices", "hub", "server", "bench", "train"},
+    "cli": GROUND | {"engine", "containers", "voices", "hub", "wren", "server", "bench", "train"},
 }
 NOT_IN_THE_PRODUCT = {"transformers", "diffusers", "librosa", "torchaudio", "gradio", "scipy"}
 

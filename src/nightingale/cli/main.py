@@ -7,8 +7,9 @@ never a traceback.
 
 from __future__ import annotations
 
+import signal
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -78,7 +79,13 @@ def nightingale(
 
 def main() -> None:
     """The console script."""
+    # Killed politely, it tidies up as it does when interrupted. A verb that knows better sets its own.
+    signal.signal(signal.SIGTERM, _leave)
     try:
         app()
     except KeyboardInterrupt:  # before any verb began
         sys.exit(INTERRUPTED)
+
+
+def _leave(number: int, _: object) -> NoReturn:
+    raise SystemExit(128 + number)

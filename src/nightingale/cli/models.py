@@ -17,21 +17,34 @@ Name = Annotated[
 T3 = Annotated[
     str | None, typer.Option(help="A variant of the speech model, such as v3.", show_default=False)
 ]
+BOXED = "wren"
+"""The model that came with the package."""
 S3Gen = Annotated[str | None, typer.Option(help="A variant of the decoder, such as v3.", show_default=False)]
 
 
 def list_models(as_json: options.AsJson = False) -> None:
     """Show the known models and what of them is on this machine."""
+    from nightingale import wren
     from nightingale.hub.cards import CARDS
-    from nightingale.hub.find import state
+    from nightingale.hub.find import ModelState, state
 
-    states = [state(card) for card in CARDS.values()]
+    absent = wren.missing(wren.folder())
+    boxed = ModelState(
+        name=BOXED,
+        summary="the voice in the box: English, ten speakers, for any CPU",
+        complete=not absent,
+        bytes_here=sum(file.stat().st_size for file in wren.folder().rglob("*.*") if file.is_file()),
+        bytes_to_get=0,
+        missing=tuple(absent),
+    )
+    states = [boxed, *(state(card) for card in CARDS.values())]
     if as_json:
         print(json.dumps([asdict(one) for one in states]))
         return
     for one in states:
+        held = "in the package" if one is boxed else "cached"
         here = (
-            f"cached, {size(one.bytes_here)}"
+            f"{held}, {size(one.bytes_here)}"
             if one.complete
             else f"missing, about {size(one.bytes_to_get)} to get"
         )
@@ -40,8 +53,13 @@ def list_models(as_json: options.AsJson = False) -> None:
 
 def pull(name: Name, t3: T3 = None, s3gen: S3Gen = None) -> None:
     """Download a model's files into the hub cache and check them."""
+    from nightingale import wren
     from nightingale.hub import find
 
+    if name == BOXED:
+        note(f"{name} came with the package: there is nothing to get")
+        print(wren.folder())
+        return
     found, remarks = find.pull(name, t3=t3, s3gen=s3gen, on_file=lambda file: note(f"getting {file}"))
     for remark in remarks:
         note(remark)
@@ -54,7 +72,12 @@ def path(
     s3gen: S3Gen = None,
 ) -> None:
     """Print where each file of a model is; never touches the network."""
+    from nightingale import wren
     from nightingale.hub.find import locate
 
-    for role, file in locate(name, offline=True, t3=t3, s3gen=s3gen).paths.items():
+    if name == BOXED:
+        paths = {role: wren.folder() / file for role, file in wren.FILES.items()}
+    else:
+        paths = dict(locate(name, offline=True, t3=t3, s3gen=s3gen).paths)
+    for role, file in paths.items():
         print(f"{role}\t{file}")

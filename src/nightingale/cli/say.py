@@ -57,7 +57,7 @@ def say(
         tts = TTS(model, device=device, profile=profile, offline=offline, **chosen)
     if tts.notice is not None:
         note(f"note: {tts.notice}")
-    with busy("speaking …", quiet=quiet):
+    with busy("speaking …", quiet=quiet) as tell:
         stream = tts.stream(
             words,
             voice=voice,
@@ -71,11 +71,14 @@ def say(
             exaggeration=exaggeration,
             speed=speed,
         )
-        digest = hashlib.sha256()
+        digest, spoken = hashlib.sha256(), 0
         with recorder_for(out, tts.sample_rate_hz) as recorder:
             for chunk in stream:
                 recorder.feed(chunk.samples)
                 digest.update(chunk.samples.astype("<f4", copy=False).tobytes())
+                spoken += len(chunk.samples)
+                minutes, seconds = divmod(spoken // tts.sample_rate_hz, 60)
+                tell(f"{minutes}:{seconds:02}")
     cost = stream.metrics
     if not quiet:
         times = f"first sound {cost.ttfa_ms:.0f} ms, rtf {cost.rtf:.3f}"

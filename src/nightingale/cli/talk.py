@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,18 +23,21 @@ def complain(error: NightingaleError) -> None:
 
 
 @contextmanager
-def busy(text: str, *, quiet: bool) -> Iterator[None]:
-    """A spinner while something takes time; a plain line where nobody watches; nothing if quiet."""
+def busy(text: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A spinner while something takes time; a plain line where nobody watches; nothing if quiet.
+
+    Gives a way to say how far it is, which is for those who watch.
+    """
     if quiet:
-        yield
+        yield lambda _: None
     elif sys.stderr.isatty():
         from rich.console import Console
 
-        with Console(stderr=True).status(text):
-            yield
+        with Console(stderr=True).status(text) as status:
+            yield lambda news: status.update(f"{text} {news}")
     else:
         note(text)
-        yield
+        yield lambda _: None
 
 
 def read_options(pairs: list[str]) -> dict[str, Any]:

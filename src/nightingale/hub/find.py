@@ -83,11 +83,12 @@ def card_named(name: str) -> Card:
 
 
 def _unknown(name: str) -> UnknownModel:
-    close = get_close_matches(name, CARDS, n=1)
+    known = ("wren", *CARDS)  # the first is in the package, not on the hub
+    close = get_close_matches(name, known, n=1)
     return UnknownModel(
         "no such model",
         got=repr(name),
-        allowed=f"{', '.join(CARDS)}, or a folder with the official files",
+        allowed=f"{', '.join(known)}, or a folder with the official files",
         fix=f"Did you mean {close[0]!r}?" if close else "See `nightingale models list`.",
     )
 
