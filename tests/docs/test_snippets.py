@@ -28,7 +28,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
     ]
 
 
-PYTHON = [(page, text) for page, text in blocks("python") if "TTS(" in text]
+PYTHON = [(page, text) for page, text in blocks("python") if "TTS(" in text or "TTS.load(" in text]
 SAYINGS = [
     (page, line)
     for page, text in blocks("sh")
