@@ -120,7 +120,7 @@ def pieces_of(
         raise EmptyText(
             "there is nothing to say",
             got=repr(source[:20]) if isinstance(source, str) else "text without a letter",
-            allowed="text with at least one letter or digit",
+            allowed="text with at least one letter or digit that this model can read",
             fix="Pass the sentence to be spoken.",
         )
 

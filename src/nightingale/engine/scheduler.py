@@ -46,7 +46,7 @@ class Scheduler:
                 "too many requests are waiting",
                 got=f"{len(self.waiting)} waiting and {len(self.running)} speaking",
                 allowed=f"at most {self.queue_limit} waiting",
-                fix="Try again in a moment, or open the engine with a larger queue.",
+                fix="Try again in a moment. A server takes more with --max-queue.",
             )
         self.waiting.append(ticket)
 
