@@ -37,6 +37,7 @@ SECOND = "It was a bright cold day in April, and the clocks were striking."
             "The office closed at exactly 6 p.m.",
             FIRST,
         ],
+        ["She has lived in the U S.", "He came home at six P M.", SECOND],
         ["The answer stands in No. 5 of the papers, on p. 12.", SECOND],
         ["Well . . . maybe we should not go there.", SECOND],
         ["That was funny, I have to say!", "[laugh] Really, it was quite something."],

@@ -55,6 +55,8 @@ _OPENERS: Final = "\"'“‘„([«‹¿¡-–—*#>•「『（【《〈"
 _FILLER: Final = re.compile(rf"(?:{TAG.pattern}|[\s{re.escape(_OPENERS)}])*")
 _OPEN_TAG: Final = re.compile(r"\[[^\[\]\n]{0,32}$")
 _INITIALS: Final = re.compile(r"(?:[^\W\d_]\.)+[^\W\d_]|[^\W\d_]")
+_SPELLED: Final = re.compile(r"(?:^|[^\w.])[A-Z] [A-Z]\Z")
+"""The end of `6 P M`, `the U S`: letters written apart have no stops of their own."""
 _NO_SPACES: Final = re.compile("[\u0e00-\u0e7f\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
 """Scripts that put no space between sentences: Thai, kana, Han."""
 _HAN: Final = re.compile("[\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
@@ -153,6 +155,8 @@ def is_abbreviation(text: str, match: re.Match[str], language: str | None, follo
         return language in ORDINALS and len(bare) <= 2
     if following.isdecimal() and bare in BEFORE_NUMBERS:
         return True
+    if _SPELLED.search(text[max(0, match.start() - 4) : match.start()]):
+        return False
     # `J.`, `U.S.`; but `I.` does end.
     dotted_or_capital = "." in word or word.isupper()
     return dotted_or_capital and word != "I" and bare not in CLOCK and _INITIALS.fullmatch(word) is not None

@@ -109,7 +109,7 @@ EARLY: Final[tuple[Rule, ...]] = (
     rule(
         r"(?<![\w.,])(\d{3,4})([A-Z]?) (?=(?:[NSEW]\.? )?(?:[A-Z][a-z]{1,20} ){1,3}"
         rf"(?:{any_of(STREETS)})\b)",
-        lambda m: f"{_paired(m[1])} {m[2]} ",
+        lambda m: f"{_paired(m[1])} {m[2]} ".replace("  ", " "),
     ),
     rule(r"(?<![\w.])([A-Z]{1,4})-?(\d{3,4})(?![\w%]|[.,-]\d)", lambda m: f"{m[1]} {_paired(m[2])}"),
     rule(rf"\b({any_of(PAIRED_NAMES)}) (\d{{3,4}})(?![\w%]|[.,]\d)", lambda m: f"{m[1]} {_paired(m[2])}"),

@@ -39,6 +39,14 @@ SHORT_FORMS: Final = {
     "oz.": "ounces", "lbs.": "pounds", "hrs.": "hours", "mins.": "minutes",
 }  # fmt: skip
 
+LEADING_ON: Final = frozenset(
+    listed(
+        "e.g. E.g. i.e. I.e. vs. approx. Approx. est. Est. incl. excl. cf. viz. a.k.a. A.K.A. P.S. N.B. "
+        "tel. Tel."
+    )
+)
+"""Short forms that lead on to what follows, and so end no sentence: "e.g. The Beatles"."""
+
 WHOLE_WORDS: Final = {
     # Written without a full stop, and never anything else.
     "vs": "versus", "PhD": "P H D", "PhDs": "P H D's", "aka": "also known as", "AKA": "also known as",

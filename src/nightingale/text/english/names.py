@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from nightingale.text.english import lexicon, words
+from nightingale.text.english.openings import OPENING, sentence_ends
 from nightingale.text.english.rule import Rule, any_of, rule
 
 ROMAN: Final = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
@@ -25,16 +26,26 @@ def letters(word: str) -> str:
 
 
 def _dotted(match: re.Match[str]) -> str:
-    """U.S. becomes U S; its last full stop stays where the text ends with it."""
-    return letters(match[1].replace(".", "")) + ("." if match.end() == len(match.string) else "")
+    """U.S. becomes U S; its last full stop stays where it ends the sentence, too."""
+    ends = sentence_ends(match.string, match.end())
+    return letters(match[1].replace(".", "")) + ("." if ends else "")
 
 
 def _short_form(match: re.Match[str]) -> str:
     """The last full stop of a short form also ends the sentence where a new one begins."""
-    said = lexicon.SHORT_FORMS[match[1]]
-    rest = match.string[match.end() :]
-    ends = not rest.strip() or (match[1] == "etc." and re.match(r" [A-Z]", rest))
-    return f"{said}." if ends else said
+    written, text, end = match[1], match.string, match.end()
+    if written in lexicon.LEADING_ON:
+        ends = not text[end:].strip()
+    else:
+        ends = sentence_ends(text, end) or (written == "etc." and re.match(r" [A-Z]", text[end:]) is not None)
+    return lexicon.SHORT_FORMS[written] + ("." if ends else "")
+
+
+def _initials(match: re.Match[str]) -> str:
+    """ "J. K. Rowling" has no stops; "the U. S. He" ends a sentence."""
+    spelled = letters(re.sub(r"[^A-Z]", "", match[1]))
+    ends = match[1].endswith(" ") and sentence_ends(match.string, match.end() - 1)
+    return f"{spelled}. " if ends else f"{spelled} "
 
 
 def _numbered(match: re.Match[str]) -> str:
@@ -78,12 +89,22 @@ def _spell_capitals(text: str) -> str:
     return re.sub(r"(?<![A-Za-z'])([A-Z]{2,6})(s(?![A-Za-z]))?(?![A-Za-z])", say, text)
 
 
+_STREET: Final = any_of(street for street in lexicon.STREETS if street != "Dr")
+_NAMED: Final = r"(?:[A-Z][a-z]{1,20} ){1,3}"
+_FIGURE: Final = rf"\d{{1,5}}[A-Z]?|hundred|{any_of((*words.SMALL, *filter(None, words.TENS)))}"
+# The sentence goes on behind a street, and the full stop was only the abbreviation's.
+_GOES_ON: Final = r"\.(?=,| [a-z]| [NSEW]\b)"
+
 ABBREVIATIONS: Final[tuple[Rule, ...]] = (
     rule(
-        rf"(?<=[a-z]) ({any_of(lexicon.STREETS)})\b"
-        r"(?:\.?(?=,| (?:in|and|at|near|is|was|to|[NSEW])\b)|(?=\.?$))",
+        rf"(?<=[a-z]) ({_STREET})\b"
+        rf"(?:{_GOES_ON}|(?=,| (?:in|and|at|near|is|was|to|[NSEW])\b|\.?$|\.{OPENING}))",
         lambda m: f" {lexicon.STREETS[m[1]]}",
     ),
+    # A doctor may be called He and stand behind a capital ("Ask Dr. He"); a drive needs more of an address.
+    rule(r"(?<=[a-z]) Dr\b\.?(?=, [A-Z][a-z])", " Drive"),
+    rule(rf"\b((?:[a-z]{{2,20}}|{_FIGURE}) {_NAMED})Dr\b(?:{_GOES_ON}|(?=,|\.?$))", r"\1Drive"),
+    rule(rf"\b((?:on|at|along|near|off|down|up|{_FIGURE}) {_NAMED})Dr(?=\.{OPENING})", r"\1Drive"),
     rule(rf"\b({any_of(lexicon.TITLES)})\. ?(?=[A-Z]|and [A-Z])", lambda m: f"{lexicon.TITLES[m[1]]} "),
     rule(
         rf"\b({any_of(lexicon.TRUSTED_WITHOUT_STOP)}) (?=[A-Z][a-z])",
@@ -94,11 +115,11 @@ ABBREVIATIONS: Final[tuple[Rule, ...]] = (
     rule(r"\b([AaPp])\.[Mm]\.(?=\s+[a-z]|[,;])", lambda m: f"{m[1].upper()} M"),
     rule(r"\b([AaPp])\.[Mm]\.", lambda m: f"{m[1].upper()} M."),
     rule(r"(?<![\w.])((?:[A-Za-z]\.){2,8})(?!\w)", _dotted),
+    rule(r"(?<![\w.'])((?:[A-Z]\. ?){2,4})(?=[A-Z][a-z])", _initials),
     rule(
-        r"(?<![\w.'])((?:[A-Z]\. ?){2,4})(?=[A-Z][a-z])",
-        lambda m: f"{letters(re.sub(r'[^A-Z]', '', m[1]))} ",
+        rf"\b(?!(?:{any_of(lexicon.LETTERED)})\b)([A-Z][a-z]+) ([A-HJ-Z])\.(?!{OPENING}) (?=[A-Z][a-z])",
+        r"\1 \2 ",
     ),
-    rule(rf"\b(?!(?:{any_of(lexicon.LETTERED)})\b)([A-Z][a-z]+) ([A-HJ-Z])\. (?=[A-Z][a-z])", r"\1 \2 "),
 )
 
 NUMERALS: Final[tuple[Rule, ...]] = (

@@ -1,0 +1,76 @@
+"""Whole sentences, where what stands around a sign decides how it is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from nightingale.text.english import normalize
+from nightingale.text.sentences import split
+
+STOPS = [
+    ("I live in the U.S. He does not.", "I live in the U S. He does not."),
+    ("He lives in the U. S. He likes it.", "He lives in the U S. He likes it."),
+    ("He moved to the U.S. In March 2010 he left.", "He moved to the U S. In March twenty ten he left."),
+    ("He lives in the U.S. Do you?", "He lives in the U S. Do you?"),
+    ("We flew to the U.S. I slept.", "We flew to the U S. I slept."),
+    ("She got an M.B.A. A year later she quit.", "She got an M B A. A year later she quit."),
+    ("It was in Washington, D.C. But why?", "It was in Washington, D C. But why?"),
+    ("He works for Apple Inc. They make phones.", "He works for Apple Incorporated. They make phones."),
+    ("He has a Ph.D. She has two.", "He has a P H D. She has two."),
+    ("Here is John Smith Jr. He was late.", "Here is John Smith Junior. He was late."),
+    ("He read about Malcolm X. He was moved.", "He read about Malcolm X. He was moved."),
+    ('"I live in the U.S." He left.', '"I live in the U S." He left.'),
+    ("It is made in the U.S. (It says so.)", "It is made in the U S. (It says so.)"),
+    ("They sell pens, etc. Anna buys them.", "They sell pens, et cetera. Anna buys them."),
+]
+
+NO_STOPS = [
+    ("The U.S. Senate met.", "The U S Senate met."),
+    ("She won the U.S. Open.", "She won the U S Open."),
+    ("U.S. In Talks With Iran", "U S In Talks With Iran"),
+    ("the U.S. I Corps", "the U S I Corps"),
+    ("Bands, e.g. The Beatles, came.", "Bands, for example The Beatles, came."),
+    ("The Beatles vs. The Stones", "The Beatles versus The Stones"),
+    ("P.S. I miss you.", "P S I miss you."),
+    ("Ask Dr. He about it.", "Ask Doctor He about it."),
+    ("I know Mr. In and Prof. You.", "I know Mister In and Professor You."),
+    ("Martin Luther King Jr. Day", "Martin Luther King Junior Day"),
+    ("Samuel L. Jackson", "Samuel L Jackson"),
+]
+
+STREETS = [
+    ("We met on Main St. It was late.", "We met on Main Street. It was late."),
+    ("We met on Main St. around noon.", "We met on Main Street around noon."),
+    ("He moved to Fifth Ave. She stayed.", "He moved to Fifth Avenue. She stayed."),
+    ("He lives at 22 Elm Dr. The house is red.", "He lives at twenty-two Elm Drive. The house is red."),
+    ("We were at 1600 Elm Dr. It was late.", "We were at sixteen hundred Elm Drive. It was late."),
+    ("We drove up Elm Dr. until dawn.", "We drove up Elm Drive until dawn."),
+    ("Rodeo Dr, Beverly Hills", "Rodeo Drive, Beverly Hills"),
+    ("I met with Dr. and Mrs. Jones.", "I met with Doctor and Missus Jones."),
+    ("He went to St. Ives.", "He went to Saint Ives."),
+]
+
+ROWS = [*STOPS, *NO_STOPS, *STREETS]
+
+
+@pytest.mark.parametrize(("written", "said"), ROWS)
+def test_the_company_it_keeps_decides(written: str, said: str) -> None:
+    assert normalize(written) == said
+
+
+@pytest.mark.parametrize(("written", "said"), ROWS)
+def test_the_spoken_form_is_read_as_it_is(written: str, said: str) -> None:
+    assert normalize(said) == said, written
+
+
+def test_an_abbreviation_ends_a_piece_as_any_word_does() -> None:
+    written = "My older brother lives in the U.S. We shall see him at 6 p.m. The bus to the airport is late."
+    assert split(normalize(written), 220) == [
+        "My older brother lives in the U S.",
+        "We shall see him at six P M.",
+        "The bus to the airport is late.",
+    ]
+
+
+def test_no_sentence_stands_twice() -> None:
+    assert len({written for written, _ in ROWS}) == len(ROWS)
