@@ -50,7 +50,45 @@ STREETS = [
     ("He went to St. Ives.", "He went to Saint Ives."),
 ]
 
-ROWS = [*STOPS, *NO_STOPS, *STREETS]
+LABELS = [
+    ("see fig. 3 for more", "see figure three for more"),
+    ("It is a map (fig. 3).", "It is a map (figure three)."),
+    ("It is a map; fig. 3a shows it.", "It is a map; figure three a shows it."),
+    ("In fig. 3 and fig. 4 we rest.", "In figure three and figure four we rest."),
+    ("sec. 2 of the act", "section two of the act"),
+    ("Read sec. 2 of the act.", "Read section two of the act."),
+    ("art. 5 of the treaty", "article five of the treaty"),
+    ("under art. 5 member states agree", "under article five member states agree"),
+    ("Symphony no. 5 in C minor", "Symphony number five in C minor"),
+    ("item no. 7", "item number seven"),
+    ("item no. 7 sold out", "item number seven sold out"),
+    ("Chanel No. 5", "Chanel number five"),
+    ("vol. 3, no. 4", "volume three, number four"),
+    ("the no. 1 song", "the number one song"),
+    ("Britain's no. 2 bank", "Britain's number two bank"),
+    ("a no. 2 pencil", "a number two pencil"),
+    ("He is no. 1 in the world.", "He is number one in the world."),
+    ("Who won? No. 3.", "Who won? number three."),
+    ("born c. 1450", "born circa fourteen fifty"),
+    ("~3:30pm", "about three thirty P M"),
+]
+
+WORDS_BEFORE_FIGURES = [
+    ("The answer is no. 2 days later he left.", "The answer is no. two days later he left."),
+    ("The answer is no. 2 or 3 days later he left.", "The answer is no. two or three days later he left."),
+    ("The answer is no. $5 is too much.", "The answer is no. five dollars is too much."),
+    ("That's a no. 2 days later he left.", "That's a no. two days later he left."),
+    ("Say yes or no. 5 people have.", "Say yes or no. five people have."),
+    ("Is that all? No. 3 more came.", "Is that all? No. three more came."),
+    ("I like modern art. 5 paintings hung there.", "I like modern art. five paintings hung there."),
+    ("I believe in art. 5 paintings hung there.", "I believe in art. five paintings hung there."),
+    ("I saw his art. 3 of them are dead.", "I saw his art. three of them are dead."),
+    ("Give me a sec. 5 minutes is too long.", "Give me a sec. five minutes is too long."),
+    ("Give me a sec. 5 is too many.", "Give me a sec. five is too many."),
+    ("I ate a fig. 3 more are left.", "I ate a fig. three more are left."),
+]
+
+ROWS = [*STOPS, *NO_STOPS, *STREETS, *LABELS, *WORDS_BEFORE_FIGURES]
 
 
 @pytest.mark.parametrize(("written", "said"), ROWS)

@@ -24,14 +24,6 @@ STREETS: Final = listed(
     "Street St Avenue Ave Road Rd Boulevard Blvd Lane Ln Drive Dr Court Ct Place Pl Square Sq Way "
     "Highway Hwy Parkway Pkwy Terrace"
 )
-LABELS: Final = {
-    "No.": "number", "no.": "number", "Nos.": "numbers", "#": "number", "p.": "page", "pp.": "pages",
-    "pg.": "page", "vol.": "volume", "Vol.": "Volume", "ch.": "chapter", "Ch.": "Chapter",
-    "fig.": "figure", "Fig.": "Figure", "eq.": "equation", "Eq.": "Equation", "sec.": "section",
-    "Sec.": "Section", "§": "section", "art.": "article", "Art.": "Article", "ver.": "version",
-    "approx.": "approximately", "ca.": "circa", "c.": "circa", "~": "about", "≈": "approximately",
-    "±": "plus or minus",
-}  # fmt: skip
 SCALES: Final = {"M": "million", "B": "billion"}
 
 _NUMBER: Final = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
@@ -85,18 +77,12 @@ def _scientific(match: re.Match[str]) -> str:
     return f"{words.number(match[1])} times ten to the power of {sign}{words.whole(match[3])}"
 
 
-def _labelled(match: re.Match[str]) -> str:
-    return f"{LABELS[match[1]]} "
-
-
 def _by(match: re.Match[str]) -> str:
     return f"{_paired(match[1])} by {_paired(match[2])}"
 
 
 EARLY: Final[tuple[Rule, ...]] = (
-    # Before money and units: what joins two figures, and what stands in front of one.
-    rule(rf"(?<![\w.])({any_of(LABELS)})\s?(?=[$£€]?\.?\d)", _labelled),
-    rule(r"\bv(?:er)?\.? ?(?=\d+\.\d)", "version "),
+    # Before money and units: what joins two figures, and a sign in front of one.
     rule(r"(?<=\d) - (?=\d[\d.,]{0,20}\s?=)", " minus "),
     rule(r"(?<=[\d%])\s?[–—]\s?(?=[$£€]?\.?\d)", " to "),
     rule(r"(?<![\w.,-])(\d[\d.,]{0,20}%?) ?- ?(?=\d[\d.,]{0,20}(?![\w.,]*-))", r"\1 to "),

@@ -10,13 +10,14 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from nightingale.text.english import calendar, figures, measures, names, phones, symbols, web
+from nightingale.text.english import calendar, figures, labels, measures, names, phones, symbols, web
 from nightingale.text.english.markup import clean
 from nightingale.text.english.rule import Rule, read_all
 
 BEGINNINGS: Final[tuple[Rule, ...]] = (*web.RULES, *calendar.WEEKDAYS)
 # Rules about figures, which a text without a digit need not try.
 FIGURES: Final[tuple[Rule, ...]] = (
+    *labels.RULES,
     *calendar.DATES,
     *phones.RULES,
     *calendar.TIMES,
