@@ -133,7 +133,7 @@ MONEY = [
     ("$3.5 million", "three point five million dollars"),
     ("$5M", "five million dollars"),
     ("$10k", "ten thousand dollars"),
-    ("$2bn deal", "two billion dollars deal"),
+    ("$2bn deal", "two billion dollar deal"),
     ("£20", "twenty pounds"),
     ("£1.50", "one pound and fifty pence"),
     ("€9.99", "nine euros and ninety-nine cents"),

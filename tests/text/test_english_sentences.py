@@ -88,7 +88,43 @@ WORDS_BEFORE_FIGURES = [
     ("I ate a fig. 3 more are left.", "I ate a fig. three more are left."),
 ]
 
-ROWS = [*STOPS, *NO_STOPS, *STREETS, *LABELS, *WORDS_BEFORE_FIGURES]
+MONEY_SPANS = [
+    ("$10-$20 million", "ten to twenty million dollars"),
+    ("$10–$20 million", "ten to twenty million dollars"),
+    ("$10 to $20 million", "ten to twenty million dollars"),
+    ("between $5 and $10 million", "between five and ten million dollars"),
+    ("between $5 and $10", "between five dollars and ten dollars"),
+    ("$5-10k", "five to ten thousand dollars"),
+    ("$500k-1M", "five hundred thousand to one million dollars"),
+    ("US$1-2 billion", "one to two billion U S dollars"),
+    ("$5-$10", "five dollars to ten dollars"),
+    ("$1.50-2.00", "one dollar and fifty cents to two dollars"),
+    ("$100-200/night", "one hundred to two hundred dollars per night"),
+    ("$70/barrel", "seventy dollars per barrel"),
+    ("It costs $5 to 10.", "It costs five to ten dollars."),
+    ("I gave $5 to 10 people.", "I gave five dollars to ten people."),
+    ("He has $5 and $10 million in debts.", "He has five dollars and ten million dollars in debts."),
+]
+
+MONEY_DESCRIBING = [
+    ("A $100 bill fell.", "A one hundred dollar bill fell."),
+    ("I paid $100 yesterday.", "I paid one hundred dollars yesterday."),
+    ("I took $100 home.", "I took one hundred dollars home."),
+    ("the $100 she owed me", "the one hundred dollars she owed me"),
+    ("the $64,000 question", "the sixty-four thousand dollar question"),
+    ("two $20 bills", "two twenty dollar bills"),
+    ("a £5 note", "a five pound note"),
+    ("a $5 million house", "a five million dollar house"),
+    ("a $5-10 million deal", "a five to ten million dollar deal"),
+    ("the $1.2 trillion infrastructure bill", "the one point two trillion dollar infrastructure bill"),
+    ("a $5.99 deal", "a five dollar and ninety-nine cent deal"),
+    ("a $20-a-month plan", "a twenty dollar-a-month plan"),
+    ("The $50-million project", "The fifty million dollar project"),
+    ("It is worth $50-million.", "It is worth fifty million dollars."),
+    ("$200 a year", "two hundred dollars a year"),
+]
+
+ROWS = [*STOPS, *NO_STOPS, *STREETS, *LABELS, *WORDS_BEFORE_FIGURES, *MONEY_SPANS, *MONEY_DESCRIBING]
 
 
 @pytest.mark.parametrize(("written", "said"), ROWS)

@@ -1,4 +1,4 @@
-"""Money, percentages and units: a figure and what it counts."""
+"""Percentages and units: a figure and what it measures."""
 
 from __future__ import annotations
 
@@ -7,30 +7,6 @@ from typing import Final
 
 from nightingale.text.english import words
 from nightingale.text.english.rule import Rule, any_of, rule
-
-CURRENCIES: Final = {
-    # One, several, and the same of the hundredth part.
-    "$": ("dollar", "dollars", "cent", "cents"),
-    "US$": ("U S dollar", "U S dollars", "cent", "cents"),
-    "C$": ("Canadian dollar", "Canadian dollars", "cent", "cents"),
-    "A$": ("Australian dollar", "Australian dollars", "cent", "cents"),
-    "£": ("pound", "pounds", "penny", "pence"),
-    "€": ("euro", "euros", "cent", "cents"),
-    "¥": ("yen", "yen", "sen", "sen"),
-    "₹": ("rupee", "rupees", "paisa", "paise"),
-    "₽": ("ruble", "rubles", "kopeck", "kopecks"),
-    "₩": ("won", "won", "jeon", "jeon"),
-    "₿": ("bitcoin", "bitcoins", "cent", "cents"),
-}
-CURRENCY_CODES: Final = {
-    "USD": "U S dollars", "EUR": "euros", "GBP": "pounds", "JPY": "yen", "CHF": "Swiss francs",
-    "CAD": "Canadian dollars", "AUD": "Australian dollars", "INR": "rupees", "CNY": "yuan",
-}  # fmt: skip
-MULTIPLIERS: Final = {
-    "K": "thousand", "k": "thousand", "M": "million", "m": "million", "mn": "million", "B": "billion",
-    "b": "billion", "bn": "billion", "T": "trillion", "tn": "trillion", "thousand": "thousand",
-    "million": "million", "billion": "billion", "trillion": "trillion", "hundred": "hundred",
-}  # fmt: skip
 
 UNITS: Final = {
     # As written, and what one and several of it are called.
@@ -82,36 +58,17 @@ PER: Final = {
     "mL": "milliliter",
 }  # fmt: skip
 
-_NUMBER: Final = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
+NUMBER: Final = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
 _START: Final = r"(?<![\w.,])"
 _PER: Final = rf"(?:\s?/\s?(?P<per>{any_of(PER)})\b)?"
-_SIGN: Final = rf"(?P<sign>{any_of(CURRENCIES)})"
 
 
-def _is_one(figures: str) -> bool:
+def is_one(figures: str) -> bool:
     return figures.replace(",", "") == "1"
 
 
 def _per(match: re.Match[str]) -> str:
     return f" per {PER[match['per']]}" if match["per"] else ""
-
-
-def _money(match: re.Match[str]) -> str:
-    one, many, cent, cents = CURRENCIES[match["sign"]]
-    figures, scale = match["figures"], match["scale"]
-    if scale:
-        return f"{words.number(figures)} {MULTIPLIERS[scale]} {many}{_per(match)}"
-    units, point, fraction = figures.replace(",", "").partition(".")
-    if not point:
-        return f"{words.number(figures)} {one if _is_one(figures) else many}{_per(match)}"
-    if len(fraction) != 2:
-        return f"{words.number(figures)} {many}{_per(match)}"
-    parts = []
-    if units.strip("0"):
-        parts.append(f"{words.whole(units)} {one if units == '1' else many}")
-    if fraction != "00":
-        parts.append(f"{words.cardinal(int(fraction))} {cent if fraction == '01' else cents}")
-    return (" and ".join(parts) or f"zero {many}") + _per(match)
 
 
 def _measure(match: re.Match[str]) -> str:
@@ -124,41 +81,17 @@ def _measure(match: re.Match[str]) -> str:
     if match["power"]:
         power = "square" if match["power"] == "squared" else "cubic"
         one, many = f"{power} {one}", f"{power} {many}"
-    return f"{words.number(figures)} {one if _is_one(figures) else many}{_per(match)}"
+    return f"{words.number(figures)} {one if is_one(figures) else many}{_per(match)}"
 
 
 RULES: Final[tuple[Rule, ...]] = (
-    rule(
-        rf"{_SIGN}\s?(?P<low>{_NUMBER})(?P<lows>[KkMBT]?)\s?(?:[-–—]|to)\s?(?P<figures>{_NUMBER})(?![\w%])"
-        rf"(?P<scale>)(?P<per>)(?!\s?(?:million|billion|trillion|thousand)\b)",
-        lambda m: f"{words.number(m['low'])} {MULTIPLIERS.get(m['lows'], '')} to {_money(m)}",
-    ),
-    rule(
-        rf"{_SIGN}\s?(?P<figures>{_NUMBER})(?:\s?(?P<scale>{any_of(MULTIPLIERS)})\b)?{_PER}",
-        _money,
-    ),
-    rule(
-        rf"{_START}(?P<figures>{_NUMBER})\s?(?P<sign>[€£¥₹])(?!\w)(?P<scale>)(?P<per>)",
-        _money,
-    ),
-    rule(
-        rf"{_START}(?P<figures>{_NUMBER})\s?(?P<code>{any_of(CURRENCY_CODES)})\b",
-        lambda m: f"{words.number(m['figures'])} {CURRENCY_CODES[m['code']]}",
-    ),
-    rule(
-        rf"\b(?P<code>{any_of(CURRENCY_CODES)})\s?(?P<figures>{_NUMBER})\b",
-        lambda m: f"{words.number(m['figures'])} {CURRENCY_CODES[m['code']]}",
-    ),
-    rule(
-        rf"{_START}({_NUMBER})\s?¢", lambda m: f"{words.number(m[1])} {'cent' if _is_one(m[1]) else 'cents'}"
-    ),
-    rule(rf"{_START}({_NUMBER})\s?%", lambda m: f"{words.number(m[1])} percent"),
+    rule(rf"{_START}({NUMBER})\s?%", lambda m: f"{words.number(m[1])} percent"),
     rule(
         r"(?<![\w.])(\d)\s?(?:ft\.?|'|feet)\s?(\d{1,2})\s?(?:in\.?\b|\"|inches)",
         lambda m: f"{words.cardinal(int(m[1]))} foot {words.cardinal(int(m[2]))}",
     ),
     rule(
-        rf"{_START}(?P<figures>{_NUMBER})(?P<gap>[ -]?)(?P<unit>{any_of(UNITS)})(?![\w°])(?!'\w)"
+        rf"{_START}(?P<figures>{NUMBER})(?P<gap>[ -]?)(?P<unit>{any_of(UNITS)})(?![\w°])(?!'\w)"
         rf"(?: (?P<power>squared|cubed))?{_PER}",
         _measure,
     ),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from nightingale.text.english import calendar, figures, labels, measures, names, phones, symbols, web
+from nightingale.text.english import calendar, figures, labels, measures, money, names, phones, symbols, web
 from nightingale.text.english.markup import clean
 from nightingale.text.english.rule import Rule, read_all
 
@@ -18,11 +18,13 @@ BEGINNINGS: Final[tuple[Rule, ...]] = (*web.RULES, *calendar.WEEKDAYS)
 # Rules about figures, which a text without a digit need not try.
 FIGURES: Final[tuple[Rule, ...]] = (
     *labels.RULES,
+    *money.SPANS,
     *calendar.DATES,
     *phones.RULES,
     *calendar.TIMES,
     *calendar.YEARS,
     *figures.EARLY,
+    *money.RULES,
     *measures.RULES,
 )
 ENDINGS: Final[tuple[Rule, ...]] = (*symbols.RULES, *symbols.DASHES, *symbols.SPACING)

@@ -1,0 +1,155 @@
+"""Sums of money: one, a span of two, and one that describes a thing (a hundred dollar bill)."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from nightingale.text.english import words
+from nightingale.text.english.measures import NUMBER, PER, is_one
+from nightingale.text.english.rule import Rule, any_of, listed, rule
+
+CURRENCIES: Final = {
+    # One, several, and the same of the hundredth part.
+    "$": ("dollar", "dollars", "cent", "cents"),
+    "US$": ("U S dollar", "U S dollars", "cent", "cents"),
+    "C$": ("Canadian dollar", "Canadian dollars", "cent", "cents"),
+    "A$": ("Australian dollar", "Australian dollars", "cent", "cents"),
+    "£": ("pound", "pounds", "penny", "pence"),
+    "€": ("euro", "euros", "cent", "cents"),
+    "¥": ("yen", "yen", "sen", "sen"),
+    "₹": ("rupee", "rupees", "paisa", "paise"),
+    "₽": ("ruble", "rubles", "kopeck", "kopecks"),
+    "₩": ("won", "won", "jeon", "jeon"),
+    "₿": ("bitcoin", "bitcoins", "cent", "cents"),
+}
+CURRENCY_CODES: Final = {
+    "USD": "U S dollars", "EUR": "euros", "GBP": "pounds", "JPY": "yen", "CHF": "Swiss francs",
+    "CAD": "Canadian dollars", "AUD": "Australian dollars", "INR": "rupees", "CNY": "yuan",
+}  # fmt: skip
+LETTERS: Final = {
+    "K": "thousand", "k": "thousand", "M": "million", "m": "million", "mn": "million", "B": "billion",
+    "b": "billion", "bn": "billion", "T": "trillion", "tn": "trillion",
+}  # fmt: skip
+SCALES: Final = listed("thousand million billion trillion")
+MULTIPLIERS: Final = {**LETTERS, **{scale: scale for scale in SCALES}, "hundred": "hundred"}
+
+THINGS: Final = listed(
+    "bill note coin check cheque ticket fine prize deal budget contract grant loan fund gift card voucher "
+    "coupon question lawsuit settlement project plan package bonus fee reward bounty discount rebate "
+    "donation bailout investment scholarship house mansion price jackpot"
+)
+"""What a sum may describe without an article in front: two $20 bills."""
+NOT_THINGS: Final = listed(
+    "and or but nor to in on at for from of off out over under up down with by per as than a an the each "
+    "every apiece is was are were has had will would can could should more less now then today yesterday "
+    "tomorrow ago back he she it they we you who that which if when while because so until since"
+)
+"""What may follow "a $100" and is not described by it."""
+
+BETWEEN: Final = ("between ", "Between ")
+
+_START: Final = r"(?<![\w.,])"
+_SIGN: Final = rf"(?P<sign>{any_of(CURRENCIES)})"
+_SCALE: Final = rf"(?:\s?(?P<scale>{any_of(MULTIPLIERS)})\b|-(?P<joined>{any_of(SCALES)})\b)?"
+_PER: Final = rf"(?:\s?/\s?(?P<per>{any_of(PER)}|[a-z]{{3,20}})\b)?"
+_THING: Final = rf" (?!(?:{any_of(NOT_THINGS)})\b)[a-z]{{2,20}}\b"
+_LISTED_THING: Final = rf" (?:{any_of(THINGS)})s?\b"
+
+_WORD: Final = re.compile(r" [a-z]")
+_DESCRIBES: Final = re.compile(rf"-(?:an?|per)-[a-z]|{_LISTED_THING}")
+_ANYTHING: Final = re.compile(_THING)
+_DESCRIBES_BEHIND: Final = (
+    # What stands in front of the sum, and what then follows a sum that describes.
+    (re.compile(r"\b(?:[Aa]n?|[Aa]nother|[Ee]very|[Ee]ach) $"), _ANYTHING),
+    (
+        re.compile(r"\b(?:[Tt]he|[Tt]his|[Tt]hat|[Hh]is|[Hh]er|[Ii]ts|[Tt]heir|[Oo]ur|[Mm]y|[Yy]our|'s) $"),
+        re.compile(_THING + _LISTED_THING),
+    ),
+)
+
+
+def _describes(match: re.Match[str]) -> bool:
+    """Whether the sum is said in the singular, for what follows: a five dollar bill."""
+    text, end = match.string, match.end()
+    if match["per"]:
+        return False
+    if _DESCRIBES.match(text, end) or (match["joined"] and _ANYTHING.match(text, end)):
+        return True
+    before = text[max(0, match.start() - 10) : match.start()]
+    return any(led.search(before) and thing.match(text, end) for led, thing in _DESCRIBES_BEHIND)
+
+
+def _sum(figures: str, scale: str | None, names: tuple[str, str, str, str], *, single: bool = False) -> str:
+    one, many, cent, cents = names
+    if single:
+        many, cents = one, cent
+    units, point, fraction = figures.replace(",", "").partition(".")
+    if scale:
+        return f"{words.number(figures)} {MULTIPLIERS[scale]} {many}"
+    if not point:
+        return f"{words.number(figures)} {one if is_one(figures) else many}"
+    if len(fraction) != 2:
+        return f"{words.number(figures)} {many}"
+    parts = []
+    if units.strip("0"):
+        parts.append(f"{words.whole(units)} {one if units == '1' else many}")
+    if fraction != "00":
+        parts.append(f"{words.cardinal(int(fraction))} {cent if fraction == '01' else cents}")
+    return " and ".join(parts) or f"zero {many}"
+
+
+def _per(match: re.Match[str]) -> str:
+    return f" per {PER.get(match['per'], match['per'])}" if match["per"] else ""
+
+
+def _money(match: re.Match[str]) -> str:
+    scale, single = match["scale"] or match["joined"], _describes(match)
+    return _sum(match["figures"], scale, CURRENCIES[match["sign"]], single=single) + _per(match)
+
+
+def _span(match: re.Match[str]) -> str:
+    """From one sum to another. A million behind the second is meant for the first as well."""
+    low, low_scale, joint, again = match["low"], match["lows"], match["joint"].strip(), match["again"]
+    figures, scale = match["figures"], match["scale"] or match["joined"]
+    shared = scale and not low_scale
+    if joint == "and" and not (shared and match.string.endswith(BETWEEN, 0, match.start())):
+        return match[0]
+    if joint == "to" and not shared and (again or _WORD.match(match.string, match.end())):
+        return match[0]
+    names, single = CURRENCIES[match["sign"]], _describes(match)
+    has_cents = not scale and any(len(end.partition(".")[2]) == 2 for end in (low, figures))
+    if has_cents or (again and not shared):
+        said = _sum(low, low_scale, names, single=single)
+    else:
+        said = f"{words.number(low)} {MULTIPLIERS.get(low_scale, '')}".rstrip()
+    high = _sum(figures, scale, names, single=single) + _per(match)
+    return f"{said} {joint if joint == 'and' else 'to'} {high}"
+
+
+# Before figures become spans of their own: "$5-10" is money at both ends, "$5 to 10 people" is not.
+SPANS: Final[tuple[Rule, ...]] = (
+    rule(
+        rf"(?<![\d.,-]){_SIGN}\s?(?P<low>{NUMBER})(?:\s?(?P<lows>{any_of(MULTIPLIERS)})\b)?"
+        rf"(?P<joint>\s?[-–—]\s?| to | and )(?P<again>(?P=sign)\s?)?"
+        rf"(?P<figures>{NUMBER}){_SCALE}{_PER}(?![\w%]|[.,-]\d)",
+        _span,
+    ),
+)
+
+RULES: Final[tuple[Rule, ...]] = (
+    rule(rf"{_SIGN}\s?(?P<figures>{NUMBER}){_SCALE}{_PER}", _money),
+    rule(
+        rf"{_START}(?P<figures>{NUMBER})\s?(?P<sign>[€£¥₹])(?!\w)(?P<scale>)(?P<joined>)(?P<per>)",
+        _money,
+    ),
+    rule(
+        rf"{_START}(?P<figures>{NUMBER})\s?(?P<code>{any_of(CURRENCY_CODES)})\b",
+        lambda m: f"{words.number(m['figures'])} {CURRENCY_CODES[m['code']]}",
+    ),
+    rule(
+        rf"\b(?P<code>{any_of(CURRENCY_CODES)})\s?(?P<figures>{NUMBER})\b",
+        lambda m: f"{words.number(m['figures'])} {CURRENCY_CODES[m['code']]}",
+    ),
+    rule(rf"{_START}({NUMBER})\s?¢", lambda m: f"{words.number(m[1])} {'cent' if is_one(m[1]) else 'cents'}"),
+)
