@@ -124,7 +124,61 @@ MONEY_DESCRIBING = [
     ("$200 a year", "two hundred dollars a year"),
 ]
 
-ROWS = [*STOPS, *NO_STOPS, *STREETS, *LABELS, *WORDS_BEFORE_FIGURES, *MONEY_SPANS, *MONEY_DESCRIBING]
+CLOCK_STOPS = [
+    ("It hit at 4:15 a.m. Tuesday.", "It hit at four fifteen A M Tuesday."),
+    ("It ends at 6 p.m. March 3.", "It ends at six P M March third."),
+    ("Call at 9 p.m. Eastern.", "Call at nine P M Eastern."),
+    ("Call at 9 p.m. Pacific time.", "Call at nine P M Pacific time."),
+    ("Call at 9 p.m. Central banks are shut.", "Call at nine P M. Central banks are shut."),
+    ("It is 6 p.m. May I come in?", "It is six P M. May I come in?"),
+    ('"Come at 6 p.m." He left.', '"Come at six P M." He left.'),
+]
+
+DATE_SPANS = [
+    ("June 5-7", "June fifth to seventh"),
+    ("May 3–5, 2022", "May third to fifth, twenty twenty-two"),
+    ("5-7 June 2020", "the fifth to the seventh of June, twenty twenty"),
+    ("June 28-July 2", "June twenty-eighth to July second"),
+    (
+        "Dec. 30, 2020 – Jan. 2, 2021",
+        "December thirtieth, twenty twenty to January second, twenty twenty-one",
+    ),
+    ("Jan.–Mar. 2020", "January to March twenty twenty"),
+    ("2024/03/15", "March fifteenth, twenty twenty-four"),
+    ("Mon.-Fri. 9-5", "Monday to Friday nine to five"),
+]
+
+SHORT_DAYS = [
+    ("It starts in Sept.", "It starts in September."),
+    ("It fell in Jan. and Feb. this time.", "It fell in January and February this time."),
+    ("He left in Nov. She stayed.", "He left in November. She stayed."),
+    ("See you on Thurs. at noon.", "See you on Thursday at noon."),
+    ("See you on Sat. at noon.", "See you on Saturday at noon."),
+    ("I met Jan. He was old.", "I met Jan. He was old."),
+    ("I read the Sun. He read on.", "I read the Sun. He read on."),
+]
+
+NUMERALS = [
+    ("Louis C.K. spoke.", "Louis C K spoke."),
+    ("Louis L'Amour wrote.", "Louis L'Amour wrote."),
+    ("Louis V. Gerstner", "Louis V Gerstner"),
+    ("Henry V. He was king.", "Henry the fifth. He was king."),
+    ("Artemis II will fly.", "Artemis two will fly."),
+]
+
+ROWS = [
+    *STOPS,
+    *NO_STOPS,
+    *STREETS,
+    *LABELS,
+    *WORDS_BEFORE_FIGURES,
+    *MONEY_SPANS,
+    *MONEY_DESCRIBING,
+    *CLOCK_STOPS,
+    *DATE_SPANS,
+    *SHORT_DAYS,
+    *NUMERALS,
+]
 
 
 @pytest.mark.parametrize(("written", "said"), ROWS)

@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from nightingale.text.english import words
+from nightingale.text.english.openings import sentence_ends
 from nightingale.text.english.rule import Rule, any_of, listed, rule
 
 MONTHS: Final = listed(
@@ -36,8 +37,16 @@ _MONTH: Final = (
     r"(?:(?:(?<=Sept)|(?<=\b(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sep|Oct|Nov|Dec)))\.(?!$))?"
 )
 _DAY: Final = r"(?P<day>[12]\d|3[01]|0?[1-9])"
+_LAST: Final = r"\s?[-–—]\s?(?P<last>[12]\d|3[01]|0?[1-9])"
+_TH: Final = r"(?:st|nd|rd|th)?"
 _YEAR: Final = r"(?P<year>1\d{3}|20\d{2})"
-_HALF: Final = r"(?P<half>[AaPp])\.?\s?[Mm]\b(?:\.(?=\s+[a-z0-9]|\s+[A-Z]{2,4}\b|\S))?"
+_WEEKDAY: Final = r"(?:Sun|Mon|Tues|Wednes|Thurs|Fri|Satur)day\b"
+# The sentence goes on behind an hour: with a day, a zone, or anything without a capital.
+HOUR_GOES_ON: Final = (
+    rf"(?=\s+[a-z0-9]|\s+[A-Z]{{2,4}}\b|\s+{_WEEKDAY}|\s+(?:{any_of(MONTHS)}) [a-z0-9]"
+    r"|\s+(?:Eastern|Central|Mountain|Pacific|Greenwich)(?:[.,;)]|$| [A-Z]?[a-z]{0,7} ?[Tt]ime\b)|[^\s\"'])"
+)
+_HALF: Final = rf"(?P<half>[AaPp])\.?\s?[Mm]\b(?:\.{HOUR_GOES_ON})?"
 
 
 def _day(figures: str) -> str:
@@ -50,6 +59,16 @@ def _with_year(said: str, year: str | None) -> str:
 
 def _month_day(match: re.Match[str]) -> str:
     return _with_year(f"{MONTH_OF[match['month']]} {_day(match['day'])}", match["year"])
+
+
+def _month_days(match: re.Match[str]) -> str:
+    said = f"{MONTH_OF[match['month']]} {_day(match['day'])} to {_day(match['last'])}"
+    return _with_year(said, match["year"])
+
+
+def _days_month(match: re.Match[str]) -> str:
+    said = f"the {_day(match['day'])} to the {_day(match['last'])} of {MONTH_OF[match['month']]}"
+    return _with_year(said, match["year"])
 
 
 def _day_month(match: re.Match[str]) -> str:
@@ -78,7 +97,7 @@ def _month_slash_day(match: re.Match[str]) -> str:
 
 
 def _iso(match: re.Match[str]) -> str:
-    return f"{MONTHS[int(match[2]) - 1]} {_day(match[3])}, {words.year(match[1])}"
+    return f"{MONTHS[int(match[3]) - 1]} {_day(match[4])}, {words.year(match[1])}"
 
 
 def _clock(match: re.Match[str]) -> str:
@@ -111,15 +130,38 @@ def _plain_year(match: re.Match[str]) -> str:
 _NOT_IN_NUMBER: Final = r"(?<![\w.,$£€/:-])"
 _NUMBER_ENDS: Final = r"(?![\w%°]|[.,:/]\d)"
 
+
+def _short(match: re.Match[str]) -> str:
+    """A month or a day with the full stop of its abbreviation, which may be the sentence's as well."""
+    said = (MONTH_OF | DAY_OF)[match[1]]
+    return said + ("." if sentence_ends(match.string, match.end()) else "")
+
+
 WEEKDAYS: Final[tuple[Rule, ...]] = (
     rule(
-        rf"\b({any_of(DAY_OF)})\.?\s?[-–]\s?({any_of(DAY_OF)})\b",
+        rf"\b({any_of(DAY_OF)})\.?\s?[-–]\s?({any_of(DAY_OF)})\b(?:\.(?= [a-z0-9]))?",
         lambda m: f"{DAY_OF[m[1]]} to {DAY_OF[m[2]]}",
+    ),
+    rule(
+        rf"\b({any_of(MONTH_OF)})\.?\s?[-–—]\s?(?=(?:{any_of(MONTH_OF)})\b)",
+        lambda m: f"{MONTH_OF[m[1]]} to ",
+    ),
+)
+
+# Without a figure beside them. Jan and Del Mar are names, and a sun is no day: those need a word in front.
+SHORT: Final[tuple[Rule, ...]] = (
+    rule(r"\b(Feb|Apr|Jul|Aug|Sept?|Oct|Nov|Dec|Tues?|Thurs?|Fri)\.(?!\w)", _short),
+    rule(
+        r"(?:(?<=\b[Ii]n )|(?<=\b[Oo]n )|(?<=\b(?:last|next|this|late) )|(?<=\b(?:since|early|every) ))"
+        r"(Jan|Mar|Jun|Mon|Wed|Thu|Sat|Sun)\.(?!\w)",
+        _short,
     ),
 )
 
 DATES: Final[tuple[Rule, ...]] = (
-    rule(rf"{_NOT_IN_NUMBER}(1\d{{3}}|20\d{{2}})-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])(?![\w-])", _iso),
+    rule(
+        rf"{_NOT_IN_NUMBER}(1\d{{3}}|20\d{{2}})([-/])(0[1-9]|1[0-2])\2(0[1-9]|[12]\d|3[01])(?![\w/-])", _iso
+    ),
     rule(
         rf"{_NOT_IN_NUMBER}(\d{{1,2}})([/.])(\d{{1,2}})\2(\d{{4}}|\d{{2}}(?<=/\d\d))(?![\w/]|\.\d)", _slashed
     ),
@@ -127,6 +169,19 @@ DATES: Final[tuple[Rule, ...]] = (
     rule(
         rf"\b({any_of(DAY_OF)})\b\.?(?=,? (?:{any_of(MONTH_OF)})\b|,? \d)",
         lambda m: DAY_OF[m[1]],
+    ),
+    rule(
+        rf"\b(?P<month>{any_of(MONTH_OF)})(?P<rest>\.? \d{{1,2}}{_TH}(?:,? {_YEAR})?)\s?[-–—]\s?"
+        rf"(?=(?:{any_of(MONTH_OF)})\.? \d)",
+        lambda m: f"{m['month']}{m['rest']} to ",
+    ),
+    rule(
+        rf"{_NOT_IN_NUMBER}{_DAY}{_TH}{_LAST}{_TH} {_MONTH}(?:,? {_YEAR})?{_NUMBER_ENDS}",
+        _days_month,
+    ),
+    rule(
+        rf"{_MONTH} {_DAY}{_TH}{_LAST}{_TH}(?![\w%°-]|[.:/]\d)(?:,? {_YEAR}(?![\w%°]|[.:/]\d))?",
+        _month_days,
     ),
     rule(
         rf"(?P<the>\b[Tt]he )?(?<![\d.,:/$-]){_DAY}(?:st|nd|rd|th)?(?: of)? {_MONTH}"

@@ -83,6 +83,8 @@ def _by(match: re.Match[str]) -> str:
 
 EARLY: Final[tuple[Rule, ...]] = (
     # Before money and units: what joins two figures, and a sign in front of one.
+    rule(r"\bv(?:er)?\.? ?(?=\d+\.\d)", "version "),
+    rule(r"\bver\. ?(?=\d)", "version "),
     rule(r"(?<=\d) - (?=\d[\d.,]{0,20}\s?=)", " minus "),
     rule(r"(?<=[\d%])\s?[–—]\s?(?=[$£€]?\.?\d)", " to "),
     rule(r"(?<![\w.,-])(\d[\d.,]{0,20}%?) ?- ?(?=\d[\d.,]{0,20}(?![\w.,]*-))", r"\1 to "),

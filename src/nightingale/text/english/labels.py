@@ -15,7 +15,7 @@ LABELS: Final = {
     "No.": "number", "no.": "number", "Nos.": "numbers", "#": "number", "p.": "page", "pp.": "pages",
     "pg.": "page", "vol.": "volume", "Vol.": "Volume", "ch.": "chapter", "Ch.": "Chapter",
     "fig.": "figure", "Fig.": "Figure", "eq.": "equation", "Eq.": "Equation", "sec.": "section",
-    "Sec.": "Section", "§": "section", "art.": "article", "Art.": "Article", "ver.": "version",
+    "Sec.": "Section", "§": "section", "art.": "article", "Art.": "Article",
     "approx.": "approximately", "ca.": "circa", "c.": "circa", "~": "about", "≈": "approximately",
     "±": "plus or minus",
 }  # fmt: skip
@@ -83,7 +83,4 @@ def _label(match: re.Match[str]) -> str:
     return f"{LABELS[label]} "
 
 
-RULES: Final[tuple[Rule, ...]] = (
-    rule(rf"(?<![\w.])({any_of(LABELS)})(\s?)(?=[$£€]?\.?\d)", _label),
-    rule(r"\bv(?:er)?\.? ?(?=\d+\.\d)", "version "),
-)
+RULES: Final[tuple[Rule, ...]] = (rule(rf"(?<![\w.])({any_of(LABELS)})(\s?)(?=[$£€]?\.?\d)", _label),)

@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from nightingale.text.english import lexicon, words
+from nightingale.text.english.calendar import HOUR_GOES_ON
 from nightingale.text.english.openings import OPENING, sentence_ends
 from nightingale.text.english.rule import Rule, any_of, rule
 
@@ -112,7 +113,7 @@ ABBREVIATIONS: Final[tuple[Rule, ...]] = (
     ),
     rule(rf"(?<![\w.])({any_of(lexicon.SHORT_FORMS)})(?!\w)", _short_form),
     rule(rf"(?<![\w/&])({any_of(lexicon.WHOLE_WORDS)})(?![\w&/]|'\w)", lambda m: lexicon.WHOLE_WORDS[m[1]]),
-    rule(r"\b([AaPp])\.[Mm]\.(?=\s+[a-z]|[,;])", lambda m: f"{m[1].upper()} M"),
+    rule(rf"\b([AaPp])\.[Mm]\.{HOUR_GOES_ON}", lambda m: f"{m[1].upper()} M"),
     rule(r"\b([AaPp])\.[Mm]\.", lambda m: f"{m[1].upper()} M."),
     rule(r"(?<![\w.])((?:[A-Za-z]\.){2,8})(?!\w)", _dotted),
     rule(r"(?<![\w.'])((?:[A-Z]\. ?){2,4})(?=[A-Z][a-z])", _initials),
@@ -129,11 +130,12 @@ NUMERALS: Final[tuple[Rule, ...]] = (
     ),
     rule(
         rf"\b({any_of(lexicon.MONARCHS)}) "
-        # "Elizabeth I think" is not a queen.
-        rf"(?!I\b(?! (?:of|was|reigned|ruled|and)\b|[,.;:!?)]|'s|$))({_NUMERAL})\b",
+        # "Elizabeth I think" is not a queen, Louis C. K., Louis L'Amour and Louis V. Gerstner are not kings.
+        rf"(?!I\b(?! (?:of|was|reigned|ruled|and)\b|[,.;:!?)]|'s|$)|[CL]\b|[VX] [A-Z])({_NUMERAL})\b",
         lambda m: f"{m[1]} the {words.ordinal(roman(m[2]))}",
     ),
     rule(r"\b([A-Z][a-z]+ [A-Z][a-z]+) (II|III|IV)\b", lambda m: f"{m[1]} the {words.ordinal(roman(m[2]))}"),
+    rule(r"\b([A-Z][a-z]+) (III?|VIII?)\b", lambda m: f"{m[1]} {words.cardinal(roman(m[2]))}"),
     rule(r"\bWW(II?)\b", lambda m: f"World War {'two' if m[1] == 'II' else 'one'}"),
 )
 

@@ -47,7 +47,7 @@ def _read_once(text: str) -> str:
     text = read_all(BEGINNINGS, clean(text))
     if has_digit(text):
         text = read_all(FIGURES, text)
-    text = read_all(names.ABBREVIATIONS, text)
+    text = read_all((*calendar.SHORT, *names.ABBREVIATIONS), text)
     if has_digit(text):
         text = read_all(figures.LATE, text)
     text = read_all(ENDINGS, names.read_names(text))
