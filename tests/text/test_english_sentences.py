@@ -158,6 +158,18 @@ SHORT_DAYS = [
     ("I read the Sun. He read on.", "I read the Sun. He read on."),
 ]
 
+UNIT_STOPS = [
+    ("It's 5 ft. tall and 6 in. wide.", "It's five feet tall and six inches wide."),
+    ("He is 5 ft. He grows.", "He is five feet. He grows."),
+    ("3 lbs. of beef", "three pounds of beef"),
+    ("2,400 sq. ft. of floor", "two thousand four hundred square feet of floor"),
+    ("2 tbsp. of oil and 1 tsp salt", "two tablespoons of oil and one teaspoon salt"),
+    ("1/2 tsp salt", "one half teaspoon salt"),
+    ("3/4 km", "three quarters kilometer"),
+    ("a 1/2 in. pipe", "a one half inch pipe"),
+    ("2½ tbsp oil", "two and a half tablespoons oil"),
+]
+
 NUMERALS = [
     ("Louis C.K. spoke.", "Louis C K spoke."),
     ("Louis L'Amour wrote.", "Louis L'Amour wrote."),
@@ -177,6 +189,7 @@ ROWS = [
     *CLOCK_STOPS,
     *DATE_SPANS,
     *SHORT_DAYS,
+    *UNIT_STOPS,
     *NUMERALS,
 ]
 

@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from nightingale.text.english import words
-from nightingale.text.english.rule import Rule, any_of, rule
+from nightingale.text.english.rule import Rule, any_of, listed, rule
 
 UNITS: Final = {
     # As written, and what one and several of it are called.
@@ -44,12 +44,17 @@ UNITS: Final = {
     "kcal": ("kilocalorie", "kilocalories"), "kJ": ("kilojoule", "kilojoules"), "psi": ("P S I", "P S I"),
     "kPa": ("kilopascal", "kilopascals"), "hPa": ("hectopascal", "hectopascals"),
     "sq ft": ("square foot", "square feet"), "sq mi": ("square mile", "square miles"),
-    "ha": ("hectare", "hectares"),
+    "ha": ("hectare", "hectares"), "tsp": ("teaspoon", "teaspoons"), "tbsp": ("tablespoon", "tablespoons"),
+    "gal": ("gallon", "gallons"),
     "hp": ("horsepower", "horsepower"), "°C": ("degree Celsius", "degrees Celsius"),
     "°F": ("degree Fahrenheit", "degrees Fahrenheit"), "°": ("degree", "degrees"),
 }  # fmt: skip
+INCH: Final = ("inch", "inches")
+"""Only as "in." in front of a small letter: "in" is nearly always the preposition."""
 ONLY_ATTACHED: Final = frozenset({"l", "us", "ha"})
 """Behind a space these are more often a word or a letter than a unit."""
+STOPPED: Final = listed("ft yd yds lb lbs oz mi sec secs min mins hr hrs yr yrs tsp tbsp gal")
+"""Often written with a full stop, which is not the sentence's where a small letter follows."""
 PER: Final = {
     "h": "hour", "hr": "hour", "hour": "hour", "day": "day", "week": "week", "wk": "week", "mo": "month",
     "month": "month", "yr": "year", "year": "year", "kg": "kilogram", "lb": "pound", "min": "minute",
@@ -71,6 +76,15 @@ def _per(match: re.Match[str]) -> str:
     return f" per {PER[match['per']]}" if match["per"] else ""
 
 
+def _fraction_measure(match: re.Match[str]) -> str:
+    """Only the unit: the fraction is read with the figures. Half a teaspoon is one half teaspoon."""
+    unit = match["unit"]
+    if unit in ONLY_ATTACHED:
+        return match[0]
+    names = INCH if unit == "in." else UNITS[unit]
+    return f"{match['fraction']} {names[bool(match['whole'])]}"
+
+
 def _measure(match: re.Match[str]) -> str:
     figures, gap, unit = match["figures"], match["gap"], match["unit"]
     if gap and unit in ONLY_ATTACHED:
@@ -89,6 +103,19 @@ RULES: Final[tuple[Rule, ...]] = (
     rule(
         r"(?<![\w.])(\d)\s?(?:ft\.?|'|feet)\s?(\d{1,2})\s?(?:in\.?\b|\"|inches)",
         lambda m: f"{words.cardinal(int(m[1]))} foot {words.cardinal(int(m[2]))}",
+    ),
+    rule(r"(?<=\d) ?sq\. (?=ft\b|mi\b)", " sq "),
+    rule(rf"(?<=\d)([ -]?(?:sq )?(?:{any_of(STOPPED)}))\.(?=[,;)]| [a-z])", r"\1"),
+    rule(
+        # Reduced, as fractions are written; in "8/16 GB" there are two sizes.
+        r"(?<![\w.,/])"
+        r"(?P<fraction>(?P<whole>\d{1,3} )?(?:1/2|[12]/3|[13]/4|[1357]/8|(?:[13579]|1[135])/16))[ -]?"
+        rf"(?P<unit>(?:{any_of(UNITS)})(?![\w°/])(?!'\w)|in\.(?=[,;)]| [a-z]))",
+        _fraction_measure,
+    ),
+    rule(
+        rf"(?<![\w.,/])({NUMBER})([ -]?)in\.(?=[,;)]| [a-z])",
+        lambda m: f"{words.number(m[1])}{m[2]}{INCH[m[2] != '-' and not is_one(m[1])]}",
     ),
     rule(
         rf"{_START}(?P<figures>{NUMBER})(?P<gap>[ -]?)(?P<unit>{any_of(UNITS)})(?![\w°])(?!'\w)"
