@@ -21,6 +21,8 @@ STOPS = [
     ("He read about Malcolm X. He was moved.", "He read about Malcolm X. He was moved."),
     ('"I live in the U.S." He left.', '"I live in the U S." He left.'),
     ("It is made in the U.S. (It says so.)", "It is made in the U S. (It says so.)"),
+    ("He has a Ph.D. At 25, he taught.", "He has a P H D. At twenty-five, he taught."),
+    ('"Where?" "In the U.K." "Oh."', '"Where?" "In the U K." "Oh."'),
     ("They sell pens, etc. Anna buys them.", "They sell pens, et cetera. Anna buys them."),
 ]
 
@@ -45,6 +47,7 @@ STREETS = [
     ("He lives at 22 Elm Dr. The house is red.", "He lives at twenty-two Elm Drive. The house is red."),
     ("We were at 1600 Elm Dr. It was late.", "We were at sixteen hundred Elm Drive. It was late."),
     ("We drove up Elm Dr. until dawn.", "We drove up Elm Drive until dawn."),
+    ("I am at 5 Oak St. Call me.", "I am at five Oak Street, Call me."),
     ("Rodeo Dr, Beverly Hills", "Rodeo Drive, Beverly Hills"),
     ("I met with Dr. and Mrs. Jones.", "I met with Doctor and Missus Jones."),
     ("He went to St. Ives.", "He went to Saint Ives."),
@@ -131,6 +134,7 @@ CLOCK_STOPS = [
     ("Call at 9 p.m. Pacific time.", "Call at nine P M Pacific time."),
     ("Call at 9 p.m. Central banks are shut.", "Call at nine P M. Central banks are shut."),
     ("It is 6 p.m. May I come in?", "It is six P M. May I come in?"),
+    ("9 a.m.-6 p.m.", "nine A M to six P M."),
     ('"Come at 6 p.m." He left.', '"Come at six P M." He left.'),
 ]
 
@@ -162,6 +166,7 @@ UNIT_STOPS = [
     ("It's 5 ft. tall and 6 in. wide.", "It's five feet tall and six inches wide."),
     ("He is 5 ft. He grows.", "He is five feet. He grows."),
     ("3 lbs. of beef", "three pounds of beef"),
+    ("It runs 2 hrs. 15 min. in all.", "It runs two hours fifteen minutes in all."),
     ("2,400 sq. ft. of floor", "two thousand four hundred square feet of floor"),
     ("2 tbsp. of oil and 1 tsp salt", "two tablespoons of oil and one teaspoon salt"),
     ("1/2 tsp salt", "one half teaspoon salt"),

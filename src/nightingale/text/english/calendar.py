@@ -137,7 +137,7 @@ def _short(match: re.Match[str]) -> str:
     return said + ("." if sentence_ends(match.string, match.end()) else "")
 
 
-WEEKDAYS: Final[tuple[Rule, ...]] = (
+SPANS: Final[tuple[Rule, ...]] = (
     rule(
         rf"\b({any_of(DAY_OF)})\.?\s?[-–]\s?({any_of(DAY_OF)})\b(?:\.(?= [a-z0-9]))?",
         lambda m: f"{DAY_OF[m[1]]} to {DAY_OF[m[2]]}",
@@ -150,10 +150,10 @@ WEEKDAYS: Final[tuple[Rule, ...]] = (
 
 # Without a figure beside them. Jan and Del Mar are names, and a sun is no day: those need a word in front.
 SHORT: Final[tuple[Rule, ...]] = (
-    rule(r"\b(Feb|Apr|Jul|Aug|Sept?|Oct|Nov|Dec|Tues?|Thurs?|Fri)\.(?!\w)", _short),
+    rule(r"\b(Feb|Apr|Jul|Aug|Sept?|Oct|Nov|Dec|Tues?|Wed|Thurs?|Fri)\.(?!\w)", _short),
     rule(
         r"(?:(?<=\b[Ii]n )|(?<=\b[Oo]n )|(?<=\b(?:last|next|this|late) )|(?<=\b(?:since|early|every) ))"
-        r"(Jan|Mar|Jun|Mon|Wed|Thu|Sat|Sun)\.(?!\w)",
+        r"(Jan|Mar|Jun|Mon|Thu|Sat|Sun)\.(?!\w)",
         _short,
     ),
 )
@@ -195,7 +195,7 @@ DATES: Final[tuple[Rule, ...]] = (
 TIMES: Final[tuple[Rule, ...]] = (
     # "9-5pm", "9:30–11 am": the dash of a span, while both ends still look like times.
     rule(rf"(?<=\d)\s?[-–—]\s?(?=\d{{1,2}}(?::\d\d)?\s?{_HALF})", " to "),
-    rule(r"(?<=[AaPp][Mm])\s?[-–—]\s?(?=\d)", " to "),
+    rule(r"(?:(?<=[AaPp][Mm])|(?<=[AaPp]\.[Mm]\.))\s?[-–—]\s?(?=\d)", " to "),
     rule(r"(?<=:\d\d)\s?[-–—]\s?(?=\d{1,2}:\d\d)", " to "),
     rule(
         rf"(?<![\d:.,])(?P<hour>\d{{1,2}}):(?P<minute>[0-5]\d)(?::(?P<second>[0-5]\d))?(?![\d:]|\.\d)"

@@ -42,6 +42,10 @@ LEADING_IF_NOT_COUNTED: Final = {"no.": frozenset({"a", "to", "from"}), "art.": 
 """ "a no. 2 pencil" is labelled; in "that's a no. 2 days later" days are counted."""
 WORD_AFTER: Final = listed("a an one another the this that half")
 """Behind these, "fig" and "sec" are what they are in a kitchen and in a hurry."""
+NOT_COUNTED: Final = listed(
+    "in is was has had will shall above below shows showed says states provides requires applies too again"
+)
+"""What follows a label's figure, and is not what the figure counts."""
 
 _WINDOW_CHARS: Final = 32
 _LAST_WORD: Final = re.compile(r"([A-Za-z']+\.?) $")
@@ -52,7 +56,7 @@ _COUNTS: Final = re.compile(rf"{_FIGURES} (?:[a-z]{{2,20}}s|more|people|men|wome
 _NOT_COUNTING: Final = re.compile(
     rf"{_FIGURES}(?=\s*$|[.;:!?)\]\"',]| [(\[]"
     r"| (?:and|or) (?:no|fig|sec|art)\.| of (?!them\b|us\b|you\b|these\b|those\b)"
-    r"| (?:in|is|was|has|had|will|shall|above|below|shows|showed|says|states|provides|requires|applies)\b)"
+    rf"| (?:{any_of(NOT_COUNTED)})\b)"
 )
 
 

@@ -105,7 +105,10 @@ RULES: Final[tuple[Rule, ...]] = (
         lambda m: f"{words.cardinal(int(m[1]))} foot {words.cardinal(int(m[2]))}",
     ),
     rule(r"(?<=\d) ?sq\. (?=ft\b|mi\b)", " sq "),
-    rule(rf"(?<=\d)([ -]?(?:sq )?(?:{any_of(STOPPED)}))\.(?=[,;)]| [a-z])", r"\1"),
+    rule(
+        rf"(?<=\d)([ -]?(?:sq )?(?:{any_of(STOPPED)}))\.(?=[,;)]| [a-z]| \d{{1,2}} ?(?:in|oz|mins?|secs?)\b)",
+        r"\1",
+    ),
     rule(
         # Reduced, as fractions are written; in "8/16 GB" there are two sizes.
         r"(?<![\w.,/])"

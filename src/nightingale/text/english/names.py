@@ -106,6 +106,8 @@ ABBREVIATIONS: Final[tuple[Rule, ...]] = (
     rule(r"(?<=[a-z]) Dr\b\.?(?=, [A-Z][a-z])", " Drive"),
     rule(rf"\b((?:[a-z]{{2,20}}|{_FIGURE}) {_NAMED})Dr\b(?:{_GOES_ON}|(?=,|\.?$))", r"\1Drive"),
     rule(rf"\b((?:on|at|along|near|off|down|up|{_FIGURE}) {_NAMED})Dr(?=\.{OPENING})", r"\1Drive"),
+    # Behind a house number a saint is a street, whatever follows.
+    rule(rf"\b((?:{_FIGURE}) {_NAMED})St\.(?= [A-Z])", r"\1Street,"),
     rule(rf"\b({any_of(lexicon.TITLES)})\. ?(?=[A-Z]|and [A-Z])", lambda m: f"{lexicon.TITLES[m[1]]} "),
     rule(
         rf"\b({any_of(lexicon.TRUSTED_WITHOUT_STOP)}) (?=[A-Z][a-z])",

@@ -14,7 +14,7 @@ from nightingale.text.english import calendar, figures, labels, measures, money,
 from nightingale.text.english.markup import clean
 from nightingale.text.english.rule import Rule, read_all
 
-BEGINNINGS: Final[tuple[Rule, ...]] = (*web.RULES, *calendar.WEEKDAYS)
+BEGINNINGS: Final[tuple[Rule, ...]] = (*web.RULES, *calendar.SPANS)
 # Rules about figures, which a text without a digit need not try.
 FIGURES: Final[tuple[Rule, ...]] = (
     *labels.RULES,
@@ -27,6 +27,7 @@ FIGURES: Final[tuple[Rule, ...]] = (
     *money.RULES,
     *measures.RULES,
 )
+ABBREVIATIONS: Final[tuple[Rule, ...]] = (*calendar.SHORT, *names.ABBREVIATIONS)
 ENDINGS: Final[tuple[Rule, ...]] = (*symbols.RULES, *symbols.DASHES, *symbols.SPACING)
 
 MAX_READINGS: Final = 6
@@ -47,7 +48,7 @@ def _read_once(text: str) -> str:
     text = read_all(BEGINNINGS, clean(text))
     if has_digit(text):
         text = read_all(FIGURES, text)
-    text = read_all((*calendar.SHORT, *names.ABBREVIATIONS), text)
+    text = read_all(ABBREVIATIONS, text)
     if has_digit(text):
         text = read_all(figures.LATE, text)
     text = read_all(ENDINGS, names.read_names(text))

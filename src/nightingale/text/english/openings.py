@@ -29,7 +29,7 @@ SUBJECTS: Final = listed(
     "I you he she it we they this that these those there the my your his her our their anyone anybody"
 )
 
-_SOON: Final = r"(?:,|(?: [A-Z][\w'.-]{0,30}){0,2}(?:(?<=\w),| [a-z]))"
+_SOON: Final = r"(?:,|(?: [A-Z][\w'.-]{0,30}){0,2}(?:(?<=\w),| [a-z0-9$]))"
 OPENING: Final = (
     r" [\"'(]{0,2}"
     rf"(?:(?:{any_of(CERTAIN)})(?![\w-])"
@@ -39,7 +39,7 @@ OPENING: Final = (
 )
 """A space, and what a sentence evidently begins with. For use behind a full stop."""
 
-_ENDS: Final = re.compile(rf"[\"']{{0,2}}(?:\s*$|{OPENING})")
+_ENDS: Final = re.compile(rf"[\"']{{0,2}}(?:\s*$|{OPENING})|\" \"")
 
 
 def sentence_ends(text: str, at: int) -> bool:
