@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import uvicorn
 from plain_http import HTTP
 from typer.testing import CliRunner
 
@@ -95,6 +96,26 @@ def test_a_port_that_is_taken_is_named_and_no_model_is_loaded() -> None:
         result = CliRunner().invoke(app, ["serve", "--port", str(port)])
     assert result.exit_code == 2
     assert f"127.0.0.1:{port}" in result.output
+
+
+def test_wyoming_without_its_package_is_refused_in_four_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wyoming", None)
+    monkeypatch.setattr(uvicorn.Server, "serve", lambda *_, **__: pytest.fail("the server was started"))
+    result = CliRunner().invoke(app, ["serve", "--port", "0", "--wyoming", "tcp://127.0.0.1:0"])
+    assert result.exit_code == 2
+    assert "nightingale-tts[wyoming]" in result.output
+    assert len(result.output.splitlines()) == 4
+
+
+def test_a_port_that_is_taken_is_named_for_wyoming_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("wyoming")
+    monkeypatch.setattr(uvicorn.Server, "serve", lambda *_, **__: pytest.fail("the server was started"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(app, ["serve", "--port", "0", "--wyoming", f"tcp://127.0.0.1:{port}"])
+    assert result.exit_code == 2
+    assert f"127.0.0.1:{port}" in result.output
+    assert "--wyoming" in result.output
 
 
 def test_what_is_accepted_is_sent_at_once() -> None:

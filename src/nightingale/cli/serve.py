@@ -84,6 +84,10 @@ def serve(
         ) from error
     settings = Settings.load(config, **flags)
     settings.check_bind()
+    if settings.wyoming:
+        from nightingale.server.wyoming_wire import check_wyoming
+
+        check_wyoming(settings.wyoming, insecure=settings.insecure)
     for name in unknown_keys(config):
         note(f"warning: nobody reads the setting {name}")
     run(settings)

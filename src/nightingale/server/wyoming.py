@@ -37,15 +37,6 @@ async def wyoming_server(
     speaker: Speaker, uri: str, *, insecure: bool = False, max_chars: int = 100_000
 ) -> AsyncIterator[asyncio.Server]:
     """Serve while the context is open."""
-    try:
-        import wyoming  # noqa: F401, an optional package: better missed now than by the first client
-    except ImportError as error:
-        raise ConfigError(
-            "Wyoming needs a package that is not installed",
-            got="no module 'wyoming'",
-            allowed="wyoming 1.7 or newer",
-            fix="pip install 'nightingale-tts[wyoming]'",
-        ) from error
     host, port = wyoming_address(uri, insecure=insecure)
     clients: set[asyncio.Task[None]] = set()
 

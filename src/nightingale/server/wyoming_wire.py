@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from nightingale import __version__
 from nightingale.errors import ConfigError
+from nightingale.server.listening import listening
 from nightingale.server.roster import VoiceCard
 
 if TYPE_CHECKING:
@@ -24,8 +25,31 @@ MAX_EXTRA_BYTES: Final = 1 << 20
 """Of an event's data, or of its payload."""
 
 
+def check_wyoming(uri: str, *, insecure: bool = False) -> None:
+    """Refuse what cannot be served, before a server is started: in one that starts, it would be a fault."""
+    host, port = wyoming_address(uri, insecure=insecure)
+    try:
+        listening(host, port).close()
+    except ConfigError as error:
+        raise ConfigError(
+            "Wyoming cannot listen there",
+            got=error.got,
+            allowed=error.allowed,
+            fix="Choose another address with --wyoming.",
+        ) from error
+
+
 def wyoming_address(uri: str, *, insecure: bool = False) -> tuple[str, int]:
-    """(host, port) of `tcp://127.0.0.1:10200`."""
+    """(host, port) of `tcp://127.0.0.1:10200`, if there is what it takes to serve it."""
+    try:
+        import wyoming  # noqa: F401, an optional package: better missed now than by the first client
+    except ImportError as error:
+        raise ConfigError(
+            "Wyoming needs a package that is not installed",
+            got="no module 'wyoming'",
+            allowed="wyoming 1.7 or newer",
+            fix="pip install 'nightingale-tts[wyoming]'",
+        ) from error
     parts = urlsplit(uri)
     try:
         host, port = parts.hostname, parts.port if parts.port is not None else DEFAULT_PORT
