@@ -284,6 +284,19 @@ def test_a_clip_becomes_a_named_voice_that_can_be_exported_and_removed() -> None
     assert run("voices", "remove", "anna").exit_code == errors.VoiceNotFound.exit_code
 
 
+def test_a_built_in_voice_keeps_its_name_unless_told(tts: type[FakeTTS]) -> None:
+    assert library.locate("heart") is not None, "the test is about nothing"
+    Path("clip.wav").write_bytes(b"RIFF")
+    refused = run("voices", "add", "heart", "clip.wav")
+    assert refused.exit_code == errors.VoiceExists.exit_code
+    assert "built in" in refused.stderr
+    assert "--replace" in refused.stderr
+    assert tts.made == {}, "a model was loaded for nothing"
+    assert library.locate("heart") == library.builtin_folder() / "heart.safetensors"
+    assert run("voices", "add", "heart", "clip.wav", "--replace").exit_code == 0
+    assert library.load("heart") == make_voice()
+
+
 def test_a_voice_file_is_added_without_loading_a_model(tts: type[FakeTTS]) -> None:
     make_voice().save("berta.safetensors")
     assert run("voices", "add", "berta", "berta.safetensors").exit_code == 0

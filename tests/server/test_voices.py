@@ -108,7 +108,14 @@ def test_a_taken_name_is_a_conflict(limited: LiveServer, home: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("default", "when none is named"), ("narrator", "alias of noise"), ("bert", "turbo"), ("noise", "own")],
+    [
+        ("default", "when none is named"),
+        ("narrator", "alias of noise"),
+        ("bert", "turbo"),
+        ("noise", "own"),
+        ("nova", "another name of noise"),
+        ("af_noise", "another name of noise"),
+    ],
 )
 def test_a_name_that_means_somebody_already_is_taken(
     small: Callable[..., TTS], home: Path, name: str, says: str

@@ -76,7 +76,9 @@ def test_a_built_in_voice_can_be_hidden_but_not_removed(
     assert library.load("wren") == voice(1)
     with pytest.raises(VoiceError, match="stay"):
         library.remove("wren")
-    library.add("wren", voice(2))
+    with pytest.raises(VoiceExists, match="built in"):
+        library.add("wren", voice(2))
+    library.add("wren", voice(2), replace=True)
     assert library.load("wren") == voice(2)
     assert [e.builtin for e in library.entries() if e.name == "wren"] == [False]
     library.remove("wren")
@@ -100,7 +102,7 @@ def test_voices_that_came_with_a_model_s_folder_take_the_place_of_the_package_s(
     assert caught.value.allowed == "heart"
     with pytest.raises(VoiceError, match="stay"):
         library.remove("heart", folder)
-    library.add("heart", voice(4))
+    library.add("heart", voice(4), replace=True)
     assert library.load("heart", folder) == voice(4), "the user's own comes first"
 
 

@@ -48,7 +48,7 @@ def add(
     device: options.Device = "auto",
     offline: options.Offline = False,
     choices: options.Choices = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace a voice of the same name.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Also if a voice has that name.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Make a voice from a clip and keep it under NAME. Clone only voices you may."""
@@ -56,6 +56,8 @@ def add(
 
     if not library.is_name(name):
         library.find(name)  # says what a name is
+    if not replace:
+        library.check_free(name)  # before a model is loaded, which takes time
     chosen = read_options(choices or [])
     with busy(f"listening to {reference} …", quiet=quiet):
         voice = _voice_of(reference, model, device=device, offline=offline, chosen=chosen)

@@ -113,7 +113,11 @@ class Roster:
             return f"an alias of {other}"
         if (entry := known.get(name)) is not None:
             return f"a voice for {entry.family} models"
-        return "the model's own voice" if tts.default_voice and name == tts.default_voice.name else None
+        if tts.default_voice is not None and name == tts.default_voice.name:
+            return "the model's own voice"
+        # Names that clients of OpenAI and Kokoro send unasked: they would suddenly hear somebody's upload.
+        other = stand_in(name, self._cast(tts))
+        return None if other is None else f"another name of {other}"
 
     def remove(self, name: str, tts: TTS) -> None:
         library.remove(name, tts.voices_folder)

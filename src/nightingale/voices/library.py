@@ -91,17 +91,28 @@ def load(name: str, came_with: Path | None = None) -> Voice:
     return Voice.load(find(name, came_with))
 
 
-def add(name: str, voice: Voice, *, replace: bool = False) -> Path:
-    """Keep a voice under a name."""
+def check_free(name: str) -> None:
+    """Refuse a name that a voice has: one that was added would be lost, a built-in one hidden."""
     _check(name)
+    if (path := locate(name)) is None:
+        return
+    added = path.parent == voices_folder()
+    raise VoiceExists(
+        "a voice of that name exists",
+        got=repr(name) if added else f"{name!r}, which is built in",
+        allowed="a new name",
+        fix=f"Choose another, remove it with `nightingale voices remove {name}`, or say --replace."
+        if added
+        else "Choose another, or say --replace to have yours in its place.",
+    )
+
+
+def add(name: str, voice: Voice, *, replace: bool = False) -> Path:
+    """Keep a voice under a name. replace: also if somebody has it."""
+    _check(name)
+    if not replace:
+        check_free(name)
     path = voices_folder() / f"{name}.safetensors"
-    if path.exists() and not replace:
-        raise VoiceExists(
-            "a voice of that name exists",
-            got=repr(name),
-            allowed="a new name",
-            fix=f"Choose another, remove it with `nightingale voices remove {name}`, or say --replace.",
-        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
