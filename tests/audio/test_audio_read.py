@@ -76,8 +76,17 @@ def test_a_clip_longer_than_one_block_is_joined_in_order():
     ],
 )
 def test_what_is_no_sound_file_is_refused(data, what):
-    with pytest.raises(BadReference, match=what):
+    with pytest.raises(BadReference, match=what) as caught:
         read_audio(data)
+    assert "object at 0x" not in str(caught.value)
+
+
+def test_a_file_that_is_no_sound_is_named_with_what_the_decoder_said(tmp_path):
+    path = tmp_path / "notes.wav"
+    path.write_bytes(b"not sound at all" * 100)
+    with pytest.raises(BadReference) as caught:
+        read_audio(path)
+    assert caught.value.got == f"{path}: libsndfile says 'Format not recognised'"
 
 
 def test_a_file_without_samples_is_refused():

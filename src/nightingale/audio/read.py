@@ -46,12 +46,19 @@ def read_audio(source: str | Path | bytes, *, max_seconds: float = MAX_SECONDS) 
     except (soundfile.SoundFileError, RuntimeError, TypeError, ValueError, OverflowError) as error:
         raise BadReference(
             "the audio file cannot be decoded",
-            got=str(error) or type(error).__name__,
+            got=_said(error) if isinstance(source, bytes) else f"{source}: {_said(error)}",
             allowed=_formats(),
             fix="Convert the clip to WAV or FLAC and try again.",
         ) from error
     _check_samples(samples)
     return samples, rate_hz
+
+
+def _said(error: Exception) -> str:
+    """What the decoder said, without soundfile's words before it, in which the clip is a Python object."""
+    if isinstance(error, soundfile.LibsndfileError):
+        return f"libsndfile says {error.error_string.rstrip('.')!r}"
+    return str(error) or type(error).__name__
 
 
 def _file_bytes(path: Path) -> bytes:
