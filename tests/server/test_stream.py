@@ -15,6 +15,7 @@ from websockets.sync.client import ClientConnection, connect
 
 from nightingale import TTS
 from nightingale.server import turn as turn_module
+from nightingale.server.routes.stream import SpeechSession
 
 PATH = "/v1/audio/speech/stream"
 LONG = "This is one of very many sentences that nobody will ever listen to. " * 40
@@ -155,6 +156,15 @@ def test_base64_mp3_at_another_rate(socket: ClientConnection) -> None:
     assert frames[0].sample_rate == 16000
     seconds = sum(frame.samples for frame in frames) / 16000
     assert seconds == pytest.approx(messages[-1]["metrics"]["audio_seconds"], abs=0.2)
+
+
+def test_null_in_an_update_is_the_default_again(socket: ClientConnection) -> None:
+    default = SpeechSession().model_dump()
+    tell(socket, "session.update", session={"response_format": "mp3", "seed": 3, "binary": False})
+    hear(socket, "session.updated")
+    tell(socket, "session.update", session=dict.fromkeys(default))
+    messages, _ = hear(socket, "session.updated", "error")
+    assert messages[-1].get("session") == default, messages[-1]
 
 
 def test_another_rate_is_as_long(socket: ClientConnection) -> None:

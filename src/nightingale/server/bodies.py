@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nightingale.containers.stream import FORMATS, RATES_HZ
 from nightingale.errors import ConfigError
@@ -18,13 +18,24 @@ OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 """Names that every client knows; each means the model that is loaded."""
 
 
+class Asked(BaseModel):
+    """What a client asks for. Some write null into each field that nobody has set; that is leaving it out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_out(cls, asked: Any) -> Any:
+        if not isinstance(asked, dict):
+            return asked
+        return {name: value for name, value in asked.items() if value is not None}
+
+
 class VoiceRef(BaseModel):
     """A voice as an object, as OpenAI's client may send it."""
 
     id: str
 
 
-class SpeechBody(BaseModel):
+class SpeechBody(Asked):
     """The body of POST /v1/audio/speech."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)

@@ -16,10 +16,11 @@ import base64
 from typing import Any, Final, Literal
 
 from fastapi import APIRouter, WebSocket
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from nightingale.containers.stream import check_format
 from nightingale.errors import ConfigError, NightingaleError
+from nightingale.server.bodies import Asked
 from nightingale.server.problems import envelope
 from nightingale.server.sockets import Outlet, admit, converse, hang_up, read_object, welcome
 from nightingale.server.timeline import Segment, Timeline, Timestamps, check_timestamps
@@ -32,7 +33,7 @@ MAX_PENDING: Final = 4
 """Turns of one socket that may wait behind each other."""
 
 
-class SpeechSession(BaseModel):
+class SpeechSession(Asked):
     """What `session.update` may set; it holds for the turns that begin after it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
