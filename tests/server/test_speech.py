@@ -13,6 +13,8 @@ import pytest
 from live_server import LiveServer
 from plain_http import HTTP
 
+from nightingale.server.bodies import SpeechBody
+
 av = pytest.importorskip("av")
 
 HELLO = "Hello there."
@@ -198,6 +200,27 @@ def test_what_cannot_be_is_refused_with_its_name(server: LiveServer, body: Any, 
 
 def test_fields_that_openai_has_and_we_ignore_are_accepted(server: LiveServer) -> None:
     assert ask(server, instructions="Whisper.", stream=True, user="me", timestamps="none").status_code == 200
+
+
+def test_null_is_the_same_as_left_out(server: LiveServer) -> None:
+    """Some clients send every field they know, with null in those that nobody set."""
+    fields = set(SpeechBody.model_fields) - {"input", "seed"}
+    answer = ask(server, **dict.fromkeys(fields), seed=1)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "audio/mpeg"
+    assert answer.content == ask(server, seed=1).content
+    assert refused(ask(server, input=None))["code"] == "missing_required_parameter"
+
+
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None])
+def test_json_that_does_not_say_so_is_told_which_header_to_send(server: LiveServer, kind: str | None) -> None:
+    """`curl -d` calls whatever it sends a form."""
+    headers = {} if kind is None else {"content-type": kind}
+    answer = HTTP.post(f"{server.http}/v1/audio/speech", content=b'{"input": "Hello."}', headers=headers)
+    error = refused(answer)
+    assert "Content-Type: application/json" in error["message"]
+    assert (kind or "no Content-Type") in error["message"]
+    assert error["code"] == "invalid_content_type"
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ from nightingale.errors import (
 
 INVALID: Final = "invalid_request_error"
 SERVER: Final = "server_error"
+JSON: Final = "application/json"
 
 
 class ErrorBody(BaseModel):
@@ -110,7 +111,7 @@ def envelope(error: NightingaleError) -> dict[str, Any]:
     return problem_of(error).envelope
 
 
-def of_validation(error: RequestValidationError) -> Problem:
+def of_validation(error: RequestValidationError, content_type: str = JSON) -> Problem:
     """The first thing that is wrong with a body, by the name of its field."""
     first = error.errors()[0]
     where = [str(part) for part in first["loc"] if part not in ("body", "query", "path", "header")]
@@ -118,8 +119,17 @@ def of_validation(error: RequestValidationError) -> Problem:
     param = where[0] if where else None
     if first["type"] == "json_invalid":
         return Problem(status=400, message="The body is not valid JSON.", code="invalid_json")
-    message = f"{param}: {first['msg']}" if param else f"The request cannot be read: {first['msg']}"
     missing = first["type"] == "missing"
+    kind = content_type.partition(";")[0].strip().lower()
+    if not (param or missing or kind == JSON or kind.endswith("+json")):
+        # The framework has not tried to read it; `curl -d` calls whatever it sends a form.
+        came = f"with Content-Type: {kind[:80]}" if kind else "with no Content-Type"
+        return Problem(
+            status=400,
+            message=f"The body came {came}. Send it with the header Content-Type: {JSON}.",
+            code="invalid_content_type",
+        )
+    message = f"{param}: {first['msg']}" if param else f"The request cannot be read: {first['msg']}"
     code = "missing_required_parameter" if missing else "invalid_value"
     return Problem(status=400, message=message, param=param, code=code)
 
@@ -154,9 +164,9 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, NightingaleError)
         return problem_of(error, request.app.state.speaker.retry_after_ms).response
 
-    async def invalid(_: Request, error: Exception) -> Response:
+    async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return of_validation(error).response
+        return of_validation(error, request.headers.get("content-type", "")).response
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
