@@ -34,8 +34,9 @@ class NightingaleError(Exception):
 
     exit_code = 1
 
-    def __init__(self, what: str, *, got: str, allowed: str, fix: str) -> None:
-        self.what, self.got, self.allowed, self.fix = what, got, allowed, fix
+    def __init__(self, what: str, *, got: str, allowed: str, fix: str, param: str | None = None) -> None:
+        """param: the one argument that is at fault, by its name in requests, where that is known."""
+        self.what, self.got, self.allowed, self.fix, self.param = what, got, allowed, fix, param
         super().__init__(f"{what}: got {got}; allowed: {allowed}. {fix}")
 
 

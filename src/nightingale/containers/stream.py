@@ -141,7 +141,11 @@ def check_format(name: str, sample_rate_hz: int) -> Format:
     """The format of that name, if it can hold that rate."""
     if name not in FORMATS:
         raise ConfigError(
-            "no such format", got=repr(name), allowed=", ".join(FORMATS), fix="Choose one of these."
+            "no such format",
+            got=repr(name),
+            allowed=", ".join(FORMATS),
+            fix="Choose one of these.",
+            param="response_format",
         )
     form = FORMATS[name]
     if sample_rate_hz not in form.rates_hz:
@@ -150,6 +154,7 @@ def check_format(name: str, sample_rate_hz: int) -> Format:
             got=f"{sample_rate_hz} Hz",
             allowed=", ".join(str(rate) for rate in form.rates_hz),
             fix="Choose one of these, or leave it out.",
+            param="sample_rate",
         )
     return form
 

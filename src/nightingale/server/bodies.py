@@ -83,7 +83,11 @@ class SpeechBody(Asked):
             self.input.encode()
         except UnicodeEncodeError as error:  # half of a surrogate pair, written as an escape in JSON
             raise ConfigError(
-                "the text is not Unicode", got=str(error.reason), allowed="valid Unicode", fix="Correct it."
+                "the text is not Unicode",
+                got=str(error.reason),
+                allowed="valid Unicode",
+                fix="Correct it.",
+                param="input",
             ) from error
 
 

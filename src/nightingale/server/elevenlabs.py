@@ -72,7 +72,11 @@ class Terms:
         name = query.get("output_format", DEFAULT_FORMAT)
         if name not in FORMATS:
             raise ConfigError(
-                "unknown output_format", got=repr(name), allowed=", ".join(FORMATS), fix="Use one of these."
+                "unknown output_format",
+                got=repr(name),
+                allowed=", ".join(FORMATS),
+                fix="Use one of these.",
+                param="output_format",
             )
         try:
             inactivity_s = float(query.get("inactivity_timeout", 20))

@@ -99,7 +99,8 @@ TABLE: Final[Mapping[type[NightingaleError], tuple[int, str, str | None, str]]] 
 
 def problem_of(error: NightingaleError, retry_after_ms: int | None = None) -> Problem:
     row = next((TABLE[kind] for kind in type(error).__mro__ if kind in TABLE), (500, SERVER, None, "fault"))
-    status, kind, param, code = row
+    status, kind, usual, code = row
+    param = error.param or usual
     headers = {}
     if isinstance(error, QueueFull) and retry_after_ms is not None:
         headers = {"retry-after-ms": str(retry_after_ms), "retry-after": str(-(-retry_after_ms // 1000))}

@@ -25,6 +25,7 @@ from nightingale.engine.model import default_model
 from nightingale.engine.session import Session
 from nightingale.engine.tts import TTS, Occupancy
 from nightingale.errors import EngineFault, QueueFull, TextTooLong
+from nightingale.server.asked import check_controls
 from nightingale.server.loading import About, give_back_memory, gpu_bytes, load, warm_up
 from nightingale.server.metrics import Meter
 from nightingale.server.roster import Roster, VoiceCard
@@ -173,13 +174,13 @@ class Speaker:
                 fix="Send it in parts, or raise max_text_chars.",
             )
         account = self.meter.open()
+
+        def make(tts: TTS, who: Voice | None) -> Session:
+            check_controls({"seed": seed, **controls}, tts.controls)
+            return tts.open(text, voice=who, language=language, seed=seed, normalize=normalize, **controls)
+
         try:
-            session = await self._opened(
-                voice,
-                lambda tts, who: tts.open(
-                    text, voice=who, language=language, seed=seed, normalize=normalize, **controls
-                ),
-            )
+            session = await self._opened(voice, make)
         except BaseException:
             account.close(None)
             raise
@@ -198,13 +199,13 @@ class Speaker:
     ) -> Conversation:
         """Text in as it is written, audio out while it still arrives."""
         account = self.meter.open()
+
+        def make(tts: TTS, who: Voice | None) -> LiveSession:
+            check_controls({"seed": seed, **controls}, tts.controls)
+            return tts.session(voice=who, language=language, seed=seed, normalize=normalize, **controls)
+
         try:
-            session = await self._opened(
-                voice,
-                lambda tts, who: tts.session(
-                    voice=who, language=language, seed=seed, normalize=normalize, **controls
-                ),
-            )
+            session = await self._opened(voice, make)
         except BaseException:
             account.close(None)
             raise

@@ -59,6 +59,7 @@ def check_timestamps(asked: Timestamps | None) -> None:
             got='timestamps="word"',
             allowed='"segment", which times sentences and parts of long ones, or "none"',
             fix='Ask for "segment", or leave the field out.',
+            param="timestamps",
         )
 
 

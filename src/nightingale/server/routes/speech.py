@@ -44,6 +44,7 @@ async def create_speech(body: SpeechBody, request: Request) -> Response:
             got='timestamps="segment" with stream_format="audio"',
             allowed='stream_format="sse"',
             fix="Ask for events, or for one document: POST /v1/audio/speech/captions.",
+            param="timestamps",
         )
     log.debug("text", extra={"request_id": request.state.request_id, "text": body.input})
     return SpeechReply(body, speaker, request.app.state.encoders)
