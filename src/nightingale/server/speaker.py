@@ -25,7 +25,7 @@ from nightingale.engine.model import default_model
 from nightingale.engine.session import Session
 from nightingale.engine.tts import TTS, Occupancy
 from nightingale.errors import EngineFault, QueueFull, TextTooLong
-from nightingale.server.asked import check_controls
+from nightingale.server.asked import check_controls, check_language, check_voice
 from nightingale.server.loading import About, give_back_memory, gpu_bytes, load, warm_up
 from nightingale.server.metrics import Meter
 from nightingale.server.roster import Roster, VoiceCard
@@ -238,6 +238,23 @@ class Speaker:
         if isinstance(spec, Voice):
             return spec
         return await self._with_engine(partial(self._roster.resolve, spec))
+
+    async def check(
+        self,
+        *,
+        voice: VoiceSpec = None,
+        language: str | None = None,
+        seed: int | None = None,
+        **controls: float | None,
+    ) -> None:
+        """Refuse what `session` would refuse, without opening one."""
+
+        def act(tts: TTS) -> None:
+            check_voice(voice if isinstance(voice, Voice) else self._roster.resolve(voice, tts), tts)
+            check_language(language, tts)
+            check_controls({"seed": seed, **controls}, tts.controls)
+
+        await self._with_engine(act)
 
     def entered(self, speech: Speech | Conversation) -> None:
         self._open.add(speech)

@@ -107,7 +107,7 @@ class Conversation:
                 for turn in self._turns:
                     turn.cancel()
             case "session.update":
-                self._update(message.get("session"))
+                await self._update(message.get("session"))
                 await self._outlet.json({"type": "session.updated", "session": self._shown()})
             case "ping":
                 await self._outlet.json({"type": "pong"})
@@ -147,7 +147,8 @@ class Conversation:
         self._turns.append(turn)
         return turn
 
-    def _update(self, changes: object) -> None:
+    async def _update(self, changes: object) -> None:
+        """All of the changes or, if one of them cannot be, none."""
         try:
             if not isinstance(changes, dict):
                 raise ConfigError(
@@ -156,6 +157,7 @@ class Conversation:
             session = SpeechSession.model_validate({**self._session.model_dump(), **changes})
             check_timestamps(session.timestamps)
             check_format(session.response_format, session.sample_rate or self._speaker.sample_rate_hz)
+            await self._speaker.check(**session.request)
             self._session = session
         except ValidationError as error:
             first = error.errors()[0]
@@ -164,6 +166,7 @@ class Conversation:
                 got=repr(first["input"])[:80],
                 allowed=first["msg"],
                 fix=f"The fields are {', '.join(SpeechSession.model_fields)}.",
+                param=str(first["loc"][0]) if first["loc"] else None,
             ) from error
 
     def _shown(self) -> dict[str, Any]:
