@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import json
 import os
 import re
 import signal
@@ -15,10 +16,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 import uvicorn
 from plain_http import HTTP
 from typer.testing import CliRunner
+from websockets.sync.client import connect
 
 from nightingale.cli.main import app
 from nightingale.cli.serve import serve
@@ -72,6 +75,52 @@ def test_it_answers_before_it_is_ready_speaks_and_ends_in_good_order(tmp_path: P
             for part in parts:
                 heard += part
         assert heard == whole, "a shutdown cut off somebody who was listening"
+        assert process.wait(LIMIT_S) == 0
+
+
+def test_while_it_shuts_down_it_says_so_and_what_it_cuts_off_is_one_line(tmp_path: Path) -> None:
+    with running("--model", "noise", "--profile", "balanced", "--grace", "3s", home=tmp_path) as (
+        process,
+        url,
+    ):
+        wait_until_ready(url)
+        body = {"input": "One sentence, and then another one. " * 250, "response_format": "pcm"}
+        # Nobody could keep so much sound for a client that does not read it.
+        with HTTP.stream("POST", f"{url}/v1/audio/speech", json=body) as answer:
+            parts = answer.iter_raw()
+            next(parts)
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+            late = HTTP.get(f"{url}/ready")
+            assert (late.status_code, late.json()["state"]) == (503, "stopping")
+            assert "shutting down" in HTTP.post(f"{url}/v1/audio/speech", json={"input": "Hi."}).text
+            time.sleep(5)
+            with pytest.raises(httpx.TransportError):  # and not an end, as if it had been all
+                list(parts)
+        assert process.wait(LIMIT_S) == 0
+        assert process.stderr is not None
+        lines = process.stderr.read().splitlines()
+        told = [json.loads(line) for line in lines if line.startswith("{")]
+        assert [line["level"] for line in told if line["level"] not in ("info", "debug")] == ["warning"], (
+            lines
+        )
+        assert "Traceback" not in "".join(lines)
+
+
+def test_a_socket_s_turn_is_heard_to_its_end_in_a_shutdown(tmp_path: Path) -> None:
+    with running("--model", "noise", "--profile", "balanced", home=tmp_path) as (process, url):
+        wait_until_ready(url)
+        with connect(url.replace("http", "ws") + "/v1/audio/speech/stream") as client:
+            text = "One sentence, and then another one. " * 12
+            client.send(json.dumps({"type": "session.update", "session": {"response_format": "mp3"}}))
+            client.send(json.dumps({"type": "input_text.append", "text": text}))
+            client.send(json.dumps({"type": "input_text.end"}))
+            while not isinstance(client.recv(LIMIT_S), bytes):
+                pass
+            process.send_signal(signal.SIGTERM)
+            while isinstance(message := client.recv(LIMIT_S), bytes):
+                pass
+        assert json.loads(message)["type"] == "speech.audio.done"
         assert process.wait(LIMIT_S) == 0
 
 

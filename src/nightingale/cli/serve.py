@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -102,11 +103,22 @@ def run(settings: Settings) -> None:
     from nightingale.server.app import create_app
     from nightingale.server.listening import listening
     from nightingale.server.logs import log_config
-    from nightingale.server.speaker import Speaker
+    from nightingale.server.speaker import Speaker, log
 
     class Server(uvicorn.Server):
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-            speaker.close_door()  # all that still speaks, over HTTP or not, has the same time from now
+            # uvicorn would begin with closing the door and hanging up on every WebSocket. While speech
+            # finishes, over HTTP or not, whoever comes is told why there is nothing: 503, also by /ready.
+            began_s = time.monotonic()
+            finishing = asyncio.create_task(speaker.finish(settings.grace))
+            while not (finishing.done() or self.force_exit):
+                await asyncio.wait([finishing], timeout=0.1)
+            if finishing.done() and finishing.result():
+                cut = {"speaking": finishing.result(), "grace_s": settings.grace}
+                log.warning("the time to finish is over; speech is cut off", extra=cut)
+            finishing.cancel()
+            left_s = settings.grace - (time.monotonic() - began_s)
+            self.config.timeout_graceful_shutdown = max(1, round(left_s))
             await super().shutdown(sockets)
 
     with listening(settings.host, settings.port, patience_s=settings.send_timeout) as door:
@@ -119,7 +131,6 @@ def run(settings: Settings) -> None:
             access_log=False,  # our own has the request's id, and no query strings
             server_header=False,
             timeout_keep_alive=30,
-            timeout_graceful_shutdown=max(1, round(settings.grace)),
             ws_max_size=settings.max_body_bytes,
             ws_per_message_deflate=False,  # sound does not deflate
             ws_ping_interval=20,

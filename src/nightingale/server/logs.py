@@ -5,12 +5,15 @@ The text of a request is logged at DEBUG only. The command line installs what `l
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import time
 from typing import Any, Final
 
 _PLAIN: Final = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "color_message", "taskName"}
+
+NO_ERRORS: Final = ("without completing handshake", "timeout graceful shutdown exceeded")
 
 
 def extras(record: logging.LogRecord) -> dict[str, Any]:
@@ -52,10 +55,14 @@ def _tame(value: Any) -> str:
 
 
 class Untrue(logging.Filter):
-    """Drops what uvicorn says after each socket that was refused in good order, as if it had not been."""
+    """Drops what uvicorn calls an error and is none: a socket that was refused in good order, and requests
+    that a shutdown ends when their time is over, of which the server itself tells in one line."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return "without completing handshake" not in record.getMessage()
+        if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
+            return False
+        said = record.getMessage()
+        return not any(words in said for words in NO_ERRORS)
 
 
 def log_config(level: str, *, as_json: bool) -> dict[str, Any]:

@@ -12,8 +12,9 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
@@ -69,6 +70,8 @@ class Speaker:
         self._opening = 0
         """Requests that are about to be opened: an engine that looks idle may not be."""
         self._open: set[Speech | Conversation] = set()
+        self._telling = 0
+        """Turns of sockets whose end was not told yet."""
         self._speaking_ms = 1000.0
         """How long a request has its slot, a running mean."""
         self._idle_watch: asyncio.Task[None] | None = None
@@ -139,14 +142,28 @@ class Speaker:
         if self._closed_s is None:
             self.state, self._closed_s = "stopping", time.monotonic()
 
+    async def finish(self, grace_s: float = 0.0) -> int:
+        """Take nothing new; let speech finish for a while. Gives how many still speak after it."""
+        self.close_door()
+        deadline = (self._closed_s or 0.0) + grace_s
+        while (self._open or self._telling) and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        return max(len(self._open), self._telling)
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """A listener is on a socket, which a shutdown would close: its last sound is not its last message."""
+        self._telling += 1
+        try:
+            yield
+        finally:
+            self._telling -= 1
+
     async def stop(self, grace_s: float = 0.0) -> None:
         """Take nothing new; let speech finish for a while; end the rest."""
-        self.close_door()
+        await self.finish(grace_s)
         if self._idle_watch is not None:
             self._idle_watch.cancel()
-        deadline = (self._closed_s or 0.0) + grace_s
-        while self._open and time.monotonic() < deadline:
-            await asyncio.sleep(0.02)
         for speech in list(self._open):
             speech.cancel()
         if self._tts is not None and self._given is None:

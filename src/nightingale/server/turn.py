@@ -184,21 +184,22 @@ class Turn:
             self._task = asyncio.create_task(self._finish())
 
     async def _speak(self, session: AsyncLiveSession) -> None:
-        try:
-            if self._after is not None:
-                await self._after.wait()
-            async with aclosing(aiter(session)) as chunks:
-                async for chunk in chunks:
-                    if not (self.cancelled or self.error is not None):
-                        await self._heard(chunk)
-        except NightingaleError as error:
-            self.error = error
-        except ListenerGone:
-            return
-        finally:
-            self._unwatch()
-            session.cancel()
-        await self._finish()
+        with self._speaker.telling():
+            try:
+                if self._after is not None:
+                    await self._after.wait()
+                async with aclosing(aiter(session)) as chunks:
+                    async for chunk in chunks:
+                        if not (self.cancelled or self.error is not None):
+                            await self._heard(chunk)
+            except NightingaleError as error:
+                self.error = error
+            except ListenerGone:
+                return
+            finally:
+                self._unwatch()
+                session.cancel()
+            await self._finish()
 
     async def _finish(self) -> None:
         if self._after is not None:
