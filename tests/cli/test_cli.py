@@ -304,6 +304,14 @@ def test_a_voice_file_is_added_without_loading_a_model(tts: type[FakeTTS]) -> No
     assert tts.made == {}
 
 
+@pytest.mark.parametrize("out", ["x.txt", "x", "x.pt", "x.safetensors.bak", "-"])
+def test_a_voice_is_exported_only_to_what_can_be_read_again(out: str) -> None:
+    library.add("anna", make_voice())
+    result = run("voices", "export", "anna", out)
+    assert_four_parts(result, errors.ConfigError.exit_code)
+    assert ".safetensors" in result.stderr
+
+
 def test_a_voice_needs_a_name_and_a_file() -> None:
     assert_four_parts(run("voices", "add", "../anna", "anna.wav"), errors.VoiceNotFound.exit_code)
     assert_four_parts(run("voices", "add", "anna", "none.wav", "-q"), errors.VoiceNotFound.exit_code)

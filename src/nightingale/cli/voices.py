@@ -74,11 +74,19 @@ def remove(name: Name) -> None:
 
 
 def export(
-    name: Name, out: Annotated[Path, typer.Argument(metavar="OUT", help="Where to.", show_default=False)]
+    name: Name,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="A .safetensors file.", show_default=False)],
 ) -> None:
     """Copy a voice to a file that `-v` and `voices add` understand."""
     from nightingale.voices import library
 
+    if out.suffix != ".safetensors":  # by which those two know a voice from a clip
+        raise ConfigError(
+            "a voice file is known by its suffix",
+            got=str(out),
+            allowed="a name that ends in .safetensors",
+            fix=f"For example: nightingale voices export {name} {name}.safetensors",
+        )
     library.export(name, out)
 
 
