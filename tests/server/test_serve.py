@@ -25,6 +25,7 @@ from websockets.sync.client import connect
 
 from nightingale.cli.main import app
 from nightingale.cli.serve import serve
+from nightingale.errors import VoiceNotFound
 from nightingale.server.listening import listening
 from nightingale.server.settings import Settings
 
@@ -131,6 +132,16 @@ def test_a_model_that_is_not_there_ends_it_with_the_model_s_exit_code(tmp_path: 
     assert done.returncode == 2
     assert "no-model" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_voice_that_nobody_has_is_refused_with_advice_that_helps_without_a_server(tmp_path: Path) -> None:
+    env = {**os.environ, "NIGHTINGALE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "nightingale", "serve", "--port", "0", "-m", "noise", "-v", "nobody"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=env, check=False)
+    assert done.returncode == VoiceNotFound.exit_code
+    assert "nobody" in done.stderr
+    assert "nightingale voices list" in done.stderr
+    assert "POST" not in done.stderr, "the server is gone"
 
 
 def test_an_open_address_without_a_key_is_refused() -> None:

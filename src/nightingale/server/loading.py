@@ -13,6 +13,7 @@ from nightingale.engine.load import load_model
 from nightingale.engine.model import default_model
 from nightingale.engine.profiles import profile_named
 from nightingale.engine.tts import TTS
+from nightingale.errors import VoiceNotFound
 from nightingale.server.roster import Roster
 from nightingale.server.settings import Settings
 
@@ -48,7 +49,15 @@ def load(settings: Settings) -> TTS:
 
 def warm_up(tts: TTS, roster: Roster) -> None:
     """Speak once, so that the first listener does not pay for what is only slow the first time."""
-    voice = roster.resolve(None, tts)
+    try:
+        voice = roster.resolve(None, tts)
+    except VoiceNotFound as error:  # it ends the server; whoever starts it has a command line, and no client
+        raise VoiceNotFound(
+            "the voice that speaks if none is asked for (--voice) is not here",
+            got=error.got,
+            allowed=error.allowed,
+            fix="See `nightingale voices list`, or add it with `nightingale voices add NAME CLIP.wav`.",
+        ) from error
     if voice is None and tts.default_voice is None:
         cards = roster.cards(tts)
         if not cards:
