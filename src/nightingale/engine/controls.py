@@ -67,7 +67,11 @@ def check_controls(controls: dict[str, Any], habits: Habits) -> None:
     for name, value in controls.items():
         if name not in known:
             raise ConfigError(
-                "unknown control", got=repr(name), allowed=", ".join(sorted(known)), fix="Check the spelling."
+                "unknown control",
+                got=repr(name),
+                allowed=", ".join(sorted(known)),
+                fix="Check the spelling.",
+                param=name,
             )
         if value is None:
             continue
@@ -77,6 +81,7 @@ def check_controls(controls: dict[str, Any], habits: Habits) -> None:
                 got=f"{name}={value}",
                 allowed=", ".join(sorted(known - habits.ignored)),
                 fix="Leave it out, or choose a model that has it.",
+                param=name,
             )
         low, high = RANGES[name]
         number = isinstance(value, int if name in WHOLE else int | float) and not isinstance(value, bool)
@@ -87,4 +92,5 @@ def check_controls(controls: dict[str, Any], habits: Habits) -> None:
                 got=repr(value),
                 allowed=f"a {'whole ' if name in WHOLE else ''}number from {low} to {high}",
                 fix="Choose a value inside the range.",
+                param=name,
             )

@@ -31,7 +31,7 @@ from nightingale.engine.session import Pieces, Session, Timing
 from nightingale.engine.voicing import Voicing
 from nightingale.engine.worker import Worker
 from nightingale.text.frontend import Frontend
-from nightingale.text.languages import LANGUAGES
+from nightingale.text.languages import LANGUAGES, check_language
 from nightingale.values import Audio, AudioChunk
 from nightingale.voices.voice import Voice
 
@@ -296,6 +296,19 @@ class TTS:
             wake=self._worker.wake,
             keep=self,
         )
+
+    def check(
+        self,
+        *,
+        voice: Voice | str | Path | None = None,
+        language: str | None = None,
+        seed: int | None = None,
+        **controls: float | None,
+    ) -> None:
+        """Refuse what `session` would refuse, without opening one."""
+        settle(self._model.habits, self._voicing.resolve(voice), seed, controls)
+        if language is not None and (language or len(self.languages) == 1):
+            check_language(language, self.languages)
 
     def _frontend(self, normalize: bool) -> Frontend:
         frontend = self._model.frontend

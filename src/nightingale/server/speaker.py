@@ -26,7 +26,6 @@ from nightingale.engine.model import default_model
 from nightingale.engine.session import Session
 from nightingale.engine.tts import TTS, Occupancy
 from nightingale.errors import EngineFault, QueueFull, TextTooLong
-from nightingale.server.asked import check_controls, check_language, check_voice
 from nightingale.server.loading import About, give_back_memory, gpu_bytes, load, warm_up
 from nightingale.server.metrics import Meter
 from nightingale.server.roster import Roster, VoiceCard
@@ -193,7 +192,6 @@ class Speaker:
         account = self.meter.open()
 
         def make(tts: TTS, who: Voice | None) -> Session:
-            check_controls({"seed": seed, **controls}, tts.controls)
             return tts.open(text, voice=who, language=language, seed=seed, normalize=normalize, **controls)
 
         try:
@@ -218,7 +216,6 @@ class Speaker:
         account = self.meter.open()
 
         def make(tts: TTS, who: Voice | None) -> LiveSession:
-            check_controls({"seed": seed, **controls}, tts.controls)
             return tts.session(voice=who, language=language, seed=seed, normalize=normalize, **controls)
 
         try:
@@ -267,9 +264,8 @@ class Speaker:
         """Refuse what `session` would refuse, without opening one."""
 
         def act(tts: TTS) -> None:
-            check_voice(voice if isinstance(voice, Voice) else self._roster.resolve(voice, tts), tts)
-            check_language(language, tts)
-            check_controls({"seed": seed, **controls}, tts.controls)
+            who = voice if isinstance(voice, Voice) else self._roster.resolve(voice, tts)
+            tts.check(voice=who, language=language, seed=seed, **controls)
 
         await self._with_engine(act)
 
