@@ -44,9 +44,10 @@ class Shares:
 class Rendering(Protocol):
     """One utterance on its way from ids to samples."""
 
-    growth_in_company: int
-    """A block over the one before, while others are speaking too: fewer and larger ones serve everybody, but
-    whoever has heard the first is waiting for the second."""
+    largest_in_company: bool
+    """Whether blocks after the first are as large as they come while others are speaking too: fewer, larger
+    ones serve everybody where several are rendered in the time of one. Else they are cut as if nobody else
+    were there, and sound the same."""
 
     def cut(self, waiting: int, *, finished: bool, wanted: int) -> Cut | None:
         """What the next block takes of so many ids that wait; None while there are too few. wanted: a block
@@ -127,7 +128,7 @@ class Remembered(Generic[Kept]):
 
 
 class PlainRendering:
-    growth_in_company = 3
+    largest_in_company = False  # one after the other: whoever has heard the first waits for the second
 
     def __init__(self, mel: MelStream, samples: SampleStream) -> None:
         self.mel, self.samples = mel, samples
@@ -228,7 +229,7 @@ class Renderer(Protocol):
 
 
 class GraphRendering:
-    growth_in_company = 64  # as large as they come: a device renders several in the time of one
+    largest_in_company = True
 
     def __init__(self, renderer: Renderer, spoken: Any) -> None:
         self._renderer, self.spoken = renderer, spoken

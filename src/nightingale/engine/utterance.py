@@ -155,8 +155,8 @@ class Utterance:
     def _next_block_tokens(self, *, first: bool) -> int:
         """first: the block before it was."""
         largest, habits = self.profile.largest_block_tokens, self.model.habits
-        if self.in_company:
-            return min(self._rendering.growth_in_company * self._block, largest)
+        if self.in_company and self._rendering.largest_in_company:
+            return largest
         if first and habits.second_block_tokens is not None:
             return habits.second_block_tokens
         return min(2 * self._block, largest)
