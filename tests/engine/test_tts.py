@@ -208,6 +208,13 @@ def test_a_control_out_of_range_is_refused_by_name(control: str, value: Any, bri
     four_parts(refusal.value)
 
 
+def test_a_number_of_numpys_is_a_number(brief: TTS) -> None:
+    ours = brief.say("Hello.", seed=3, temperature=0.5, speed=1.25)
+    theirs = brief.say("Hello.", seed=np.int64(3), temperature=np.float32(0.5), speed=np.float64(1.25))  # type: ignore[arg-type]
+    assert theirs.sha256 == ours.sha256
+    assert type(theirs.seed) is int
+
+
 def test_a_control_of_none_is_the_models_own(brief: TTS) -> None:
     named = dict.fromkeys(("temperature", "top_p", "min_p", "top_k", "repetition_penalty", "cfg_weight"))
     assert brief.say("Hello", seed=1, **named).sha256 == brief.say("Hello", seed=1).sha256

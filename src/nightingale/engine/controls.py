@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
+from numbers import Integral, Real
 from typing import Any
 
 from nightingale.engine.habits import Habits
@@ -57,7 +58,7 @@ def settle(habits: Habits, voice: Voice, seed: int | None, controls: dict[str, A
         voice=voice,
         sampling=replace(habits.sampling, **chosen),
         exaggeration=exaggeration,
-        seed=fresh_seed() if seed is None else seed,
+        seed=fresh_seed() if seed is None else int(seed),
         speed=float(speed),
     )
 
@@ -84,7 +85,8 @@ def check_controls(controls: dict[str, Any], habits: Habits) -> None:
                 param=name,
             )
         low, high = RANGES[name]
-        number = isinstance(value, int if name in WHOLE else int | float) and not isinstance(value, bool)
+        # By kind and not by type: numpy's numbers are as good as Python's.
+        number = isinstance(value, Integral if name in WHOLE else Real) and not isinstance(value, bool)
         # Written so that NaN, too, is refused.
         if not (number and low <= value <= high):
             raise ConfigError(
