@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 from nightingale.text.english import words
+from nightingale.text.english.measures import ONLY_ATTACHED, UNITS
 from nightingale.text.english.rule import Rule, any_of, listed, rule
 
 FIXED: Final = {
@@ -68,8 +69,11 @@ def _paired(figures: str) -> str:
 
 
 def _power(match: re.Match[str]) -> str:
-    sign = "minus " if match[2] else ""
-    return f"{words.number(match[1])} to the power of {sign}{words.whole(match[3])}"
+    """A figure or a letter raised, and what so many are counted of."""
+    base = words.number(match[1]) if match[1][0].isdigit() else match[1]
+    sign = "minus " if match[2] == "-" else ""
+    unit = f" {UNITS[match['unit']][1]}" if match["unit"] else ""
+    return f"{base} to the power of {sign}{words.whole(match[3])}{unit}"
 
 
 def _scientific(match: re.Match[str]) -> str:
@@ -83,6 +87,12 @@ def _by(match: re.Match[str]) -> str:
 
 EARLY: Final[tuple[Rule, ...]] = (
     # Before money and units: what joins two figures, and a sign in front of one.
+    rule(
+        r"(?<![\w.,])(\d{1,15}(?:\.\d{1,15})?) ?(?:\^|\*\*) ?([+-]?)(\d{1,15})(?!\d)"
+        rf"(?: (?P<unit>{any_of(UNITS.keys() - ONLY_ATTACHED)})(?![\w°/'^]| squared| cubed))?",
+        _power,
+    ),
+    rule(r"(?<![A-Za-z])([A-Za-z]|\)) ?\^ ?([+-]?)(\d{1,15})(?!\d)(?P<unit>)", _power),
     rule(r"\bv(?:er)?\.? ?(?=\d+\.\d)", "version "),
     rule(r"\bver\. ?(?=\d)", "version "),
     rule(r"(?<=\d) - (?=\d[\d.,]{0,20}\s?=)", " minus "),
@@ -90,8 +100,8 @@ EARLY: Final[tuple[Rule, ...]] = (
     rule(r"(?<![\w.,-])(\d[\d.,]{0,20}%?) ?- ?(?=\d[\d.,]{0,20}(?![\w.,]*-))", r"\1 to "),
     rule(r"(?<![\w.,)\]\-–'\"])-(?=[$£€]?\.?\d)", "minus "),
     rule(r"(?<![\w.,)\]])\+(?=[$£€]?\.?\d)", "plus "),
-    rule(r"(?<![\w.,])(\d{1,15}(?:\.\d{1,15})?)\s?\^\s?(-?)(\d{1,15})(?!\d)", _power),
     rule(r"(?<![\w.])(\d{1,15}(?:\.\d{1,15})?)[eE]([+-]?)(\d{1,4})(?!\w)", _scientific),
+    rule(r"(?<=[\d)])( ?)\*\1(?=[\d(A-Za-z])|(?<=\b[A-Za-z])( ?)\*\2(?=\d)", " times "),
     rule(r"(?<![\w.])(\d{1,5})\s?[x×]\s?(\d{1,5})(?![\w.])", _by),
     rule(r"(?<![\w.])(\d{1,9}(?:\.\d{1,9})?)[x×](?!\w)", lambda m: f"{words.number(m[1])} times"),
     rule(

@@ -28,6 +28,23 @@ CHARACTERS: Final = str.maketrans(
     }
 )  # fmt: skip
 
+NEGATIONS: Final = str.maketrans(
+    {
+        "≠": " is not equal to ", "≢": " is not identical to ", "≮": " is not less than ",
+        "≯": " is not greater than ", "≰": " is not at most ", "≱": " is not at least ",
+        "≉": " is not approximately ", "≁": " is not similar to ", "≄": " is not equal to ",
+        "≇": " is not equal to ", "≭": " is not equivalent to ", "∉": " is not in ",
+        "∌": " does not contain ", "∄": " there is no ", "∤": " does not divide ",
+        "∦": " is not parallel to ", "⊄": " is not a subset of ", "⊅": " is not a superset of ",
+        "⊈": " is not a subset of ", "⊉": " is not a superset of ", "⇏": " does not imply ",
+    }
+)  # fmt: skip
+"""Folded, each of these would lose its stroke and say the opposite."""
+
+RAISED: Final = re.compile(r"([⁺⁻]?[⁰¹²³⁴-⁹]{1,15})")
+SQUARES: Final = {"2": " squared ", "3": " cubed "}
+_TAG_NAME: Final = r"</?[a-zA-Z][\w:-]{0,30}"
+
 MICRO: Final = re.compile(r"(?<=[\d ])[µμ](?=[gsmlLAVWF]\b)")
 """In front of a unit the letter is a prefix, which the units know as u."""
 
@@ -42,17 +59,22 @@ GREEK: Final = dict(
     )
 )
 
+# Behind letters and brackets; behind figures it is a power as any other.
+CARETS: Final = rule(r"(?<=[A-Za-z)])\^([23])(?![\w^]|\.\d)", lambda m: SQUARES[m[1]])
+
 # Quantifiers are bounded: a page of unclosed brackets must cost linear time.
 MARKUP: Final[tuple[Rule, ...]] = (
     rule(r"<!--.{0,2000}?-->", " ", re.DOTALL),
     rule(r"<(script|style)\b[^<>]{0,300}>.{0,5000}?</\1>", " ", re.DOTALL | re.IGNORECASE),
     rule(r"</?(?:p|br|div|li|ul|ol|tr|h[1-6]|table|blockquote)\b[^<>]{0,300}>", "\n\n", re.IGNORECASE),
-    rule(r"</?[a-zA-Z][a-zA-Z0-9]{0,15}(?:\s[^<>]{0,300})?/?>", " "),
+    rule(r"<[?!][a-zA-Z][^<>]{0,300}>", " "),
+    # "if a<b and c>d" has no tag: behind a letter, a tag with more than a name has an attribute's sign.
+    rule(rf"{_TAG_NAME}(?:\s[^<>=]{{0,100}}=[^<>]{{0,300}}|\s?/?)>|(?<!\w){_TAG_NAME}\s[^<>]{{0,300}}>", " "),
     rule(r"!?\[([^\[\]\n]{0,300})\]\([^()\s]{0,500}(?:\s+\"[^\"\n]{0,100}\")?\)", r"\1"),
     rule(r"^[ \t]*(?:```|~~~).{0,40}$", " ", re.MULTILINE),
     rule(r"^[ \t]*(?:[-*_=][ \t]?){3,}[ \t]*$", "\n\n", re.MULTILINE),
     rule(r"^[ \t]{0,9}#{1,6}[ \t]+(.{0,300})$", r"\n\n\1\n\n", re.MULTILINE),
-    rule(r"^[ \t]{0,9}>[ \t]?", "", re.MULTILINE),
+    rule(r"^[ \t]{0,9}>(?!\.?\d|[$£€])[ \t]?", "", re.MULTILINE),
     rule(r"^[ \t]{0,9}(?:[-*+•‣▪◦][ \t]+|(\d{1,3})[.)][ \t]+(?=\S))", r"\n\n\1 ", re.MULTILINE),
     rule(r"(\*{1,3}|_{1,3}|~~)(?=\S)([^*_~\n]{1,300}?)(?<=\S)\1(?!\w)", r"\2"),
     rule(r"[ \t]*\|[ \t]*", ", "),
@@ -67,13 +89,24 @@ PARAGRAPHS: Final[tuple[Rule, ...]] = (
 
 def clean(text: str) -> str:
     """Plain text in plain characters: what a reader sees, without what only a screen needs."""
-    text = html.unescape(text)
+    text = normalize("NFC", html.unescape(text)).translate(NEGATIONS)
     for fraction, figures in FRACTIONS.items():
         text = re.sub(rf"(\d) ?{fraction}", rf"\1 {figures}", text).replace(fraction, figures)
     text = MICRO.sub("u", text)
-    text = text.translate(CHARACTERS).replace("²", " squared ").replace("³", " cubed ")
-    text = read_all(MARKUP, text)
+    text = RAISED.sub(_raised, text).translate(CHARACTERS)
+    text = CARETS.read(read_all(MARKUP, text))
     return read_all(PARAGRAPHS, _plain_characters(text)).strip()
+
+
+def _raised(match: re.Match[str]) -> str:
+    """A power by its name or behind a caret, where there is something to raise; else plain figures."""
+    figures = normalize("NFKC", match[1]).replace("−", "-")
+    if figures in SQUARES:
+        return SQUARES[figures]
+    base = re.search(
+        r"(?:\d|\)|(?<![^\W\d_])[^\W\d_])$", match.string[max(0, match.start() - 2) : match.start()]
+    )
+    return f"^{figures}" if base else figures
 
 
 def _plain_characters(text: str) -> str:

@@ -17,6 +17,7 @@ from nightingale.text.english.rule import Rule, read_all
 BEGINNINGS: Final[tuple[Rule, ...]] = (*web.RULES, *calendar.SPANS)
 # Rules about figures, which a text without a digit need not try.
 FIGURES: Final[tuple[Rule, ...]] = (
+    *symbols.COMPARISONS,
     *labels.RULES,
     *money.SPANS,
     *calendar.DATES,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from nightingale.text.english.rule import Rule, any_of, rule
@@ -13,6 +14,23 @@ NAMES: Final = {
     "∞": "infinity", "√": "the square root of", "§": "section", "№": "number", "♯": "sharp", "♭": "flat",
 }  # fmt: skip
 
+WORDS_OF: Final = {"<": "less than", ">": "greater than"}
+
+
+def _compared(match: re.Match[str]) -> str:
+    """ "x<5" says what x is; "<5%" only how much."""
+    before = match.string[max(0, match.start() - 1) : match.start()]
+    return f"{' is' if before.isalnum() or before in tuple(')%°') else ''} {WORDS_OF[match[1]]} "
+
+
+# While figures are figures: a sign in front of one is no tag. A heart is said by lovers only.
+COMPARISONS: Final[tuple[Rule, ...]] = (
+    rule(r"\b([Ii]) <3 (?=[A-Za-z])", r"\1 love "),
+    rule(r"(?<=[A-Za-z.,!?)][ A-Za-z.,!?)])<3+(?=\s*(?:$|[.,!?)]))", " "),
+    rule(r"(?<![<>=-])([<>])(?=[$£€+-]?\.?\d)", _compared),
+    rule(r"(?<![<>=-])(?<![\w)%°\]\"'] )([<>]) (?=[$£€+-]?\.?\d)", _compared),
+)
+
 RULES: Final[tuple[Rule, ...]] = (
     rule(r"\b([Cc])\+\+", r"\1 plus plus"),
     rule(r"\b([CFGAD])#", r"\1 sharp"),
@@ -20,8 +38,11 @@ RULES: Final[tuple[Rule, ...]] = (
     rule(r">=", " at least "),
     rule(r"(?:!=|<>)", " is not equal to "),
     rule(r"[-=]{1,2}>|→|⇒", ", "),
-    rule(r"(?<=[a-z]) < (?=\w)", " is less than "),
-    rule(r"(?<=[a-z]) > (?=\w)", " is greater than "),
+    rule(r"<-{1,2}(?= )", ", "),
+    rule(r"(?<=[A-Za-z)])( ?)<\1(?=[A-Za-z(])", " is less than "),
+    rule(r"(?<=[A-Za-z)])( ?)>\1(?=[A-Za-z(])", " is greater than "),
+    rule(r"(?<![A-Za-z])([A-Za-z])( ?)\*\2(?=[A-Za-z](?![A-Za-z]))", r"\1 times "),
+    rule(r"(?<=[A-Za-z)]) ?\^ ?(?=[A-Za-z(])", " to the power of "),
     rule(r"(?<=[a-z])/(?=[a-z])", " or "),
     rule(r"[/\\_^*~|]", " "),
     rule(r"[\[{]", "("),

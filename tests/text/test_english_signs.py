@@ -1,0 +1,99 @@
+"""Signs and layout that a reader must not pass over: what they mean is lost or turned round without them."""
+
+from __future__ import annotations
+
+import pytest
+
+from nightingale.text.english import normalize
+
+NEGATED = [
+    ("If x ≠ y then stop.", "If x is not equal to y then stop."),
+    ("x =\u0338 y", "x is not equal to y"),
+    ("x &ne; y", "x is not equal to y"),
+    ("x ≮ y", "x is not less than y"),
+    ("x ≯ y", "x is not greater than y"),
+    ("x ≰ y", "x is not at most y"),
+    ("x ≱ y", "x is not at least y"),
+    ("a ∉ B", "a is not in B"),
+]
+
+POWERS = [
+    ("10⁻³ m", "ten to the power of minus three meters"),
+    ("10⁻³", "ten to the power of minus three"),
+    ("10^-3", "ten to the power of minus three"),
+    ("10^−3", "ten to the power of minus three"),
+    ("10⁶", "ten to the power of six"),
+    ("3×10⁸ m/s", "three times ten to the power of eight meters per second"),
+    ("2**3", "two to the power of three"),
+    ("5²", "five squared"),
+    ("x² + y³", "x squared plus y cubed"),
+    ("x^2 + y^3", "x squared plus y cubed"),
+    ("x^10", "x to the power of ten"),
+    ("x⁵", "x to the power of five"),
+    ("2^n", "two to the power of n"),
+    ("5 km^2", "five square kilometers"),
+    ("¹⁴C", "fourteen C"),
+]
+
+COMPARED = [
+    ("x<5", "x is less than five"),
+    ("p<0.05", "p is less than zero point zero five"),
+    ("p <0.05", "p less than zero point zero five"),
+    ("x<-5", "x is less than minus five"),
+    ("<5%", "less than five percent"),
+    (">5%", "greater than five percent"),
+    ("(< 5 %)", "(less than five percent)"),
+    (">2000 people", "greater than two thousand people"),
+    ("<$5", "less than five dollars"),
+    ("a<b", "a is less than b"),
+    ("A > B", "A is greater than B"),
+    ("3<4", "three is less than four"),
+    ("if a<b and c>d then", "if a is less than b and c is greater than d then"),
+    ("Thank you <3", "Thank you"),
+    ("I <3 you", "I love you"),
+    ("a <- b", "a, b"),
+]
+
+NOT_COMPARED = [
+    ("<speak>Hi <break time='1s'/> you</speak>", "Hi you"),
+    ('word<span class="x">s</span>', "word s"),
+    ('<say-as interpret-as="date">May</say-as> came', "May came"),
+    ('<?xml version="1.0"?><p>Hi</p>', "Hi"),
+    ("<input disabled> name", "name"),
+    ("> quoted <b>text</b>", "quoted text"),
+]
+
+MULTIPLIED = [
+    ("2*3", "two times three"),
+    ("2 * 3 * 4", "two times three times four"),
+    ("2*x", "two times x"),
+    ("a*b", "a times b"),
+    ("n*2", "n times two"),
+    ("2*(3+4)", "two times (three plus four)"),
+    ("**5** apples", "five apples"),
+    ("*so* and **so**", "so and so"),
+    ("see note*", "see note"),
+    ("* one\n* 2", "one. two"),
+]
+
+ROWS = [
+    *NEGATED,
+    *POWERS,
+    *COMPARED,
+    *NOT_COMPARED,
+    *MULTIPLIED,
+]
+
+
+@pytest.mark.parametrize(("written", "said"), ROWS)
+def test_a_sign_is_said_for_what_it_means(written: str, said: str) -> None:
+    assert normalize(written) == said
+
+
+@pytest.mark.parametrize(("written", "said"), ROWS)
+def test_what_is_said_for_a_sign_is_read_as_it_is(written: str, said: str) -> None:
+    assert normalize(said) == said, written
+
+
+def test_no_sign_stands_twice() -> None:
+    assert len({written for written, _ in ROWS}) == len(ROWS)
