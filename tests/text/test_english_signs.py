@@ -49,7 +49,9 @@ COMPARED = [
     ("A > B", "A is greater than B"),
     ("3<4", "three is less than four"),
     ("if a<b and c>d then", "if a is less than b and c is greater than d then"),
+    ("for n <3, stop", "for n less than three, stop"),
     ("Thank you <3", "Thank you"),
+    ("Love you! <3 See you", "Love you! See you"),
     ("I <3 you", "I love you"),
     ("a <- b", "a, b"),
 ]
@@ -76,12 +78,35 @@ MULTIPLIED = [
     ("* one\n* 2", "one. two"),
 ]
 
+INVISIBLE = [
+    ("in\u00adter\u00adest\u00ading", "interesting"),
+    ("in&shy;ter&shy;est&shy;ing", "interesting"),
+    ("inter\u00ad\nesting", "interesting"),
+    *((f"won{mark}derful", "wonderful") for mark in "\u200b\u200c\u200d\u200e\u2060\u2069\ufeff"),
+    ("\ufeffHello", "Hello"),
+    ("1\u200b000 cats", "one thousand cats"),
+    ("well \U0001f469\u200d\U0001f680 done", "well done"),
+]
+
+BROKEN = [
+    ("a hyphen-\nated word", "a hyphenated word"),
+    ("a hyphen-\r\nated word", "a hyphenated word"),
+    ("a hyphen- \n  ated word", "a hyphenated word"),
+    ("a well-\nknown word", "a well-known word"),
+    ("a mother-in-\nlaw", "a mother-in-law"),
+    ("a mother-\nin-law", "a mother-in-law"),
+    ("the Anglo-\nSaxons", "the Anglo Saxons"),
+    ("two-\nand three-year-olds", "two and three-year-olds"),
+]
+
 ROWS = [
     *NEGATED,
     *POWERS,
     *COMPARED,
     *NOT_COMPARED,
     *MULTIPLIED,
+    *INVISIBLE,
+    *BROKEN,
 ]
 
 

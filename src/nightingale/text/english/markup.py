@@ -19,7 +19,7 @@ CHARACTERS: Final = str.maketrans(
         **dict.fromkeys("“”„‟«»″", '"'),
         **dict.fromkeys("‘’‚‛′`´", "'"),
         **dict.fromkeys("‐‑‒⁃", "-"),
-        **dict.fromkeys("™®©\xad\u200b\u200c\u200d\u2060\ufeff︎️⃣", " "),
+        **dict.fromkeys("™®©︎️⃣", " "),
         "−": "-",
         "―": "—",
         "…": "...",
@@ -27,6 +27,19 @@ CHARACTERS: Final = str.maketrans(
         "đ": "d", "Đ": "D", "þ": "th", "Þ": "Th", "ð": "th", "ı": "i",
     }
 )  # fmt: skip
+
+INVISIBLE: Final = re.compile("[\xad\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]+")
+"""For who sets the lines: soft hyphens, joiners, marks of direction. A word goes on across them."""
+
+LINE_END: Final = re.compile(r"(?<=[a-z])(?:-|\xad)[ \t]{0,9}\r?\n[ \t]{0,9}(?=[a-z])")
+"""A word broken by its line."""
+HYPHENATED: Final = frozenset(
+    listed(
+        "well self non half all ex ill cross old new long short high low full part two three four five six "
+        "seven eight nine ten twenty thirty forty fifty sixty seventy eighty ninety"
+    )
+)
+"""What begins a word with a hyphen more often than it is the first syllable of a broken one."""
 
 NEGATIONS: Final = str.maketrans(
     {
@@ -89,13 +102,24 @@ PARAGRAPHS: Final[tuple[Rule, ...]] = (
 
 def clean(text: str) -> str:
     """Plain text in plain characters: what a reader sees, without what only a screen needs."""
-    text = normalize("NFC", html.unescape(text)).translate(NEGATIONS)
+    text = INVISIBLE.sub("", LINE_END.sub(_line_end, html.unescape(text)))
+    text = normalize("NFC", text).translate(NEGATIONS)
     for fraction, figures in FRACTIONS.items():
         text = re.sub(rf"(\d) ?{fraction}", rf"\1 {figures}", text).replace(fraction, figures)
     text = MICRO.sub("u", text)
     text = RAISED.sub(_raised, text).translate(CHARACTERS)
     text = CARETS.read(read_all(MARKUP, text))
     return read_all(PARAGRAPHS, _plain_characters(text)).strip()
+
+
+def _line_end(match: re.Match[str]) -> str:
+    """Nothing, or the hyphen where the word has one anyway: "well-known", "mother-in-law"."""
+    before = re.search(r"[\w-]{1,30}$", match.string[max(0, match.start() - 30) : match.start()])
+    after = re.match(r"[\w-]{1,30}", match.string[match.end() : match.end() + 30])
+    parts = (before[0] if before else "", after[0] if after else "")
+    whole = match[0][0] == "-" and (parts[0].lower() in HYPHENATED or any("-" in part for part in parts))
+    # "two- and three-year-olds"
+    return ("- " if parts[1] in ("and", "or", "to") else "-") if whole else ""
 
 
 def _raised(match: re.Match[str]) -> str:

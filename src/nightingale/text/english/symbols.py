@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from nightingale.text.english.rule import Rule, any_of, rule
+from nightingale.text.english.rule import Rule, any_of, listed, rule
 
 NAMES: Final = {
     "&": "and", "@": "at", "%": "percent", "+": "plus", "=": "equals", "°": "degrees", "×": "times",
@@ -15,6 +15,8 @@ NAMES: Final = {
 }  # fmt: skip
 
 WORDS_OF: Final = {"<": "less than", ">": "greater than"}
+FOND: Final = listed("you ya thanks love loved luv hugs kisses guys everyone night bye miss xoxo")
+"""What <3 is a heart behind. Behind anything else it may compare."""
 
 
 def _compared(match: re.Match[str]) -> str:
@@ -23,10 +25,10 @@ def _compared(match: re.Match[str]) -> str:
     return f"{' is' if before.isalnum() or before in tuple(')%°') else ''} {WORDS_OF[match[1]]} "
 
 
-# While figures are figures: a sign in front of one is no tag. A heart is said by lovers only.
+# While figures are figures.
 COMPARISONS: Final[tuple[Rule, ...]] = (
-    rule(r"\b([Ii]) <3 (?=[A-Za-z])", r"\1 love "),
-    rule(r"(?<=[A-Za-z.,!?)][ A-Za-z.,!?)])<3+(?=\s*(?:$|[.,!?)]))", " "),
+    rule(r"\b([Ii]) <3 (?=(?!and\b|or\b|then\b)[A-Za-z])", r"\1 love "),
+    rule(rf"\b((?i:{any_of(FOND)}))([.,!]?) ?<3+(?![\d%]|\.\d| [a-z])", r"\1\2 "),
     rule(r"(?<![<>=-])([<>])(?=[$£€+-]?\.?\d)", _compared),
     rule(r"(?<![<>=-])(?<![\w)%°\]\"'] )([<>]) (?=[$£€+-]?\.?\d)", _compared),
 )
