@@ -111,6 +111,13 @@ MONARCHS: Final = listed(
 NUMBERED: Final = listed(
     "Chapter Part Act Scene Volume Book Section Phase Type Class Level Article Episode Season Stage "
     "Appendix Figure Table Title War Bowl Grade Unit Category Tier Division Group Schedule Mark Rocky "
-    "Fantasy Apollo chapter part act scene volume book section phase type class level article episode "
-    "stage grade"
+    "Fantasy Apollo Canto Stave chapter part act scene volume book section phase type class level article "
+    "episode stage grade canto "
+    # Set as headings.
+    "CHAPTER PART ACT SCENE VOLUME BOOK SECTION EPISODE APPENDIX ARTICLE CANTO STAVE"
 )
+NUMBERED_SHORT: Final = {
+    "vol": "volume", "ch": "chapter", "chap": "chapter", "pt": "part", "bk": "book", "sec": "section",
+    "art": "article", "fig": "figure",
+}  # fmt: skip
+"""With a full stop, in front of a Roman numeral."""

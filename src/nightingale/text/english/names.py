@@ -50,9 +50,22 @@ def _initials(match: re.Match[str]) -> str:
 
 
 def _numbered(match: re.Match[str]) -> str:
-    """ "Chapter IV" is numbered; in "the last book I read" somebody reads."""
-    speaks = match[2] == "I" and match[1].islower() and match.string[match.end() :][:1] == " "
-    return match[0] if speaks else f"{match[1]} {words.cardinal(roman(match[2]))}"
+    """ "Chapter IV" is numbered; in "the last book I read" somebody reads, and Part C has a letter."""
+    label, numeral, text = match[1], match[2], match.string
+    inside = text[max(0, match.start() - 2) : match.start()].rstrip("\"'( ")[-1:] not in ("", *".!?:;,")
+    speaks = numeral == "I" and text.startswith(" ", match.end()) and (label.islower() or inside)
+    if speaks and (label.islower() or label.isupper()):
+        return match[0]
+    if numeral in ("C", "L") and label.lower() != "chapter":
+        return match[0]
+    return f"{label} {words.cardinal(roman(numeral))}"
+
+
+def _short_label(match: re.Match[str]) -> str:
+    short, label = match[1], lexicon.NUMBERED_SHORT[match[1].lower()]
+    if short.isupper():
+        return f"{label.upper()} "
+    return f"{label.capitalize() if short[0].isupper() else label} "
 
 
 def _capitals(match: re.Match[str]) -> str:
@@ -78,7 +91,7 @@ def is_spelled(word: str) -> bool:
 def _spell_capitals(text: str) -> str:
     """Initialisms letter by letter, unless the whole text is in capitals: then only the unmistakable ones."""
     capitals = sum(character.isupper() for character in text)
-    small = sum(character.islower() for character in text)
+    small = sum(character.islower() for character in _COUNTED.sub("", text))
     shouting = capitals > SHOUT_SHARE * (capitals + small) and len(text.split()) > 1
 
     def say(match: re.Match[str]) -> str:
@@ -90,6 +103,8 @@ def _spell_capitals(text: str) -> str:
     return re.sub(r"(?<![A-Za-z'])([A-Z]{2,6})(s(?![A-Za-z]))?(?![A-Za-z])", say, text)
 
 
+# The number of a heading was in capitals, too.
+_COUNTED: Final = re.compile(rf"\b(?:{any_of(filter(str.isupper, lexicon.NUMBERED))}) [a-z-]+")
 _STREET: Final = any_of(street for street in lexicon.STREETS if street != "Dr")
 _NAMED: Final = r"(?:[A-Z][a-z]{1,20} ){1,3}"
 _FIGURE: Final = rf"\d{{1,5}}[A-Z]?|hundred|{any_of((*words.SMALL, *filter(None, words.TENS)))}"
@@ -108,6 +123,12 @@ ABBREVIATIONS: Final[tuple[Rule, ...]] = (
     rule(rf"\b((?:on|at|along|near|off|down|up|{_FIGURE}) {_NAMED})Dr(?=\.{OPENING})", r"\1Drive"),
     # Behind a house number a saint is a street, whatever follows.
     rule(rf"\b((?:{_FIGURE}) {_NAMED})St\.(?= [A-Z])", r"\1Street,"),
+    rule(
+        # "Give me a sec. I am busy": a word that may end a sentence needs a numeral of several letters.
+        rf"\b((?i:{any_of(lexicon.NUMBERED_SHORT)}))\. ?(?!(?<=(?i:sec|art|fig)\. )[IVX]\b)"
+        rf"(?=(?!I\b(?: [a-z]|')|[CL]\b){_NUMERAL}\b(?!'|\.\w))",
+        _short_label,
+    ),
     rule(rf"\b({any_of(lexicon.TITLES)})\. ?(?=[A-Z]|and [A-Z])", lambda m: f"{lexicon.TITLES[m[1]]} "),
     rule(
         rf"\b({any_of(lexicon.TRUSTED_WITHOUT_STOP)}) (?=[A-Z][a-z])",
