@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from nightingale.engine.incoming import IncomingText
 from nightingale.errors import ConfigError
+from nightingale.text.stops import LINK
 
 ANSWER = (
     "Of course, I can help you with that, and gladly! The value of pi is 3.14159, as Dr. Smith wrote at "
@@ -44,7 +45,7 @@ WORDS = st.lists(
     st.sampled_from(
         ["Dr.", "3.", "14", "e.g.", "I.", "so", "word,", "End.", "Really?!", '"Yes."', "well…", "one;", "—",
          " - ", "[laugh]", "[pause: 1s]", "[", "]", "\n\n", "\n", "今天。", "公园、", "a-", "It",
-         ".", " ", " ", " "]
+         ".", " ", " ", " ", "[see. So", "](http://a.b/c", ")", '"']
     ),
     max_size=80,
 ).map("".join)  # fmt: skip
@@ -67,6 +68,8 @@ def test_nothing_is_lost_whatever_the_text_and_its_tokens(text: str, sizes: list
     assert not any(map(str.isalnum, text[len(joined) :]))
     assert all(any(map(str.isalnum, segment)) for segment in segments)
     for segment in segments:
+        if LINK.search(segment):
+            continue  # longer than it is to say
         first = next(at for at, character in enumerate(segment) if character.isalnum())
         assert len(segment[first:].rstrip()) <= most
     assert segments == heard([text], max_chars=most), "torn or whole, the text is cut alike"
@@ -103,6 +106,38 @@ def test_what_could_still_change_is_kept_back(before: str, after: str) -> None:
     assert incoming.push(before) == []
     assert incoming.push(after) == []
     assert incoming.end() == [before + after]
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+@pytest.mark.parametrize(
+    "link",
+    [
+        "[the docs. Really](http://x.com/a.b)",
+        "[the docs, all of them](http://x.com/a.b)",
+        '[the docs](http://x.com "They are good. Really")',
+        "[the docs. Really](https://en.wikipedia.org/wiki/Doc_(a)?b[]=1)",
+        f"[the docs. Really](http://x.com/{'a' * 400})",
+    ],
+)
+def test_a_link_is_never_torn(link: str, size: int) -> None:
+    text = f"You will find it in {link} if you look. Then you will know all about it."
+    assert heard(torn(text, size)) == [
+        f"You will find it in {link} if you look.",
+        " Then you will know all about it.",
+    ]
+
+
+def test_a_link_longer_than_a_breath_is_a_segment() -> None:
+    link = f"[the docs. Really](http://x.com/{'a' * 400})"
+    segments = heard(torn("many words and " * 20 + link + " and so on" * 40, 5), max_chars=60)
+    assert sum(link in segment for segment in segments) == 1
+
+
+def test_a_lone_bracket_does_not_hold_the_text_for_ever() -> None:
+    incoming = IncomingText()
+    assert incoming.push("This is [ not a link. It is only a bracket.") == []
+    assert incoming.push(" It is never closed." * 15) != []
+    assert IncomingText().push("This is [not] a link at all. It is only a bracket.") != []
 
 
 def test_a_flush_forces_what_there_is_and_begins_anew() -> None:

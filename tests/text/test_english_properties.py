@@ -63,7 +63,7 @@ def test_the_result_has_no_stray_spaces(text: str) -> None:
 REPEATED = [
     "7", "1,", "1.", "12-", "1/", "3:", "A.", "<", "![a](", "*a", "#", "@a", "a@b.", "http://a.", "é", "🙂",
     "~", "v1.", "a-", "word ", "$1 ", "<!--", "\n- ", " -", "Henry V ", "+1 ", "= ",
-    "a<b ", "<b ", "<b c=", "10^", "x²", "2*", "<3 ", "> 5 ", "a-\n", "a\xad",
+    "a<b ", "<b ", "<b c=", "10^", "x²", "2*", "<3 ", "> 5 ", "a-\n", "a\xad", "[a](b(", "[a](b) ",
     "no. 1, ", "fig. 1 and ", "$1-", "$1 to ", "U.S. In A", "Elm ", "on Elm Dr. ", "June 5-", "1/2 ",
 ]  # fmt: skip
 

@@ -99,6 +99,12 @@ BROKEN = [
     ("two-\nand three-year-olds", "two and three-year-olds"),
 ]
 
+LINKS = [
+    ("[the docs. Really](http://x.com/a.b)", "the docs. Really"),
+    ("[Ann](https://en.wikipedia.org/wiki/Ann_(name)) sang", "Ann sang"),
+    ('[Ann](http://x.com/?a[]=1 "A name") sang', "Ann sang"),
+]
+
 ROWS = [
     *NEGATED,
     *POWERS,
@@ -107,6 +113,7 @@ ROWS = [
     *MULTIPLIED,
     *INVISIBLE,
     *BROKEN,
+    *LINKS,
 ]
 
 

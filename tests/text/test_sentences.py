@@ -77,6 +77,12 @@ def test_a_semicolon_asks_in_greek_only() -> None:
     assert len(split(text, 220, "el")) == 2
 
 
+def test_a_link_in_markdown_is_not_cut_at_its_stops() -> None:
+    link = f"[All of it. Really](http://example.com/{'a' * 60})"
+    assert split(f"You will find it in {link}. {SECOND}", 220) == [f"You will find it in {link}.", SECOND]
+    assert split(f"{FIRST[:-1]} and {link}", 110) == [f"{FIRST[:-1]} and", link]
+
+
 def test_short_sentences_join_their_neighbours() -> None:
     assert split("Hello. How are you?", 220) == ["Hello. How are you?"]
     assert split(f"No. {FIRST}", 220) == [f"No. {FIRST}"]

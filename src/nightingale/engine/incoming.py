@@ -15,7 +15,18 @@ from typing import Final
 
 from nightingale.errors import ConfigError
 from nightingale.text.sentences import BREATH_CHARS, SHORT_CHARS, best_cut
-from nightingale.text.stops import CLOSERS, LOOKAHEAD_CHARS, TAG, next_end, says_something, spoken_length
+from nightingale.text.stops import (
+    CLOSERS,
+    LINK,
+    LINK_CHARS,
+    LOOKAHEAD_CHARS,
+    TAG,
+    inside_link,
+    next_end,
+    says_something,
+    spoken_length,
+    without_addresses,
+)
 
 FIRST_CHARS: Final = 20
 """A clause to begin with is no shorter: a lone word gives a model little to hold on to."""
@@ -92,15 +103,22 @@ class IncomingText:
             end = clause_end or end
         # Lengths count from the first letter: the spaces and marks before it cost no breath.
         first = next((at for at, character in enumerate(held) if character.isalnum()), len(held))
-        if end is not None and spoken_length(held[first:end]) <= self._max_chars:
+        link = LINK.match(held, max(0, held.rfind("[", 0, first)))
+        first = link.start() if link else first
+        if end is not None and spoken_length(without_addresses(held[first:end])) <= self._max_chars:
             return end
-        if spoken_length(held[first:].rstrip()) <= self._max_chars:
+        rest = without_addresses(held[first:])
+        if spoken_length(rest.rstrip()) <= self._max_chars:
             return None
-        # Too long, and no end in reach. What follows may still close a tag or lengthen a mark.
-        reach = first + self._max_chars + LOOKAHEAD_CHARS
-        if not final and len(held) < reach:
+        # Too long, and no end in reach. What follows may still close a tag or a link, or lengthen a mark.
+        short = len(rest) < self._max_chars + LOOKAHEAD_CHARS
+        if not final and (short or inside_link(held, len(held), final=False) is None):
             return None
-        return first + best_cut(held[first:reach], self._max_chars, language=language)
+        cut = first + best_cut(
+            held[first : first + self._max_chars + LINK_CHARS], self._max_chars, language=language
+        )
+        # A link to begin with may be longer than it is to say.
+        return max(cut, link.end()) if link and link.start() < cut else cut
 
     def _clause_end(self, limit: int, final: bool) -> tuple[int | None, bool]:
         """The end of the first clause that lies before `limit` and is long enough; and whether it is sure."""
@@ -117,5 +135,9 @@ class IncomingText:
                     return None, False
                 if TAG.match(held, opened):
                     continue
-            return end, True
+            torn = inside_link(held, end, final=final)
+            if torn is None:
+                return None, False
+            if not torn:
+                return end, True
         return None, True

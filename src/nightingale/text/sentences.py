@@ -5,7 +5,7 @@ cut where a reader would pause: after sentences first; inside a long sentence af
 after a comma, then between words; and only where there is nothing else, inside a word. Very short sentences
 join their neighbours, because a lone word gives a model little to hold on to.
 
-Nothing is held but the sentence at hand, and no decision looks further ahead than `LOOKAHEAD_CHARS`: a book
+Nothing is held but the sentence at hand, and no decision looks further ahead than a link is long: a book
 costs the memory of a page, and where a text is cut does not depend on the blocks it arrives in.
 """
 
@@ -22,6 +22,8 @@ from unicodedata import category
 from nightingale.text.stops import (
     BREAK,
     CLOSERS,
+    LINK,
+    LINK_CHARS,
     LOOKAHEAD_CHARS,
     STOPS,
     TAG,
@@ -143,6 +145,8 @@ def best_cut(text: str, max_chars: int, *, ideal: float | None = None, language:
     """Where to cut a text that is too long: at its best mark, near `ideal` or else as late as possible."""
     limit = _reach(text, max_chars)
     tags = [tag.span() for tag in TAG.finditer(text, 0, limit + LOOKAHEAD_CHARS)]
+    if "](" in text:
+        tags = sorted([*tags, *(link.span() for link in LINK.finditer(text, 0, limit + LINK_CHARS))])
     aim = limit if ideal is None else ideal
     for pattern in _CUTS:
         found = [
@@ -220,9 +224,9 @@ def _raw_sentences(source: str | Iterable[str], max_chars: int, language: str | 
             end, _ = next_end(held, at, final=final, language=language)
             if end is None or end - at > longest:
                 rest = len(held) - at
-                if rest <= longest if final else rest < longest + LOOKAHEAD_CHARS:
+                if rest <= longest if final else rest < longest + LINK_CHARS:
                     break
-                window = held[at : at + longest + LOOKAHEAD_CHARS]
+                window = held[at : at + longest + LINK_CHARS]
                 end = at + best_cut(window, longest, language=language)
             yield held[at:end]
             at = end

@@ -17,9 +17,20 @@ WIDE_STOPS: Final = "。！？｡।॥"
 """End a sentence whatever follows."""
 CLOSERS: Final = "\"'”’)]»›」』）】》〉"
 LOOKAHEAD_CHARS: Final = 128
-"""No decision depends on a character further behind its mark than this."""
+"""No decision depends on a character further behind its mark than this, but for those about links."""
 TAG: Final = re.compile(r"\[[^\[\]\n]{1,32}\]")
 """[laugh], [clear throat], [pause:500ms]: never cut, and never what a sentence begins with."""
+_ADDRESS: Final = r"(?:[^()\s]|\([^()\s]{0,99}\)){0,500}"
+LINK: Final = re.compile(
+    rf"!?\[(?P<label>[^\[\]\n]{{0,300}})\]\({_ADDRESS}(?:[ \t]{{1,3}}\"[^\"\n]{{0,100}}\")?\)"
+)
+"""A link in Markdown: its address is not for the ear, and torn in two it could no longer be told."""
+LINK_CHARS: Final = 1024
+"""No link is longer."""
+_OPEN_LINK: Final = re.compile(
+    r"\[[^\[\]\n]{0,300}"
+    rf"(?:\](?:\({_ADDRESS}(?:\([^()\s]{{0,99}}|[ \t]{{1,3}}(?:\"[^\"\n]{{0,100}}\"?)?)?)?)?\Z"
+)
 BREAK: Final = re.compile(r"\n[^\S\n]{0,32}\n")
 """Between paragraphs."""
 
@@ -78,6 +89,27 @@ def spoken_length(text: str) -> int:
     return len(text) + 2 * len(_HAN.findall(text)) + len(_SYLLABLES.findall(text))
 
 
+def without_addresses(text: str) -> str:
+    """The text with its links as they are read: by their labels."""
+    return LINK.sub(r"\g<label>", text) if "](" in text else text
+
+
+def inside_link(text: str, at: int, *, final: bool) -> bool | None:
+    """Whether a cut at `at` would tear a link in two; None while what follows may still make it one."""
+    begin = max(0, at - LINK_CHARS)
+    middle = text.rfind("](", begin, at)
+    # In its label or in its address, which may have brackets, too.
+    for opened in (text.rfind("[", begin, at), text.rfind("[", begin, middle) if middle >= 0 else -1):
+        if opened < 0:
+            continue
+        if link := LINK.match(text, opened):
+            if at < link.end():
+                return True
+        elif not final and _OPEN_LINK.match(text, opened):
+            return None
+    return False
+
+
 def next_end(
     text: str,
     start: int = 0,
@@ -99,9 +131,10 @@ def next_end(
         if not said or spoken_length(text[start : match.end()].strip()) < at_least:
             continue
         ends = _ends(text, match, final, language)
-        if ends is None:
+        torn = inside_link(text, match.end(), final=final) if ends else False
+        if ends is None or torn is None:
             return None, match.start()
-        if ends:
+        if ends and not torn:
             end = match.start() if match[0][0] == "\n" else match.end()
             return end, end
     return None, len(text)

@@ -8,6 +8,7 @@ from typing import Final
 from unicodedata import category, decimal, normalize
 
 from nightingale.text.english.rule import Rule, listed, read_all, rule
+from nightingale.text.stops import LINK
 
 FRACTIONS: Final = {
     "½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5",
@@ -83,7 +84,7 @@ MARKUP: Final[tuple[Rule, ...]] = (
     rule(r"<[?!][a-zA-Z][^<>]{0,300}>", " "),
     # "if a<b and c>d" has no tag: behind a letter, a tag with more than a name has an attribute's sign.
     rule(rf"{_TAG_NAME}(?:\s[^<>=]{{0,100}}=[^<>]{{0,300}}|\s?/?)>|(?<!\w){_TAG_NAME}\s[^<>]{{0,300}}>", " "),
-    rule(r"!?\[([^\[\]\n]{0,300})\]\([^()\s]{0,500}(?:\s+\"[^\"\n]{0,100}\")?\)", r"\1"),
+    Rule(LINK, r"\g<label>"),
     rule(r"^[ \t]*(?:```|~~~).{0,40}$", " ", re.MULTILINE),
     rule(r"^[ \t]*(?:[-*_=][ \t]?){3,}[ \t]*$", "\n\n", re.MULTILINE),
     rule(r"^[ \t]{0,9}#{1,6}[ \t]+(.{0,300})$", r"\n\n\1\n\n", re.MULTILINE),
