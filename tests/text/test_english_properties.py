@@ -21,6 +21,7 @@ PIECES = [
         "km kg s m GB am pm a.m. p.m. Dr. St. No. vs. etc. e.g. U.S. BC Mr. Jr. w/ Inc. K M B x st th",
         "FBI NASA US IT XIV I V A HELLO Henry Chapter March Jan. Mon in the and John word 🙂 é ß π Ж 日",
         "no. fig. art. He In The Is it St Dr Sept. Sun. ft. in. tsp million bill between to -$ June II Louis",
+        "≠ ⁻³ ⁶ <5 a<b <3 2*3 2^-3 − \u00ad \u200d Psalm 23:4 5m people HK$ Vol. CHAPTER 14:30:00Z kg/m³",
         "example.com joe@example.org https://a.io/b?c=d www.x.org report.pdf <b> </p> ** ``` ![a](b)",
     )
     for piece in line.split()
@@ -63,7 +64,8 @@ def test_the_result_has_no_stray_spaces(text: str) -> None:
 REPEATED = [
     "7", "1,", "1.", "12-", "1/", "3:", "A.", "<", "![a](", "*a", "#", "@a", "a@b.", "http://a.", "é", "🙂",
     "~", "v1.", "a-", "word ", "$1 ", "<!--", "\n- ", " -", "Henry V ", "+1 ", "= ",
-    "a<b ", "<b ", "<b c=", "10^", "x²", "2*", "<3 ", "> 5 ", "a-\n", "a\xad", "[a](b(", "[a](b) ",
+    "a<b ", "<b ", "<b c=", "10^", "x²", "2*", "<3 ", "> 5 ", "a-\n", "a\xad", "1 234 ", "5 000 ",
+    "1\xa0000\xa0", "x − ", "Job 1:1-", "5 kg/", "2023-10-05T", "5m ", "HK$", "[a](b(", "[a](b) ",
     "no. 1, ", "fig. 1 and ", "$1-", "$1 to ", "U.S. In A", "Elm ", "on Elm Dr. ", "June 5-", "1/2 ",
 ]  # fmt: skip
 

@@ -203,6 +203,77 @@ NUMERALS = [
     ("Give me a sec. I see.", "Give me a sec. I see."),
 ]
 
+TIMESTAMPS = [
+    ("2023-10-05T14:30:00Z", "October fifth, twenty twenty-three at fourteen thirty U T C"),
+    (
+        "2023-10-05T09:05:07+02:00",
+        "October fifth, twenty twenty-three at nine oh five and seven seconds U T C plus two",
+    ),
+    ("2023-10-05T14:30:00.123.", "October fifth, twenty twenty-three at fourteen thirty."),
+    ("2023-10-05T14:30", "October fifth, twenty twenty-three at fourteen thirty"),
+    ("12:34:00", "twelve thirty-four"),
+]
+
+VERSES = [
+    ("Psalm 23:4", "Psalm twenty-three verse four"),
+    ("Ps. 23:4-6 is short.", "Psalm twenty-three verse four to six is short."),
+    ("Gen. 1:1", "Genesis one one"),
+    ("1 Corinthians 13:4–7", "First Corinthians thirteen four to seven"),
+    ("Meet Mark 10:30 pm.", "Meet Mark ten thirty P M."),
+    ("Peter won 3:1.", "Peter won three to one."),
+]
+
+TAKEN_AWAY = [
+    ("5 − 3", "five minus three"),
+    ("5−3=2", "five minus three equals two"),
+    ("n−1", "n minus one"),
+    ("(a + b) − c", "(a plus b) minus c"),
+]
+
+YEARS_IN_BRACKETS = [
+    ("the battle (1066)", "the battle (ten sixty-six)"),
+    ("(Smith, 1866)", "(Smith, eighteen sixty-six)"),
+    ("a few (1500 people)", "a few (one thousand five hundred people)"),
+]
+
+UNITS_PER_UNIT = [
+    ("5 kg/m³", "five kilograms per cubic meter"),
+    ("100 W/m²", "one hundred watts per square meter"),
+    ("9.8 m/s²", "nine point eight meters per second squared"),
+    ("2 mg/L", "two milligrams per liter"),
+]
+
+MILLIONS = [
+    ("5m people", "five million people"),
+    ("2.5m new users", "two point five million new users"),
+    ("10k followers", "ten thousand followers"),
+    ("3bn people", "three billion people"),
+    ("It is 5m tall.", "It is five meters tall."),
+    ("It is 5m away.", "It is five meters away."),
+    ("It is 5m long.", "It is five meters long."),
+]
+
+DOLLARS = [
+    ("HK$5", "five Hong Kong dollars"),
+    ("A$5", "five Australian dollars"),
+    ("C$1", "one Canadian dollar"),
+    ("NZ$10", "ten New Zealand dollars"),
+    ("S$5 million", "five million Singapore dollars"),
+    ("5 HKD", "five Hong Kong dollars"),
+    ("XX$5", "X X five dollars"),
+]
+
+GROUPED = [
+    *(
+        (f"1{space}234{space}567", "one million two hundred thirty-four thousand five hundred sixty-seven")
+        for space in " \u00a0\u202f\u2009"
+    ),
+    ("5\u202f280 feet", "five thousand two hundred eighty feet"),
+    ("10 000 people", "ten thousand people"),
+    ("the numbers 5 280 are", "the numbers five two hundred eighty are"),
+    ("10\u00a0km", "ten kilometers"),
+]
+
 ROWS = [
     *STOPS,
     *NO_STOPS,
@@ -216,6 +287,14 @@ ROWS = [
     *SHORT_DAYS,
     *UNIT_STOPS,
     *NUMERALS,
+    *TIMESTAMPS,
+    *VERSES,
+    *TAKEN_AWAY,
+    *YEARS_IN_BRACKETS,
+    *UNITS_PER_UNIT,
+    *MILLIONS,
+    *DOLLARS,
+    *GROUPED,
 ]
 
 

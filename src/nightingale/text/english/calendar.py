@@ -100,6 +100,22 @@ def _iso(match: re.Match[str]) -> str:
     return f"{MONTHS[int(match[3]) - 1]} {_day(match[4])}, {words.year(match[1])}"
 
 
+def _timestamp(match: re.Match[str]) -> str:
+    """The time stays in figures, for the clock to read; whole minutes need no seconds."""
+    second = "" if match[6] in (None, "00") else f":{match[6]}"
+    return f"{_iso(match)} at {match[2]}:{match[5]}{second}{_zone(match[7])}"
+
+
+def _zone(offset: str | None) -> str:
+    if not offset:
+        return ""
+    if offset == "Z":
+        return " UTC"
+    hours, minutes = int(offset[1:3]), int(offset[-2:])
+    said = f"{words.cardinal(hours)}{f' {words.cardinal(minutes)}' if minutes else ''}"
+    return f" UTC {'plus' if offset[0] == '+' else 'minus'} {said}"
+
+
 def _clock(match: re.Match[str]) -> str:
     hour, minute, half = int(match["hour"]), int(match["minute"] or 0), match["half"]
     if hour > 24 or minute > 59:
@@ -109,7 +125,7 @@ def _clock(match: re.Match[str]) -> str:
         said += f" {'oh ' if minute < 10 else ''}{words.cardinal(minute)}"
     elif not half:
         said += " o'clock" if 1 <= hour <= 12 else " hundred"
-    if match["second"]:
+    if match["second"] and int(match["second"]):
         said += f" and {words.cardinal(int(match['second']))} seconds"
     return f"{said} {half.upper()} M" if half else said
 
@@ -159,6 +175,13 @@ SHORT: Final[tuple[Rule, ...]] = (
 )
 
 DATES: Final[tuple[Rule, ...]] = (
+    rule(
+        # The hour is the second group, so that a date has the same groups with and without it.
+        rf"{_NOT_IN_NUMBER}(1\d{{3}}|20\d{{2}})-(?=\d\d-\d\dT([01]\d|2[0-4]):)"
+        r"(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T\d\d:([0-5]\d)(?::([0-5]\d)(?:\.\d{1,9})?)?"
+        r"(Z|[+-](?:0\d|1[0-4]):?[0-5]\d)?(?![\w:])",
+        _timestamp,
+    ),
     rule(
         rf"{_NOT_IN_NUMBER}(1\d{{3}}|20\d{{2}})([-/])(0[1-9]|1[0-2])\2(0[1-9]|[12]\d|3[01])(?![\w/-])", _iso
     ),
@@ -224,6 +247,7 @@ YEARS: Final[tuple[Rule, ...]] = (
         rf"(?! (?!(?:{any_of(NOT_COUNTED)})\b)[a-z]{{2,}}s\b)",
         lambda m: f"{m['cue']}{m['gap']}{_plain_year(m)}",
     ),
+    rule(r"(?:(?<=\()|(?<=[a-z.], ))(?P<year>1\d{3}|20\d{2})(?=\))", _plain_year),
     rule(
         rf"{_NOT_IN_NUMBER}(?P<year>19\d{{2}}|20\d{{2}}){_NUMBER_ENDS}"
         rf"(?! (?!(?:{any_of(NOT_COUNTED)})\b)[a-z]{{2,}}s\b| people\b| men\b| women\b| children\b)",

@@ -55,6 +55,13 @@ NEGATIONS: Final = str.maketrans(
 )  # fmt: skip
 """Folded, each of these would lose its stroke and say the opposite."""
 
+MINUS: Final = re.compile(r"(?<=[\d)]) ?− ?(?=[\d.(A-Za-z])|(?<=\b[A-Za-z]) ?− ?(?=\d|[A-Za-z]\b)")
+"""Between two terms the sign takes away; a hyphen there is a span."""
+GROUPED: Final = re.compile(
+    # Spaces that do not break, or thousands, or two groups behind so few figures that it is no telephone.
+    r"(?<![\w.,+/:$-])(?<![\d)+] )(?:[1-9]\d{0,2}(?:[\u00a0\u202f\u2009]\d{3}){1,4}"
+    r"|[1-9]\d{0,2}(?: 000){1,4}|(?!1 800 )[1-9]\d?(?: \d{3}){2,4})(?![\w/-]|[\u00a0\u202f\u2009 ]\d|,\d)"
+)
 RAISED: Final = re.compile(r"([⁺⁻]?[⁰¹²³⁴-⁹]{1,15})")
 SQUARES: Final = {"2": " squared ", "3": " cubed "}
 _TAG_NAME: Final = r"</?[a-zA-Z][\w:-]{0,30}"
@@ -108,6 +115,7 @@ def clean(text: str) -> str:
     for fraction, figures in FRACTIONS.items():
         text = re.sub(rf"(\d) ?{fraction}", rf"\1 {figures}", text).replace(fraction, figures)
     text = MICRO.sub("u", text)
+    text = GROUPED.sub(lambda m: re.sub(r"\s", ",", m[0]), MINUS.sub(" minus ", text))
     text = RAISED.sub(_raised, text).translate(CHARACTERS)
     text = CARETS.read(read_all(MARKUP, text))
     return read_all(PARAGRAPHS, _plain_characters(text)).strip()

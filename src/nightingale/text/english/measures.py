@@ -65,7 +65,19 @@ PER: Final = {
 
 NUMBER: Final = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
 _START: Final = r"(?<![\w.,])"
-_PER: Final = rf"(?:\s?/\s?(?P<per>{any_of(PER)})\b)?"
+PER_UNIT: Final = {**{unit: names[0] for unit, names in UNITS.items() if unit.isalpha()}, **PER}
+_PER: Final = rf"(?:\s?/\s?(?P<per>{any_of(PER_UNIT)})\b(?: (?P<per_power>squared|cubed)\b)?)?"
+POWERS: Final = {"squared": "square ", "cubed": "cubic ", None: ""}
+
+MILLIONS: Final = {"m": "million", "mn": "million", "k": "thousand", "bn": "billion", "tn": "trillion"}
+COUNTED: Final = listed(
+    "people users views viewers visitors visits dollars euros pounds yen copies followers subscribers "
+    "downloads customers voters votes workers employees jobs homes households children women men adults "
+    "students pupils patients passengers tourists refugees deaths cases records rows tokens parameters "
+    "words lines documents images barrels tons tonnes shares streams players members accounts vehicles "
+    "cars readers listeners fans units items messages requests queries likes clicks installs hectares acres"
+)
+"""What is counted in millions and not in meters."""
 
 
 def is_one(figures: str) -> bool:
@@ -73,7 +85,7 @@ def is_one(figures: str) -> bool:
 
 
 def _per(match: re.Match[str]) -> str:
-    return f" per {PER[match['per']]}" if match["per"] else ""
+    return f" per {POWERS[match['per_power']]}{PER_UNIT[match['per']]}" if match["per"] else ""
 
 
 def _fraction_measure(match: re.Match[str]) -> str:
@@ -92,13 +104,20 @@ def _measure(match: re.Match[str]) -> str:
     one, many = UNITS[unit]
     if gap == "-":
         return f"{words.number(figures)}-{one}"
-    if match["power"]:
-        power = "square" if match["power"] == "squared" else "cubic"
-        one, many = f"{power} {one}", f"{power} {many}"
+    power = match["power"]
+    if power and "/" in unit:
+        one, many = f"{one} {power}", f"{many} {power}"
+    else:
+        one, many = f"{POWERS[power]}{one}", f"{POWERS[power]}{many}"
     return f"{words.number(figures)} {one if is_one(figures) else many}{_per(match)}"
 
 
 RULES: Final[tuple[Rule, ...]] = (
+    rule(
+        rf"{_START}({NUMBER})({any_of(MILLIONS)})"
+        rf"(?= (?:(?:new|more|other|active|young|extra|daily|monthly) )?(?:{any_of(COUNTED)})\b)",
+        lambda m: f"{words.number(m[1])} {MILLIONS[m[2]]}",
+    ),
     rule(rf"{_START}({NUMBER})\s?%", lambda m: f"{words.number(m[1])} percent"),
     rule(
         r"(?<![\w.])(\d)\s?(?:ft\.?|'|feet)\s?(\d{1,2})\s?(?:in\.?\b|\"|inches)",

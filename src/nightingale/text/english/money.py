@@ -14,7 +14,14 @@ CURRENCIES: Final = {
     "$": ("dollar", "dollars", "cent", "cents"),
     "US$": ("U S dollar", "U S dollars", "cent", "cents"),
     "C$": ("Canadian dollar", "Canadian dollars", "cent", "cents"),
+    "CA$": ("Canadian dollar", "Canadian dollars", "cent", "cents"),
     "A$": ("Australian dollar", "Australian dollars", "cent", "cents"),
+    "AU$": ("Australian dollar", "Australian dollars", "cent", "cents"),
+    "NZ$": ("New Zealand dollar", "New Zealand dollars", "cent", "cents"),
+    "HK$": ("Hong Kong dollar", "Hong Kong dollars", "cent", "cents"),
+    "S$": ("Singapore dollar", "Singapore dollars", "cent", "cents"),
+    "NT$": ("Taiwan dollar", "Taiwan dollars", "cent", "cents"),
+    "R$": ("real", "reais", "centavo", "centavos"),
     "£": ("pound", "pounds", "penny", "pence"),
     "€": ("euro", "euros", "cent", "cents"),
     "¥": ("yen", "yen", "sen", "sen"),
@@ -26,6 +33,7 @@ CURRENCIES: Final = {
 CURRENCY_CODES: Final = {
     "USD": "U S dollars", "EUR": "euros", "GBP": "pounds", "JPY": "yen", "CHF": "Swiss francs",
     "CAD": "Canadian dollars", "AUD": "Australian dollars", "INR": "rupees", "CNY": "yuan",
+    "HKD": "Hong Kong dollars", "NZD": "New Zealand dollars", "SGD": "Singapore dollars",
 }  # fmt: skip
 LETTERS: Final = {
     "K": "thousand", "k": "thousand", "M": "million", "m": "million", "mn": "million", "B": "billion",
@@ -50,7 +58,7 @@ NOT_THINGS: Final = listed(
 BETWEEN: Final = ("between ", "Between ")
 
 _START: Final = r"(?<![\w.,])"
-_SIGN: Final = rf"(?P<sign>{any_of(CURRENCIES)})"
+_SIGN: Final = rf"(?P<sign>(?<![A-Za-z])(?:{any_of(CURRENCIES)})|(?<=[A-Za-z])[$£€¥₹₽₩₿])"
 _SCALE: Final = rf"(?:\s?(?P<scale>{any_of(MULTIPLIERS)})\b|-(?P<joined>{any_of(SCALES)})\b)?"
 _PER: Final = rf"(?:\s?/\s?(?P<per>{any_of(PER)}|[a-z]{{3,20}})\b)?"
 _THING: Final = rf" (?!(?:{any_of(NOT_THINGS)})\b)[a-z]{{2,20}}\b"
@@ -105,7 +113,9 @@ def _per(match: re.Match[str]) -> str:
 
 def _money(match: re.Match[str]) -> str:
     scale, single = match["scale"] or match["joined"], _describes(match)
-    return _sum(match["figures"], scale, CURRENCIES[match["sign"]], single=single) + _per(match)
+    # Behind letters that are no country known here, the sum is a word of its own.
+    gap = " " if match.string[max(0, match.start() - 1) : match.start()].isalpha() else ""
+    return gap + _sum(match["figures"], scale, CURRENCIES[match["sign"]], single=single) + _per(match)
 
 
 def _span(match: re.Match[str]) -> str:

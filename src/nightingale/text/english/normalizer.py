@@ -10,7 +10,18 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from nightingale.text.english import calendar, figures, labels, measures, money, names, phones, symbols, web
+from nightingale.text.english import (
+    calendar,
+    figures,
+    labels,
+    measures,
+    money,
+    names,
+    phones,
+    scripture,
+    symbols,
+    web,
+)
 from nightingale.text.english.markup import clean
 from nightingale.text.english.rule import Rule, read_all
 
@@ -19,6 +30,7 @@ BEGINNINGS: Final[tuple[Rule, ...]] = (*web.RULES, *calendar.SPANS)
 FIGURES: Final[tuple[Rule, ...]] = (
     *symbols.COMPARISONS,
     *labels.RULES,
+    *scripture.RULES,
     *money.SPANS,
     *calendar.DATES,
     *phones.RULES,
