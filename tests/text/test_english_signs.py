@@ -32,6 +32,7 @@ POWERS = [
     ("x⁵", "x to the power of five"),
     ("2^n", "two to the power of n"),
     ("5 km^2", "five square kilometers"),
+    ("see the ^ mark", "see the mark"),
     ("¹⁴C", "fourteen C"),
 ]
 
@@ -62,6 +63,7 @@ NOT_COMPARED = [
     ('<say-as interpret-as="date">May</say-as> came', "May came"),
     ('<?xml version="1.0"?><p>Hi</p>', "Hi"),
     ("<input disabled> name", "name"),
+    ("Press <C-Left> now", "Press C-Left now"),
     ("> quoted <b>text</b>", "quoted text"),
 ]
 

@@ -64,7 +64,8 @@ GROUPED: Final = re.compile(
 )
 RAISED: Final = re.compile(r"([⁺⁻]?[⁰¹²³⁴-⁹]{1,15})")
 SQUARES: Final = {"2": " squared ", "3": " cubed "}
-_TAG_NAME: Final = r"</?[a-zA-Z][\w:-]{0,30}"
+# "<say-as>" is a tag, "<C-Left>" a key.
+_TAG_NAME: Final = r"</?(?:[a-zA-Z][a-zA-Z0-9]{0,15}|[a-z]{2,12}[:-][a-z][\w:-]{0,30})"
 
 MICRO: Final = re.compile(r"(?<=[\d ])[µμ](?=[gsmlLAVWF]\b)")
 """In front of a unit the letter is a prefix, which the units know as u."""

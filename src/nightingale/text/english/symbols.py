@@ -44,7 +44,7 @@ RULES: Final[tuple[Rule, ...]] = (
     rule(r"(?<=[A-Za-z)])( ?)<\1(?=[A-Za-z(])", " is less than "),
     rule(r"(?<=[A-Za-z)])( ?)>\1(?=[A-Za-z(])", " is greater than "),
     rule(r"(?<![A-Za-z])([A-Za-z])( ?)\*\2(?=[A-Za-z](?![A-Za-z]))", r"\1 times "),
-    rule(r"(?<=[A-Za-z)]) ?\^ ?(?=[A-Za-z(])", " to the power of "),
+    rule(r"(?<=[A-Za-z)])\^(?=[A-Za-z(])|(?<=\b[A-Za-z]) \^ (?=[A-Za-z(])", " to the power of "),
     rule(r"(?<=[a-z])/(?=[a-z])", " or "),
     rule(r"[/\\_^*~|]", " "),
     rule(r"[\[{]", "("),
