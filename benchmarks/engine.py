@@ -1,9 +1,10 @@
 """What the engine costs, and what sharing it saves: ratios taken in one run, on a small seeded model.
 
-    python benchmarks/engine.py
+    python benchmarks/engine.py              # --no-store: nothing is appended to benchmarks/results
 
 - overhead: one request through the engine, over the same model calls made bare (T3's loop, flow, vocoder).
-- together: ten requests at once, over the same ten one after another.
+- together: ten requests at once, over the same ten one after another, with T3 by torch; and once more with T3
+  by whatever this machine has for it, which is quicker at both, and at one by itself most of all.
 
 Both are times by the clock, medians over rounds; beside them stands the same ratio of processor time. Run it
 on an idle machine: threads that share a product wait for each other, so one busy core makes all of them wait.
@@ -13,6 +14,7 @@ The model is the stand-in with a T3 of wren's size. The last line is JSON.
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import time
@@ -23,9 +25,11 @@ from typing import NamedTuple
 
 import torch
 
+from nightingale.bench import store
 from nightingale.engine.acoustic import audible, render_mel
 from nightingale.engine.decode import speak
 from nightingale.engine.model import Model
+from nightingale.engine.profiles import BALANCED
 from nightingale.engine.randomness import generator
 from nightingale.engine.standin import NOISE, load_noise, seeded
 from nightingale.engine.tts import TTS
@@ -96,21 +100,30 @@ def compared(
         "wall": round(statistics.median(walls), 3),
         "spread": [round(min(walls), 3), round(max(walls), 3)],
         "cpu": round(statistics.median(cpus), 3),
+        "wall_s": round(above.wall_s, 2),
     }
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--no-store", action="store_true", help="do not append to benchmarks/results")
+    options = parser.parse_args()
     model = small_model()
-    exact, shared = TTS.over(model, "exact"), TTS.over(model, "balanced")
-    for tts in (exact, shared):
+    exact, shared = TTS.over(model, "exact"), TTS.over(model, replace(BALANCED, t3=()))
+    granted = TTS.over(model, BALANCED)
+    for tts in (exact, shared, granted):
         tts.say(TEXT, seed=0)
     bare(model, 0)
     overhead = compared(OVERHEAD_ROUNDS, lambda i: exact.say(TEXT, seed=i), lambda i: bare(model, i))
-    together = compared(
-        TOGETHER_ROUNDS,
-        lambda i: shared.say_many([TEXT] * REQUESTS, seed=i),
-        lambda i: [shared.say(TEXT, seed=i) for _ in range(REQUESTS)],
-    )
+
+    def crowd(tts: TTS) -> dict[str, float | list[float]]:
+        return compared(
+            TOGETHER_ROUNDS,
+            lambda i: tts.say_many([TEXT] * REQUESTS, seed=i),
+            lambda i: [tts.say(TEXT, seed=i) for _ in range(REQUESTS)],
+        )
+
+    together, swift = crowd(shared), crowd(granted)
     result = {
         "engine_over_bare": overhead["wall"],
         "engine_over_bare_spread": overhead["spread"],
@@ -118,6 +131,11 @@ def main() -> None:
         "ten_together_over_ten_in_a_row": together["wall"],
         "ten_together_spread": together["spread"],
         "ten_together_cpu": together["cpu"],
+        "ten_together_s": together["wall_s"],
+        "granted_t3": granted.plan.t3.way,
+        "granted_together_over_in_a_row": swift["wall"],
+        "granted_together_spread": swift["spread"],
+        "granted_together_s": swift["wall_s"],
         "rounds": [OVERHEAD_ROUNDS, TOGETHER_ROUNDS],
         "tokens": TOKENS,
         "threads": torch.get_num_threads(),
@@ -125,7 +143,12 @@ def main() -> None:
     }
     print(f"engine over bare calls     {overhead['wall']:.3f}   (asked for: less than 1.05)")
     print(f"ten together / in a row    {together['wall']:.3f}   (asked for: at most 0.6)")
-    print(json.dumps(result))
+    print(f"the same, T3 by {granted.plan.t3.way:<10} {swift['wall']:.3f}")
+    print(f"seconds for ten together   {together['wall_s']}, {swift['wall_s']}")
+    signed = store.signed(result)
+    if not options.no_store:
+        store.append(signed, "engine", store.results_folder())
+    print(json.dumps(signed))
 
 
 if __name__ == "__main__":

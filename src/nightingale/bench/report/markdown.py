@@ -161,10 +161,16 @@ def engine(lines: Sequence[Line]) -> str:
             "ten_together_over_ten_in_a_row",
             "ten_together_spread",
         ),
+        "the same with T3 by what the machine has for it": (
+            "granted_together_over_in_a_row",
+            "granted_together_spread",
+        ),
     }
 
     def body(line: Line) -> Iterable[Sequence[object]]:
         for name, (value, spread) in names.items():
+            if value not in line:  # an older line
+                continue
             low, high = line[spread]
             yield name, f"{line[value]:.2f}", f"{low:.2f} to {high:.2f}"
 
