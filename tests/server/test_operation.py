@@ -169,17 +169,20 @@ def test_a_model_that_cannot_be_loaded_is_a_failure_and_not_a_silence() -> None:
     asyncio.run(story())
 
 
-def test_an_idle_model_is_unloaded_and_comes_back(
-    small: Callable[..., TTS], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loads: list[TTS] = []
+@pytest.fixture
+def loads(small: Callable[..., TTS], monkeypatch: pytest.MonkeyPatch) -> list[TTS]:
+    """Each engine that a speaker has loaded, as it loads it."""
+    loaded: list[TTS] = []
 
     def load(_: Settings) -> TTS:
-        loads.append(small())
-        return loads[-1]
+        loaded.append(small())
+        return loaded[-1]
 
     monkeypatch.setattr(speaker_module, "load", load)
+    return loaded
 
+
+def test_an_idle_model_is_unloaded_and_comes_back(loads: list[TTS]) -> None:
     async def story() -> None:
         speaker = Speaker(Settings(keep_alive=0.2))
         await speaker.start()
@@ -200,15 +203,7 @@ def test_an_idle_model_is_unloaded_and_comes_back(
     asyncio.run(asyncio.wait_for(story(), 30))
 
 
-def test_an_engine_that_died_is_replaced(small: Callable[..., TTS], monkeypatch: pytest.MonkeyPatch) -> None:
-    loads: list[TTS] = []
-
-    def load(_: Settings) -> TTS:
-        loads.append(small())
-        return loads[-1]
-
-    monkeypatch.setattr(speaker_module, "load", load)
-
+def test_an_engine_that_died_is_replaced(loads: list[TTS]) -> None:
     async def story() -> None:
         speaker = Speaker(Settings())
         await speaker.start()
@@ -222,16 +217,9 @@ def test_an_engine_that_died_is_replaced(small: Callable[..., TTS], monkeypatch:
 
 
 def test_who_comes_late_from_an_engine_that_died_leaves_the_new_one_alone(
-    small: Callable[..., TTS], monkeypatch: pytest.MonkeyPatch
+    loads: list[TTS], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loads: list[TTS] = []
     replaced = threading.Event()
-
-    def load(_: Settings) -> TTS:
-        loads.append(small())
-        return loads[-1]
-
-    monkeypatch.setattr(speaker_module, "load", load)
 
     async def story() -> None:
         speaker = Speaker(Settings())

@@ -17,7 +17,8 @@ from nightingale.errors import VoiceNotFound
 from nightingale.server.roster import Roster
 from nightingale.server.settings import Settings
 
-WARM_UP: Final = "Ready when you are."
+WARM_UP: Final = "Ready at 1 or 2."
+"""With figures: the rules that read them are made when there are some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,7 +64,8 @@ PER: Final = {
 }  # fmt: skip
 
 NUMBER: Final = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
-_START: Final = r"(?<![\w.,])"
+START: Final = r"(?<![\w.,])"
+"""Of a figure that stands by itself."""
 PER_UNIT: Final = {**{unit: names[0] for unit, names in UNITS.items() if unit.isalpha()}, **PER}
 _PER: Final = rf"(?:\s?/\s?(?P<per>{any_of(PER_UNIT)})\b(?: (?P<per_power>squared|cubed)\b)?)?"
 POWERS: Final = {"squared": "square ", "cubed": "cubic ", None: ""}
@@ -114,11 +115,11 @@ def _measure(match: re.Match[str]) -> str:
 
 RULES: Final[tuple[Rule, ...]] = (
     rule(
-        rf"{_START}({NUMBER})({any_of(MILLIONS)})"
+        rf"{START}({NUMBER})({any_of(MILLIONS)})"
         rf"(?= (?:(?:new|more|other|active|young|extra|daily|monthly) )?(?:{any_of(COUNTED)})\b)",
         lambda m: f"{words.number(m[1])} {MILLIONS[m[2]]}",
     ),
-    rule(rf"{_START}({NUMBER})\s?%", lambda m: f"{words.number(m[1])} percent"),
+    rule(rf"{START}({NUMBER})\s?%", lambda m: f"{words.number(m[1])} percent"),
     rule(
         r"(?<![\w.])(\d)\s?(?:ft\.?|'|feet)\s?(\d{1,2})\s?(?:in\.?\b|\"|inches)",
         lambda m: f"{words.cardinal(int(m[1]))} foot {words.cardinal(int(m[2]))}",
@@ -140,7 +141,7 @@ RULES: Final[tuple[Rule, ...]] = (
         lambda m: f"{words.number(m[1])}{m[2]}{INCH[m[2] != '-' and not is_one(m[1])]}",
     ),
     rule(
-        rf"{_START}(?P<figures>{NUMBER})(?P<gap>[ -]?)(?P<unit>{any_of(UNITS)})(?![\w°])(?!'\w)"
+        rf"{START}(?P<figures>{NUMBER})(?P<gap>[ -]?)(?P<unit>{any_of(UNITS)})(?![\w°])(?!'\w)"
         rf"(?: (?P<power>squared|cubed))?{_PER}",
         _measure,
     ),

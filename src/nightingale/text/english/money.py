@@ -6,7 +6,7 @@ import re
 from typing import Final
 
 from nightingale.text.english import words
-from nightingale.text.english.measures import NUMBER, PER, is_one
+from nightingale.text.english.measures import MILLIONS, NUMBER, PER, START, is_one
 from nightingale.text.english.rule import Rule, any_of, listed, rule
 
 CURRENCIES: Final = {
@@ -35,12 +35,11 @@ CURRENCY_CODES: Final = {
     "CAD": "Canadian dollars", "AUD": "Australian dollars", "INR": "rupees", "CNY": "yuan",
     "HKD": "Hong Kong dollars", "NZD": "New Zealand dollars", "SGD": "Singapore dollars",
 }  # fmt: skip
-LETTERS: Final = {
-    "K": "thousand", "k": "thousand", "M": "million", "m": "million", "mn": "million", "B": "billion",
-    "b": "billion", "bn": "billion", "T": "trillion", "tn": "trillion",
-}  # fmt: skip
 SCALES: Final = listed("thousand million billion trillion")
-MULTIPLIERS: Final = {**LETTERS, **{scale: scale for scale in SCALES}, "hundred": "hundred"}
+MULTIPLIERS: Final = {
+    **MILLIONS, "K": "thousand", "M": "million", "B": "billion", "b": "billion", "T": "trillion",
+    **{scale: scale for scale in (*SCALES, "hundred")},
+}  # fmt: skip
 
 THINGS: Final = listed(
     "bill note coin check cheque ticket fine prize deal budget contract grant loan fund gift card voucher "
@@ -57,7 +56,6 @@ NOT_THINGS: Final = listed(
 
 BETWEEN: Final = ("between ", "Between ")
 
-_START: Final = r"(?<![\w.,])"
 _SIGN: Final = rf"(?P<sign>(?<![A-Za-z])(?:{any_of(CURRENCIES)})|(?<=[A-Za-z])[$£€¥₹₽₩₿])"
 _SCALE: Final = rf"(?:\s?(?P<scale>{any_of(MULTIPLIERS)})\b|-(?P<joined>{any_of(SCALES)})\b)?"
 _PER: Final = rf"(?:\s?/\s?(?P<per>{any_of(PER)}|[a-z]{{3,20}})\b)?"
@@ -150,16 +148,16 @@ SPANS: Final[tuple[Rule, ...]] = (
 RULES: Final[tuple[Rule, ...]] = (
     rule(rf"{_SIGN}\s?(?P<figures>{NUMBER}){_SCALE}{_PER}", _money),
     rule(
-        rf"{_START}(?P<figures>{NUMBER})\s?(?P<sign>[€£¥₹])(?!\w)(?P<scale>)(?P<joined>)(?P<per>)",
+        rf"{START}(?P<figures>{NUMBER})\s?(?P<sign>[€£¥₹])(?!\w)(?P<scale>)(?P<joined>)(?P<per>)",
         _money,
     ),
     rule(
-        rf"{_START}(?P<figures>{NUMBER})\s?(?P<code>{any_of(CURRENCY_CODES)})\b",
+        rf"{START}(?P<figures>{NUMBER})\s?(?P<code>{any_of(CURRENCY_CODES)})\b",
         lambda m: f"{words.number(m['figures'])} {CURRENCY_CODES[m['code']]}",
     ),
     rule(
         rf"\b(?P<code>{any_of(CURRENCY_CODES)})\s?(?P<figures>{NUMBER})\b",
         lambda m: f"{words.number(m['figures'])} {CURRENCY_CODES[m['code']]}",
     ),
-    rule(rf"{_START}({NUMBER})\s?¢", lambda m: f"{words.number(m[1])} {'cent' if is_one(m[1]) else 'cents'}"),
+    rule(rf"{START}({NUMBER})\s?¢", lambda m: f"{words.number(m[1])} {'cent' if is_one(m[1]) else 'cents'}"),
 )

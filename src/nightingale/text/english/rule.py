@@ -4,25 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from functools import cached_property
 
 Say = Callable[[re.Match[str]], str] | str
 """What is said for a match; a string is a template in the manner of `re.sub`."""
 
 
-@dataclass(frozen=True, slots=True)
 class Rule:
-    """Every match of `pattern` is replaced by `say`."""
+    """Every match of a pattern is replaced by `say`.
 
-    pattern: re.Pattern[str]
-    say: Say
+    The pattern is compiled when it is first tried: two in three are about figures, and a process that says
+    "Hello." need not wait for them.
+    """
+
+    def __init__(self, written: str | re.Pattern[str], say: Say, flags: int = 0) -> None:
+        self._written, self._say, self._flags = written, say, flags
+
+    @cached_property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile(self._written, self._flags)
 
     def read(self, text: str) -> str:
-        return self.pattern.sub(self.say, text)
+        return self._pattern.sub(self._say, text)
 
 
-def rule(pattern: str, say: Say, flags: int = 0) -> Rule:
-    return Rule(re.compile(pattern, flags), say)
+rule = Rule
+"""As tables of rules write it."""
 
 
 def read_all(rules: Iterable[Rule], text: str) -> str:

@@ -9,7 +9,7 @@ from nightingale.text.english.rule import Rule, any_of, listed, rule
 
 NAMES: Final = {
     "&": "and", "@": "at", "%": "percent", "+": "plus", "=": "equals", "°": "degrees", "×": "times",
-    "÷": "divided by", "±": "plus or minus", "≈": "approximately", "≠": "is not equal to", "≤": "at most",
+    "÷": "divided by", "±": "plus or minus", "≈": "approximately", "≤": "at most",
     "≥": "at least", "€": "euros", "£": "pounds", "¥": "yen", "₹": "rupees", "$": "dollars", "¢": "cents",
     "∞": "infinity", "√": "the square root of", "§": "section", "№": "number", "♯": "sharp", "♭": "flat",
 }  # fmt: skip
