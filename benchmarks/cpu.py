@@ -88,21 +88,23 @@ def make(name: str, work: Path, *, tiny: bool) -> dict[str, Any]:
     return {}
 
 
-def opened(name: str, work: Path, *, tiny: bool) -> tuple[Any, Any, Any]:
+def opened(name: str, work: Path, runtime: str, *, tiny: bool) -> tuple[Any, Any, Any]:
     """Weights mapped from their file, packed, and T3 without its layers."""
-    from nightingale.accel.cpu.packed import digest_of_file, pack, without_backbone
+    from nightingale.accel.cpu.native.able import form
+    from nightingale.accel.cpu.packed import FOR_ONNX, digest_of_file, pack, without_backbone
     from nightingale.models.checkpoint import read_tensors
 
     path, config = work / f"{name}.safetensors", preset_of(name, tiny=tiny).t3
     tensors = read_tensors(path)
     source = digest_of_file(path, home=work / "packed")
-    packed = pack(config, tensors, home=work / "packed", source=source, mapped=True)
+    kind = form() if runtime == "native" else FOR_ONNX
+    packed = pack(config, tensors, home=work / "packed", source=source, mapped=True, form=kind)
     return tensors, packed, without_backbone(config, tensors, source=path)
 
 
-def packing(name: str, work: Path, *, tiny: bool) -> dict[str, Any]:
+def packing(name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -> dict[str, Any]:  # noqa: ARG001
     started = time.perf_counter()
-    _, packed, _ = opened(name, work, tiny=tiny)
+    _, packed, _ = opened(name, work, runtime, tiny=tiny)
     return {"seconds": time.perf_counter() - started, "bytes": packed.bytes, "peak_gib": peak_gib()}
 
 
@@ -127,9 +129,9 @@ def bandwidth(threads: int, rounds: int = 5) -> float:
 
 def chosen_runtime(config: Any) -> str:
     """As the profile `fast` does (engine/load.py)."""
-    from nightingale.accel.cpu.vino_able import refusal
+    from nightingale.accel.cpu.native.able import refusal
 
-    return "openvino" if refusal(config) is None else "onnxruntime"
+    return "native" if refusal(config) is None else "onnxruntime"
 
 
 class Speaker:
@@ -142,9 +144,8 @@ class Speaker:
         from nightingale.voices.voice import Voice
 
         self.preset, self.habits = preset_of(name, tiny=tiny), HABITS[name]
-        _, self.packed, self.t3 = opened(name, work, tiny=tiny)
-        self.guided = self.habits.sampling.cfg_weight > 0
-        self.runtime = chosen_runtime(self.t3.config) if runtime == "auto" else runtime
+        self.runtime, self.guided = runtime, self.habits.sampling.cfg_weight > 0
+        _, self.packed, self.t3 = opened(name, work, runtime, tiny=tiny)
         self.runner = self.opened_runner(threads)
         self.rng = torch.Generator().manual_seed(0)
         shown = min(self.preset.t3.prompt_tokens, PROMPT_TOKENS)
@@ -159,12 +160,12 @@ class Speaker:
         )
 
     def opened_runner(self, threads: int) -> Any:
+        from nightingale.accel.cpu.native.able import open_runner
         from nightingale.accel.cpu.runner import CpuRunner
-        from nightingale.accel.cpu.vino import VinoRunner
 
         room = {"slots": 1, "rows_per_slot": 2 if self.guided else 1, "capacity": 1024}
-        if self.runtime == "openvino":
-            return VinoRunner(self.t3, self.packed, **room, batched=True, threads=threads)
+        if self.runtime == "native":
+            return open_runner(self.t3, self.packed, **room, batched=True, threads=threads)
         return CpuRunner(self.t3, self.packed.graph, **room, batched=True, threads=threads)
 
     def ids(self, count: int, below: int) -> Any:
@@ -283,7 +284,7 @@ def quality(
     from nightingale.models.checkpoint import load
 
     speaker = Speaker(name, work, threads, tiny=tiny, runtime=runtime)
-    tensors, _, _ = opened(name, work, tiny=tiny)
+    tensors, _, _ = opened(name, work, runtime, tiny=tiny)
     t3 = load(lambda: T3(speaker.preset.t3), tensors, source=work)
     rows = 2 if speaker.guided else 1
     plain = PlainRunner(t3, slots=1, rows_per_slot=rows, capacity=1024, batched=False)
@@ -416,7 +417,7 @@ def main() -> None:
         "--upstream", type=Path, help="or a folder of its packages (benchmarks/upstream_side.py)"
     )
     parser.add_argument("--work", type=Path, help="a folder for weights, kept for the next run; 3.5 GB")
-    parser.add_argument("--runtime", choices=("auto", "onnxruntime", "openvino"), default="auto")
+    parser.add_argument("--runtime", choices=("auto", "onnxruntime", "native"), default="auto")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--no-store", action="store_true", help="do not append to benchmarks/results")
     parser.add_argument("--part", help=argparse.SUPPRESS)
@@ -461,16 +462,19 @@ def run_part(options: argparse.Namespace) -> dict[str, Any]:
 
     torch.set_num_threads(options.threads)
     name, work = options.model, options.work
-    plain: dict[str, Callable[..., dict[str, Any]]] = {"make": make, "packing": packing}
     threaded: dict[str, Callable[..., dict[str, Any]]] = {
+        "packing": packing,
         "step": step,
         "sentence": sentence,
         "quality": quality,
     }
     with torch.inference_mode():
-        if options.part in plain:
-            return plain[options.part](name, work, tiny=options.tiny)
-        return threaded[options.part](name, work, options.threads, tiny=options.tiny, runtime=options.runtime)
+        if options.part == "make":
+            return make(name, work, tiny=options.tiny)
+        runtime = options.runtime
+        if runtime == "auto":
+            runtime = chosen_runtime(preset_of(name, tiny=options.tiny).t3)
+        return threaded[options.part](name, work, options.threads, tiny=options.tiny, runtime=runtime)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from nightingale import TTS
-from nightingale.accel.cpu import able, vino_able
+from nightingale.accel.cpu import able
+from nightingale.accel.cpu.native import able as native_able
 from nightingale.cli.main import app
 from nightingale.engine.guests import GUESTS
 from nightingale.engine.habits import HABITS
@@ -116,7 +117,7 @@ def test_a_plan_can_be_made_for_weights_that_are_not_here_and_says_so() -> None:
     made, missing = plan_named("multilingual", PROFILES["fast"], device="cpu")
     # With the extra `cpu` installed, eight bits are granted; without it, refused in words.
     assert made.model == "multilingual"
-    assert made.t3.way in (("plain",) if made.t3.refused else ("int8", "openvino"))
+    assert made.t3.way in (("plain",) if made.t3.refused else ("int8", "native"))
     assert missing is not None
     assert "t3" in missing
     made, missing = plan_named("noise", PROFILES["fast"], device="cpu")
@@ -151,17 +152,17 @@ def test_eight_bits_are_planned_where_they_pay_and_refused_in_words_elsewhere(
     assert made.refusals == ["t3: no int8: products in int8 are no faster"]
 
 
-def test_openvino_is_preferred_where_it_can_be_and_missed_without_a_warning(
+def test_machine_code_is_preferred_where_it_can_be_and_missed_without_a_warning(
     noise_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(able, "refusal", lambda config: None)
-    monkeypatch.setattr(vino_able, "refusal", lambda config: None)
+    monkeypatch.setattr(native_able, "refusal", lambda config: None)
     made = plan_for(noise_model, PROFILES["fast"])
-    assert (made.t3.way, made.t3.dtype) == ("openvino", "int8")
-    assert plan_for(noise_model, profile_named("fast+draft=lookup")).t3.way not in ("openvino", "int8")
-    monkeypatch.setattr(vino_able, "refusal", lambda config: "openvino is not installed")
+    assert (made.t3.way, made.t3.dtype) == ("native", "int8")
+    assert plan_for(noise_model, profile_named("fast+draft=lookup")).t3.way not in ("native", "int8")
+    monkeypatch.setattr(native_able, "refusal", lambda config: "llvmlite is not installed")
     made = plan_for(noise_model, PROFILES["fast"])
-    assert (made.t3.way, made.t3.foregone) == ("int8", ("no openvino: openvino is not installed",))
+    assert (made.t3.way, made.t3.foregone) == ("int8", ("no native: llvmlite is not installed",))
     assert made.refusals == []
 
 

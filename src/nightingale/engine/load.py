@@ -42,7 +42,7 @@ from nightingale.voices.home import cache_folder
 from nightingale.voices.voice import Voice
 
 if TYPE_CHECKING:
-    from nightingale.accel.cpu.packed import Packed
+    from nightingale.accel.cpu.packed import Form, Packed
 
 STEPS_AHEAD = 4
 """Steps that a device which draws by itself is asked for at a time; so late are their tokens read."""
@@ -142,8 +142,8 @@ def _load_official(
     )
 
 
-def _no_vino(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
-    from nightingale.accel.cpu.vino_able import refusal
+def _no_native(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
+    from nightingale.accel.cpu.native.able import refusal
 
     return _needs_floats(profile) or refusal(sizes.t3)
 
@@ -183,12 +183,12 @@ def _no_halves(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> 
 
 
 # Their needs are measured, by themselves; those of the others are written down in guests.py.
-VINO = Guest(
-    way="openvino",
+NATIVE = Guest(
+    way="native",
     stage="t3",
     kind="cpu",
-    what="weights of eight bits, read by openvino",
-    refusal=_no_vino,
+    what="weights of eight bits, read by machine code made for this processor",
+    refusal=_no_native,
     extra=True,
 )
 INT8 = Guest(
@@ -205,8 +205,8 @@ HALVES = Guest(
     refusal=_no_halves,
     extra=True,
 )
-ROUNDED = (VINO.way, INT8.way)
-MEASURED = (VINO, INT8, ONNX, HALVES, replace(HALVES, stage="vocoder"))
+ROUNDED = (NATIVE.way, INT8.way)
+MEASURED = (NATIVE, INT8, ONNX, HALVES, replace(HALVES, stage="vocoder"))
 ALL_GUESTS: Mapping[tuple[str, str], Guest] = {**GUESTS, **{(g.stage, g.way): g for g in MEASURED}}
 
 
@@ -290,14 +290,16 @@ def open_draws(model: Model, profile: Profile, plan: Plan, *, threads: int | Non
 
     pool: dict[str, Any] = {"slots": profile.slots, "rows_per_slot": rows, "capacity": capacity}
     how: dict[str, Any] = {"batched": profile.batched, "spare": spare_for(profile)}
-    if plan.t3.way == VINO.way:
-        from nightingale.accel.cpu.vino import VinoRunner
+    if plan.t3.way == NATIVE.way:
+        from nightingale.accel.cpu.native.able import form, open_runner
 
-        return HostDraws(VinoRunner(t3, _packed(model), **pool, batched=profile.batched, threads=threads))
+        packed = _packed(model, form())
+        return HostDraws(open_runner(t3, packed, **pool, batched=profile.batched, threads=threads))
     if plan.t3.way in (INT8.way, ONNX.way):
+        from nightingale.accel.cpu.packed import FOR_ONNX
         from nightingale.accel.cpu.runner import CpuRunner, exact_graph
 
-        graph = _packed(model).graph if plan.t3.way == INT8.way else exact_graph(t3)
+        graph = _packed(model, FOR_ONNX).graph if plan.t3.way == INT8.way else exact_graph(t3)
         swift = CpuRunner(t3, graph, **pool, **how, threads=threads)
         return open_speculation(model, profile, swift, threads) if profile.draft else HostDraws(swift)
     from nightingale.engine.cache_load import CellDraws, open_cells
@@ -308,14 +310,14 @@ def open_draws(model: Model, profile: Profile, plan: Plan, *, threads: int | Non
     return draws if cells is None else CellDraws(draws)
 
 
-def _packed(model: Model) -> Packed:
+def _packed(model: Model, form: Form) -> Packed:
     """T3 in eight bits, made now if it is not there yet."""
     from nightingale.accel.cpu.packed import digest_of_file, digest_of_tensors, pack
 
     t3, home, file = model.speakers.t3, cache_folder().parent / "int8", model.t3_file
     tensors = t3.state_dict() if file is None else read_tensors(file)
     source = digest_of_tensors(tensors) if file is None else digest_of_file(file, home=home)
-    return pack(t3.config, tensors, home=home, source=source, mapped=file is not None)
+    return pack(t3.config, tensors, home=home, source=source, mapped=file is not None, form=form)
 
 
 def _cell_kernel(t3: T3) -> Callable[..., Any] | None:

@@ -74,7 +74,7 @@ FAST: Final = Profile(
     batched=True,
     t3=(
         Wish("graphs", "bfloat16"),
-        Wish("openvino", "int8"),
+        Wish("native", "int8"),
         Wish("int8", "int8"),
         Wish("onnx", "float32"),
     ),

@@ -92,9 +92,8 @@ def _against(threads: int) -> str | None:
 
 
 def broken(package: str, error: Exception) -> str:
-    """In a line; not in those of OpenVINO's that say where in its sources it was."""
-    lines = str(error).strip().splitlines()
-    told = next((line for line in lines if not line.startswith("Exception from ")), "no word")[:200]
+    """In a line."""
+    told = (str(error).strip().splitlines() or ["no word"])[0][:200]
     return f"{package} does not work here ({type(error).__name__}: {told})"
 
 

@@ -11,35 +11,20 @@ and lie in the graph itself, to be laid out by the runtime for products with a f
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
 from nightingale.accel.cpu.onnx_file import CONTRIB, FLOAT, INT32, INT64, UINT8, Graph
+from nightingale.accel.cpu.places import Place, Source, WeightFile
 from nightingale.accel.cpu.rounding import round_weight
 from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
 from nightingale.models.chatterbox.t3.guess import HALVES, halfway
 
-Source = Callable[[str], Tensor]
-"""A weight of T3 by its name."""
 EPSILON = 1e-5
-ALIGNMENT = 4096
-"""Of weights in their file, so that they can be mapped."""
 INT8_INPUTS = 4
 """The operator's word for: round the inputs of a product to eight bits too."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Of a weight in a file."""
-
-    kind: str
-    """As numpy names it."""
-    shape: tuple[int, ...]
-    offset: int
 
 
 class Writer:
@@ -53,10 +38,14 @@ class Writer:
     ) -> None:
         """rounded: whether weights and inputs of products are of eight bits. file: where weights are written,
         one layer at a time, under that name; without it they lie in the graph."""
-        self.source, self.rounded, self.file = source, rounded, file
+        self.source, self.rounded = source, rounded
+        self.file = None if file is None else WeightFile(file)
         self.graph = Graph(file_name)
-        self.places: dict[str, Place] = {}
+
+    @property
+    def places(self) -> dict[str, Place]:
         """Of weights in the file."""
+        return {} if self.file is None else self.file.places
 
     def gated(self, at: str, normed: str) -> str:
         g = self.graph
@@ -122,11 +111,8 @@ class Writer:
         data = value.contiguous().numpy()
         if self.file is None:
             return self.graph.small(name, kind, value.shape, data.tobytes())
-        self.file.write(b"\0" * (-self.file.tell() % ALIGNMENT))
-        offset = self.file.tell()
-        self.file.write(data.data)
-        self.places[name] = Place(kind=data.dtype.name, shape=tuple(value.shape), offset=offset)
-        return self.graph.weight(name, kind, value.shape, offset=offset, size=data.nbytes)
+        place = self.file.write(name, data)
+        return self.graph.weight(name, kind, value.shape, offset=place.offset, size=data.nbytes)
 
     def _given(self, name: str) -> str:
         return self._weight(name, FLOAT, self.source(name).float())

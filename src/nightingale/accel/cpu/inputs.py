@@ -99,7 +99,7 @@ def check_room(positions: int, capacity: int) -> None:
         )
 
 
-def zeros(shape: tuple[int, ...], kind: type[np.floating[Any]] = np.float32) -> NDArray[Any]:
+def zeros(shape: tuple[int, ...], kind: type[np.generic] = np.float32) -> NDArray[Any]:
     """Zeros that take no memory until they are written, and then only what is written.
 
     An utterance fills the beginning of each head's stretch of its row. In huge pages, which numpy asks for in

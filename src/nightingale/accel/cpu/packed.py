@@ -1,7 +1,7 @@
 """T3 rounded to eight bits, kept on disk: made once for a set of weights, checked each time it is opened.
 
-A packed T3 is a folder: the weights, a list of where in their file each of them lies, the graph that ONNX
-Runtime reads, and a seal with the digests of all three, written last. The folder's name is a digest of
+A packed T3 is a folder: the weights, a list of where in their file each of them lies, the graph where ONNX
+Runtime shall read it, and a seal with the digests of all, written last. The folder's name is a digest of
 everything that it was made of, so other weights or another version of this code make another folder. It
 appears under its name whole or not at all; a damaged one is made again.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import os
 import shutil
 from collections import deque
@@ -18,14 +17,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from secrets import token_hex
-from typing import Any
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nightingale.accel.cpu.graph import Source, StepGraph
+from nightingale.accel.cpu.graph import StepGraph
+from nightingale.accel.cpu.places import ALIGNMENT, Place, Source
 from nightingale.errors import OutputError
 from nightingale.models.chatterbox.build import UNUSED_BY_T3
 from nightingale.models.chatterbox.t3.config import T3Config
@@ -33,10 +33,9 @@ from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load
 from nightingale.nn.mapped import let_go
 
-FORMAT = 5
+FORMAT = 6
 """Counts the changes to what a packed T3 holds; a folder of another format is never opened."""
 GRAPH, WEIGHTS, PLACES, SEAL = "graph.onnx", "weights.bin", "places.json", "seal.json"
-SEALED = (GRAPH, WEIGHTS, PLACES)
 BACKBONE = "tfmr."
 PARTS = 3
 """Weights of one product, at most: of queries, keys and values."""
@@ -57,42 +56,68 @@ class Packed:
         """What one step must read."""
         return (self.folder / WEIGHTS).stat().st_size
 
-    def weights(self) -> MappedWeights:
-        with (self.folder / WEIGHTS).open("rb") as file:
-            # Writable for the eye alone, because OpenVINO takes no other array: the file is never written.
-            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    def weights(self) -> dict[str, NDArray[Any]]:
+        """By their names; read into memory at once, in pages as large as the system has."""
         places = json.loads((self.folder / PLACES).read_text(encoding="utf-8"))
-        arrays: dict[str, NDArray[Any]] = {
-            name: np.ndarray(place["shape"], place["kind"], memory, place["offset"])
+        # numpy asks for large pages by itself.
+        whole: NDArray[np.uint8] = np.empty(self.bytes + ALIGNMENT, np.uint8)
+        memory = whole[-whole.ctypes.data % ALIGNMENT :][: self.bytes]
+        with (self.folder / WEIGHTS).open("rb", buffering=0) as file:
+            view, filled = memory.data, 0
+            while filled < len(view) and (more := file.readinto(view[filled:])):
+                filled += more
+        return {
+            name: np.ndarray(place["shape"], place["kind"], memory.data, place["offset"])
             for name, place in places.items()
         }
-        return MappedWeights(arrays=arrays, memory=memory)
+
+
+class Form(Protocol):
+    """Of weights on disk: for whom they are."""
+
+    @property
+    def name(self) -> str: ...
+
+    def write(self, config: T3Config, source: Source, file: BinaryIO) -> Written: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MappedWeights:
-    """Weights where they lie in their file."""
+class Written:
+    places: Mapping[str, Place]
+    """Of weights in their file."""
+    beside: Mapping[str, bytes]
+    """Other files, by their names."""
 
-    arrays: Mapping[str, NDArray[Any]]
-    """By the graph's names."""
-    memory: mmap.mmap
 
-    def let_go(self) -> None:
-        """What was read need not count as this process's memory. Who asks again finds it in the file, which
-        the system still has in its cache."""
-        if hasattr(mmap, "MADV_DONTNEED"):
-            self.memory.madvise(mmap.MADV_DONTNEED)
+class ForOnnx:
+    """A graph for ONNX Runtime, and weights as its products read them."""
+
+    name = "onnx"
+
+    def write(self, config: T3Config, source: Source, file: BinaryIO) -> Written:
+        writer = StepGraph(config, source, rounded=True, file=file, file_name=WEIGHTS)
+        graph = writer.write()
+        return Written(places=writer.places, beside={GRAPH: graph})
+
+
+FOR_ONNX = ForOnnx()
 
 
 def pack(
-    config: T3Config, tensors: Mapping[str, Tensor], *, home: Path, source: str, mapped: bool = False
+    config: T3Config,
+    tensors: Mapping[str, Tensor],
+    *,
+    home: Path,
+    source: str,
+    mapped: bool = False,
+    form: Form = FOR_ONNX,
 ) -> Packed:
     """The packed form of T3's weights, from `home` if it is there and whole, else made now.
 
     tensors: as T3 names them, read one at a time. source: a digest of them (`digest_of_file`,
     `digest_of_tensors`). mapped: from a file, whose pages are let go as they are packed.
     """
-    key = hashlib.sha256(f"{FORMAT} {source} {config!r}".encode()).hexdigest()[:32]
+    key = hashlib.sha256(f"{FORMAT} {form.name} {source} {config!r}".encode()).hexdigest()[:32]
     folder = home / key
     if intact(folder):
         return Packed(folder=folder, fresh=False)
@@ -101,7 +126,7 @@ def pack(
         part = home / f".{key}.{token_hex(4)}.part"
         part.mkdir()
         try:
-            _write(part, config, _read_once(tensors) if mapped else tensors.__getitem__)
+            _write(part, config, _read_once(tensors) if mapped else tensors.__getitem__, form)
             if folder.exists() and not intact(folder):
                 shutil.rmtree(folder)
             try:
@@ -135,16 +160,16 @@ def _read_once(tensors: Mapping[str, Tensor]) -> Source:
     return read
 
 
-def _write(folder: Path, config: T3Config, source: Source) -> None:
+def _write(folder: Path, config: T3Config, source: Source, form: Form) -> None:
     with (folder / WEIGHTS).open("xb") as file, torch.inference_mode():
-        writer = StepGraph(config, source, rounded=True, file=file, file_name=WEIGHTS)
-        graph = writer.write()
+        written = form.write(config, source, file)
         file.flush()
         os.fsync(file.fileno())
-    (folder / GRAPH).write_bytes(graph)
-    places = {name: asdict(place) for name, place in writer.places.items()}
-    (folder / PLACES).write_text(json.dumps(places), encoding="utf-8")
-    seal = {name: _digest(folder / name) for name in SEALED}
+    places = json.dumps({name: asdict(place) for name, place in written.places.items()})
+    beside = {PLACES: places.encode(), **written.beside}
+    for name, data in beside.items():
+        (folder / name).write_bytes(data)
+    seal = {name: _digest(folder / name) for name in (WEIGHTS, *beside)}
     (folder / SEAL).write_text(json.dumps(seal), encoding="utf-8")
 
 
@@ -152,8 +177,8 @@ def intact(folder: Path) -> bool:
     """Whether every byte of it is what was written."""
     try:
         seal = json.loads((folder / SEAL).read_text(encoding="utf-8"))
-        return all(_digest(folder / name) == seal[name] for name in SEALED)
-    except (OSError, ValueError, KeyError, TypeError):
+        return bool(seal) and all(_digest(folder / name) == digest for name, digest in seal.items())
+    except (OSError, ValueError, AttributeError, TypeError):
         return False
 
 

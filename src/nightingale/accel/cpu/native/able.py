@@ -1,0 +1,143 @@
+"""Whether machine code of our own shall run T3 in eight bits here. No clock is asked: ONNX Runtime rounds
+other sums, so the answer must be the same at every start, or the same seed would not speak the same words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor
+
+from nightingale.accel.cpu.able import EXTRA, MOST_EXACT, broken, weights_of
+from nightingale.accel.cpu.packed import Form, Packed, pack
+from nightingale.models.chatterbox.t3.config import MULTILINGUAL, NANO, Gpt2Config, LlamaConfig, T3Config
+from nightingale.models.chatterbox.t3.model import T3
+
+if TYPE_CHECKING:
+    from nightingale.accel.cpu.native.runner import NativeRunner
+    from nightingale.accel.cpu.native.target import Code, Target
+
+PACKAGE = "llvmlite"
+BLOCK, HALF_HEAD = 128, 16
+"""What widths and halves of heads must be multiples of."""
+TRIALS: Final = {
+    True: replace(MULTILINGUAL, text_vocab=8, backbone=LlamaConfig(layers=1, width=128, heads=2, ffn=256)),
+    False: replace(NANO, text_vocab=8, backbone=Gpt2Config(layers=1, width=128, heads=2)),
+}
+"""Whether heads are turned: a T3 to try."""
+LOUDER = 6.0
+"""What attention hears in the trial, so that it matters where it listens."""
+NEAR = 0.06
+"""Of the scores' spread: eight bits change 0.02 there, one position less 0.15."""
+
+
+def refusal(config: T3Config) -> str | None:
+    """Why machine code should not run this T3; None if it should. The first call compiles it: a second."""
+    backbone = config.backbone
+    inner = backbone.ffn if isinstance(backbone, LlamaConfig) else 4 * backbone.width
+    for name, width in (("width", backbone.width), ("inner width", inner)):
+        if width % BLOCK:
+            return f"its {name} is {width}, not a multiple of {BLOCK}"
+    if (head_width := backbone.width // backbone.heads) % (2 * HALF_HEAD):
+        return f"its heads are {head_width} wide, not a multiple of {2 * HALF_HEAD}"
+    if weights_of(config) <= MOST_EXACT:
+        return "onnxruntime starts sooner with so small a model"
+    if find_spec(PACKAGE) is None:
+        return f"{PACKAGE} is not installed (pip install '{EXTRA}')"
+    return _tried(isinstance(backbone, LlamaConfig))
+
+
+def open_runner(t3: T3, packed: Packed, **room: Any) -> NativeRunner:
+    """packed: in `form`. room: as the runner takes it."""
+    from nightingale.accel.cpu.native.runner import NativeRunner
+
+    backbone = t3.config.backbone
+    code = _compiled(backbone.width // backbone.heads, isinstance(backbone, LlamaConfig))
+    return NativeRunner(t3, packed, code, **room)
+
+
+def form() -> Form:
+    """Of weights, as this machine reads them."""
+    from nightingale.accel.cpu.native.layout import ForMachineCode
+
+    return ForMachineCode(_target().signed)
+
+
+@cache
+def _target() -> Target:
+    from nightingale.accel.cpu.native.target import of_this_machine
+
+    found = of_this_machine()
+    if isinstance(found, str):
+        raise RuntimeError(found)
+    return found
+
+
+@cache
+def _compiled(head_width: int, rotary: bool) -> Code:
+    from nightingale.accel.cpu.native.program import write_step
+    from nightingale.accel.cpu.native.target import Code
+
+    return Code(write_step(_target(), head_width=head_width, rotary=rotary), _target())
+
+
+@cache
+def _tried(rotary: bool) -> str | None:
+    try:
+        from nightingale.accel.cpu.native.target import of_this_machine
+
+        if isinstance(against := of_this_machine(), str):
+            return against
+        error = trial_error(TRIALS[rotary])
+    except Exception as problem:  # whatever a broken installation or another version of LLVM raises
+        return broken(PACKAGE, problem)
+    # Written so that what is not a number is refused too.
+    if not error < NEAR:
+        return f"machine code is off by {error:.2f} of the scores' spread in a trial; {NEAR} is allowed"
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Turn:
+    slot: int
+    token: int
+    position: int
+
+
+ROOM: Final[dict[str, Any]] = {"slots": 1, "rows_per_slot": 2, "capacity": 48, "batched": True, "threads": 2}
+
+
+def open_trial(t3: T3, home: Path) -> Any:
+    return open_runner(t3, pack(t3.config, t3.state_dict(), home=home, source="trial", form=form()), **ROOM)
+
+
+@torch.inference_mode()
+def trial_error(config: T3Config, opened: Callable[[T3, Path], Any] = open_trial) -> float:
+    """How far a small T3 in eight bits is from its exact twin after a prompt and two tokens, at most."""
+    rng = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        t3 = T3(config).eval().requires_grad_(False)
+    for name, weight in t3.named_parameters():
+        if weight.ndim == 2:
+            loud = LOUDER if "o_proj." in name or "attn.c_proj." in name else 1.0
+            weight.copy_(torch.randn(weight.shape, generator=rng) * loud * config.backbone.width**-0.5)
+    prompt = torch.randn(2, 40, config.backbone.width, generator=rng)
+    memory = t3.new_memory(rows=2, capacity=48)
+    exact = [t3.next_scores(prompt, memory)]
+    with TemporaryDirectory(prefix="nightingale-trial-") as home:
+        runner = opened(t3, Path(home))
+        near = [runner.begin(0, prompt)]
+        for position, token in enumerate((7, 4000), 1):
+            exact.append(t3.next_scores(t3.embed_speech(torch.full((2, 1), token), position), memory))
+            near.append(runner.step([_Turn(slot=0, token=token, position=position)])[0])
+    return max(_off(a, b) for a, b in zip(near, exact, strict=True))
+
+
+def _off(scores: Tensor, exact: Tensor) -> float:
+    return float((scores - exact).square().mean().sqrt() / exact.std())
