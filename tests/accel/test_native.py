@@ -18,9 +18,10 @@ pytest.importorskip("llvmlite")
 from llvmlite import binding, ir
 
 from nightingale.accel.cpu.native import kernels
+from nightingale.accel.cpu.native.crew import CLAIM_LENGTH, JOB_LENGTH, OP_LENGTH, Crew, Job, Op
 from nightingale.accel.cpu.native.kernels import BLOCK, LANES, PER_GROUP, ROWS
 from nightingale.accel.cpu.native.layout import by_halves, laid_out
-from nightingale.accel.cpu.native.program import Job, Op, write_step
+from nightingale.accel.cpu.native.program import write_step
 from nightingale.accel.cpu.native.target import Code, Target, compiled, of_this_machine
 from nightingale.accel.cpu.native.writing import F32, I64, Function
 from nightingale.accel.cpu.rounding import RoundedLinear, round_blocks, round_weight
@@ -99,7 +100,7 @@ def test_inputs_are_normed_and_rounded_as_torch_does(norm: int) -> None:
     x, weight, bias = some(width) * 3 + 0.5, some(width, seed=1), some(width, seed=2)
     x[BLOCK : 2 * BLOCK] = 0  # a block that is silent, where no norm shifts it
     codes, scales, zeros = np.zeros(width, np.int8), some(3), np.zeros(3, np.int32)
-    run = made(lambda m: kernels.write_rounding(m, TARGET, norm)).function(f"round_{norm}", 7)
+    run = made(lambda m: kernels.write_rounding(m, TARGET, norm)).function(f"round_{norm}_{BLOCK}", 7)
     run(at(x), at(weight), at(bias), at(codes), at(scales), at(zeros), width)
     t, w, b = (torch.from_numpy(v) for v in (x, weight, bias))
     normed = {
@@ -124,7 +125,7 @@ def product(rows: int, weight: Tensor, x: Tensor) -> Floats:
     inputs = whole.to(torch.int8).numpy().copy()
     zeros = (-128 * whole.sum(-1)).to(torch.int32).numpy().copy()
     out = np.zeros((rows, PER_GROUP), np.float32)
-    run = made(lambda m: kernels.write_product(m, TARGET, rows)).function(f"product_{rows}", 7)
+    run = made(lambda m: kernels.write_product(m, TARGET, rows)).function(f"product_{rows}_{BLOCK}", 7)
     given = codes.numpy(), scales.numpy(), inputs, steps.numpy().copy(), zeros, out
     run(*(at(part) for part in given), x.shape[1])
     return out
@@ -235,9 +236,8 @@ class Rig:
     """A program of operations that do nothing but count who did them."""
 
     def __init__(self, threads: int) -> None:
-        from nightingale.accel.cpu.native.program import CLAIM_LENGTH, JOB_LENGTH, OP_LENGTH, Crew
-
         self.ops = np.zeros((5, OP_LENGTH), np.int64)
+        self.ops[:, Op.KIND] = -1
         self.claims = np.zeros((5, threads, CLAIM_LENGTH), np.int64)
         self.ops[:, Op.CLAIMS] = [at(own) for own in self.claims]
         self.job = np.zeros(JOB_LENGTH, np.int64)

@@ -55,10 +55,10 @@ def gelu(x: Value) -> Value:
     return x * sigmoid(inner * 2.0)
 
 
-def write_rounding(module: ir.Module, target: Target, norm: int) -> Function:
+def write_rounding(module: ir.Module, target: Target, norm: int, block_width: int = BLOCK) -> Function:
     """A row of inputs, normed, to whole numbers and a scale a block."""
     given = {"x": F32, "weight": F32, "bias": F32, "codes": I8, "scales": F32, "zeros": I32, "width": I64}
-    f = Function(module, f"round_{norm}", given)
+    f = Function(module, f"round_{norm}_{block_width}", given)
     x, width = f.array("x"), f["width"]
     mean = f.variable(f.number(0.0, F32))
     factor = f.variable(f.number(1.0, F32))
@@ -76,10 +76,10 @@ def write_rounding(module: ir.Module, target: Target, norm: int) -> Function:
             squares.value = off.fma(off, squares.value)
         factor.value = f.number(1.0, F32) / (squares.value.sum() / count + EPSILON).sqrt()
     centre, scale = mean.value, factor.value
-    with f.loop(width // BLOCK) as block:
+    with f.loop(width // block_width) as block:
         values = []
-        for part in range(0, BLOCK, LANES):
-            at = block * BLOCK + part
+        for part in range(0, block_width, LANES):
+            at = block * block_width + part
             value = x.vector(at, LANES)
             if norm == LAYER:
                 value = value - centre
@@ -99,27 +99,28 @@ def write_rounding(module: ir.Module, target: Target, norm: int) -> Function:
         for number, value in enumerate(values):
             whole = (value / step).rounded().to(I32)
             total_codes = total_codes + whole
-            f.array("codes")[block * BLOCK + number * LANES] = whole.to(I8)
+            f.array("codes")[block * block_width + number * LANES] = whole.to(I8)
         if not target.signed:
             f.array("zeros")[block] = total_codes.sum() * -ZERO
     f.end()
     return f
 
 
-def write_product(module: ir.Module, target: Target, rows: int) -> Function:
+def write_product(module: ir.Module, target: Target, rows: int, block_width: int = BLOCK) -> Function:
     """A group of outputs of some rows, to out (rows, PER_GROUP)."""
     given = {"codes": I8, "scales": F32, "inputs": I8, "steps": F32, "zeros": I32, "out": F32, "width": I64}
-    f = Function(module, f"product_{rows}", given)
+    f = Function(module, f"product_{rows}_{block_width}", given)
     codes, inputs, width = f.array("codes"), f.array("inputs"), f["width"]
-    blocks, at_once, parts = width // BLOCK, target.tiles(rows), range(OUTPUTS // target.lanes)
+    blocks, at_once, parts = width // block_width, target.tiles(rows), range(OUTPUTS // target.lanes)
     every = [(row, tile, part) for row in range(rows) for tile in range(at_once) for part in parts]
     for first in range(0, GROUP, at_once):
         totals = {place: f.variable(f.zeros(F32, target.lanes)) for place in every}
         with f.loop(blocks) as block:
             sums = {place: f.variable(f.zeros(I32, target.lanes)) for place in every}
-            tiles = [codes.begin((width * (first + t) + block * BLOCK) * OUTPUTS) for t in range(at_once)]
-            sources = [inputs.begin(width * row + block * BLOCK) for row in range(rows)]
-            with f.loop(BLOCK, step=4 * TOGETHER) as k:
+            begins = [width * (first + tile) + block * block_width for tile in range(at_once)]
+            tiles = [codes.begin(begin * OUTPUTS) for begin in begins]
+            sources = [inputs.begin(width * row + block * block_width) for row in range(rows)]
+            with f.loop(block_width, step=4 * TOGETHER) as k:
                 _sixteen_inputs(f, target, k, tiles, sources, sums)
             for row in range(rows):
                 step, zero = f.array("steps")[blocks * row + block], f.array("zeros")[blocks * row + block]

@@ -16,15 +16,12 @@ from torch import Tensor
 
 from nightingale.accel.cpu.inputs import Floats, Heard, Tables, Turn, check_room, turned, zeros
 from nightingale.accel.cpu.native import kernels
+from nightingale.accel.cpu.native.crew import CLAIM_LENGTH, JOB_LENGTH, OP_LENGTH, Crew
 from nightingale.accel.cpu.native.kernels import LANES, PER_GROUP
 from nightingale.accel.cpu.native.program import (
     ATTEND,
-    CLAIM_LENGTH,
-    JOB_LENGTH,
     LINEAR,
-    OP_LENGTH,
     TOKENS_AT_ONCE,
-    Crew,
     Job,
     Op,
     Span,

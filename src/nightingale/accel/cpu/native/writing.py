@@ -89,8 +89,8 @@ class Value:
     def __mod__(self, other: Value | float) -> Value:
         return self._with(other, "urem", "")
 
-    def __xor__(self, other: Value | float) -> Value:
-        return self._with(other, "xor", "")
+    def bits_and(self, other: int) -> Value:
+        return self._with(other, "and_", "")
 
     def __rsub__(self, other: float) -> Value:
         return self.like(other) - self
