@@ -225,6 +225,8 @@ def step(name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -> di
 def sentence(name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -> dict[str, Any]:
     """Text ids to samples, warm; flow and vocoder as they stream, the sentence in one block."""
     from nightingale.accel.cpu import halves
+    from nightingale.accel.cpu.native.able import workshop
+    from nightingale.accel.cpu.native.rounded import rounded_flow, rounded_vocoder
     from nightingale.engine.acoustic import MelStream, audible, prepare_prompt
     from nightingale.engine.vocode import SampleStream
     from nightingale.models.chatterbox.hift.generator import Hift
@@ -240,6 +242,10 @@ def sentence(name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -
     refused = halves.refusal(threads)
     if refused is None:
         flow, hift = halves.halved_flow(flow), halves.halved_vocoder(hift)
+    elif runtime == "native":
+        shop = workshop()
+        flow, hift = rounded_flow(flow, shop), rounded_vocoder(hift, shop)
+        refused += "; products of bytes in its place"
     for net in (flow, hift):
         for_rendering(net)
     prompt = prepare_prompt(flow, speaker.voice)

@@ -1,7 +1,7 @@
 """A model's name or folder to everything the engine needs of it, and what runs it on this machine.
 
 Wren comes from the package (or from a folder that `nightingale train export` wrote), the others from the hub.
-This is also the engine's one door to accel/: guests.py names every faster way, and here it is let in.
+With swaps.py this is the engine's door to accel/: guests.py names every faster way, and here it is let in.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from nightingale.engine.beside import BesideStudio, share_cores
 from nightingale.engine.devices import choose_device, choose_dtype
 from nightingale.engine.drafts import Guesser, PlainGuess
 from nightingale.engine.draws import DeviceDraws, Draws, HostDraws
-from nightingale.engine.guests import GUESTS
 from nightingale.engine.habits import HABITS
 from nightingale.engine.model import Model, Once, default_model, load_wren
-from nightingale.engine.plan import DTYPES, PLAIN, Guest, Machine, Plan, Sizes, look_at, make_plan
+from nightingale.engine.plan import DTYPES, PLAIN, Plan, Sizes, look_at, make_plan
 from nightingale.engine.profiles import Profile
 from nightingale.engine.runner import PlainRunner
 from nightingale.engine.studio import PROMPTS_KEPT_BYTES, GraphStudio, PlainStudio, Studio
+from nightingale.engine.swaps import ALL_GUESTS, INT8, NATIVE, ONNX, ROUNDED, swapped
 from nightingale.engine.vocode import HOLD_FRAMES, guessed_frames
 from nightingale.errors import ConfigError, ModelMissing
 from nightingale.hub.find import locate
@@ -96,20 +96,9 @@ def load_model(
     if profile is None:
         return replace(model, speakers=arrange(speakers))
     chosen = plan_for(model, profile)
-    # Halved first, so that weights are never held in both precisions.
-    arranged = arrange(halved(speakers, chosen), t3_in_torch=chosen.t3.way == PLAIN)
+    # Swapped first, so that weights are never held in both precisions.
+    arranged = arrange(swapped(speakers, chosen), t3_in_torch=chosen.t3.way == PLAIN)
     return replace(model, speakers=arranged)
-
-
-def halved(speakers: Speakers, plan: Plan) -> Speakers:
-    """With products in bfloat16 where the plan wants them; the networks given stay as they are."""
-    flow, hift = speakers.flow, speakers.hift
-    if HALVES.way in (plan.flow.way, plan.vocoder.way):
-        from nightingale.accel.cpu.halves import halved_flow, halved_vocoder
-
-        flow = halved_flow(flow) if plan.flow.way == HALVES.way else flow
-        hift = halved_vocoder(hift) if plan.vocoder.way == HALVES.way else hift
-    return replace(speakers, flow=flow, hift=hift)
 
 
 def _load_official(
@@ -140,74 +129,6 @@ def _load_official(
         default_voice=Voice.from_conds_pt(conds, family=card.family) if conds else None,
         fingerprint=files.fingerprint,
     )
-
-
-def _no_native(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
-    from nightingale.accel.cpu.native.able import refusal
-
-    return _needs_floats(profile) or refusal(sizes.t3)
-
-
-def _no_int8(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
-    from nightingale.accel.cpu.able import refusal
-
-    return _needs_floats(profile) or refusal(sizes.t3)
-
-
-def _no_onnx(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
-    from nightingale.accel.cpu.able import exact_refusal
-
-    if dtype != "float32":
-        return f"it computes in float32, not in {dtype}"
-    return _needs_layers(profile) or exact_refusal(sizes.t3)
-
-
-def _needs_floats(profile: Profile) -> str | None:
-    if profile.draft:
-        return (
-            "in eight bits several tokens at once may score otherwise than one by one, so no draft is exact"
-        )
-    return _needs_layers(profile)
-
-
-def _needs_layers(profile: Profile) -> str | None:
-    if profile.cache or profile.keep < 100 or profile.draft.startswith("exit:"):
-        return "what this profile switches on needs T3's layers in torch"
-    return None
-
-
-def _no_halves(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
-    from nightingale.accel.cpu.halves import refusal
-
-    return refusal(torch.get_num_threads())
-
-
-# Their needs are measured, by themselves; those of the others are written down in guests.py.
-NATIVE = Guest(
-    way="native",
-    stage="t3",
-    kind="cpu",
-    what="weights of eight bits, read by machine code made for this processor",
-    refusal=_no_native,
-    extra=True,
-)
-INT8 = Guest(
-    way="int8", stage="t3", kind="cpu", what="weights of eight bits, read by onnxruntime", refusal=_no_int8
-)
-ONNX = Guest(
-    way="onnx", stage="t3", kind="cpu", what="a step is one call of onnxruntime", refusal=_no_onnx, extra=True
-)
-HALVES = Guest(
-    way="halves",
-    stage="flow",
-    kind="cpu",
-    what="products in bfloat16, sums in float32",
-    refusal=_no_halves,
-    extra=True,
-)
-ROUNDED = (NATIVE.way, INT8.way)
-MEASURED = (NATIVE, INT8, ONNX, HALVES, replace(HALVES, stage="vocoder"))
-ALL_GUESTS: Mapping[tuple[str, str], Guest] = {**GUESTS, **{(g.stage, g.way): g for g in MEASURED}}
 
 
 def plan_for(model: Model, profile: Profile) -> Plan:
@@ -356,7 +277,7 @@ def load_draft(model: Model, name: str) -> Model:
 
 def open_studio(model: Model, profile: Profile, plan: Plan) -> Studio:
     """The flow and the vocoder, as the plan says; whatever is recorded is recorded now."""
-    speakers = halved(model.speakers, plan)
+    speakers = swapped(model.speakers, plan)
     flow, hift = speakers.flow, speakers.hift
     plain = PlainStudio(flow, hift, streaming=profile.streaming)
     if plan.flow.way != "graphs" or plan.vocoder.way != "graphs":

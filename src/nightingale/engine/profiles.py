@@ -78,8 +78,8 @@ FAST: Final = Profile(
         Wish("int8", "int8"),
         Wish("onnx", "float32"),
     ),
-    flow=(Wish("graphs", "bfloat16"), Wish("halves", "bfloat16")),
-    vocoder=(Wish("graphs", "float32"), Wish("halves", "bfloat16")),
+    flow=(Wish("graphs", "bfloat16"), Wish("halves", "bfloat16"), Wish("native", "int8")),
+    vocoder=(Wish("graphs", "float32"), Wish("halves", "bfloat16"), Wish("native", "int8")),
 )
 PROFILES: Final[Mapping[str, Profile]] = {profile.name: profile for profile in (EXACT, BALANCED, FAST)}
 

@@ -48,6 +48,21 @@ def same_conv(inputs: int, outputs: int, kernel: int, *, dilation: int = 1, caus
     return PaddedConv1d(inputs, outputs, kernel, left=left, right=span - left, dilation=dilation)
 
 
+class OwnConv1d(PaddedConv1d):
+    """A convolution that a faster way has taken over, weights and all: `convolved` does the work."""
+
+    def __init__(self, plain: nn.Conv1d) -> None:
+        nn.Module.__init__(self)
+        self.in_channels, self.out_channels = plain.in_channels, plain.out_channels
+        self.kernel_size, self.dilation, self.stride = plain.kernel_size, plain.dilation, plain.stride
+        self.groups = plain.groups
+        self.left, self.right = (plain.left, plain.right) if isinstance(plain, PaddedConv1d) else (0, 0)
+
+    def convolved(self, x: Tensor) -> Tensor:
+        """As `convolve`."""
+        raise NotImplementedError
+
+
 class UpsamplingConv1d(nn.ConvTranspose1d):
     """A transposed convolution giving exactly `stride` outputs per input.
 
@@ -67,6 +82,8 @@ def convolve(layer: nn.Conv1d, x: Tensor) -> Tensor:
     """(batch, channels, time) through a convolution that pads nothing: one product for each tap, where the
     weights lie tap by tap (`nightingale.nn.layout`), and else torch's way. A layer in another precision than
     x rounds it, and gives x's back."""
+    if isinstance(layer, OwnConv1d):
+        return layer.convolved(x)
     weight, bias, dilation = layer.weight, layer.bias, layer.dilation[0]
     if weight.dtype != x.dtype:
         rounded = x.to(weight.dtype)
@@ -117,7 +134,9 @@ def _spread_products(x: Tensor, by_tap: Tensor, stride: int) -> Tensor:
 
 def can_shift(layer: nn.Module) -> TypeGuard[nn.Conv1d]:
     """Whether a layer is a convolution that `convolve` can do tap by tap."""
-    return isinstance(layer, nn.Conv1d) and layer.stride[0] == layer.groups == 1
+    if not isinstance(layer, nn.Conv1d) or isinstance(layer, OwnConv1d):
+        return False
+    return layer.stride[0] == layer.groups == 1
 
 
 def _lies_by_tap(weight: Tensor) -> bool:

@@ -16,10 +16,13 @@ from torch import Tensor
 
 from nightingale.accel.cpu.able import EXTRA, MOST_EXACT, broken, weights_of
 from nightingale.accel.cpu.packed import Form, Packed, pack
+from nightingale.models.chatterbox.hift.generator import Snake
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, NANO, Gpt2Config, LlamaConfig, T3Config
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.nn.conv import same_conv
 
 if TYPE_CHECKING:
+    from nightingale.accel.cpu.native.rounded import Workshop
     from nightingale.accel.cpu.native.runner import NativeRunner
     from nightingale.accel.cpu.native.target import Code, Target
 
@@ -53,6 +56,45 @@ def refusal(config: T3Config) -> str | None:
     return _tried(isinstance(backbone, LlamaConfig))
 
 
+@cache
+def layers_refusal() -> str | None:
+    """Why layers of the flow and the vocoder should not be run so; None if they should. Tried once."""
+    if find_spec(PACKAGE) is None:
+        return f"{PACKAGE} is not installed (pip install '{EXTRA}')"
+    try:
+        from nightingale.accel.cpu.native.target import of_this_machine
+
+        if isinstance(against := of_this_machine(), str):
+            return against
+        error = layers_error()
+    except Exception as problem:  # whatever a broken installation or another version of LLVM raises
+        return broken(PACKAGE, problem)
+    if not error < NEAR:
+        return f"machine code is off by {error:.2f} of the results' spread in a trial; {NEAR} is allowed"
+    return None
+
+
+@torch.inference_mode()
+def layers_error() -> float:
+    """How far each kind of layer is from its exact twin, at most."""
+    from nightingale.accel.cpu.native.rounded import OwnSnake, RoundedConv1d, RoundedLinear
+
+    rng = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        wide, narrow = torch.nn.Linear(128, 64), torch.nn.Linear(64, 64)
+        conv, snake = same_conv(32, 8, 3, dilation=2, causal=True), Snake(8)
+    for layer in (wide, narrow, conv):
+        layer.weight.copy_(torch.randn(layer.weight.shape, generator=rng))
+    shop = workshop()
+    pairs: list[tuple[torch.nn.Module, torch.nn.Module, Tensor]] = [
+        (wide, RoundedLinear(wide, shop), torch.randn(5, 128, generator=rng)),
+        (narrow, RoundedLinear(narrow, shop), torch.randn(18, 64, generator=rng)),
+        (conv, RoundedConv1d(conv, shop), torch.randn(1, 32, 37, generator=rng)),
+        (snake, OwnSnake(snake, shop), torch.randn(1, 8, 37, generator=rng)),
+    ]
+    return max(_off(own(x), plain(x)) for plain, own, x in pairs)
+
+
 def open_runner(t3: T3, packed: Packed, **room: Any) -> NativeRunner:
     """packed: in `form`. room: as the runner takes it."""
     from nightingale.accel.cpu.native.runner import NativeRunner
@@ -67,6 +109,16 @@ def form() -> Form:
     from nightingale.accel.cpu.native.layout import ForMachineCode
 
     return ForMachineCode(_target().signed)
+
+
+@cache
+def workshop() -> Workshop:
+    """For layers of eight bits; one for all networks."""
+    from nightingale.accel.cpu.native.layers import write_layers
+    from nightingale.accel.cpu.native.rounded import Workshop
+    from nightingale.accel.cpu.native.target import Code
+
+    return Workshop(Code(write_layers(_target()), _target()), signed=_target().signed)
 
 
 @cache
@@ -139,5 +191,5 @@ def trial_error(config: T3Config, opened: Callable[[T3, Path], Any] = open_trial
     return max(_off(a, b) for a, b in zip(near, exact, strict=True))
 
 
-def _off(scores: Tensor, exact: Tensor) -> float:
-    return float((scores - exact).square().mean().sqrt() / exact.std())
+def _off(near: Tensor, exact: Tensor) -> float:
+    return float((near - exact).square().mean().sqrt() / exact.std())

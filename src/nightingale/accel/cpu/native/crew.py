@@ -26,8 +26,6 @@ from nightingale.accel.cpu.native.writing import I32, I64, Function, Variable
 
 LOOK_MS: Final = 0.1
 """Of looking at what does not change, before others are let in."""
-STAY_MS: Final = 2.0
-"""That a thread looks for the next run before it sleeps. To wake it takes longer than to draw a token."""
 LINE: Final = 64
 """Bytes that one core cannot write while another reads them."""
 
@@ -83,8 +81,9 @@ ASLEEP, IDLE, ASKED = -1, 0, 1
 """States. Asking is one step up; taking a call, or falling asleep, one down."""
 
 
-def write_crew(module: ir.Module, target: Target, kinds: Sequence[Function]) -> None:
-    """What runs operations. kinds: of each kind a function of the job, the operation and the thread."""
+def write_crew(module: ir.Module, target: Target, kinds: Sequence[Function], *, stay_ms: float) -> None:
+    """What runs operations. kinds: of each kind a function of the job, the operation and the thread. stay_ms:
+    that a thread looks for the next run before it sleeps, since to wake it takes long."""
     let_in = ir.Function(module, ir.FunctionType(I32, []), YIELD)
     meet = _write_meeting(module, target, let_in)
     f = Function(module, "run", {"job": I64, "thread": I64}, arrays=("job",))
@@ -99,7 +98,7 @@ def write_crew(module: ir.Module, target: Target, kinds: Sequence[Function]) -> 
         f.call(meet, job, op)
     f.end()
     _write_summons(module)
-    _write_service(module, target, f, let_in)
+    _write_service(module, target, f, let_in, int(stay_ms * target.looks_a_ms))
 
 
 def _look(f: Function, target: Target, looks: Variable, let_in: ir.Function) -> None:
@@ -119,7 +118,9 @@ def _write_summons(module: ir.Module) -> None:
     f.end()
 
 
-def _write_service(module: ir.Module, target: Target, run: Function, let_in: ir.Function) -> None:
+def _write_service(
+    module: ir.Module, target: Target, run: Function, let_in: ir.Function, most_looks: int
+) -> None:
     """What a thread does that was asked: run after run, until none is asked for."""
     arguments = {"calls": I64, "job": I64, "thread": I64}
     f = Function(module, "serve", arguments, arrays=("calls", "job"))
@@ -129,7 +130,7 @@ def _write_service(module: ir.Module, target: Target, run: Function, let_in: ir.
         looks = f.variable(f.number(0))
         with f.forever():
             f.leave_if(call.seen(Call.STATE).equals(ASKED))
-            f.leave_if(looks.value > int(STAY_MS * target.looks_a_ms))
+            f.leave_if(looks.value > most_looks)
             _look(f, target, looks, let_in)
         # Who was asked a moment ago takes the call, and who was not falls asleep: both are one step down.
         f.leave_if(call.add_at_once(Call.STATE, -1).equals(IDLE))

@@ -49,6 +49,21 @@ def sigmoid(x: Value) -> Value:
     return x.like(1.0) / (exp(-x) + 1.0)
 
 
+def sine_squared(x: Value) -> Value:
+    """Of angles up to some thousands, to 1e-6."""
+    turns = (x * (1 / math.pi)).rounded()
+    # π in three parts, so that what is left of a large angle is exact.
+    rest = turns.fma(-3.140625, x)
+    rest = turns.fma(-9.67502593994140625e-4, rest)
+    rest = turns.fma(-1.509957990978376432e-7, rest)
+    square = rest * rest
+    series = rest.like(1 / 362880)
+    for divisor in (-5040, 120, -6, 1):
+        series = series.fma(square, 1 / divisor)
+    sine = series * rest
+    return sine * sine
+
+
 def gelu(x: Value) -> Value:
     """As tanh has it."""
     inner = (x * x * x * 0.044715 + x) * math.sqrt(2 / math.pi)

@@ -1,18 +1,20 @@
 """Linear layers and convolutions with weights and inputs of eight bits, as machine code: what renders sound.
 
 A linear layer has its inputs row by row, and a thread takes some rows through all outputs. A convolution has
-its inputs channel by channel, (channels, time), and gives them back so; neither is turned around. Time lies in
-the lanes of a vector, so that a tap is the same memory some bytes further on.
+its inputs channel by channel, (channels, time), and gives outputs back so; nothing is turned around. Time
+lies in the lanes of a vector, so that a tap is the same memory some bytes further on.
 """
 
 from __future__ import annotations
 
+from enum import IntEnum, auto
 from typing import Final
 
 from llvmlite import ir
 
-from nightingale.accel.cpu.native import kernels
-from nightingale.accel.cpu.native.kernels import BLOCK, LANES, PER_GROUP, ROWS
+from nightingale.accel.cpu.native import crew, kernels
+from nightingale.accel.cpu.native.crew import Job, write_crew
+from nightingale.accel.cpu.native.kernels import LANES, PER_GROUP, ROWS
 from nightingale.accel.cpu.native.target import TOGETHER, Target
 from nightingale.accel.cpu.native.writing import F32, I8, I32, I64, Array, Function, Value, Variable
 from nightingale.accel.cpu.rounding import LEVELS, ZERO
@@ -23,6 +25,48 @@ TIMES_AT_ONCE: Final = 4 * LANES
 """That a thread takes through all outputs: their inputs fit in its cache."""
 ROWS_AT_ONCE: Final = 16
 """Of a linear layer, likewise."""
+STAY_MS: Final = 0.2
+"""Between two layers torch has work for the same cores."""
+BLOCKS: Final = (128, 64)
+"""Inputs of a linear layer that may share a scale."""
+ROUND, CONVOLVE, SNAKE, LINEAR = range(4)
+"""Kinds of operations: LINEAR with blocks of 128 inputs, and after it one for each other width."""
+
+
+class Op(IntEnum):
+    """Places in an operation."""
+
+    KIND = crew.Op.KIND
+    X = crew.Op.FACTS
+    CODES = auto()
+    """Inputs, rounded."""
+    STEPS = auto()
+    """Their scales."""
+    WEIGHTS = auto()
+    SCALES = auto()
+    ZEROS = auto()
+    """What is added to a sum of codes, where these are stored with ZERO added."""
+    BIAS = auto()
+    OUT = auto()
+    COUNT = auto()
+    """Of columns or rows of the result."""
+    OUTPUTS = auto()
+    WIDTH = auto()
+    """Channels or inputs."""
+    BLOCK = auto()
+    LENGTH = auto()
+    """Columns of the input of a convolution; floats between two channels of what a snake reads."""
+    TAPS = auto()
+    DILATION = auto()
+    OWN = auto()
+    """Memory of the threads of a linear layer."""
+    OWN_BYTES = auto()
+    """Of one."""
+
+
+def own_bytes(width: int) -> int:
+    """What a thread needs for rows of so many inputs."""
+    return ROWS_AT_ONCE * (width + 8 * width // BLOCKS[-1] + 4 * PER_GROUP)
 
 
 def write_column_rounding(module: ir.Module, target: Target) -> Function:
@@ -60,7 +104,6 @@ def write_tile(module: ir.Module, target: Target) -> Function:
     f = Function(module, "tile", {**given, **dict.fromkeys(sizes, I64)})
     codes, weights, length, block = f.array("codes"), f.array("weights"), f["length"], f["block"]
     parts, outputs = range(LANES // target.lanes), range(OUTPUTS_AT_ONCE)
-    width = target.lanes * TOGETHER
     totals = {
         (o, part): f.variable(f.zeros(F32, target.lanes) + f.array("bias")[o])
         for o in outputs
@@ -83,7 +126,6 @@ def write_tile(module: ir.Module, target: Target) -> Function:
                 totals[o, part].value = whole.to(F32).fma(scale, totals[o, part].value)
     for (o, part), total in totals.items():
         f.array("out")[f["stride"] * o + part * target.lanes] = total.value
-    assert width
     f.end()
     return f
 
@@ -102,67 +144,125 @@ def _four_channels(
             place.value = target.dot(f, place.value, times, own)
 
 
-def write_convolution(module: ir.Module, target: Target) -> None:
-    """`rounding` of a thread's share of columns, and then `convolve` of its share of times; each for itself,
-    and everybody must have done the first before anybody begins the second."""
-    columns, tile = write_column_rounding(module, target), write_tile(module, target)
-    arrays = {"x": F32, "codes": I8, "steps": F32}
-    sizes = ("stride", "length", "channels", "block", "begin", "end")
-    f = Function(module, "rounding", {**arrays, **dict.fromkeys(sizes, I64)})
-    with f.loop(f["end"], start=f["begin"], step=LANES) as time:
-        start = _not_past(time, f["length"] - LANES)
-        f.call(
-            columns, f.array("x").begin(start), f.array("codes").begin(start * TOGETHER),
-            f.array("steps").begin(start), f["stride"], f["length"], f["channels"], f["block"],
-        )  # fmt: skip
-    f.end()
-    arrays = {"codes": I8, "steps": F32, "weights": I8, "scales": F32, "zeros": I32, "bias": F32, "out": F32}
-    sizes = ("length", "blocks", "block", "taps", "dilation", "columns", "outputs", "begin", "end")
-    f = Function(module, "convolve", {**arrays, **dict.fromkeys(sizes, I64)})
-    places = f["taps"] * f["blocks"]
-    with (
-        f.loop(f["end"], start=f["begin"], step=TIMES_AT_ONCE) as first,
-        f.loop(f["outputs"], step=OUTPUTS_AT_ONCE) as output,
-        f.loop(_not_past(first + TIMES_AT_ONCE, f["end"]), start=first, step=LANES) as time,
-    ):
-        start = _not_past(time, f["columns"] - LANES)
-        f.call(
-            tile, f.array("codes").begin(start * TOGETHER), f.array("steps").begin(start),
-            f.array("weights").begin(output * places * f["block"]),
-            f.array("scales").begin(output * places), f.array("zeros").begin(output * places),
-            f.array("bias").begin(output), f.array("out").begin(output * f["columns"] + start),
-            f["length"], f["blocks"], f["block"], f["taps"], f["dilation"], f["columns"],
-        )  # fmt: skip
-    f.end()
+def write_layers(target: Target) -> ir.Module:
+    module = ir.Module("layers")
+    finish = kernels.write_finish(module, kernels.STORE)
+    linear = [_write_linear(module, target, finish, block) for block in BLOCKS]
+    rest = _write_round(module, target), _write_convolve(module, target), _write_snake(module)
+    write_crew(module, target, [*rest, *linear], stay_ms=STAY_MS)
+    return module
+
+
+def _share(f: Function, count: Value, unit: int) -> tuple[Value, Value]:
+    """Where a thread's part of so many begins and ends."""
+    units, threads = (count + (unit - 1)) // unit, f.array("job")[Job.THREADS]
+    begin, end = units * f["thread"] // threads, units * (f["thread"] + 1) // threads
+    return begin * unit, _not_past(end * unit, count)
 
 
 def _not_past(value: Value, limit: Value) -> Value:
-    """The last vector of a row begins sooner, and does some of the one before again."""
     return (value > limit).choose(limit, value)
 
 
-def write_rows(module: ir.Module, target: Target) -> None:
-    """`rows`: of a linear layer, from `begin` to `end`."""
-    rounding = kernels.write_rounding(module, target, kernels.PLAIN)
-    products = {rows: kernels.write_product(module, target, rows) for rows in ROWS}
-    finish = kernels.write_finish(module, kernels.STORE)
-    arrays = {"x": F32, "weights": I8, "scales": F32, "bias": F32, "out": F32, "own": I8}
-    sizes = ("width", "groups", "begin", "end")
-    f = Function(module, "rows", {**arrays, **dict.fromkeys(sizes, I64)})
-    width, blocks, stride = f["width"], f["width"] // BLOCK, f["groups"] * PER_GROUP
-    codes, x, weights, scales = (f.array(name) for name in ("own", "x", "weights", "scales"))
+def _kind(module: ir.Module, name: str) -> Function:
+    return Function(module, name, {"job": I64, "op": I64, "thread": I64}, arrays=("job", "op"))
+
+
+def _write_round(module: ir.Module, target: Target) -> Function:
+    columns = write_column_rounding(module, target)
+    f = _kind(module, "round")
+    op = f.array("op")
+    x, codes, steps = (
+        f.array_at(op[place], kind) for place, kind in ((Op.X, F32), (Op.CODES, I8), (Op.STEPS, F32))
+    )
+    length = op[Op.LENGTH]
+    begin, end = _share(f, length, LANES)
+    with f.loop(end, start=begin, step=LANES) as time:
+        # The last vector of a row begins sooner, and does some of the one before again.
+        start = _not_past(time, length - LANES)
+        f.call(
+            columns, x.begin(start), codes.begin(start * TOGETHER), steps.begin(start),
+            length, length, op[Op.WIDTH], op[Op.BLOCK],
+        )  # fmt: skip
+    f.end()
+    return f
+
+
+def _write_convolve(module: ir.Module, target: Target) -> Function:
+    tile = write_tile(module, target)
+    f = _kind(module, "convolve")
+    op = f.array("op")
+    kinds = {
+        Op.CODES: I8, Op.STEPS: F32, Op.WEIGHTS: I8, Op.SCALES: F32, Op.ZEROS: I32, Op.BIAS: F32, Op.OUT: F32
+    }  # fmt: skip
+    codes, steps, weights, scales, zeros, bias, out = (
+        f.array_at(op[place], kind) for place, kind in kinds.items()
+    )
+    columns, block, taps = op[Op.COUNT], op[Op.BLOCK], op[Op.TAPS]
+    blocks = op[Op.WIDTH] // block
+    places = taps * blocks
+    begin, end = _share(f, columns, TIMES_AT_ONCE)
+    with (
+        f.loop(end, start=begin, step=TIMES_AT_ONCE) as first,
+        f.loop(op[Op.OUTPUTS], step=OUTPUTS_AT_ONCE) as output,
+        f.loop(_not_past(first + TIMES_AT_ONCE, end), start=first, step=LANES) as time,
+    ):
+        start = _not_past(time, columns - LANES)
+        f.call(
+            tile, codes.begin(start * TOGETHER), steps.begin(start), weights.begin(output * places * block),
+            scales.begin(output * places), zeros.begin(output * places), bias.begin(output),
+            out.begin(output * columns + start),
+            op[Op.LENGTH], blocks, block, taps, op[Op.DILATION], columns,
+        )  # fmt: skip
+    f.end()
+    return f
+
+
+def _write_snake(module: ir.Module) -> Function:
+    """x + sin²(αx)/α of each channel, α in `WEIGHTS` and 1/α in `SCALES`."""
+    f = _kind(module, "snake")
+    op = f.array("op")
+    x, out, alphas, inverses = (f.array_at(op[place], F32) for place in (Op.X, Op.OUT, Op.WEIGHTS, Op.SCALES))
+    count = op[Op.COUNT]
+    begin, end = _share(f, op[Op.WIDTH], 1)
+    with f.loop(end, start=begin) as channel:
+        source, result = x.begin(channel * op[Op.LENGTH]), out.begin(channel * op[Op.OUTPUTS])
+        alpha, inverse = alphas[channel], inverses[channel]
+
+        def turned(value: Value) -> Value:
+            return kernels.sine_squared(value * alpha).fma(inverse, value)
+
+        whole = count // LANES * LANES
+        with f.loop(whole, step=LANES) as time:
+            result[time] = turned(source.vector(time, LANES))
+        with f.loop(count, start=whole) as time:
+            result[time] = turned(f.zeros(F32, LANES) + source[time]).lane(0)
+    f.end()
+    return f
+
+
+def _write_linear(module: ir.Module, target: Target, finish: Function, block: int) -> Function:
+    rounding = kernels.write_rounding(module, target, kernels.PLAIN, block)
+    products = {rows: kernels.write_product(module, target, rows, block) for rows in ROWS}
+    f = _kind(module, f"linear_{block}")
+    op = f.array("op")
+    kinds = {Op.X: F32, Op.WEIGHTS: I8, Op.SCALES: F32, Op.BIAS: F32, Op.OUT: F32}
+    x, weights, scales, bias, out = (f.array_at(op[place], kind) for place, kind in kinds.items())
+    width, stride = op[Op.WIDTH], op[Op.OUTPUTS]
+    blocks = width // block
+    codes = f.array_at(op[Op.OWN] + op[Op.OWN_BYTES] * f["thread"], I8)
     steps = Array(f, codes.begin(width * ROWS_AT_ONCE).address, F32)
     zeros = Array(f, steps.begin(blocks * ROWS_AT_ONCE).address, I32)
     product = Array(f, zeros.begin(blocks * ROWS_AT_ONCE).address, F32)
-    with f.loop(f["end"], start=f["begin"], step=ROWS_AT_ONCE) as first:
-        count = _not_past(first + ROWS_AT_ONCE, f["end"]) - first
+    begin, end = _share(f, op[Op.COUNT], ROWS_AT_ONCE)
+    with f.loop(end, start=begin, step=ROWS_AT_ONCE) as first:
+        count = _not_past(first + ROWS_AT_ONCE, end) - first
         with f.loop(count) as row:
-            at = row * width, row * blocks
             f.call(
-                rounding, x.begin((first + row) * width), f.array("bias"), f.array("bias"),
-                codes.begin(at[0]), steps.begin(at[1]), zeros.begin(at[1]), width,
+                rounding, x.begin((first + row) * width), bias, bias, codes.begin(row * width),
+                steps.begin(row * blocks), zeros.begin(row * blocks), width,
             )  # fmt: skip
-        with f.loop(f["groups"]) as group:
+        with f.loop(stride // PER_GROUP) as group:
             done = f.variable(f.number(0))
             for several, function in products.items():
                 with f.forever():
@@ -175,6 +275,7 @@ def write_rows(module: ir.Module, target: Target) -> None:
                         product.begin(row * PER_GROUP), width,
                     )  # fmt: skip
                     done.value = row + several
-            out = f.array("out").begin(first * stride + group * PER_GROUP)
-            f.call(finish, product, f.array("bias").begin(group * PER_GROUP), out, count, stride)
+            place = group * PER_GROUP
+            f.call(finish, product, bias.begin(place), out.begin(first * stride + place), count, stride)
     f.end()
+    return f

@@ -18,6 +18,8 @@ from nightingale.accel.cpu.native.kernels import BLOCK, PER_GROUP, ROWS
 from nightingale.accel.cpu.native.target import Target
 from nightingale.accel.cpu.native.writing import F16, F32, I8, I32, I64, Function
 
+STAY_MS: Final = 2.0
+"""As long as it takes to draw a token, and longer."""
 TOKENS_AT_ONCE: Final = 64
 """Of a prompt: as many as have room in a core's cache."""
 
@@ -99,7 +101,7 @@ def scratch_bytes(widest: int, positions: int) -> int:
 def write_step(target: Target, *, head_width: int, rotary: bool) -> ir.Module:
     module = ir.Module("t3")
     kinds = _write_linear(module, target), _write_attend(module, head_width=head_width, rotary=rotary)
-    write_crew(module, target, kinds)
+    write_crew(module, target, kinds, stay_ms=STAY_MS)
     return module
 
 
