@@ -90,7 +90,7 @@ RUNTIMES = ("onnxruntime", "native")
 @pytest.fixture(scope="module", params=[f"{n} {runtime}" for n in ("llama", "gpt2") for runtime in RUNTIMES])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     name, runtime = request.param.split()
-    if runtime == "native" and (against := native_able._tried(name == "llama")) is not None:
+    if runtime == "native" and (against := native_able._tried(name == "llama", None)) is not None:
         pytest.skip(against)
     t3 = small(LLAMA if name == "llama" else GPT2)
     weights = t3.state_dict()

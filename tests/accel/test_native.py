@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from nightingale.accel.cpu.native.crew import CLAIM_LENGTH, JOB_LENGTH, OP_LENGT
 from nightingale.accel.cpu.native.kernels import BLOCK, LANES, PER_GROUP, ROWS
 from nightingale.accel.cpu.native.layout import by_halves, laid_out
 from nightingale.accel.cpu.native.program import write_step
-from nightingale.accel.cpu.native.target import Code, Target, compiled, of_this_machine
+from nightingale.accel.cpu.native.target import Code, Target, compiled, machine_code, of_this_machine
 from nightingale.accel.cpu.native.writing import F32, I64, Function
 from nightingale.accel.cpu.rounding import RoundedLinear, round_blocks, round_weight
 
@@ -37,7 +38,7 @@ HEAD = 64
 def made(write: Callable[[ir.Module], object]) -> Code:
     module = ir.Module("test")
     write(module)
-    return Code(module, TARGET)
+    return Code(machine_code(lambda: module, TARGET, name="test", home=None), TARGET)
 
 
 def at(array: NDArray[Any]) -> int:
@@ -232,6 +233,38 @@ def test_other_processors_get_code_with_their_instructions(name: str, rotary: bo
     assert "prefetcht0" in text
 
 
+def test_code_is_made_once_and_again_if_it_is_damaged(tmp_path: Path) -> None:
+    written: list[int] = []
+
+    def write() -> ir.Module:
+        written.append(1)
+        module = ir.Module("one")
+        f = Function(module, "one", {"x": I64}, arrays=("x",))
+        f.array("x")[0] = f.number(7)
+        f.end()
+        return module
+
+    def answer() -> int:
+        made_now = machine_code(write, TARGET, name="one", home=tmp_path / "code")
+        x = np.zeros(1, np.int64)
+        Code(made_now, TARGET).function("one", 1)(at(x))
+        return int(x[0])
+
+    assert [answer(), answer()] == [7, 7]
+    assert len(written) == 1
+    (kept,) = (tmp_path / "code").iterdir()
+    good = kept.read_bytes()
+    for bad in (good[:-1], good[:40] + bytes([good[40] ^ 1]) + good[41:], b""):
+        kept.write_bytes(bad)
+        assert answer() == 7
+        assert kept.read_bytes() == good
+    assert len(written) == 4
+    machine_code(write, TARGET, name="two", home=tmp_path / "code")
+    assert len(written) == 5, "under another name it is something else"
+    machine_code(write, TARGET, name="one", home=kept)  # no folder: then it is not kept
+    assert len(written) == 6
+
+
 class Rig:
     """A program of operations that do nothing but count who did them."""
 
@@ -245,7 +278,11 @@ class Rig:
         self.crew = Crew(CODE, self.job, threads)
 
 
-CODE = Code(write_step(TARGET, head_width=HEAD, rotary=True), TARGET)
+def step() -> ir.Module:
+    return write_step(TARGET, head_width=HEAD, rotary=True)
+
+
+CODE = Code(machine_code(step, TARGET, name="step", home=None), TARGET)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])

@@ -28,7 +28,7 @@ def willing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     some = Target(name="neon", lanes=4, signed=True, prefetch=0, looks_a_ms=1)
     monkeypatch.setattr(target, "of_this_machine", lambda: some)
     monkeypatch.setattr(able, "find_spec", lambda name: name)
-    monkeypatch.setattr(able, "trial_error", lambda config: 0.01)
+    monkeypatch.setattr(able, "trial_error", lambda config, opened: 0.01)
     able._tried.cache_clear()
     yield
     able._tried.cache_clear()
@@ -77,13 +77,13 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
 def test_code_that_computes_something_else_is_not_trusted(
     monkeypatch: pytest.MonkeyPatch, error: float
 ) -> None:
-    monkeypatch.setattr(able, "trial_error", lambda config: error)
+    monkeypatch.setattr(able, "trial_error", lambda config, opened: error)
     assert "of the scores' spread in a trial" in (able.refusal(MULTILINGUAL) or "")
 
 
 @pytest.mark.usefixtures("willing")
 def test_a_version_that_compiles_nothing_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_config: object) -> float:
+    def fails(_config: object, _opened: object) -> float:
         raise RuntimeError("LLVM IR parsing error\n<string>:170:18: error: unknown intrinsic\n")
 
     monkeypatch.setattr(able, "trial_error", fails)
@@ -94,7 +94,7 @@ def test_a_version_that_compiles_nothing_is_refused_in_one_line(monkeypatch: pyt
 @pytest.mark.usefixtures("willing")
 def test_the_trial_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[object] = []
-    monkeypatch.setattr(able, "trial_error", lambda config: float(tried.append(config) or 0.01))
+    monkeypatch.setattr(able, "trial_error", lambda config, opened: float(tried.append(config) or 0.01))
     for _ in range(3):
         able.refusal(MULTILINGUAL)
     assert len(tried) == 1

@@ -156,11 +156,11 @@ def test_machine_code_is_preferred_where_it_can_be_and_missed_without_a_warning(
     noise_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(able, "refusal", lambda config: None)
-    monkeypatch.setattr(native_able, "refusal", lambda config: None)
+    monkeypatch.setattr(native_able, "refusal", lambda config, home: None)
     made = plan_for(noise_model, PROFILES["fast"])
     assert (made.t3.way, made.t3.dtype) == ("native", "int8")
     assert plan_for(noise_model, profile_named("fast+draft=lookup")).t3.way not in ("native", "int8")
-    monkeypatch.setattr(native_able, "refusal", lambda config: "llvmlite is not installed")
+    monkeypatch.setattr(native_able, "refusal", lambda config, home: "llvmlite is not installed")
     made = plan_for(noise_model, PROFILES["fast"])
     assert (made.t3.way, made.t3.foregone) == ("int8", ("no native: llvmlite is not installed",))
     assert made.refusals == []

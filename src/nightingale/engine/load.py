@@ -28,7 +28,7 @@ from nightingale.engine.plan import DTYPES, PLAIN, Plan, Sizes, look_at, make_pl
 from nightingale.engine.profiles import Profile
 from nightingale.engine.runner import PlainRunner
 from nightingale.engine.studio import PROMPTS_KEPT_BYTES, GraphStudio, PlainStudio, Studio
-from nightingale.engine.swaps import ALL_GUESTS, INT8, NATIVE, ONNX, ROUNDED, swapped
+from nightingale.engine.swaps import ALL_GUESTS, INT8, NATIVE, ONNX, ROUNDED, code_home, swapped
 from nightingale.engine.vocode import HOLD_FRAMES, guessed_frames
 from nightingale.errors import ConfigError, ModelMissing
 from nightingale.hub.find import locate
@@ -215,7 +215,8 @@ def open_draws(model: Model, profile: Profile, plan: Plan, *, threads: int | Non
         from nightingale.accel.cpu.native.able import form, open_runner
 
         packed = _packed(model, form())
-        return HostDraws(open_runner(t3, packed, **pool, batched=profile.batched, threads=threads))
+        how = {"batched": profile.batched, "threads": threads}
+        return HostDraws(open_runner(t3, packed, home=code_home(), **pool, **how))
     if plan.t3.way in (INT8.way, ONNX.way):
         from nightingale.accel.cpu.packed import FOR_ONNX
         from nightingale.accel.cpu.runner import CpuRunner, exact_graph

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 import torch
@@ -16,12 +17,18 @@ from nightingale.engine.guests import GUESTS
 from nightingale.engine.plan import Guest, Machine, Plan, Sizes
 from nightingale.engine.profiles import Profile
 from nightingale.models.chatterbox.build import Speakers
+from nightingale.voices.home import cache_folder
+
+
+def code_home() -> Path:
+    """Where machine code is kept; safe to delete."""
+    return cache_folder().parent / "code"
 
 
 def _no_native(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
     from nightingale.accel.cpu.native.able import refusal
 
-    return _needs_floats(profile) or refusal(sizes.t3)
+    return _needs_floats(profile) or refusal(sizes.t3, home=code_home())
 
 
 def _no_int8(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
@@ -55,7 +62,7 @@ def _needs_layers(profile: Profile) -> str | None:
 def _no_bytes(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
     from nightingale.accel.cpu.native.able import layers_refusal
 
-    return layers_refusal()
+    return layers_refusal(code_home())
 
 
 def _no_halves(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
@@ -119,6 +126,6 @@ def swapped(speakers: Speakers, plan: Plan) -> Speakers:
         from nightingale.accel.cpu.native.able import workshop
         from nightingale.accel.cpu.native.rounded import rounded_flow, rounded_vocoder
 
-        flow = rounded_flow(flow, workshop()) if plan.flow.way == BYTES.way else flow
-        hift = rounded_vocoder(hift, workshop()) if plan.vocoder.way == BYTES.way else hift
+        flow = rounded_flow(flow, workshop(code_home())) if plan.flow.way == BYTES.way else flow
+        hift = rounded_vocoder(hift, workshop(code_home())) if plan.vocoder.way == BYTES.way else hift
     return replace(speakers, flow=flow, hift=hift)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,8 +40,9 @@ NEAR = 0.06
 """Of the scores' spread: eight bits change 0.02 there, one position less 0.15."""
 
 
-def refusal(config: T3Config) -> str | None:
-    """Why machine code should not run this T3; None if it should. The first call compiles it: a second."""
+def refusal(config: T3Config, *, home: Path | None = None) -> str | None:
+    """Why machine code should not run this T3; None if it should. The first call compiles it, or finds it in
+    `home`, and tries it."""
     backbone = config.backbone
     inner = backbone.ffn if isinstance(backbone, LlamaConfig) else 4 * backbone.width
     for name, width in (("width", backbone.width), ("inner width", inner)):
@@ -53,11 +54,11 @@ def refusal(config: T3Config) -> str | None:
         return "onnxruntime starts sooner with so small a model"
     if find_spec(PACKAGE) is None:
         return f"{PACKAGE} is not installed (pip install '{EXTRA}')"
-    return _tried(isinstance(backbone, LlamaConfig))
+    return _tried(isinstance(backbone, LlamaConfig), home)
 
 
 @cache
-def layers_refusal() -> str | None:
+def layers_refusal(home: Path | None = None) -> str | None:
     """Why layers of the flow and the vocoder should not be run so; None if they should. Tried once."""
     if find_spec(PACKAGE) is None:
         return f"{PACKAGE} is not installed (pip install '{EXTRA}')"
@@ -66,7 +67,7 @@ def layers_refusal() -> str | None:
 
         if isinstance(against := of_this_machine(), str):
             return against
-        error = layers_error()
+        error = layers_error(home)
     except Exception as problem:  # whatever a broken installation or another version of LLVM raises
         return broken(PACKAGE, problem)
     if not error < NEAR:
@@ -75,7 +76,7 @@ def layers_refusal() -> str | None:
 
 
 @torch.inference_mode()
-def layers_error() -> float:
+def layers_error(home: Path | None = None) -> float:
     """How far each kind of layer is from its exact twin, at most."""
     from nightingale.accel.cpu.native.rounded import OwnSnake, RoundedConv1d, RoundedLinear
 
@@ -85,7 +86,7 @@ def layers_error() -> float:
         conv, snake = same_conv(32, 8, 3, dilation=2, causal=True), Snake(8)
     for layer in (wide, narrow, conv):
         layer.weight.copy_(torch.randn(layer.weight.shape, generator=rng))
-    shop = workshop()
+    shop = workshop(home)
     pairs: list[tuple[torch.nn.Module, torch.nn.Module, Tensor]] = [
         (wide, RoundedLinear(wide, shop), torch.randn(5, 128, generator=rng)),
         (narrow, RoundedLinear(narrow, shop), torch.randn(18, 64, generator=rng)),
@@ -95,12 +96,12 @@ def layers_error() -> float:
     return max(_off(own(x), plain(x)) for plain, own, x in pairs)
 
 
-def open_runner(t3: T3, packed: Packed, **room: Any) -> NativeRunner:
-    """packed: in `form`. room: as the runner takes it."""
+def open_runner(t3: T3, packed: Packed, *, home: Path | None = None, **room: Any) -> NativeRunner:
+    """packed: in `form`. home: as for `refusal`. room: as the runner takes it."""
     from nightingale.accel.cpu.native.runner import NativeRunner
 
     backbone = t3.config.backbone
-    code = _compiled(backbone.width // backbone.heads, isinstance(backbone, LlamaConfig))
+    code = _compiled(backbone.width // backbone.heads, isinstance(backbone, LlamaConfig), home)
     return NativeRunner(t3, packed, code, **room)
 
 
@@ -112,13 +113,15 @@ def form() -> Form:
 
 
 @cache
-def workshop() -> Workshop:
-    """For layers of eight bits; one for all networks."""
+def workshop(home: Path | None = None) -> Workshop:
+    """For layers of eight bits; one for all networks. home: as for `refusal`."""
     from nightingale.accel.cpu.native.layers import write_layers
     from nightingale.accel.cpu.native.rounded import Workshop
-    from nightingale.accel.cpu.native.target import Code
+    from nightingale.accel.cpu.native.target import Code, machine_code
 
-    return Workshop(Code(write_layers(_target()), _target()), signed=_target().signed)
+    target = _target()
+    made = machine_code(lambda: write_layers(target), target, name="layers", home=home)
+    return Workshop(Code(made, target), signed=target.signed)
 
 
 @cache
@@ -132,21 +135,23 @@ def _target() -> Target:
 
 
 @cache
-def _compiled(head_width: int, rotary: bool) -> Code:
+def _compiled(head_width: int, rotary: bool, home: Path | None) -> Code:
     from nightingale.accel.cpu.native.program import write_step
-    from nightingale.accel.cpu.native.target import Code
+    from nightingale.accel.cpu.native.target import Code, machine_code
 
-    return Code(write_step(_target(), head_width=head_width, rotary=rotary), _target())
+    target, name = _target(), f"step {head_width} {rotary}"
+    write = partial(write_step, target, head_width=head_width, rotary=rotary)
+    return Code(machine_code(write, target, name=name, home=home), target)
 
 
 @cache
-def _tried(rotary: bool) -> str | None:
+def _tried(rotary: bool, home: Path | None) -> str | None:
     try:
         from nightingale.accel.cpu.native.target import of_this_machine
 
         if isinstance(against := of_this_machine(), str):
             return against
-        error = trial_error(TRIALS[rotary])
+        error = trial_error(TRIALS[rotary], partial(open_trial, code_home=home))
     except Exception as problem:  # whatever a broken installation or another version of LLVM raises
         return broken(PACKAGE, problem)
     # Written so that what is not a number is refused too.
@@ -165,8 +170,9 @@ class _Turn:
 ROOM: Final[dict[str, Any]] = {"slots": 1, "rows_per_slot": 2, "capacity": 48, "batched": True, "threads": 2}
 
 
-def open_trial(t3: T3, home: Path) -> Any:
-    return open_runner(t3, pack(t3.config, t3.state_dict(), home=home, source="trial", form=form()), **ROOM)
+def open_trial(t3: T3, home: Path, *, code_home: Path | None = None) -> Any:
+    packed = pack(t3.config, t3.state_dict(), home=home, source="trial", form=form())
+    return open_runner(t3, packed, home=code_home, **ROOM)
 
 
 @torch.inference_mode()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import platform
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from secrets import token_hex
 from typing import Any, Final, cast
 
 from llvmlite import binding, ir
@@ -21,6 +23,7 @@ TOGETHER: Final = 4
 """Inputs that one instruction sums for an output."""
 BYTES_AS_BYTES: Final = (22, 0, 0)
 """The version of LLVM since which that instruction takes bytes on x86; before, four as one number."""
+DIGEST_BYTES: Final = 32
 YIELD: Final = "nightingale_yield"
 """Lets somebody else run; named so in the machine code."""
 
@@ -115,11 +118,16 @@ def has_dot_product() -> bool:
         return False
 
 
-def compiled(module: ir.Module, target: Target) -> tuple[Any, Any]:
-    """LLVM's module, made quick, and what writes it for that machine."""
-    machine = binding.Target.from_triple(target.triple).create_target_machine(
+def machine_of(target: Target) -> Any:
+    """What writes code for it."""
+    return binding.Target.from_triple(target.triple).create_target_machine(
         cpu=target.cpu, features=target.features, opt=3, codemodel="jitdefault"
     )
+
+
+def compiled(module: ir.Module, target: Target) -> tuple[Any, Any]:
+    """LLVM's module, made quick, and what writes it for that machine."""
+    machine = machine_of(target)
     parsed = binding.parse_assembly(str(module))
     parsed.triple = target.triple
     parsed.verify()
@@ -131,12 +139,51 @@ def compiled(module: ir.Module, target: Target) -> tuple[Any, Any]:
     return parsed, machine
 
 
+def machine_code(write: Callable[[], ir.Module], target: Target, *, name: str, home: Path | None) -> bytes:
+    """An object file of what `write` writes, from `home` if it is there and whole; else made now, which takes
+    a second, and kept there. name: tells what it is from whatever else this version of the code may write."""
+    place = None if home is None else home / f"{_key(target, name)}.object"
+    if place is not None and (known := _whole(place)) is not None:
+        return known
+    module, machine = compiled(write(), target)
+    made: bytes = machine.emit_object(module)
+    if place is not None:
+        try:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            part = place.with_name(f".{place.name}.{token_hex(4)}.part")
+            part.write_bytes(hashlib.sha256(made).digest() + made)
+            part.replace(place)
+        except OSError:
+            pass  # then it is made again next time
+    return made
+
+
+def _whole(place: Path) -> bytes | None:
+    try:
+        kept = place.read_bytes()
+    except OSError:
+        return None
+    digest, made = kept[:DIGEST_BYTES], kept[DIGEST_BYTES:]
+    return made if hashlib.sha256(made).digest() == digest else None
+
+
+def _key(target: Target, name: str) -> str:
+    """Of everything that machine code is made of: LLVM, the processor, and the Python that writes it."""
+    digest = hashlib.sha256(f"{binding.llvm_version_info} {target!r} {name}".encode())
+    here = Path(__file__).parent
+    for source in (here.parent / "rounding.py", *sorted(here.glob("*.py"))):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:32]
+
+
 class Code:
     """Machine code in memory, as long as anybody has a function of it."""
 
-    def __init__(self, module: ir.Module, target: Target) -> None:
+    def __init__(self, made: bytes, target: Target) -> None:
+        """made: by `machine_code`."""
         binding.add_symbol(YIELD, _address_of_yield())
-        self._engine = binding.create_mcjit_compiler(*compiled(module, target))
+        self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine_of(target))
+        self._engine.add_object_file(binding.ObjectFileRef.from_data(made))
         self._engine.finalize_object()
 
     def function(self, name: str, arguments: int) -> Callable[..., None]:
