@@ -136,7 +136,7 @@ def write_product(module: ir.Module, target: Target, rows: int, block_width: int
             tiles = [codes.begin(begin * OUTPUTS) for begin in begins]
             sources = [inputs.begin(width * row + block * block_width) for row in range(rows)]
             with f.loop(block_width, step=4 * TOGETHER) as k:
-                _sixteen_inputs(f, target, k, tiles, sources, sums)
+                sixteen_inputs(f, target, k, tiles, sources, sums)
             for row in range(rows):
                 step, zero = f.array("steps")[blocks * row + block], f.array("zeros")[blocks * row + block]
                 for tile in range(at_once):
@@ -159,9 +159,10 @@ Sums = dict[tuple[int, int, int], Variable]
 """By row, tile and part of a tile."""
 
 
-def _sixteen_inputs(
+def sixteen_inputs(
     f: Function, target: Target, k: Value, tiles: list[Array], sources: list[Array], sums: Sums
 ) -> None:
+    """Add the products of inputs k … k + 16 of some rows to the sums of some tiles."""
     loaded = [source.vector(k, 16) if target.name == "neon" else None for source in sources]
     for group in range(4):
         given = [
@@ -240,7 +241,7 @@ def write_attention(module: ir.Module, *, head_width: int, rotary: bool) -> Func
             question[at] = part * head_width**-0.5
         blocks = (count + (LANES - 1)) // LANES
         _score(f, question, keys, scores, blocks, count, head_width)
-        whole = _exponentials(f, scores, blocks)
+        whole = exponentials(f, scores, blocks)
         sums = [f.variable(f.zeros(F32, LANES)) for _ in pieces]
         with f.loop(count) as position:
             share = scores[position]
@@ -267,7 +268,7 @@ def _score(
         scores[block * LANES] = there.choose(score, -math.inf)
 
 
-def _exponentials(f: Function, scores: Array, blocks: Value) -> Value:
+def exponentials(f: Function, scores: Array, blocks: Value) -> Value:
     """In place; their sum."""
     most = f.variable(scores.vector(0, LANES))
     with f.loop(blocks) as block:

@@ -7,12 +7,13 @@ lies in the lanes of a vector, so that a tap is the same memory some bytes furth
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum, auto
 from typing import Final
 
 from llvmlite import ir
 
-from nightingale.accel.cpu.native import crew, kernels
+from nightingale.accel.cpu.native import attending, crew, kernels
 from nightingale.accel.cpu.native.crew import Job, write_crew
 from nightingale.accel.cpu.native.kernels import LANES, PER_GROUP, ROWS
 from nightingale.accel.cpu.native.target import TOGETHER, Target
@@ -29,7 +30,7 @@ STAY_MS: Final = 0.2
 """Between two layers torch has work for the same cores."""
 BLOCKS: Final = (128, 64)
 """Inputs of a linear layer that may share a scale."""
-ROUND, CONVOLVE, SNAKE, LINEAR = range(4)
+ROUND, CONVOLVE, SNAKE, LAY, HEAR, LINEAR = range(6)
 """Kinds of operations: LINEAR with blocks of 128 inputs, and after it one for each other width."""
 
 
@@ -147,9 +148,12 @@ def _four_channels(
 def write_layers(target: Target) -> ir.Module:
     module = ir.Module("layers")
     finish = kernels.write_finish(module, kernels.STORE)
-    linear = [_write_linear(module, target, finish, block) for block in BLOCKS]
-    rest = _write_round(module, target), _write_convolve(module, target), _write_snake(module)
-    write_crew(module, target, [*rest, *linear], stay_ms=STAY_MS)
+    convolution = _write_round(module, target), _write_convolve(module, target), _write_snake(module)
+    round_head = kernels.write_rounding(module, target, kernels.PLAIN, attending.HEAD_WIDTH)
+    attention = attending.write_laying(module, target), attending.write_hearing(module, target, round_head)
+    roundings = {attending.HEAD_WIDTH: round_head}
+    linear = [_write_linear(module, target, finish, block, roundings) for block in BLOCKS]
+    write_crew(module, target, [*convolution, *attention, *linear], stay_ms=STAY_MS)
     return module
 
 
@@ -241,8 +245,11 @@ def _write_snake(module: ir.Module) -> Function:
     return f
 
 
-def _write_linear(module: ir.Module, target: Target, finish: Function, block: int) -> Function:
-    rounding = kernels.write_rounding(module, target, kernels.PLAIN, block)
+def _write_linear(
+    module: ir.Module, target: Target, finish: Function, block: int, roundings: Mapping[int, Function]
+) -> Function:
+    """roundings: those written already, by their blocks."""
+    rounding = roundings.get(block) or kernels.write_rounding(module, target, kernels.PLAIN, block)
     products = {rows: kernels.write_product(module, target, rows, block) for rows in ROWS}
     f = _kind(module, f"linear_{block}")
     op = f.array("op")

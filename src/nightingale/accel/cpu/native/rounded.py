@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nightingale.accel.cpu.inputs import zeros
-from nightingale.accel.cpu.native import layers
+from nightingale.accel.cpu.native import attending, layers
+from nightingale.accel.cpu.native.attending import Op as At
 from nightingale.accel.cpu.native.crew import JOB_LENGTH, OP_LENGTH, Crew, Job
 from nightingale.accel.cpu.native.kernels import LANES, PER_GROUP
 from nightingale.accel.cpu.native.layers import BLOCKS, OUTPUTS_AT_ONCE, Op
@@ -24,6 +26,7 @@ from nightingale.accel.cpu.native.layout import laid_out
 from nightingale.accel.cpu.native.target import TOGETHER, Code
 from nightingale.accel.cpu.rounding import ZERO, block_of, round_blocks, round_weight
 from nightingale.models.chatterbox.hift.generator import Hift, Snake
+from nightingale.models.chatterbox.s3gen.estimator import Attend
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.nn.conv import OwnConv1d, can_shift
 from nightingale.nn.mapped import let_go
@@ -55,22 +58,21 @@ class _Team:
     def __init__(self, code: Code, threads: int) -> None:
         self._job, self._ops = zeros((JOB_LENGTH,), np.int64), zeros((2, OP_LENGTH), np.int64)
         self._job[Job.OPS], self._job[Job.THREADS] = self._ops.ctypes.data, threads
-        self._crew, self._threads = Crew(code, self._job, threads), threads
+        self._crew, self.threads = Crew(code, self._job, threads), threads
         self._room: NDArray[np.int8] = np.empty(0, np.int8)
 
-    def run(self, *operations: dict[Op, int]) -> None:
+    def run(self, *operations: Mapping[Any, int]) -> None:
         for number, facts in enumerate(operations):
             for place, fact in facts.items():
                 self._ops[number, place] = fact
         self._job[Job.OP_COUNT] = len(operations)
         self._crew.run()
 
-    def room(self, each: int, *, apart: bool) -> int:
-        """Where so many bytes are free; as many for each thread, if apart."""
-        size = each * (self._threads if apart else 1)
+    def room(self, size: int) -> int:
+        """Where so many bytes are free, until somebody asks again."""
         if self._room.nbytes < size:
             self._room = np.empty(2 * size, np.int8)
-        return self._room.ctypes.data
+        return int(self._room.ctypes.data)
 
 
 class RoundedLinear(nn.Module):
@@ -94,12 +96,12 @@ class RoundedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features).contiguous()
         out = x.new_empty(len(rows), self.out_features)
-        team, bytes_each = self._workshop.team(), layers.own_bytes(self.in_features)
+        team, each = self._workshop.team(), layers.own_bytes(self.in_features)
         facts = {
             Op.KIND: layers.LINEAR + BLOCKS.index(self.block), Op.X: rows.data_ptr(),
             Op.WEIGHTS: _at(self.codes), Op.SCALES: _at(self.scales), Op.BIAS: _at(self.bias),
             Op.OUT: out.data_ptr(), Op.COUNT: len(rows), Op.OUTPUTS: self.out_features,
-            Op.WIDTH: self.in_features, Op.OWN: team.room(bytes_each, apart=True), Op.OWN_BYTES: bytes_each,
+            Op.WIDTH: self.in_features, Op.OWN: team.room(each * team.threads), Op.OWN_BYTES: each,
         }  # fmt: skip
         team.run(facts)
         return out.view(*x.shape[:-1], self.out_features)
@@ -145,7 +147,7 @@ class RoundedConv1d(OwnConv1d):
     def _one(self, x: Tensor, out: Tensor) -> None:
         channels, length = x.shape
         team = self._workshop.team()
-        codes = team.room(channels * length + 4 * (channels // self.block) * length, apart=False)
+        codes = team.room(channels * length + 4 * (channels // self.block) * length)
         shared = {
             Op.CODES: codes, Op.STEPS: codes + channels * length, Op.WIDTH: channels, Op.BLOCK: self.block,
             Op.LENGTH: length,
@@ -185,6 +187,36 @@ class OwnSnake(Snake):
             self._workshop.team().run(facts)
 
 
+class OwnAttend(Attend):
+    """Queries and keys are rounded, values not. With a mask, or for few queries, torch does it."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        super().__init__()
+        self._workshop = workshop
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        batch, heads, queries, width = q.shape
+        fits = width == attending.HEAD_WIDTH and queries >= attending.TILE
+        if mask is not None or not fits or any(x.stride(3) != 1 for x in (q, k, v)):
+            return super().forward(q, k, v, mask)
+        out = q.new_empty(batch, queries, heads, width)
+        team, keys = self._workshop.team(), k.shape[2]
+        each, sizes = attending.own_bytes(keys), attending.room_bytes(keys, heads)
+        codes = team.room(sum(sizes) + each * team.threads)
+        steps = codes + sizes[0]
+        facts = {
+            At.QUERY_HEAD: q.stride(1), At.QUERY_ROW: q.stride(2), At.KEY_HEAD: k.stride(1),
+            At.KEY_ROW: k.stride(2), At.VALUE_HEAD: v.stride(1), At.VALUE_ROW: v.stride(2),
+            At.CODES: codes, At.STEPS: steps, At.LAID: steps + sizes[1], At.QUERY_COUNT: queries,
+            At.KEY_COUNT: keys, At.HEADS: heads, At.OWN: codes + sum(sizes), At.OWN_BYTES: each,
+        }  # fmt: skip
+        for query, key, value, result in zip(q, k, v, out, strict=True):
+            facts |= {At.QUERIES: query.data_ptr(), At.KEYS: key.data_ptr(), At.VALUES: value.data_ptr()}
+            facts[At.OUT] = result.data_ptr()
+            team.run({**facts, At.KIND: layers.LAY}, {**facts, At.KIND: layers.HEAR})
+        return out.transpose(1, 2)
+
+
 def rounded_flow(plain: Flow, workshop: Workshop) -> Flow:
     """The same flow with other layers; everything else is shared. A rounded one is given back."""
     estimator = plain.decoder["estimator"]
@@ -215,6 +247,8 @@ def _swapped(net: Net, workshop: Workshop, left: list[nn.Module] | None = None) 
             twins[id(layer)] = RoundedLinear(layer, workshop)  # type: ignore[arg-type]
         elif RoundedConv1d.fits(layer):
             twins[id(layer)] = RoundedConv1d(layer, workshop)  # type: ignore[arg-type]
+        elif isinstance(layer, Attend):
+            twins[id(layer)] = OwnAttend(workshop)
         elif isinstance(layer, Snake):
             twins[id(layer)] = OwnSnake(layer, workshop)
     return copy.deepcopy(net, twins)

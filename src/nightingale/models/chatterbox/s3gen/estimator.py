@@ -47,11 +47,18 @@ class ResnetBlock(nn.Module):
         return self.block2(h, carry) + self.res_conv(x)
 
 
+class Attend(nn.Module):
+    """(batch, heads, queries, HEAD_WIDTH) of what the queries hear. A module, so that it can be swapped."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         inner = heads * HEAD_WIDTH
-        self.heads = heads
+        self.heads, self.attend = heads, Attend()
         self.to_q = nn.Linear(width, inner, bias=False)
         self.to_k = nn.Linear(width, inner, bias=False)
         self.to_v = nn.Linear(width, inner, bias=False)
@@ -64,7 +71,7 @@ class Attention(nn.Module):
         )
         if carry is not None:
             k, v = carry.among(k), carry.among(v)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        out = self.attend(q, k, v, mask)
         return self.to_out[0](out.transpose(1, 2).flatten(2))
 
 
