@@ -13,6 +13,7 @@ from torch import Tensor, nn
 pytest.importorskip("llvmlite")
 from nightingale.accel.cpu.native import able
 from nightingale.accel.cpu.native.rounded import (
+    OwnAttend,
     OwnSnake,
     RoundedConv1d,
     RoundedLinear,
@@ -26,6 +27,7 @@ from nightingale.engine.acoustic import MelStream
 from nightingale.engine.vocode import SampleStream
 from nightingale.models.chatterbox.hift.generator import Hift, Snake
 from nightingale.models.chatterbox.presets import PRESETS
+from nightingale.models.chatterbox.s3gen.estimator import Attend
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.nn.conv import same_conv
 from nightingale.nn.layout import for_rendering
@@ -117,15 +119,31 @@ def test_a_snake_is_torchs(shop: Workshop) -> None:
     assert (own(across) - plain(across)).abs().max() < 1e-4, "however it lies"
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(16, 1), (16, 16), (37, 70), (200, 15)])
+def test_attention_over_rounded_keys_is_near_torchs(shop: Workshop, queries: int, keys: int) -> None:
+    q, k, v = (some(2, n, 3, 64, seed=n).transpose(1, 2) for n in (queries, keys, keys + 1))
+    v = v[:, :, :keys]
+    own, plain = OwnAttend(shop), Attend()
+    got = own(q, k, v, None)
+    rounded = [dequantized(x.reshape(-1, 64), 64).view(x.shape).float() for x in (q, k)]
+    assert off(got, plain(*rounded, v, None)) < 1e-5, "its twin"
+    assert off(got, plain(q, k, v, None)) < 0.02
+    mask = torch.ones(1, 1, queries, keys, dtype=torch.bool).tril()
+    assert torch.equal(own(q, k, v, mask), plain(q, k, v, mask)), "with a mask, torch does it"
+    few = q[:, :, :15]
+    assert torch.equal(own(few, k, v, None), plain(few, k, v, None))
+
+
 def test_any_number_of_threads_gives_the_same_bits(shop: Workshop) -> None:
     layer, conv = nn.Linear(128, 192), same_conv(64, 64, 7, causal=True)
     x, y = some(37, 128), some(1, 64, 333)
-    linear, convolution = RoundedLinear(layer, shop), RoundedConv1d(conv, shop)
+    linear, convolution, attend = RoundedLinear(layer, shop), RoundedConv1d(conv, shop), OwnAttend(shop)
+    q = some(1, 3, 50, 64)
     before, found = torch.get_num_threads(), []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            found.append((linear(x), convolution(y)))
+            found.append((linear(x), convolution(y), attend(q, q, q, None)))
     finally:
         torch.set_num_threads(before)
     for others in found[1:]:

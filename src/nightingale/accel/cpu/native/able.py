@@ -17,6 +17,7 @@ from torch import Tensor
 from nightingale.accel.cpu.able import EXTRA, MOST_EXACT, broken, weights_of
 from nightingale.accel.cpu.packed import Form, Packed, pack
 from nightingale.models.chatterbox.hift.generator import Snake
+from nightingale.models.chatterbox.s3gen.estimator import Attend
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, NANO, Gpt2Config, LlamaConfig, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.nn.conv import same_conv
@@ -78,7 +79,7 @@ def layers_refusal(home: Path | None = None) -> str | None:
 @torch.inference_mode()
 def layers_error(home: Path | None = None) -> float:
     """How far each kind of layer is from its exact twin, at most."""
-    from nightingale.accel.cpu.native.rounded import OwnSnake, RoundedConv1d, RoundedLinear
+    from nightingale.accel.cpu.native.rounded import OwnAttend, OwnSnake, RoundedConv1d, RoundedLinear
 
     rng = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
@@ -93,7 +94,10 @@ def layers_error(home: Path | None = None) -> float:
         (conv, RoundedConv1d(conv, shop), torch.randn(1, 32, 37, generator=rng)),
         (snake, OwnSnake(snake, shop), torch.randn(1, 8, 37, generator=rng)),
     ]
-    return max(_off(own(x), plain(x)) for plain, own, x in pairs)
+    errors = [_off(own(x), plain(x)) for plain, own, x in pairs]
+    asked, heard = (torch.randn(1, 2, 20, 64, generator=rng) for _ in range(2))
+    attends = [attend(asked, heard, heard, None) for attend in (OwnAttend(shop), Attend())]
+    return max(*errors, _off(*attends))
 
 
 def open_runner(t3: T3, packed: Packed, *, home: Path | None = None, **room: Any) -> NativeRunner:
