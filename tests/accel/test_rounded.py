@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from threading import Thread
 
 import pytest
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 pytest.importorskip("llvmlite")
-from nightingale.accel.cpu.native import able
+from nightingale.accel.cpu.native import able, target
 from nightingale.accel.cpu.native.rounded import (
     OwnAttend,
     OwnSnake,
@@ -21,6 +22,7 @@ from nightingale.accel.cpu.native.rounded import (
     rounded_flow,
     rounded_vocoder,
 )
+from nightingale.accel.cpu.native.target import of_this_machine
 from nightingale.accel.cpu.rounding import RoundedLinear as Twin
 from nightingale.accel.cpu.rounding import block_of, round_blocks
 from nightingale.engine.acoustic import MelStream
@@ -33,8 +35,8 @@ from nightingale.nn.conv import same_conv
 from nightingale.nn.layout import for_rendering
 from nightingale.voices.voice import Voice
 
-if (against := able.layers_refusal()) is not None:
-    pytest.skip(against, allow_module_level=True)
+if isinstance(found := of_this_machine(), str):
+    pytest.skip(found, allow_module_level=True)
 WREN = PRESETS["wren"]
 IDS = [5, 800, 17, 6000, 42, 42, 9, 1]
 
@@ -229,22 +231,35 @@ def test_the_plain_networks_stay_as_they_were(flow: Flow, hift: Hift, shop: Work
     assert not any(isinstance(part, RoundedConv1d | RoundedLinear | OwnSnake) for part in layers)
 
 
+@pytest.fixture
+def on_arm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(target, "of_this_machine", lambda: replace(found, name="neon"))
+    able.layers_refusal.cache_clear()
+    yield
+    able.layers_refusal.cache_clear()
+
+
+def test_on_x86_they_are_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "of_this_machine", lambda: replace(found, name="avx512"))
+    able.layers_refusal.cache_clear()
+    assert "torch's own threads" in (able.layers_refusal() or "")
+    able.layers_refusal.cache_clear()
+
+
+def test_a_trial_is_made_and_passed() -> None:
+    assert 0 < able.layers_error() < able.NEAR / 2
+
+
+@pytest.mark.usefixtures("on_arm")
 @pytest.mark.parametrize("error", [0.5, float("nan")])
 def test_layers_that_compute_something_else_are_not_trusted(
     monkeypatch: pytest.MonkeyPatch, error: float
 ) -> None:
     monkeypatch.setattr(able, "layers_error", lambda home: error)
-    able.layers_refusal.cache_clear()
-    try:
-        assert "of the results' spread in a trial" in (able.layers_refusal() or "")
-    finally:
-        able.layers_refusal.cache_clear()
+    assert "of the results' spread in a trial" in (able.layers_refusal() or "")
 
 
+@pytest.mark.usefixtures("on_arm")
 def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(able, "find_spec", lambda name: None)
-    able.layers_refusal.cache_clear()
-    try:
-        assert "pip install" in (able.layers_refusal() or "")
-    finally:
-        able.layers_refusal.cache_clear()
+    assert "pip install" in (able.layers_refusal() or "")

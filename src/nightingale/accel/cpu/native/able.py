@@ -35,6 +35,8 @@ TRIALS: Final = {
     False: replace(NANO, text_vocab=8, backbone=Gpt2Config(layers=1, width=128, heads=2)),
 }
 """Whether heads are turned: a T3 to try."""
+LAYERS_PAY: Final = ("neon",)
+"""Where they were measured to. On x86 torch's waiting threads hold the cores that ours need (dev/LOG.md)."""
 LOUDER = 6.0
 """What attention hears in the trial, so that it matters where it listens."""
 NEAR = 0.06
@@ -66,8 +68,10 @@ def layers_refusal(home: Path | None = None) -> str | None:
     try:
         from nightingale.accel.cpu.native.target import of_this_machine
 
-        if isinstance(against := of_this_machine(), str):
-            return against
+        if isinstance(found := of_this_machine(), str):
+            return found
+        if found.name not in LAYERS_PAY:
+            return "beside torch's own threads products of bytes are no faster than float32 on this processor"
         error = layers_error(home)
     except Exception as problem:  # whatever a broken installation or another version of LLVM raises
         return broken(PACKAGE, problem)
