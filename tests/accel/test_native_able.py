@@ -16,7 +16,7 @@ from nightingale.models.chatterbox.t3.config import MULTILINGUAL, NANO
 from nightingale.models.chatterbox.t3.model import T3
 
 pytest.importorskip("llvmlite")
-from nightingale.accel.cpu.native import target
+from nightingale.accel.cpu.native import kernels, target
 from nightingale.accel.cpu.native.target import Target, chosen
 
 FACTS = {"triple": "", "cpu": "", "features": ""}
@@ -43,6 +43,11 @@ def test_it_is_for_large_models_of_even_widths() -> None:
     assert "so small a model" in (able.refusal(small) or "")
     odd = replace(MULTILINGUAL, backbone=replace(MULTILINGUAL.backbone, heads=128))
     assert "its heads are 8 wide" in (able.refusal(odd) or "")
+
+
+def test_what_is_asked_of_widths_is_what_the_code_needs() -> None:
+    """It is written twice, since the question must not need the package."""
+    assert (able.BLOCK, able.HALF_HEAD) == (kernels.BLOCK, kernels.LANES)
 
 
 def test_the_processor_decides() -> None:
@@ -78,7 +83,7 @@ def test_code_that_computes_something_else_is_not_trusted(
     monkeypatch: pytest.MonkeyPatch, error: float
 ) -> None:
     monkeypatch.setattr(able, "trial_error", lambda config, opened: error)
-    assert "of the scores' spread in a trial" in (able.refusal(MULTILINGUAL) or "")
+    assert "answers' spread in a trial" in (able.refusal(MULTILINGUAL) or "")
 
 
 @pytest.mark.usefixtures("willing")

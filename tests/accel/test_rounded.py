@@ -256,7 +256,7 @@ def test_layers_that_compute_something_else_are_not_trusted(
     monkeypatch: pytest.MonkeyPatch, error: float
 ) -> None:
     monkeypatch.setattr(able, "layers_error", lambda home: error)
-    assert "of the results' spread in a trial" in (able.layers_refusal() or "")
+    assert "answers' spread in a trial" in (able.layers_refusal() or "")
 
 
 @pytest.mark.usefixtures("on_arm")

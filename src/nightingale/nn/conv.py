@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TypeGuard
 
 import torch
@@ -48,7 +49,7 @@ def same_conv(inputs: int, outputs: int, kernel: int, *, dilation: int = 1, caus
     return PaddedConv1d(inputs, outputs, kernel, left=left, right=span - left, dilation=dilation)
 
 
-class OwnConv1d(PaddedConv1d):
+class OwnConv1d(PaddedConv1d, ABC):
     """A convolution that a faster way has taken over, weights and all: `convolved` does the work."""
 
     def __init__(self, plain: nn.Conv1d) -> None:
@@ -58,9 +59,9 @@ class OwnConv1d(PaddedConv1d):
         self.groups = plain.groups
         self.left, self.right = (plain.left, plain.right) if isinstance(plain, PaddedConv1d) else (0, 0)
 
+    @abstractmethod
     def convolved(self, x: Tensor) -> Tensor:
         """As `convolve`."""
-        raise NotImplementedError
 
 
 class UpsamplingConv1d(nn.ConvTranspose1d):

@@ -83,7 +83,7 @@ def halved_flow(plain: Flow) -> Flow:
     assert isinstance(estimator, Estimator)
     if isinstance(estimator, HalfEstimator):
         return plain
-    return _with(plain, decoder=nn.ModuleDict({"estimator": HalfEstimator(estimator)}))
+    return with_parts(plain, decoder=nn.ModuleDict({"estimator": HalfEstimator(estimator)}))
 
 
 def halved_vocoder(plain: Hift) -> Hift:
@@ -97,7 +97,7 @@ def halved_vocoder(plain: Hift) -> Hift:
         layers = (layer for layer in part.modules() if isinstance(layer, nn.Conv1d))
         # They are run by `nightingale.nn.conv.convolve`.
         parts[name] = _copied(part, [weight for layer in layers for weight in layer.parameters()])
-    return _with(plain, **parts)
+    return with_parts(plain, **parts)
 
 
 def _copied(part: Net, halved: Iterable[nn.Parameter]) -> Net:
@@ -109,7 +109,7 @@ def _copied(part: Net, halved: Iterable[nn.Parameter]) -> Net:
     return copy.deepcopy(part, twins)
 
 
-def _with(net: Net, **parts: nn.Module) -> Net:
+def with_parts(net: Net, **parts: nn.Module) -> Net:
     """A network with some of its parts replaced, the others shared."""
     twin = copy.copy(net)
     twin._modules = {**net._modules, **parts}

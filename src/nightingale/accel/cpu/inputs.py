@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -85,7 +85,18 @@ class Heard:
                 best, found = shared, kept
         return best, found
 
-    def keep(self, x: Tensor, memory: dict[str, NDArray[Any]]) -> None:
+    def recall(self, x: Tensor, own: Callable[[int], Mapping[str, NDArray[Any]]]) -> int:
+        """How many positions of x (time, width) need not be read, since they were remembered. own: a row's
+        memory of so many positions, into which they are written."""
+        known, kept = self.longest_beginning(x)
+        if kept is not None:
+            for name, view in own(known).items():
+                view[:] = kept[name][tuple(map(slice, view.shape))]
+        return known
+
+    def keep(self, x: Tensor, own: Mapping[str, NDArray[Any]]) -> None:
+        """own: a row's memory of x, which is copied."""
+        memory = {name: view.copy() for name, view in own.items()}
         self.kept = [*self.kept, (x.clone(), memory)][-self.most :]
 
 

@@ -11,6 +11,7 @@ rows of the latest prompt are kept, and of a new one only what follows its longe
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -91,12 +92,9 @@ class CpuRunner:
         scores = torch.empty(rows, self.t3.config.speech_vocab)
         thoughts = torch.empty(rows, 1, (1 + HALVES) * self.t3.config.backbone.width)
         for row in range(rows):
-            known, kept = self._heard.longest_beginning(x[row])
-            for name, part in self.pool.items():
-                part[first + row, :, :known] = kept[name][:, :known] if kept else 0
+            known = self._heard.recall(x[row], partial(self._own, first + row))
             scores[row], thoughts[row] = self._read(first + row, x[row : row + 1, known:], known)
-            own = {name: part[first + row, :, :length].copy() for name, part in self.pool.items()}
-            self._heard.keep(x[row], own)
+            self._heard.keep(x[row], self._own(first + row, length))
         self.rows[slot], self.lengths[slot] = rows, length
         self._thoughts[slot] = 0, thoughts
         return scores
@@ -210,6 +208,10 @@ class CpuRunner:
         bound = _Bound(self, row, 1, x.numpy(), asked=[-1])
         scores, thoughts = self._pass(bound, [known + x.shape[1] - 1])
         return scores[0, 0], thoughts[0]
+
+    def _own(self, row: int, positions: int) -> dict[str, Floats]:
+        """A row's first so many positions, (heads, positions, head width) each."""
+        return {name: part[row, :, :positions] for name, part in self.pool.items()}
 
     def _bind(self, row: int, rows: int, tokens: int) -> _Bound:
         """Buffers are bound once for each group of rows, and then only written."""

@@ -3,7 +3,7 @@ other sums, so the answer must be the same at every start, or the same seed woul
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
@@ -65,19 +65,7 @@ def layers_refusal(home: Path | None = None) -> str | None:
     """Why layers of the flow and the vocoder should not be run so; None if they should. Tried once."""
     if find_spec(PACKAGE) is None:
         return f"{PACKAGE} is not installed (pip install '{EXTRA}')"
-    try:
-        from nightingale.accel.cpu.native.target import of_this_machine
-
-        if isinstance(found := of_this_machine(), str):
-            return found
-        if found.name not in LAYERS_PAY:
-            return "beside torch's own threads products of bytes are no faster than float32 on this processor"
-        error = layers_error(home)
-    except Exception as problem:  # whatever a broken installation or another version of LLVM raises
-        return broken(PACKAGE, problem)
-    if not error < NEAR:
-        return f"machine code is off by {error:.2f} of the results' spread in a trial; {NEAR} is allowed"
-    return None
+    return _verdict(lambda: layers_error(home), LAYERS_PAY)
 
 
 @torch.inference_mode()
@@ -154,17 +142,25 @@ def _compiled(head_width: int, rotary: bool, home: Path | None) -> Code:
 
 @cache
 def _tried(rotary: bool, home: Path | None) -> str | None:
+    return _verdict(lambda: trial_error(TRIALS[rotary], partial(open_trial, code_home=home)))
+
+
+def _verdict(trial: Callable[[], float], pays: Container[str] | None = None) -> str | None:
+    """What stands against machine code here. trial: how far it is from what is right. pays: the targets on
+    which it was measured to be faster; all, if not told."""
     try:
         from nightingale.accel.cpu.native.target import of_this_machine
 
-        if isinstance(against := of_this_machine(), str):
-            return against
-        error = trial_error(TRIALS[rotary], partial(open_trial, code_home=home))
+        if isinstance(found := of_this_machine(), str):
+            return found
+        if pays is not None and found.name not in pays:
+            return "beside torch's own threads products of bytes are no faster than float32 on this processor"
+        error = trial()
     except Exception as problem:  # whatever a broken installation or another version of LLVM raises
         return broken(PACKAGE, problem)
     # Written so that what is not a number is refused too.
     if not error < NEAR:
-        return f"machine code is off by {error:.2f} of the scores' spread in a trial; {NEAR} is allowed"
+        return f"machine code is off by {error:.2f} of the answers' spread in a trial; {NEAR} is allowed"
     return None
 
 

@@ -15,10 +15,10 @@ from typing import Final
 from llvmlite import ir
 
 from nightingale.accel.cpu.native import crew, kernels
-from nightingale.accel.cpu.native.crew import Job
+from nightingale.accel.cpu.native.crew import not_past, operation, share
 from nightingale.accel.cpu.native.kernels import LANES
 from nightingale.accel.cpu.native.target import TOGETHER, Target
-from nightingale.accel.cpu.native.writing import F32, I8, I32, I64, Array, Function, Value
+from nightingale.accel.cpu.native.writing import F32, I8, I32, Array, Function, Value
 from nightingale.accel.cpu.rounding import LEVELS, ZERO
 
 HEAD_WIDTH: Final = 64
@@ -73,21 +73,22 @@ def own_bytes(keys: int) -> int:
 
 
 def write_laying(module: ir.Module, target: Target) -> Function:
-    f = Function(module, "lay", {"job": I64, "op": I64, "thread": I64}, arrays=("job", "op"))
-    op, threads = f.array("op"), f.array("job")[Job.THREADS]
+    f = operation(module, "lay")
+    op = f.array("op")
     keys, values, laid, steps = (
         f.array_at(op[place], F32) for place in (Op.KEYS, Op.VALUES, Op.LAID, Op.STEPS)
     )
     codes, count = f.array_at(op[Op.CODES], I32), op[Op.KEY_COUNT]
     blocks = _blocks(count)
     units = blocks * op[Op.HEADS]
-    with f.loop(units * (f["thread"] + 1) // threads, start=units * f["thread"] // threads) as unit:
+    begin, end = share(f, units)
+    with f.loop(end, start=begin) as unit:
         head, block = unit // blocks, unit % blocks
         own = codes.begin(unit * (HEAD_WIDTH // TOGETHER * LANES))
         with f.loop(LANES) as lane:
             # What would fill the last block is hidden by its number; the last key stands in for it.
             number = block * LANES + lane
-            number = (number >= count).choose(count - 1, number)
+            number = not_past(number, count - 1)
             key = keys.begin(head * op[Op.KEY_HEAD] + number * op[Op.KEY_ROW])
             parts = [key.vector(part * LANES, LANES) for part in range(PARTS)]
             steps[unit * LANES + lane] = _packed(f, target, parts, own, lane)
@@ -120,8 +121,8 @@ def _fours() -> ir.VectorType:
 
 def write_hearing(module: ir.Module, target: Target, rounding: Function) -> Function:
     """rounding: of rows, by blocks of HEAD_WIDTH."""
-    f = Function(module, "hear", {"job": I64, "op": I64, "thread": I64}, arrays=("job", "op"))
-    op, threads = f.array("op"), f.array("job")[Job.THREADS]
+    f = operation(module, "hear")
+    op = f.array("op")
     laid, out = (f.array_at(op[place], F32) for place in (Op.LAID, Op.OUT))
     count, heads, queries = op[Op.KEY_COUNT], op[Op.HEADS], op[Op.QUERY_COUNT]
     blocks, tiles = _blocks(count), (queries + (TILE - 1)) // TILE
@@ -130,10 +131,11 @@ def write_hearing(module: ir.Module, target: Target, rounding: Function) -> Func
     steps = scores.begin(width * TILE)
     sums = Array(f, steps.begin(TILE).address, I32)
     asked = Array(f, sums.begin(TILE).address, I8)
-    with f.loop(units * (f["thread"] + 1) // threads, start=units * f["thread"] // threads) as unit:
+    begin, end = share(f, units)
+    with f.loop(end, start=begin) as unit:
         head, first = unit // tiles, unit % tiles * TILE
         # The last of a head begin sooner, and some are done again.
-        first = (first + TILE > queries).choose(queries - TILE, first)
+        first = not_past(first, queries - TILE)
         source = f.array_at(op[Op.QUERIES], F32).begin(head * op[Op.QUERY_HEAD] + first * op[Op.QUERY_ROW])
         with f.loop(TILE) as row:
             query = source.begin(row * op[Op.QUERY_ROW])

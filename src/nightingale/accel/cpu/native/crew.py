@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from nightingale.accel.cpu.inputs import zeros
 from nightingale.accel.cpu.native.target import YIELD, Code, Target
-from nightingale.accel.cpu.native.writing import I32, I64, Function, Variable
+from nightingale.accel.cpu.native.writing import I32, I64, Function, Value, Variable
 
 LOOK_MS: Final = 0.1
 """Of looking at what does not change, before others are let in."""
@@ -101,6 +101,22 @@ def write_crew(module: ir.Module, target: Target, kinds: Sequence[Function], *, 
     _write_service(module, target, f, let_in, int(stay_ms * target.looks_a_ms))
 
 
+def operation(module: ir.Module, name: str) -> Function:
+    """A kind, to be written."""
+    return Function(module, name, {"job": I64, "op": I64, "thread": I64}, arrays=("job", "op"))
+
+
+def share(f: Function, count: Value, unit: int = 1) -> tuple[Value, Value]:
+    """Where a thread's part of so many begins and ends."""
+    units, threads = (count + (unit - 1)) // unit, f.array("job")[Job.THREADS]
+    begin, end = units * f["thread"] // threads, units * (f["thread"] + 1) // threads
+    return begin * unit, not_past(end * unit, count)
+
+
+def not_past(value: Value, limit: Value) -> Value:
+    return (value > limit).choose(limit, value)
+
+
 def _look(f: Function, target: Target, looks: Variable, let_in: ir.Function) -> None:
     """In vain."""
     looks.value += 1
@@ -164,8 +180,9 @@ class Crew:
     """Threads that do a job together; the one that asks is one of them."""
 
     def __init__(self, code: Code, job: NDArray[np.int64], threads: int) -> None:
-        self._job, self._threads = job, threads
-        self._calls = zeros((threads, CALL_LENGTH), np.int64)
+        self._calls, self._threads = zeros((threads, CALL_LENGTH), np.int64), threads
+        # Numbers, and what they point to: numpy takes as long to tell an address as an operation takes.
+        self._held, self._addresses = job, (self._calls.ctypes.data, job.ctypes.data)
         self._calls[:, Call.STATE] = ASLEEP
         self._run, self._summon = code.function("run", 2), code.function("summon", 2)
         self._beds = [_Bed() for _ in range(1, threads)]
@@ -178,11 +195,12 @@ class Crew:
 
     def run(self) -> None:
         """All operations, in their order."""
-        self._summon(self._calls.ctypes.data, self._threads)
+        calls, job = self._addresses
+        self._summon(calls, self._threads)
         for number, bed in enumerate(self._beds, 1):
             if self._calls[number, Call.SLEPT] == ASLEEP:
                 bed.woken.release()
-        self._run(self._job.ctypes.data, 0)
+        self._run(job, 0)
 
 
 class _Bed:

@@ -11,6 +11,7 @@ from typing import Final
 
 from llvmlite import ir
 
+from nightingale.accel.cpu.graph import EPSILON
 from nightingale.accel.cpu.native.target import OUTPUTS, TOGETHER, Target
 from nightingale.accel.cpu.native.writing import F16, F32, I8, I32, I64, Array, Function, Value, Variable
 from nightingale.accel.cpu.rounding import LEVELS, ZERO
@@ -24,7 +25,6 @@ GROUP: Final = 4
 PER_GROUP: Final = GROUP * OUTPUTS
 ROWS: Final = (4, 2, 1)
 """That a product takes at a time."""
-EPSILON: Final = 1e-5
 PLAIN, ROOT_MEAN_SQUARE, LAYER = range(3)
 """Norms."""
 STORE, ADD, GATED, GELU = range(4)
@@ -153,6 +153,28 @@ def write_product(module: ir.Module, target: Target, rows: int, block_width: int
             f.array("out")[place] = totals[row, tile, part].value
     f.end()
     return f
+
+
+class Products:
+    """A group of outputs for any number of rows, some at a time."""
+
+    def __init__(self, module: ir.Module, target: Target, block_width: int = BLOCK) -> None:
+        self._several = {rows: write_product(module, target, rows, block_width) for rows in ROWS}
+
+    def write(
+        self, f: Function, weights: tuple[Array, Array], inputs: tuple[Array, Array, Array], out: Array,
+        *, rows: Value, width: Value, blocks: Value,
+    ) -> None:  # fmt: skip
+        """weights: codes and scales of the group; inputs: codes, steps and zeros of the rows."""
+        done = f.variable(f.number(0))
+        for several, function in self._several.items():
+            with f.forever():
+                row = done.value
+                f.leave_if(row + several > rows)
+                starts = row * width, row * blocks, row * blocks
+                given = [part.begin(start) for part, start in zip(inputs, starts, strict=True)]
+                f.call(function, *weights, *given, out.begin(row * PER_GROUP), width)
+                done.value = row + several
 
 
 Sums = dict[tuple[int, int, int], Variable]

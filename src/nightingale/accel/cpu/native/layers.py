@@ -14,8 +14,8 @@ from typing import Final
 from llvmlite import ir
 
 from nightingale.accel.cpu.native import attending, crew, kernels
-from nightingale.accel.cpu.native.crew import Job, write_crew
-from nightingale.accel.cpu.native.kernels import LANES, PER_GROUP, ROWS
+from nightingale.accel.cpu.native.crew import not_past, operation, share, write_crew
+from nightingale.accel.cpu.native.kernels import LANES, PER_GROUP
 from nightingale.accel.cpu.native.target import TOGETHER, Target
 from nightingale.accel.cpu.native.writing import F32, I8, I32, I64, Array, Function, Value, Variable
 from nightingale.accel.cpu.rounding import LEVELS, ZERO
@@ -71,17 +71,17 @@ def own_bytes(width: int) -> int:
 
 
 def write_column_rounding(module: ir.Module, target: Target) -> Function:
-    """LANES columns of inputs (channels, stride) to whole numbers (channels / TOGETHER, length, TOGETHER) and
+    """LANES columns of inputs (channels, length) to whole numbers (channels / TOGETHER, length, TOGETHER) and
     scales (blocks, length)."""
     given = {"x": F32, "codes": I8, "scales": F32}
-    sizes = dict.fromkeys(("stride", "length", "channels", "block"), I64)
+    sizes = dict.fromkeys(("length", "channels", "block"), I64)
     f = Function(module, "round_columns", {**given, **sizes})
     x, length, block = f.array("x"), f["length"], f["block"]
     with f.loop(f["channels"] // block) as number:
         first = number * block
         loudest = f.variable(f.zeros(F32, LANES))
         with f.loop(first + block, start=first) as channel:
-            loudest.value = loudest.value.most(x.vector(channel * f["stride"], LANES).abs())
+            loudest.value = loudest.value.most(x.vector(channel * length, LANES).abs())
         step = loudest.value / LEVELS
         f.array("scales")[number * length] = step
         # A column of zeros has no scale, and needs none.
@@ -89,7 +89,7 @@ def write_column_rounding(module: ir.Module, target: Target) -> Function:
         with f.loop(first + block, start=first, step=TOGETHER) as channel:
             packed = f.zeros(I32, LANES)
             for place in range(TOGETHER):
-                value = x.vector((channel + place) * f["stride"], LANES)
+                value = x.vector((channel + place) * length, LANES)
                 whole = (value / step).rounded().to(I32)
                 byte = (whole if target.signed else whole + ZERO).bits_and(255)
                 packed = packed + byte * (1 << (8 * place))
@@ -157,36 +157,21 @@ def write_layers(target: Target) -> ir.Module:
     return module
 
 
-def _share(f: Function, count: Value, unit: int) -> tuple[Value, Value]:
-    """Where a thread's part of so many begins and ends."""
-    units, threads = (count + (unit - 1)) // unit, f.array("job")[Job.THREADS]
-    begin, end = units * f["thread"] // threads, units * (f["thread"] + 1) // threads
-    return begin * unit, _not_past(end * unit, count)
-
-
-def _not_past(value: Value, limit: Value) -> Value:
-    return (value > limit).choose(limit, value)
-
-
-def _kind(module: ir.Module, name: str) -> Function:
-    return Function(module, name, {"job": I64, "op": I64, "thread": I64}, arrays=("job", "op"))
-
-
 def _write_round(module: ir.Module, target: Target) -> Function:
     columns = write_column_rounding(module, target)
-    f = _kind(module, "round")
+    f = operation(module, "round")
     op = f.array("op")
     x, codes, steps = (
         f.array_at(op[place], kind) for place, kind in ((Op.X, F32), (Op.CODES, I8), (Op.STEPS, F32))
     )
     length = op[Op.LENGTH]
-    begin, end = _share(f, length, LANES)
+    begin, end = share(f, length, LANES)
     with f.loop(end, start=begin, step=LANES) as time:
         # The last vector of a row begins sooner, and does some of the one before again.
-        start = _not_past(time, length - LANES)
+        start = not_past(time, length - LANES)
         f.call(
             columns, x.begin(start), codes.begin(start * TOGETHER), steps.begin(start),
-            length, length, op[Op.WIDTH], op[Op.BLOCK],
+            length, op[Op.WIDTH], op[Op.BLOCK],
         )  # fmt: skip
     f.end()
     return f
@@ -194,7 +179,7 @@ def _write_round(module: ir.Module, target: Target) -> Function:
 
 def _write_convolve(module: ir.Module, target: Target) -> Function:
     tile = write_tile(module, target)
-    f = _kind(module, "convolve")
+    f = operation(module, "convolve")
     op = f.array("op")
     kinds = {
         Op.CODES: I8, Op.STEPS: F32, Op.WEIGHTS: I8, Op.SCALES: F32, Op.ZEROS: I32, Op.BIAS: F32, Op.OUT: F32
@@ -205,13 +190,13 @@ def _write_convolve(module: ir.Module, target: Target) -> Function:
     columns, block, taps = op[Op.COUNT], op[Op.BLOCK], op[Op.TAPS]
     blocks = op[Op.WIDTH] // block
     places = taps * blocks
-    begin, end = _share(f, columns, TIMES_AT_ONCE)
+    begin, end = share(f, columns, TIMES_AT_ONCE)
     with (
         f.loop(end, start=begin, step=TIMES_AT_ONCE) as first,
         f.loop(op[Op.OUTPUTS], step=OUTPUTS_AT_ONCE) as output,
-        f.loop(_not_past(first + TIMES_AT_ONCE, end), start=first, step=LANES) as time,
+        f.loop(not_past(first + TIMES_AT_ONCE, end), start=first, step=LANES) as time,
     ):
-        start = _not_past(time, columns - LANES)
+        start = not_past(time, columns - LANES)
         f.call(
             tile, codes.begin(start * TOGETHER), steps.begin(start), weights.begin(output * places * block),
             scales.begin(output * places), zeros.begin(output * places), bias.begin(output),
@@ -224,11 +209,11 @@ def _write_convolve(module: ir.Module, target: Target) -> Function:
 
 def _write_snake(module: ir.Module) -> Function:
     """x + sin²(αx)/α of each channel, α in `WEIGHTS` and 1/α in `SCALES`."""
-    f = _kind(module, "snake")
+    f = operation(module, "snake")
     op = f.array("op")
     x, out, alphas, inverses = (f.array_at(op[place], F32) for place in (Op.X, Op.OUT, Op.WEIGHTS, Op.SCALES))
     count = op[Op.COUNT]
-    begin, end = _share(f, op[Op.WIDTH], 1)
+    begin, end = share(f, op[Op.WIDTH], 1)
     with f.loop(end, start=begin) as channel:
         source, result = x.begin(channel * op[Op.LENGTH]), out.begin(channel * op[Op.OUTPUTS])
         alpha, inverse = alphas[channel], inverses[channel]
@@ -250,8 +235,8 @@ def _write_linear(
 ) -> Function:
     """roundings: those written already, by their blocks."""
     rounding = roundings.get(block) or kernels.write_rounding(module, target, kernels.PLAIN, block)
-    products = {rows: kernels.write_product(module, target, rows, block) for rows in ROWS}
-    f = _kind(module, f"linear_{block}")
+    products = kernels.Products(module, target, block)
+    f = operation(module, f"linear_{block}")
     op = f.array("op")
     kinds = {Op.X: F32, Op.WEIGHTS: I8, Op.SCALES: F32, Op.BIAS: F32, Op.OUT: F32}
     x, weights, scales, bias, out = (f.array_at(op[place], kind) for place, kind in kinds.items())
@@ -261,27 +246,17 @@ def _write_linear(
     steps = Array(f, codes.begin(width * ROWS_AT_ONCE).address, F32)
     zeros = Array(f, steps.begin(blocks * ROWS_AT_ONCE).address, I32)
     product = Array(f, zeros.begin(blocks * ROWS_AT_ONCE).address, F32)
-    begin, end = _share(f, op[Op.COUNT], ROWS_AT_ONCE)
+    begin, end = share(f, op[Op.COUNT], ROWS_AT_ONCE)
     with f.loop(end, start=begin, step=ROWS_AT_ONCE) as first:
-        count = _not_past(first + ROWS_AT_ONCE, end) - first
+        count = not_past(first + ROWS_AT_ONCE, end) - first
         with f.loop(count) as row:
             f.call(
                 rounding, x.begin((first + row) * width), bias, bias, codes.begin(row * width),
                 steps.begin(row * blocks), zeros.begin(row * blocks), width,
             )  # fmt: skip
         with f.loop(stride // PER_GROUP) as group:
-            done = f.variable(f.number(0))
-            for several, function in products.items():
-                with f.forever():
-                    row = done.value
-                    f.leave_if(row + several > count)
-                    f.call(
-                        function, weights.begin(group * width * PER_GROUP),
-                        scales.begin(group * blocks * PER_GROUP), codes.begin(row * width),
-                        steps.begin(row * blocks), zeros.begin(row * blocks),
-                        product.begin(row * PER_GROUP), width,
-                    )  # fmt: skip
-                    done.value = row + several
+            own = weights.begin(group * width * PER_GROUP), scales.begin(group * blocks * PER_GROUP)
+            products.write(f, own, (codes, steps, zeros), product, rows=count, width=width, blocks=blocks)
             place = group * PER_GROUP
             f.call(finish, product, bias.begin(place), out.begin(first * stride + place), count, stride)
     f.end()

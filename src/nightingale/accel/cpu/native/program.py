@@ -13,8 +13,8 @@ from typing import Final
 from llvmlite import ir
 
 from nightingale.accel.cpu.native import crew, kernels
-from nightingale.accel.cpu.native.crew import CLAIM_LENGTH, Claim, write_crew
-from nightingale.accel.cpu.native.kernels import BLOCK, PER_GROUP, ROWS
+from nightingale.accel.cpu.native.crew import CLAIM_LENGTH, Claim, operation, write_crew
+from nightingale.accel.cpu.native.kernels import BLOCK, PER_GROUP
 from nightingale.accel.cpu.native.target import Target
 from nightingale.accel.cpu.native.writing import F16, F32, I8, I32, I64, Function
 
@@ -107,9 +107,9 @@ def write_step(target: Target, *, head_width: int, rotary: bool) -> ir.Module:
 
 def _write_linear(module: ir.Module, target: Target) -> Function:
     roundings = [kernels.write_rounding(module, target, norm) for norm in range(3)]
-    products = {rows: kernels.write_product(module, target, rows) for rows in ROWS}
+    products = kernels.Products(module, target)
     finishes = [kernels.write_finish(module, how) for how in range(4)]
-    f = Function(module, "linear", {"job": I64, "op": I64, "thread": I64}, arrays=("job", "op"))
+    f = operation(module, "linear")
     job, op = f.array("job"), f.array("op")
     width, stride = op[Op.WIDTH], op[Op.STRIDE]
     blocks = width // BLOCK
@@ -153,16 +153,10 @@ def _write_linear(module: ir.Module, target: Target) -> Function:
         group = taken.value
         group_codes = all_codes.begin(group * width * PER_GROUP)
         group_scales = all_scales.begin(group * blocks * PER_GROUP)
-        done = f.variable(f.number(0))
-        for several, function in products.items():
-            with f.forever():
-                row = done.value
-                f.leave_if(row + several > rows)
-                f.call(
-                    function, group_codes, group_scales, codes.begin(row * width), steps.begin(row * blocks),
-                    zeros.begin(row * blocks), product.begin(row * PER_GROUP), width,
-                )  # fmt: skip
-                done.value = row + several
+        products.write(
+            f, (group_codes, group_scales), (codes, steps, zeros), product,
+            rows=rows, width=width, blocks=blocks,
+        )  # fmt: skip
         own_bias, own_out = all_bias.begin(group * PER_GROUP), out.begin(group * outputs)
         for number, finish in enumerate(finishes):
             with f.when(how.equals(number)):
@@ -173,7 +167,7 @@ def _write_linear(module: ir.Module, target: Target) -> Function:
 
 def _write_attend(module: ir.Module, *, head_width: int, rotary: bool) -> Function:
     attention = kernels.write_attention(module, head_width=head_width, rotary=rotary)
-    f = Function(module, "attend", {"job": I64, "op": I64, "thread": I64}, arrays=("job", "op"))
+    f = operation(module, "attend")
     job, op = f.array("job"), f.array("op")
     qkv, heard = f.array_at(op[Op.X], F32), f.array_at(job[Job.HEARD], F32)
     keys, values = f.array_at(op[Op.KEYS], F16), f.array_at(op[Op.VALUES], F16)

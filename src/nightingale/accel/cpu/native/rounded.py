@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from nightingale.accel.cpu.halves import with_parts
 from nightingale.accel.cpu.inputs import zeros
 from nightingale.accel.cpu.native import attending, layers
 from nightingale.accel.cpu.native.attending import Op as At
@@ -225,7 +226,7 @@ def rounded_flow(plain: Flow, workshop: Workshop) -> Flow:
     # Angles of time are far apart in float32, and their products small.
     times = [part for name, part in estimator.named_modules() if "time_" in name or name.endswith(".mlp")]
     decoder = nn.ModuleDict({"estimator": _swapped(estimator, workshop, times)})
-    return _with(plain, decoder=decoder, encoder=_swapped(plain.encoder, workshop))
+    return with_parts(plain, decoder=decoder, encoder=_swapped(plain.encoder, workshop))
 
 
 def rounded_vocoder(plain: Hift, workshop: Workshop) -> Hift:
@@ -233,7 +234,7 @@ def rounded_vocoder(plain: Hift, workshop: Workshop) -> Hift:
     if any(isinstance(part, RoundedConv1d) for part in plain.resblocks.modules()):
         return plain
     parts = {name: _swapped(getattr(plain, name), workshop) for name in ("resblocks", "source_resblocks")}
-    return _with(plain, **parts)
+    return with_parts(plain, **parts)
 
 
 def _swapped(net: Net, workshop: Workshop, left: list[nn.Module] | None = None) -> Net:
@@ -252,13 +253,6 @@ def _swapped(net: Net, workshop: Workshop, left: list[nn.Module] | None = None) 
         elif isinstance(layer, Snake):
             twins[id(layer)] = OwnSnake(layer, workshop)
     return copy.deepcopy(net, twins)
-
-
-def _with(net: Net, **parts: nn.Module) -> Net:
-    """A network with some of its parts replaced, the others shared."""
-    twin = copy.copy(net)
-    twin._modules = {**net._modules, **parts}
-    return twin
 
 
 def _at(value: Tensor | nn.Module | None) -> int:

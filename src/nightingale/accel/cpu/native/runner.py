@@ -7,6 +7,7 @@ computed. A prompt is not read twice, as in accel/cpu/runner.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,13 +80,9 @@ class NativeRunner:
         x = self._tables.positioned(prompt.float()).contiguous()
         scores = torch.empty(rows, self.t3.config.speech_vocab)
         for row in range(rows):
-            known, kept = self._heard.longest_beginning(x[row])
-            if kept is not None:
-                for name, own in self._own(first + row, known).items():
-                    own[:] = kept[name][:, :, : own.shape[2]]
+            known = self._heard.recall(x[row], partial(self._own, first + row))
             scores[row] = self._read(first + row, x[row, known:], known)
-            memory = {name: own.copy() for name, own in self._own(first + row, length).items()}
-            self._heard.keep(x[row], memory)
+            self._heard.keep(x[row], self._own(first + row, length))
         self.rows[slot], self.lengths[slot] = rows, length
         return scores
 

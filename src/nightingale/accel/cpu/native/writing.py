@@ -268,7 +268,7 @@ class Function:
         self, module: ir.Module, name: str, arguments: Mapping[str, Kind], *, arrays: Sequence[str] = ()
     ) -> None:
         """arguments: I64 for a whole number; any other kind for an array of it. arrays: those of I64."""
-        self.module, self.name = module, name
+        self.module = module
         self._elements = {key: kind for key, kind in arguments.items() if kind != I64 or key in arrays}
         kinds = [ADDRESS if key in self._elements else I64 for key in arguments]
         self.raw = ir.Function(module, ir.FunctionType(ir.VoidType(), kinds), name)
