@@ -49,7 +49,7 @@ parity: $(INSTALLED_DEV) ## compare every stage with upstream chatterbox-tts, in
 	parity/run.sh
 
 judges: $(BIN)/python ## get the recognizers and quality models that score speech (.venv-judges, 0.8 GB)
-	$(BIN)/python src/nightingale/bench/judges/install.py
+	$(BIN)/python src/nightingale_lab/bench/judges/install.py
 
 browser: $(INSTALLED_DEV) ## drive the page in a real Chromium (needs Debian's chromium)
 	$(PIP) -e '.[browser]'
@@ -62,7 +62,7 @@ contract: ## try other projects' clients (LiveKit, Pipecat, ElevenLabs), in an e
 	.venv-contract/bin/python -m pytest -W default -m contract tests/contract
 
 bench-check: $(INSTALLED) ## did a change make it slower? two minutes, ratios against the last accepted line
-	$(BIN)/python -m nightingale.bench.guard
+	$(BIN)/python -m nightingale_lab.bench.guard
 
 docs: $(INSTALLED_DEV) ## write the generated pages (docs/cli.md, configuration.md, performance.md)
 	$(BIN)/python tools/make_docs.py

@@ -90,8 +90,8 @@ def make(name: str, work: Path, *, tiny: bool) -> dict[str, Any]:
 
 def opened(name: str, work: Path, runtime: str, *, tiny: bool) -> tuple[Any, Any, Any]:
     """Weights mapped from their file, packed, and T3 without its layers."""
-    from nightingale.accel.cpu.native.able import form
-    from nightingale.accel.cpu.packed import FOR_ONNX, digest_of_file, pack, without_backbone
+    from nightingale.backends.cpu.capabilities import form
+    from nightingale.backends.shared.packed_t3 import FOR_ONNX, digest_of_file, pack, without_backbone
     from nightingale.models.checkpoint import read_tensors
 
     path, config = work / f"{name}.safetensors", preset_of(name, tiny=tiny).t3
@@ -129,7 +129,7 @@ def bandwidth(threads: int, rounds: int = 5) -> float:
 
 def chosen_runtime(config: Any) -> str:
     """As the profile `fast` does (engine/load.py)."""
-    from nightingale.accel.cpu.native.able import refusal
+    from nightingale.backends.cpu.capabilities import refusal
 
     return "native" if refusal(config) is None else "onnxruntime"
 
@@ -140,11 +140,11 @@ class Speaker:
     def __init__(self, name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -> None:
         import torch
 
-        from nightingale.engine.habits import HABITS
+        from nightingale.models.defaults import MODEL_DEFAULTS
         from nightingale.voices.voice import Voice
 
-        self.preset, self.habits = preset_of(name, tiny=tiny), HABITS[name]
-        self.runtime, self.guided = runtime, self.habits.sampling.cfg_weight > 0
+        self.preset, self.defaults = preset_of(name, tiny=tiny), MODEL_DEFAULTS[name]
+        self.runtime, self.guided = runtime, self.defaults.sampling.cfg_weight > 0
         _, self.packed, self.t3 = opened(name, work, runtime, tiny=tiny)
         self.runner = self.opened_runner(threads)
         self.rng = torch.Generator().manual_seed(0)
@@ -160,8 +160,8 @@ class Speaker:
         )
 
     def opened_runner(self, threads: int) -> Any:
-        from nightingale.accel.cpu.native.able import open_runner
-        from nightingale.accel.cpu.runner import CpuRunner
+        from nightingale.backends.cpu.capabilities import open_runner
+        from nightingale.backends.onnx.runner import CpuRunner
 
         room = {"slots": 1, "rows_per_slot": 2 if self.guided else 1, "capacity": 1024}
         if self.runtime == "native":
@@ -175,18 +175,18 @@ class Speaker:
 
     def begin(self, text_ids: int) -> tuple[Any, Any]:
         """A decoding of a text never seen before, and its first scores."""
-        from nightingale.engine.decode import Decoding, prompt_of
+        from nightingale.decoding.decoding import Decoding, prompt_of
 
         # Below 255, where no family has its start and stop of text.
         text = self.ids(text_ids, 255).tolist()
-        sampling = self.habits.sampling
-        prompt = prompt_of(self.t3, text, self.voice, habits=self.habits, sampling=sampling, exaggeration=0.5)
-        decoding = Decoding(self.t3, habits=self.habits, sampling=sampling, text_ids=len(text), rng=self.rng)
+        sampling = self.defaults.sampling
+        prompt = prompt_of(self.t3, text, self.voice, defaults=self.defaults, sampling=sampling, exaggeration=0.5)
+        decoding = Decoding(self.t3, defaults=self.defaults, sampling=sampling, text_ids=len(text), rng=self.rng)
         return decoding, self.runner.begin(0, prompt)
 
     def speak(self, tokens: int, text_ids: int = TEXT_IDS) -> tuple[list[int], float, list[float]]:
         """So many ids, whatever a random network stops at; seconds of the prompt and of each step."""
-        from nightingale.engine.runner import Turn
+        from nightingale.backends.torch.runner import Turn
 
         started = time.perf_counter()
         decoding, scores = self.begin(text_ids)
@@ -224,21 +224,21 @@ def step(name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -> di
 
 def sentence(name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -> dict[str, Any]:
     """Text ids to samples, warm; flow and vocoder as they stream, the sentence in one block."""
-    from nightingale.accel.cpu import halves
-    from nightingale.accel.cpu.native.able import workshop
-    from nightingale.accel.cpu.native.rounded import rounded_flow, rounded_vocoder
-    from nightingale.engine.acoustic import MelStream, audible, prepare_prompt
-    from nightingale.engine.vocode import SampleStream
+    from nightingale.backends.cpu import bf16 as halves
+    from nightingale.backends.cpu.capabilities import workshop
+    from nightingale.backends.cpu.int8_networks import rounded_flow, rounded_vocoder
+    from nightingale.backends.torch.mel_stream import MelStream, audible, prepare_prompt
+    from nightingale.backends.torch.sample_stream import SampleStream
     from nightingale.models.chatterbox.hift.generator import Hift
     from nightingale.models.chatterbox.s3gen.flow import Flow
     from nightingale.models.checkpoint import load, read_tensors
-    from nightingale.nn.layout import for_rendering
+    from nightingale.models.layers.weight_layout import for_rendering
 
     speaker = Speaker(name, work, threads, tiny=tiny, runtime=runtime)
     files = {part: work / f"{name}.{part}.safetensors" for part in ("flow", "hift")}
     flow = load(lambda: Flow(speaker.preset.flow), read_tensors(files["flow"]), source=files["flow"])
     hift = load(lambda: Hift(speaker.preset.hift), read_tensors(files["hift"]), source=files["hift"])
-    # As the profile `fast` does (engine/load.py, accel/quick.py).
+    # As the profile `fast` does (engine/load.py, backends/torch/cpu_layout.py).
     refused = halves.refusal(threads)
     if refused is None:
         flow, hift = halves.halved_flow(flow), halves.halved_vocoder(hift)
@@ -284,8 +284,8 @@ def quality(
     """Against float32 in torch, told the same tokens: the error of guided scores, and the greedy choice."""
     import torch
 
-    from nightingale.engine.runner import PlainRunner, Turn
-    from nightingale.engine.sampling import guide
+    from nightingale.backends.torch.runner import PlainRunner, Turn
+    from nightingale.decoding.sampling import guide
     from nightingale.models.chatterbox.t3.model import T3
     from nightingale.models.checkpoint import load
 
@@ -294,12 +294,12 @@ def quality(
     t3 = load(lambda: T3(speaker.preset.t3), tensors, source=work)
     rows = 2 if speaker.guided else 1
     plain = PlainRunner(t3, slots=1, rows_per_slot=rows, capacity=1024, batched=False)
-    weight = speaker.habits.sampling.cfg_weight
+    weight = speaker.defaults.sampling.cfg_weight
     text = speaker.ids(TEXT_IDS, 255).tolist()
-    from nightingale.engine.decode import prompt_of
+    from nightingale.decoding.decoding import prompt_of
 
     prompt = prompt_of(
-        t3, text, speaker.voice, habits=speaker.habits, sampling=speaker.habits.sampling, exaggeration=0.5
+        t3, text, speaker.voice, defaults=speaker.defaults, sampling=speaker.defaults.sampling, exaggeration=0.5
     )
     exact, near = plain.begin(0, prompt), speaker.runner.begin(0, prompt)
     errors, same, among, plain_s = [], 0, 0, []
@@ -452,7 +452,7 @@ def main() -> None:
         print(f"| {name} | {sign} {must:g} | {sign} {aim:g} | {value} |")
     result = {"table": reached, "parts": found, "threads": options.threads, "tiny": options.tiny}
     sys.path.insert(0, str(ROOT / "src"))
-    from nightingale.bench import store
+    from nightingale_lab.bench import store
 
     signed = store.signed(result)
     if not options.tiny and not options.no_store:

@@ -25,15 +25,15 @@ from typing import NamedTuple
 
 import torch
 
-from nightingale.bench import store
-from nightingale.engine.acoustic import audible, render_mel
-from nightingale.engine.decode import speak
+from nightingale_lab.bench import store
+from nightingale.backends.torch.mel_stream import audible, render_mel
+from nightingale.decoding.decoding import speak
 from nightingale.engine.model import Model
 from nightingale.engine.profiles import BALANCED
-from nightingale.engine.randomness import generator
+from nightingale.decoding.random import generator
 from nightingale.engine.standin import NOISE, load_noise, seeded
 from nightingale.engine.tts import TTS
-from nightingale.engine.vocode import render_samples
+from nightingale.backends.torch.sample_stream import render_samples
 from nightingale.models.chatterbox.t3.config import LlamaConfig
 from nightingale.models.chatterbox.t3.model import T3
 
@@ -49,10 +49,10 @@ def small_model() -> Model:
     model = load_noise()
     backbone = LlamaConfig(layers=9, width=320, heads=5, ffn=864, rope_scaling=None)
     t3 = seeded(T3(replace(NOISE.t3, backbone=backbone)), torch.Generator().manual_seed(1))
-    habits = replace(
-        model.habits, max_new_tokens=TOKENS, sampling=replace(model.habits.sampling, cfg_weight=0.0)
+    defaults = replace(
+        model.defaults, max_new_tokens=TOKENS, sampling=replace(model.defaults.sampling, cfg_weight=0.0)
     )
-    return replace(model, speakers=replace(model.speakers, t3=t3), habits=habits)
+    return replace(model, networks=replace(model.networks, t3=t3), defaults=defaults)
 
 
 def bare(model: Model, seed: int) -> None:
@@ -60,17 +60,17 @@ def bare(model: Model, seed: int) -> None:
     assert model.default_voice is not None
     ids = list(
         speak(
-            model.speakers.t3,
+            model.networks.t3,
             model.frontend.encode(TEXT),
             model.default_voice,
-            habits=model.habits,
-            sampling=model.habits.sampling,
-            exaggeration=model.habits.exaggeration,
+            defaults=model.defaults,
+            sampling=model.defaults.sampling,
+            exaggeration=model.defaults.exaggeration,
             rng=generator(seed, "tokens"),
         )
     )
-    mel = render_mel(model.speakers.flow, audible(ids), model.default_voice, seed=seed)
-    render_samples(model.speakers.hift, mel, seed=seed)
+    mel = render_mel(model.networks.flow, audible(ids), model.default_voice, seed=seed)
+    render_samples(model.networks.hift, mel, seed=seed)
 
 
 class Cost(NamedTuple):

@@ -4,7 +4,7 @@
     python benchmarks/gpu.py --tiny --device cpu  # the same path, eager, in seconds: proves that it runs
 
     T3         every way to take a step, in float32 and bfloat16: its time, and how far its greedy tokens are
-               those of the plain loop (engine/decode.py); in float32 they must be, to the end
+               those of the plain loop (decoding/decoding.py); in float32 they must be, to the end
     flow       the mel of a sentence by graphs, in float32 and bfloat16, beside the eager one in float32
     vocoder    its samples by graphs and eagerly, beside the plain network's
     compiled   T3's step and the flow by torch.compile, which takes longest and comes last
@@ -29,15 +29,15 @@ import torch
 from gpu_engine import FAMILIES, TEXT, build, voice_of
 from torch import Tensor
 
-from nightingale.accel.decode import DecodePlan, Decoder
-from nightingale.accel.flow import FRAMES, FlowSteps, WholeFlow
-from nightingale.accel.graphs import How, how_on
-from nightingale.accel.layers import Way
-from nightingale.accel.noise import key_of
-from nightingale.accel.vocoder import Vocoder, source_noise
-from nightingale.engine.decode import prompt_of, speak
+from nightingale.backends.cuda.decoder import DecodePlan, DecodeLoop
+from nightingale.backends.cuda.flow import FRAMES, FlowSteps, WholeFlow
+from nightingale.backends.cuda.graphs import How, how_on
+from nightingale.backends.cuda.t3_layers import Way
+from nightingale.backends.cuda.random import key_of
+from nightingale.backends.cuda.vocoder import Vocoder, source_noise
+from nightingale.decoding.decoding import prompt_of, speak
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.values import Sampling
+from nightingale.types import Sampling
 
 MODES = {"": None, "compiled": "default"}
 """Of torch.compile."""
@@ -53,12 +53,12 @@ class Parts:
         self.tiny, self.cuda = board.options.tiny, board.device.type == "cuda"
         self.tokens = 12 if self.tiny else 102
         self.model = build(family, self.device, toy=self.tiny, tokens=self.tokens)
-        self.voice, self.habits = voice_of(family, toy=self.tiny), self.model.habits
-        self.greedy = replace(self.habits.sampling, temperature=0.0)
+        self.voice, self.defaults = voice_of(family, toy=self.tiny), self.model.defaults
+        self.greedy = replace(self.defaults.sampling, temperature=0.0)
         self.key = torch.tensor([key_of(1, "flow")], device=self.device)
         half = torch.bfloat16 if self.cuda else torch.float32  # which a CPU may take for ever over
         self.precisions = tuple(dict.fromkeys((torch.float32, half)))
-        self.t3s = {kind: copy.deepcopy(self.model.speakers.t3).to(kind) for kind in self.precisions}
+        self.t3s = {kind: copy.deepcopy(self.model.networks.t3).to(kind) for kind in self.precisions}
 
     def clock(self, name: str, act: Callable[[], object], **other: Any) -> float:
         taken = median_ms(act, self.device, rounds=1 if self.tiny else 5, **other)
@@ -75,36 +75,36 @@ class Parts:
         return {
             "text_ids": self.model.frontend.encode(TEXT, None),
             "voice": self.voice,
-            "habits": self.habits,
+            "defaults": self.defaults,
             "sampling": sampling,
-            "exaggeration": self.habits.exaggeration,
+            "exaggeration": self.defaults.exaggeration,
         }
 
     @cached_property
     def expected(self) -> list[int]:
         """Greedy tokens of the plain loop, over weights that no decoder has joined."""
         rng, started = torch.Generator(), time.perf_counter()
-        tokens = list(speak(self.model.speakers.t3, **self.told(self.greedy), rng=rng))
+        tokens = list(speak(self.model.networks.t3, **self.told(self.greedy), rng=rng))
         taken = 1000 * (time.perf_counter() - started) / len(tokens)
         self.board.rows[f"{self.family}: T3 step, float32 plain, ms"] = taken
         self.check("greedy tokens", f"{len(tokens)}, {len(set(tokens))} different")
         return tokens
 
-    def decoder(self, t3: T3, **plan: Any) -> Decoder:
+    def decoder(self, t3: T3, **plan: Any) -> DecodeLoop:
         length = self.prompt(t3).shape[1] + self.tokens
         spans = (32, 64) if self.tiny else (256, 512, 640, 1024)
-        return Decoder(
+        return DecodeLoop(
             t3,
-            order=self.habits.sampler,
-            guided=self.habits.sampling.cfg_weight > 0,
+            order=self.defaults.sampler,
+            guided=self.defaults.sampling.cfg_weight > 0,
             capacity=-(-(length + 1) // 64) * 64,
             plan=DecodePlan(slots=(1,), spans=spans, steps=6 if self.tiny else 17, **plan),
         )
 
     def prompt(self, t3: T3) -> Tensor:
-        return prompt_of(t3, **self.told(self.habits.sampling))
+        return prompt_of(t3, **self.told(self.defaults.sampling))
 
-    def begin(self, decoder: Decoder, sampling: Sampling) -> None:
+    def begin(self, decoder: DecodeLoop, sampling: Sampling) -> None:
         decoder.begin(0, self.prompt(decoder.t3), sampling=sampling, seed=0, budget=self.tokens)
 
     def step(self, way: Way, made: str = "") -> None:
@@ -120,11 +120,11 @@ class Parts:
             self.check(f"{name}: greedy tokens as plain's", tokens == expected)
             self.check(f"{name}: the same until", gpu_board.prefix(tokens, expected))
 
-            def speak_on(decoder: Decoder = decoder, steps: int = steps, launches: int = launches) -> None:
+            def speak_on(decoder: DecodeLoop = decoder, steps: int = steps, launches: int = launches) -> None:
                 for _ in range(launches):
                     decoder.launch(steps)
 
-            before = partial(self.begin, decoder, self.habits.sampling)
+            before = partial(self.begin, decoder, self.defaults.sampling)
             taken = self.clock(f"T3 step, {name}", speak_on, before=before, count=launches * steps)
             least = f"{self.family}: T3 step, ms"
             if taken < self.board.rows.get(least, float("inf")):
@@ -146,7 +146,7 @@ class Parts:
         """Of a prompt and a sentence; (1, bands, frames)."""
         voice, prompt = self.voice, self.voice.flow_prompt_ids
         ids = torch.cat([prompt, prompt[: self.tokens]])[None].to(self.device)
-        steps = FlowSteps(self.model.speakers.flow, precision=kind, compile_mode=MODES[made])
+        steps = FlowSteps(self.model.networks.flow, precision=kind, compile_mode=MODES[made])
         whole = WholeFlow(steps, batches=(1,), tokens=(ids.shape[1] + SPARE_TOKENS,), how=how)
         act = partial(
             whole,
@@ -174,7 +174,7 @@ class Parts:
     # The vocoder
 
     def vocoder(self) -> None:
-        hift, frames = self.model.speakers.hift, FRAMES * self.tokens
+        hift, frames = self.model.networks.hift, FRAMES * self.tokens
         mel = self.voice.flow_prompt_mel.T[None, :, :frames].to(self.device)
         phase = torch.zeros(1, hift.config.harmonics, 1, device=self.device)
         ends = torch.full((1,), frames, device=self.device)

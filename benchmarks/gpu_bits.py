@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from nightingale.accel.graphs import Replay, reproducible
+from nightingale.backends.cuda.graphs import Replay, reproducible
 
 
 def same(ones: Iterable[Any], others: Iterable[Any]) -> bool:

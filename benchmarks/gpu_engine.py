@@ -30,15 +30,15 @@ import torch
 from gpu_bits import look_into
 from upstream_side import Guest, House
 
-from nightingale.engine import utterance
-from nightingale.engine.habits import HABITS
+from nightingale.engine.rendering import utterance
+from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.engine.load import plan_for
 from nightingale.engine.model import Model, Once
 from nightingale.engine.plan import Plan
 from nightingale.engine.profiles import PROFILES, Profile
 from nightingale.engine.tts import TTS
-from nightingale.engine.utterance import Utterance
-from nightingale.models.chatterbox.build import UNUSED_BY_T3, Speakers
+from nightingale.engine.rendering.utterance import Utterance
+from nightingale.models.chatterbox.build import UNUSED_BY_T3, Networks
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import PRESETS, Preset
@@ -98,7 +98,7 @@ def tiny(preset: Preset, *, gpt: bool) -> Preset:
     return replace(preset, t3=t3, flow=flow, hift=hift)
 
 
-def speakers_of(preset: Any, device: torch.device) -> Speakers:
+def speakers_of(preset: Any, device: torch.device) -> Networks:
     """Random weights, made where they are needed."""
     with torch.device(device):
         t3, flow, hift = T3(preset.t3), Flow(preset.flow), Hift(preset.hift)
@@ -106,13 +106,13 @@ def speakers_of(preset: Any, device: torch.device) -> Speakers:
         t3.speech_head.weight[:SPEECH_CODES] *= 10
         t3.speech_head.weight[SPEECH_CODES:] = 0
     nets = [net.to(device).eval().requires_grad_(False) for net in (t3, flow, hift)]
-    return Speakers(t3=nets[0], flow=nets[1], hift=nets[2])  # type: ignore[arg-type]
+    return Networks(t3=nets[0], flow=nets[1], hift=nets[2])  # type: ignore[arg-type]
 
 
-def speakers_from(guest: Guest, preset: Any, device: torch.device) -> Speakers:
+def speakers_from(guest: Guest, preset: Any, device: torch.device) -> Networks:
     """Upstream's very weights, as ours reads them."""
     t3, s3gen, source = guest.t3.state_dict(), guest.s3gen.state_dict(), Path("upstream")
-    return Speakers(
+    return Networks(
         t3=load(lambda: T3(preset.t3), t3, source=source, unused=UNUSED_BY_T3).to(device),
         flow=load(lambda: Flow(preset.flow), part(s3gen, "flow."), source=source).to(device),
         hift=load(lambda: Hift(preset.hift), fold_weight_norm(part(s3gen, "mel2wav.")), source=source).to(
@@ -133,9 +133,9 @@ def build(family: str, device: torch.device, *, toy: bool, tokens: int, guest: G
         name=family,
         voice_family="turbo" if family == "turbo" else "chatterbox",
         frontend=Frontend(tokenizer=Sixty(6 if toy else 60)),
-        speakers=speakers,
-        listeners=Once(nobody),
-        habits=replace(HABITS[family], max_new_tokens=tokens, guarded=False, tail_silence_tokens=0),
+        networks=speakers,
+        encoders=Once(nobody),
+        defaults=replace(MODEL_DEFAULTS[family], max_new_tokens=tokens, guarded=False, tail_silence_tokens=0),
         default_voice=voice_of(family, toy=toy),
         fingerprint="random",
     )
@@ -293,7 +293,7 @@ class Bench:
         times, launches = [], self.tokens // decoder.plan.steps
         for turn in range(4):
             given = prompt.to(self.device, decoder.dtype)
-            sampling = tts._worker.model.habits.sampling
+            sampling = tts._worker.model.defaults.sampling
             decoder.begin(0, given, sampling=sampling, seed=turn, budget=self.tokens)
             gpu_board.synchronize(self.device)
             started = time.perf_counter()

@@ -35,11 +35,11 @@ import torch
 from gpu_bits import different_operations, different_replays
 from gpu_engine import FAMILIES, PLAIN, TEXT, Bench, build, every_id_sounds
 
-from nightingale.accel.decode import DecodePlan, Decoder
-from nightingale.accel.flow import FlowSteps
-from nightingale.accel.graphs import Replay
-from nightingale.accel.pieces import By, FlowPieces, hear_prompt
-from nightingale.engine import utterance
+from nightingale.backends.cuda.decoder import DecodePlan, DecodeLoop
+from nightingale.backends.cuda.flow import FlowSteps
+from nightingale.backends.cuda.graphs import Replay
+from nightingale.backends.cuda.flow_blocks import By, FlowPieces, hear_prompt
+from nightingale.engine.rendering import utterance
 from nightingale.engine.tts import TTS
 from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES
 
@@ -78,15 +78,15 @@ class Trace:
         taken = marks[0].elapsed_time(marks[1]) if marks else 1000 * (time.perf_counter() - started)
         return taken / times, 1000 * launched / times
 
-    def decoder(self, family: str, dtype: torch.dtype, slots: int, **plan: Any) -> Decoder:
+    def decoder(self, family: str, dtype: torch.dtype, slots: int, **plan: Any) -> DecodeLoop:
         model = self.bench.models[family]
-        t3 = copy.deepcopy(model.speakers.t3).to(dtype)
-        guided = "cfg_weight" not in model.habits.ignored
+        t3 = copy.deepcopy(model.networks.t3).to(dtype)
+        guided = "cfg_weight" not in model.defaults.ignored
         length = 20 if self.tiny else (100 if guided else 440)
         capacity = length + (40 if self.tiny else 412)
-        decoder = Decoder(
+        decoder = DecodeLoop(
             t3,
-            order=model.habits.sampler,
+            order=model.defaults.sampler,
             guided=guided,
             capacity=capacity,
             plan=DecodePlan(slots=(slots,), spans=(), steps=16, **plan),
@@ -96,8 +96,8 @@ class Trace:
         decoder.prompt = (0.02 * x).to(self.device, dtype)  # type: ignore[attr-defined]
         return decoder
 
-    def begin(self, decoder: Decoder, slots: int, *, family: str, greedy: bool) -> None:
-        sampling = self.bench.models[family].habits.sampling
+    def begin(self, decoder: DecodeLoop, slots: int, *, family: str, greedy: bool) -> None:
+        sampling = self.bench.models[family].defaults.sampling
         sampling = replace(sampling, temperature=0.0) if greedy else sampling
         for slot in range(slots):
             decoder.begin(slot, decoder.prompt, sampling=sampling, seed=slot, budget=16 if self.tiny else 400)  # type: ignore[attr-defined]
@@ -461,7 +461,7 @@ class Trace:
             self.repeats(family, "balanced", tts)
 
 
-def one_step(decoder: Decoder, graph: Replay[Any]) -> None:
+def one_step(decoder: DecodeLoop, graph: Replay[Any]) -> None:
     """A graph of T3's notes its tokens where the cursor stands, which a launch brings back to the start."""
     decoder.state.cursor.zero_()
     assert graph._graph is not None

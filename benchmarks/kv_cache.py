@@ -12,7 +12,7 @@
   many places the likeliest token is the same, and how far the scores are off; the first --free of them are
   also spoken over int8, and every token compared. Bytes at the end of each sentence.
 - speak: the same sentences with the same seeds by the whole engine in each profile, written as recordings:
-      python -m nightingale.bench.score FOLDER/dense FOLDER/texts.txt
+      python -m nightingale_lab.bench.score FOLDER/dense FOLDER/texts.txt
 - time: processor time of a step, dense and in cells, in turn.
 
 The last line is JSON; what runs on a CPU is kept in benchmarks/results.
@@ -38,9 +38,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, T3Config
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.nn.arena import Arena, CellPlan
-from nightingale.nn.cells import CellTables, Stream, plain_attend
-from nightingale.nn.rope import inverse_frequencies, rotations
+from nightingale.models.layers.kv_blocks import KVBlockPool, KVBlockLayout
+from nightingale.models.layers.paged_kv_cache import KVBlockTables, Stream, plain_attend
+from nightingale.models.layers.rope import inverse_frequencies, rotations
 
 PROFILES = {
     "dense": "balanced",
@@ -69,7 +69,7 @@ def main() -> None:
         if parts == ["gpu"]:
             print(json.dumps(result, separators=(",", ":")))
             return
-    from nightingale.bench.store import append, results_folder, signed
+    from nightingale_lab.bench.store import append, results_folder, signed
     from nightingale.engine.load import load_model
     from nightingale.engine.model import default_model
 
@@ -120,8 +120,8 @@ def print_rows(rows: dict[str, dict[str, Any]]) -> None:
 # ---- on a CPU, with real weights ----
 
 
-def cells_for(model: Any, variant: str, *, spare: int | None = None) -> CellPlan | None:
-    from nightingale.engine.cache_load import cells_of
+def cells_for(model: Any, variant: str, *, spare: int | None = None) -> KVBlockLayout | None:
+    from nightingale.backends.torch.paged import cells_of
     from nightingale.engine.profiles import profile_named
 
     plan = cells_of(model, profile_named(PROFILES[variant]))
@@ -130,7 +130,7 @@ def cells_for(model: Any, variant: str, *, spare: int | None = None) -> CellPlan
 
 @torch.inference_mode()
 def agree(model: Any, texts: Sequence[str], free: int, variants: list[str]) -> dict[str, dict[str, Any]]:
-    t3, width = model.speakers.t3, model.speakers.t3.config.backbone.width
+    t3, width = model.networks.t3, model.networks.t3.config.backbone.width
     sums: dict[str, dict[str, float]] = {
         name: dict.fromkeys(("same", "bytes", "off", "kl"), 0.0) for name in variants
     }
@@ -142,8 +142,8 @@ def agree(model: Any, texts: Sequence[str], free: int, variants: list[str]) -> d
         total += count
         float_bytes += 2.0 * t3.config.backbone.layers * width * (length + count)
         x = t3.embed_speech(torch.tensor([tokens[:-1]]), 1)
-        dense = t3.new_memory(rows=1, capacity=length + count)
-        expected = torch.cat([t3.next_scores(prompt, dense)[:, None], t3(x, dense)], dim=1)[0]
+        dense = t3.new_kv_cache(rows=1, capacity=length + count)
+        expected = torch.cat([t3.next_logits(prompt, dense)[:, None], t3(x, dense)], dim=1)[0]
         for name in variants:
             # Cells to spare for the whole sentence: every token sees what it would see if it came alone.
             plan = cells_for(model, name, spare=count)
@@ -151,9 +151,9 @@ def agree(model: Any, texts: Sequence[str], free: int, variants: list[str]) -> d
                 sums[name]["same"] += count
                 sums[name]["bytes"] += 4.0 * 2 * t3.config.backbone.layers * width * (length + count)
                 continue
-            arena = Arena(cells=plan.cells(length, count), plan=plan, device=prompt.device, attend=None)
+            arena = KVBlockPool(cells=plan.cells(length, count), plan=plan, device=prompt.device, attend=None)
             memory = Stream.open(arena, rows=1, prompt=length, tokens=count).layers
-            scores = torch.cat([t3.next_scores(prompt, memory)[:, None], t3(x, memory)], dim=1)[0]
+            scores = torch.cat([t3.next_logits(prompt, memory)[:, None], t3(x, memory)], dim=1)[0]
             row = sums[name]
             row["same"] += int((scores.argmax(-1) == expected.argmax(-1)).sum())
             off = (scores - expected).abs().amax(-1) / expected.std(-1)
@@ -189,33 +189,33 @@ def agree(model: Any, texts: Sequence[str], free: int, variants: list[str]) -> d
     return rows
 
 
-def greedy(model: Any, text: str, plan: CellPlan | None) -> tuple[Tensor, list[int]]:
+def greedy(model: Any, text: str, plan: KVBlockLayout | None) -> tuple[Tensor, list[int]]:
     """A sentence's prompt, and its likeliest tokens one by one, over cells or over the dense memory."""
-    from nightingale.engine.decode import Decoding, prompt_of
-    from nightingale.engine.randomness import generator
+    from nightingale.decoding.decoding import Decoding, prompt_of
+    from nightingale.decoding.random import generator
 
-    t3, habits, voice = model.speakers.t3, model.habits, model.default_voice
-    sampling = replace(habits.sampling, temperature=0.0)
+    t3, defaults, voice = model.networks.t3, model.defaults, model.default_voice
+    sampling = replace(defaults.sampling, temperature=0.0)
     ids = model.frontend.encode(text)
-    decoding = Decoding(t3, habits=habits, sampling=sampling, text_ids=len(ids), rng=generator(0, "tokens"))
-    prompt = prompt_of(t3, ids, voice, habits=habits, sampling=sampling, exaggeration=habits.exaggeration)
+    decoding = Decoding(t3, defaults=defaults, sampling=sampling, text_ids=len(ids), rng=generator(0, "tokens"))
+    prompt = prompt_of(t3, ids, voice, defaults=defaults, sampling=sampling, exaggeration=defaults.exaggeration)
     if plan is None:
-        memory = t3.new_memory(rows=1, capacity=prompt.shape[1] + decoding.budget)
+        memory = t3.new_kv_cache(rows=1, capacity=prompt.shape[1] + decoding.budget)
     else:
         cells = plan.cells(prompt.shape[1], decoding.budget)
-        arena = Arena(cells=cells, plan=plan, device=prompt.device, attend=None)
+        arena = KVBlockPool(cells=cells, plan=plan, device=prompt.device, attend=None)
         memory = list(Stream.open(arena, rows=1, prompt=prompt.shape[1], tokens=decoding.budget).layers)
     x, tokens = prompt, []
     with torch.inference_mode():
         while not decoding.finished:
-            tokens.append(decoding.accept(t3.next_scores(x, memory)))
+            tokens.append(decoding.accept(t3.next_logits(x, memory)))
             x = t3.embed_speech(torch.tensor([[tokens[-1]]]), decoding.drawn)
     return prompt, tokens
 
 
 def step_times(model: Any, variants: list[str], rounds: int) -> dict[str, dict[str, Any]]:
     """Milliseconds of processor time, in turn, after 80, 300 and 600 positions."""
-    t3 = model.speakers.t3
+    t3 = model.networks.t3
     rows: dict[str, dict[str, Any]] = {name: {} for name in variants}
     for length in (80, 300, 600):
         steps: dict[str, Callable[[], float]] = {}
@@ -231,24 +231,24 @@ def step_times(model: Any, variants: list[str], rounds: int) -> dict[str, dict[s
 
 
 @torch.inference_mode()
-def one_step(t3: T3, plan: CellPlan | None, length: int) -> Callable[[], float]:
+def one_step(t3: T3, plan: KVBlockLayout | None, length: int) -> Callable[[], float]:
     prompt = torch.randn(1, 40, t3.config.backbone.width, generator=torch.Generator().manual_seed(1))
     said = torch.zeros(1, 8, dtype=torch.int64)
     if plan is None:
-        memory = t3.new_memory(rows=1, capacity=length + 16)
+        memory = t3.new_kv_cache(rows=1, capacity=length + 16)
     else:
         plan = replace(plan, spare=8)
-        arena = Arena(cells=plan.cells(40, length), plan=plan, device=prompt.device, attend=None)
+        arena = KVBlockPool(cells=plan.cells(40, length), plan=plan, device=prompt.device, attend=None)
         memory = list(Stream.open(arena, rows=1, prompt=40, tokens=length).layers)
-    t3.next_scores(prompt, memory)
+    t3.next_logits(prompt, memory)
     for _ in range((length - 40) // 8):
-        t3.next_scores(t3.embed_speech(said, 1), memory)
+        t3.next_logits(t3.embed_speech(said, 1), memory)
     token = t3.embed_speech(said[:, :1], 1)
 
     @torch.inference_mode()
     def step() -> float:
         began = time.process_time()
-        t3.next_scores(token, memory)
+        t3.next_logits(token, memory)
         took = time.process_time() - began
         for layer in memory:
             layer.rewind(layer.position - 1)  # type: ignore[attr-defined]
@@ -258,7 +258,7 @@ def one_step(t3: T3, plan: CellPlan | None, length: int) -> Callable[[], float]:
 
 
 def record(model: Any, texts: Sequence[str], out: Path, variants: list[str]) -> dict[str, dict[str, Any]]:
-    from nightingale.containers.record import recording
+    from nightingale.audio.encoders.record import recording
     from nightingale.engine.tts import TTS
 
     out.mkdir(parents=True, exist_ok=True)
@@ -286,9 +286,9 @@ def record(model: Any, texts: Sequence[str], out: Path, variants: list[str]) -> 
 
 def runs_away(model: Any, text: str, tokens: int) -> bool:
     """Spoken to the very end of what it may take."""
-    from nightingale.engine.decode import budget_tokens
+    from nightingale.decoding.decoding import budget_tokens
 
-    return tokens >= budget_tokens(len(model.frontend.encode(text)), model.habits) - 1
+    return tokens >= budget_tokens(len(model.frontend.encode(text)), model.defaults) - 1
 
 
 # ---- on a GPU, with random weights ----
@@ -376,7 +376,7 @@ def random_t3(config: T3Config, device: torch.device) -> T3:
     return t3.eval().requires_grad_(False)
 
 
-def plan_for(config: T3Config, kind: torch.dtype, percent: int | None, tokens: int = TOKENS) -> CellPlan:
+def plan_for(config: T3Config, kind: torch.dtype, percent: int | None, tokens: int = TOKENS) -> KVBlockLayout:
     """percent: windows of uneven lengths, so many percent of the tokens on average."""
     backbone, windows = config.backbone, None
     if percent is not None:
@@ -385,7 +385,7 @@ def plan_for(config: T3Config, kind: torch.dtype, percent: int | None, tokens: i
         layer = tuple(round(tokens * percent / 100 * share / mean) for share in shares)
         windows = (layer,) * backbone.layers
     width = backbone.width // backbone.heads
-    return CellPlan(layers=backbone.layers, heads=backbone.heads, width=width, kind=kind, windows=windows)
+    return KVBlockLayout(layers=backbone.layers, heads=backbone.heads, width=width, kind=kind, windows=windows)
 
 
 def fit(config: T3Config, weights: int) -> dict[str, float]:
@@ -401,7 +401,7 @@ def fit(config: T3Config, weights: int) -> dict[str, float]:
     ):
         plan = plan_for(config, kind, percent)
         # The arena's bookkeeping alone: what is counted is what would be allocated.
-        arena = Arena(cells=0, plan=plan, device=torch.device("cpu"), attend=None)
+        arena = KVBlockPool(cells=0, plan=plan, device=torch.device("cpu"), attend=None)
         arena.cells, opened = room // plan.cell_bytes, 0
         try:
             while True:
@@ -413,12 +413,12 @@ def fit(config: T3Config, weights: int) -> dict[str, float]:
 
 
 def fill_cells(
-    t3: T3, streams: int, tokens: int, plan: CellPlan, attend: Any
-) -> tuple[Arena, list[CellTables]]:
+    t3: T3, streams: int, tokens: int, plan: KVBlockLayout, attend: Any
+) -> tuple[KVBlockPool, list[KVBlockTables]]:
     """Streams whose prompts are random numbers: all rows of all streams are one stream of many rows."""
     device = t3.speech_head.weight.device
     rows = 2 * streams
-    arena = Arena(cells=rows * plan.cells(PROMPT, tokens), plan=plan, device=device, attend=attend)
+    arena = KVBlockPool(cells=rows * plan.cells(PROMPT, tokens), plan=plan, device=device, attend=attend)
     stream = Stream.open(arena, rows=rows, prompt=PROMPT, tokens=tokens)
     for layer in stream.layers:
         given = (
@@ -434,7 +434,7 @@ def fill_cells(
     prompts = torch.full((rows,), PROMPT, dtype=torch.int32, device=device)
     lengths = prompts.clone()
     tables = [
-        CellTables(arena=arena, starts=starts[n], rings=rings[n], prompts=prompts, lengths=lengths)
+        KVBlockTables(arena=arena, starts=starts[n], rings=rings[n], prompts=prompts, lengths=lengths)
         for n in range(plan.layers)
     ]
     return arena, tables
@@ -443,7 +443,7 @@ def fill_cells(
 @torch.inference_mode()
 def twin(kind: torch.dtype, device: torch.device) -> dict[str, Any]:
     """One step after another by the kernel and by torch, over the same cells, windows included."""
-    from nightingale.accel.kv_cache import attend_cells
+    from nightingale.backends.cuda.paged_attention import attend_cells
 
     config = replace(MULTILINGUAL, backbone=replace(MULTILINGUAL.backbone, layers=1))
     t3 = random_t3(config, device)
@@ -475,8 +475,8 @@ def in_cells(
     percent: int | None,
     tuning: tuple[int, int],
 ) -> Callable[[], float]:
-    from nightingale.accel.kv_cache import CellSteps, attend_cells
-    from nightingale.accel.layers import pack
+    from nightingale.backends.cuda.paged_attention import CellSteps, attend_cells
+    from nightingale.backends.cuda.t3_layers import pack
 
     plan = plan_for(t3.config, kind, percent, tokens)
     with torch.inference_mode():
@@ -488,7 +488,7 @@ def in_cells(
 
 def in_slots(t3: T3, streams: int, tokens: int, way: str) -> Callable[[], float]:
     """As the engine's decoder does: a graph for each span of remembered positions."""
-    from nightingale.accel.layers import PackedT3
+    from nightingale.backends.cuda.t3_layers import PackedT3
 
     device, backbone = t3.speech_head.weight.device, t3.config.backbone
     whole = PROMPT + tokens

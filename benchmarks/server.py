@@ -204,8 +204,8 @@ def read_back(
     sounds: list[tuple[int, bytes]], expected: dict[int, bytes], count: int, judge: str
 ) -> dict[str, Any]:
     """What a recognizer hears in a sample of the load, and in the same requests alone."""
-    from nightingale.bench.judges.client import judges_python, run_judges
-    from nightingale.bench.wer import compare, corpus_rate
+    from nightingale_lab.bench.judges.client import judges_python, run_judges
+    from nightingale_lab.bench.wer import compare, corpus_rate
 
     python = judges_python()
     sample = random.Random(0).sample(sounds, min(count, len(sounds)))

@@ -28,17 +28,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nightingale.bench.store import append, results_folder, signed
-from nightingale.bench.wren import texts
-from nightingale.engine.decode import Decoding, Tally, Told, prompt_of
-from nightingale.engine.draws import Draws, HostDraws, Speaking
+from nightingale_lab.bench.store import append, results_folder, signed
+from nightingale_lab.bench.wren import texts
+from nightingale.decoding.decoding import Decoding, DraftStats, PromptText, prompt_of
+from nightingale.decoding.decoder import Decoder, HostDecoder, Speaking
 from nightingale.engine.load import load_model
 from nightingale.engine.model import Model, default_model
 from nightingale.engine.profiles import BALANCED
-from nightingale.engine.randomness import generator
-from nightingale.engine.runner import PlainRunner, Trial, Verifier
-from nightingale.engine.speculate import LONGEST, Costs, SpeculativeDraws
-from nightingale.engine.speculate_load import open_speculation
+from nightingale.decoding.random import generator
+from nightingale.backends.torch.runner import PlainRunner, Trial, Verifier
+from nightingale.decoding.speculative import LONGEST, Costs, SpeculativeDecoder
+from nightingale.backends.torch.speculation import open_speculation
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, LlamaConfig
 from nightingale.models.chatterbox.t3.model import T3
 
@@ -56,7 +56,7 @@ def main() -> None:
     model = load_model(args.model, device="cpu", dtype="auto", offline=True, options={})
     result: dict[str, Any] = {"temperature": TEMPERATURE, "threads": args.threads}
     if "verify" in parts:
-        result["verify"] = verify_tables(model.speakers.t3, args.threads, args.rounds)
+        result["verify"] = verify_tables(model.networks.t3, args.threads, args.rounds)
         print_verify(result["verify"])
     if "speak" in parts:
         drafts = args.draft or ["guess", "exit:6", "lookup"]
@@ -106,7 +106,7 @@ def in_torch(t3: T3, capacity: int = REMEMBERED + 16) -> PlainRunner:
 
 def by_onnx(t3: T3, threads: int, capacity: int = REMEMBERED + 16, graph: Any = None) -> Verifier:
     """graph: in float32, if not given."""
-    from nightingale.accel.cpu.runner import CpuRunner, exact_graph
+    from nightingale.backends.onnx.runner import CpuRunner, exact_graph
 
     pool: dict[str, Any] = {"slots": 1, "rows_per_slot": 1, "capacity": capacity, "spare": LONGEST}
     return CpuRunner(t3, graph or exact_graph(t3), **pool, batched=False, threads=threads)
@@ -136,7 +136,7 @@ def passes(runner: Verifier, rounds: int) -> list[float]:
 
 
 def int8_passes(t3: T3, threads: int, rounds: int) -> list[float]:
-    from nightingale.accel.cpu.packed import digest_of_tensors, pack
+    from nightingale.backends.shared.packed_t3 import digest_of_tensors, pack
 
     tensors = t3.state_dict()
     with tempfile.TemporaryDirectory() as home:
@@ -160,15 +160,15 @@ class Way(NamedTuple):
     draft: str
     length: int
     """Guesses a pass; 0 is the pace's own choice."""
-    draws: Draws
+    draws: Decoder
 
 
 def ways_of(model: Model, drafts: list[str], lengths: list[int], threads: int) -> list[Way]:
-    t3, capacity = model.speakers.t3, 1200
+    t3, capacity = model.networks.t3, 1200
     runners: dict[str, Callable[[], Verifier]] = {"torch": lambda: in_torch(t3, capacity)}
     if with_onnx():
         runners["onnxruntime"] = lambda: by_onnx(t3, threads, capacity)
-    ways = [Way(runtime, "", 0, HostDraws(make())) for runtime, make in runners.items()]
+    ways = [Way(runtime, "", 0, HostDecoder(make())) for runtime, make in runners.items()]
     for name in drafts:
         # Who leaves T3 early needs its layers in torch.
         runtime = "torch" if name.startswith("exit:") else [*runners][-1]
@@ -177,7 +177,7 @@ def ways_of(model: Model, drafts: list[str], lengths: list[int], threads: int) -
             opened = open_speculation(model, profile, runners[runtime](), threads)
             if length:
                 parts = opened._verifier, opened._draft
-                opened = SpeculativeDraws(*parts, costs=FREE, after=1, longest=length)
+                opened = SpeculativeDecoder(*parts, costs=FREE, after=1, longest=length)
             ways.append(Way(runtime, name, length, opened))
     return ways
 
@@ -221,21 +221,21 @@ def speak_table(
     ]
 
 
-def say(model: Model, draws: Draws, text: str, seed: int) -> tuple[list[int], float, Tally]:
+def say(model: Model, draws: Decoder, text: str, seed: int) -> tuple[list[int], float, DraftStats]:
     """Tokens of one sentence, seconds of its steps, and what was guessed. The prompt is not timed."""
-    t3, habits, voice = model.speakers.t3, model.habits, model.default_voice
+    t3, defaults, voice = model.networks.t3, model.defaults, model.default_voice
     assert voice is not None
-    sampling = replace(habits.sampling, temperature=TEMPERATURE)
+    sampling = replace(defaults.sampling, temperature=TEMPERATURE)
     ids = model.frontend.encode(text)
     decoding = Decoding(
         t3,
-        habits=habits,
+        defaults=defaults,
         sampling=sampling,
         text_ids=len(ids),
         rng=generator(seed, "tokens"),
-        told=Told(text=text, text_ids=ids, voice=voice, exaggeration=habits.exaggeration),
+        told=PromptText(text=text, text_ids=ids, voice=voice, exaggeration=defaults.exaggeration),
     )
-    prompt = prompt_of(t3, ids, voice, habits=habits, sampling=sampling, exaggeration=habits.exaggeration)
+    prompt = prompt_of(t3, ids, voice, defaults=defaults, sampling=sampling, exaggeration=defaults.exaggeration)
     tokens = draws.begin(0, decoding, prompt)
     decoding.note(tokens[0])
     began = time.perf_counter()

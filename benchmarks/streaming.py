@@ -33,23 +33,23 @@ from torch import Tensor
 from nightingale.audio.loudness import integrated_loudness
 from nightingale.audio.read import read_audio
 from nightingale.audio.resample import resample
-from nightingale.bench.seams import SeamReport, seam_report
-from nightingale.bench.shifts import shift_report
-from nightingale.bench.voicelike import voicelike
+from nightingale_lab.bench.seams import SeamReport, seam_report
+from nightingale_lab.bench.shifts import shift_report
+from nightingale_lab.bench.voicelike import voicelike
 from nightingale.clocks import CLOCKS
 from nightingale.engine import TTS
-from nightingale.engine.acoustic import MelStream, prepare_prompt, render_mel
-from nightingale.engine.pieces import cut
+from nightingale.backends.torch.mel_stream import MelStream, prepare_prompt, render_mel
+from nightingale.engine.requests.segments import cut
 from nightingale.engine.standin import seeded
-from nightingale.engine.vocode import SampleStream, render_samples
+from nightingale.backends.torch.sample_stream import SampleStream, render_samples
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.hift.reach import lookahead_samples, mel_reach
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, SPEECH_CODES, FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.nn.mel import FlowMel
-from nightingale.values import Samples
+from nightingale.models.layers.mel import FlowMel
+from nightingale.types import Samples
 from nightingale.voices.voice import Voice
 
 RATE_HZ, FRAME = CLOCKS.sample_rate_hz, CLOCKS.samples_per_frame
@@ -340,8 +340,8 @@ def count(counts: list[int], stream: Samples, boundaries: Sequence[int], whole: 
 def pieces(model: str) -> dict[str, Any]:
     """The level of each piece of a long text: how far apart, and whether it drifts."""
     tts = TTS(model)
-    habits = tts._model.habits
-    texts = cut(tts._model.frontend, BOOK * 8, None, split_chars=habits.split_chars, fill=habits.fill_pieces)
+    defaults = tts._model.defaults
+    texts = cut(tts._model.frontend, BOOK * 8, None, split_chars=defaults.split_chars, fill=defaults.fill_pieces)
     heard = (integrated_loudness(tts.say(p.text, seed=n).samples, RATE_HZ) for n, p in enumerate(texts))
     levels = np.array([lufs for lufs in heard if np.isfinite(lufs)])
     place = np.arange(len(levels))

@@ -29,11 +29,11 @@ from pathlib import Path
 import torch
 
 from nightingale.engine import TTS
-from nightingale.engine.acoustic import MelStream
+from nightingale.backends.torch.mel_stream import MelStream
 from nightingale.engine.load import load_model
 from nightingale.engine.model import Model, default_model
-from nightingale.engine.runner import PlainRunner, Turn
-from nightingale.engine.vocode import SampleStream
+from nightingale.backends.torch.runner import PlainRunner, Turn
+from nightingale.backends.torch.sample_stream import SampleStream
 from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES
 
 TEXT = "The quick brown fox jumps over the lazy dog, and then it sleeps under the old oak tree until noon."
@@ -87,7 +87,7 @@ def measure_stages(name: str, rounds: int) -> dict[str, float]:
 
 
 def one_round(model: Model) -> dict[str, float]:
-    t3, voice = model.speakers.t3, model.default_voice
+    t3, voice = model.networks.t3, model.default_voice
     assert voice is not None
     text = t3.frame_text(model.frontend.encode(TEXT))
     prompt = t3.prompt(
@@ -106,8 +106,8 @@ def one_round(model: Model) -> dict[str, float]:
             runner.step([Turn(slot=0, token=token, position=position + 1)])
 
     taken["t3 step, ms"] = cpu_ms(steps) / TOKENS
-    mels = MelStream(model.speakers.flow, voice, seed=1, streaming=True)
-    samples = SampleStream(model.speakers.hift, seed=1, streaming=True)
+    mels = MelStream(model.networks.flow, voice, seed=1, streaming=True)
+    samples = SampleStream(model.networks.hift, seed=1, streaming=True)
     for end, block in zip(accumulate(BLOCKS), BLOCKS, strict=True):
         mel: list[torch.Tensor] = []
         final, part = end == TOKENS, ids[end - block : end]

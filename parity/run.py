@@ -27,7 +27,7 @@ from families import FAMILIES, Family
 from stages import acoustics, enrolment, listening, sampling, speaking_lm, vocoder
 from table import Row, Rows, render
 
-from nightingale.models.chatterbox.build import load_listeners, load_speakers
+from nightingale.models.chatterbox.build import load_encoders, load_networks
 from nightingale.models.chatterbox.presets import PRESETS
 
 FOLDER = Path(".parity")
@@ -43,7 +43,7 @@ def compare_family(family: Family, folder: Path) -> list[Row]:
     files = upstream.save(family, theirs, folder)
     preset = PRESETS[family.name]
     say(f"{family.name}: loading ours from {folder}")
-    speakers, listeners = load_speakers(preset, files), load_listeners(preset, files)
+    speakers, listeners = load_networks(preset, files), load_encoders(preset, files)
     rows = Rows(family.name, [])
     say(f"{family.name}: listening")
     listening.compare(rows, theirs, listeners)

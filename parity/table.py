@@ -84,7 +84,7 @@ class Rows:
         self._add(stage, float(wrong), wrong / max(len(theirs), 1), "exact", 0.0, note)
 
     def same_filter(self, stage: str, ours: Tensor, theirs: Tensor, *, relative: float) -> None:
-        """Scores of which some were struck out: the same ones kept, with the same values."""
+        """Logits of which some were struck out: the same ones kept, with the same values."""
         kept = torch.isfinite(theirs)
         note = f"{int(kept.sum())} of {kept.numel()} kept"
         if not torch.equal(torch.isfinite(ours), kept):

@@ -37,12 +37,12 @@ def noise_model() -> Model:
 
 @pytest.fixture(scope="session")
 def tts_with(noise_model: Model) -> Callable[..., TTS]:
-    """A TTS around the stand-in: `tts_with(default_voice=None, habits={"drop_last_token": True})`."""
+    """A TTS around the stand-in: `tts_with(default_voice=None, defaults={"drop_last_token": True})`."""
     from nightingale import TTS
 
-    def make(*, habits: dict[str, Any] | None = None, **changes: Any) -> TTS:
-        short = replace(noise_model.habits, **{"max_new_tokens": BRIEF_TOKENS, **(habits or {})})
-        return TTS.over(replace(noise_model, habits=short, **changes))
+    def make(*, defaults: dict[str, Any] | None = None, **changes: Any) -> TTS:
+        short = replace(noise_model.defaults, **{"max_new_tokens": BRIEF_TOKENS, **(defaults or {})})
+        return TTS.over(replace(noise_model, defaults=short, **changes))
 
     return make
 

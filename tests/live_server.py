@@ -19,7 +19,7 @@ from nightingale.server.app import create_app
 from nightingale.server.listening import listening
 from nightingale.server.settings import Settings
 from nightingale.server.speaker import Speaker
-from nightingale.values import AudioChunk, Metrics
+from nightingale.types import AudioChunk, Metrics
 
 
 class Endless:

@@ -12,8 +12,8 @@ from typing import Any
 import typer.main
 
 from nightingale import errors
-from nightingale.bench.report import markdown
-from nightingale.bench.store import read_lines
+from nightingale_lab.bench.report import markdown
+from nightingale_lab.bench.store import read_lines
 from nightingale.cli.main import INTERRUPTED, app
 from nightingale.server.settings import Settings
 

@@ -20,9 +20,9 @@ import torch
 from safetensors.torch import load_file
 
 from nightingale import wren
-from nightingale.bench.speed.texts import TEXTS
-from nightingale.bench.verify.subject import GREEDY_TEMPERATURE, EngineSubject
-from nightingale.engine.decode import prompt_of
+from nightingale_lab.bench.speed.texts import TEXTS
+from nightingale_lab.bench.verify.subject import GREEDY_TEMPERATURE, EngineSubject
+from nightingale.decoding.decoding import prompt_of
 from nightingale.engine.load import load_model
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "bench" / "wren_golden.json"
@@ -57,19 +57,19 @@ def spoken(subject: EngineSubject, text: str) -> list[int]:
 def told(subject: EngineSubject, text: str, golden: Sequence[int]) -> list[int]:
     """What would be drawn after each beginning of the golden tokens."""
     model: Any = subject.model
-    t3, habits = model.speakers.t3, model.habits
+    t3, defaults = model.speakers.t3, model.defaults
     x = prompt_of(
         t3,
         model.frontend.encode(text, None),
         model.default_voice,
-        habits=habits,
-        sampling=habits.sampling,
-        exaggeration=habits.exaggeration,
+        defaults=defaults,
+        sampling=defaults.sampling,
+        exaggeration=defaults.exaggeration,
     )
-    memory = t3.new_memory(rows=len(x), capacity=x.shape[1] + len(golden))
+    memory = t3.new_kv_cache(rows=len(x), capacity=x.shape[1] + len(golden))
     chosen = []
     for number, token in enumerate(golden, start=1):
-        chosen.append(int(t3.next_scores(x, memory)[0].argmax()))  # of (rows, vocab)
+        chosen.append(int(t3.next_logits(x, memory)[0].argmax()))  # of (rows, vocab)
         x = t3.embed_speech(torch.full((len(x), 1), token), number)
     return chosen
 

@@ -16,9 +16,9 @@ from families import Family
 from table import Rows
 from upstream import Upstream, hushed
 
-from nightingale.engine.enroll import enroll_file
-from nightingale.engine.habits import HABITS
-from nightingale.models.chatterbox.build import Listeners
+from nightingale.engine.cloning import enroll_file
+from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale.models.chatterbox.build import VoiceEncoders
 from nightingale.models.chatterbox.presets import PRESETS
 
 WRAPPERS = {
@@ -29,7 +29,7 @@ WRAPPERS = {
 }
 
 
-def compare(rows: Rows, family: Family, theirs: Upstream, ours: Listeners, folder: Path) -> None:
+def compare(rows: Rows, family: Family, theirs: Upstream, ours: VoiceEncoders, folder: Path) -> None:
     """11.7 s, stereo, 44.1 kHz, 16 bits: longer than the flow's ten seconds, in need of everything."""
     path = folder / "clip.wav"
     stereo = np.stack([clip(11.7, 44_100, 1), clip(11.7, 44_100, 2)], axis=1)
@@ -42,8 +42,8 @@ def compare(rows: Rows, family: Family, theirs: Upstream, ours: Listeners, folde
         path,
         name="clip",
         family="chatterbox" if family.guided else "turbo",
-        listeners=ours,
-        habits=HABITS[family.name],
+        encoders=ours,
+        defaults=MODEL_DEFAULTS[family.name],
         prompt_tokens=PRESETS[family.name].t3.prompt_tokens,
     ).voice
     rows.close("clip: T3's speaker vector", voice.speaker, lm.speaker_emb[0], relative=1e-5)

@@ -8,11 +8,11 @@ from clips import clip
 from table import Rows
 from upstream import Upstream
 
-from nightingale.models.chatterbox.build import Listeners
-from nightingale.nn.mel import FlowMel
+from nightingale.models.chatterbox.build import VoiceEncoders
+from nightingale.models.layers.mel import FlowMel
 
 
-def compare(rows: Rows, theirs: Upstream, ours: Listeners) -> None:
+def compare(rows: Rows, theirs: Upstream, ours: VoiceEncoders) -> None:
     wav16 = torch.from_numpy(clip(7.3, 16_000))
     wav24 = torch.from_numpy(clip(4.1, 24_000))[None]
     with torch.inference_mode():

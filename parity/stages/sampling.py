@@ -20,20 +20,20 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from nightingale.engine.habits import HABITS
-from nightingale.engine.sampling import compose_sampler, guide
+from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale.decoding.sampling import compose_sampler, guide
 from nightingale.models.chatterbox.t3.config import START_SPEECH
-from nightingale.values import Sampling
+from nightingale.types import Sampling
 
 STEPS = 24
 GAIN = 6.0
-"""Scores of random weights are flat; sharper ones give the cuts something to cut."""
+"""Logits of random weights are flat; sharper ones give the cuts something to cut."""
 
 
 def compare(rows: Rows, family: Family, scores: Tensor, ids: Tensor) -> None:
     """scores: (steps, rows, vocabulary) and ids: (steps,), of a greedy run."""
-    habits = HABITS[family.name]
-    cases = {"family's defaults": habits.sampling, "top-p 0.8": replace(habits.sampling, top_p=0.8)}
+    defaults = MODEL_DEFAULTS[family.name]
+    cases = {"family's defaults": defaults.sampling, "top-p 0.8": replace(defaults.sampling, top_p=0.8)}
     for name, sampling in cases.items():
         ours, theirs = [], []
         for step in range(STEPS):
@@ -43,7 +43,7 @@ def compare(rows: Rows, family: Family, scores: Tensor, ids: Tensor) -> None:
                 history = ids[:step]
             seen = torch.zeros(raw.shape[-1], dtype=torch.bool)
             seen[history] = True
-            ours.append(compose_sampler(habits.sampler, sampling)(guide(raw, sampling.cfg_weight), seen))
+            ours.append(compose_sampler(defaults.sampler, sampling)(guide(raw, sampling.cfg_weight), seen))
             theirs.append(_processed(family, sampling, raw, history[None]))
         rows.same_filter(f"sampler, {name}", torch.stack(ours), torch.stack(theirs), relative=1e-6)
 

@@ -17,8 +17,8 @@ from taps import arguments_of, outputs_of
 from torch import Tensor
 from upstream import hushed
 
-from nightingale.engine.decode import speak
-from nightingale.engine.habits import HABITS
+from nightingale.decoding.decoding import speak
+from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.voices.voice import Voice
 
@@ -100,9 +100,9 @@ def run_theirs(family: Family, net: upstream_t3.T3, case: Case, *, penalty: floa
 
 
 def run_ours(family: Family, net: T3, case: Case, *, penalty: float, tokens: int) -> Run:
-    habits = replace(HABITS[family.name], max_new_tokens=tokens)
+    defaults = replace(MODEL_DEFAULTS[family.name], max_new_tokens=tokens)
     sampling = replace(
-        habits.sampling,
+        defaults.sampling,
         temperature=0.0,
         repetition_penalty=penalty,
         cfg_weight=CFG_WEIGHT if family.guided else 0.0,
@@ -117,7 +117,7 @@ def run_ours(family: Family, net: T3, case: Case, *, penalty: float, tokens: int
                 net,
                 case.text,
                 case.voice,
-                habits=habits,
+                defaults=defaults,
                 sampling=sampling,
                 exaggeration=EXAGGERATION,
                 rng=torch.Generator(),

@@ -34,9 +34,9 @@ from nightingale.errors import (
 )
 
 if TYPE_CHECKING:
-    from nightingale.containers import save
+    from nightingale.audio.encoders import save
     from nightingale.engine import TTS, AsyncTTS
-    from nightingale.values import Audio, AudioChunk, Metrics, Sampling
+    from nightingale.types import Audio, AudioChunk, Metrics, Sampling
     from nightingale.voices.voice import Voice
 
 __version__ = "0.1.0"
@@ -77,12 +77,12 @@ __all__ = [
 _LATE = {
     "TTS": "nightingale.engine",
     "AsyncTTS": "nightingale.engine",
-    "Audio": "nightingale.values",
-    "AudioChunk": "nightingale.values",
-    "Metrics": "nightingale.values",
-    "Sampling": "nightingale.values",
+    "Audio": "nightingale.types",
+    "AudioChunk": "nightingale.types",
+    "Metrics": "nightingale.types",
+    "Sampling": "nightingale.types",
     "Voice": "nightingale.voices.voice",
-    "save": "nightingale.containers",
+    "save": "nightingale.audio.encoders",
 }
 
 

@@ -22,7 +22,7 @@
     ├── DeviceError              the device asked for is not there
     └── OutputError              the result could not be written
 
-Every message has four parts: what went wrong, what we got, what is allowed, what to do.
+A message has up to four parts: what went wrong, what was received, what is allowed, and what to do next.
 The command line maps `exit_code` to the process's status and prints the message without a traceback.
 """
 
@@ -34,10 +34,29 @@ class NightingaleError(Exception):
 
     exit_code = 1
 
-    def __init__(self, what: str, *, got: str, allowed: str, fix: str, param: str | None = None) -> None:
-        """param: the one argument that is at fault, by its name in requests, where that is known."""
+    def __init__(
+        self,
+        what: str,
+        *,
+        got: str | None = None,
+        allowed: str | None = None,
+        fix: str | None = None,
+        param: str | None = None,
+    ) -> None:
+        """Build the message from the parts that are given.
+
+        Args:
+            what: What went wrong.
+            got: What was received.
+            allowed: What would have been accepted.
+            fix: A complete sentence that says what to do next.
+            param: Name of the request parameter at fault, if one is.
+        """
         self.what, self.got, self.allowed, self.fix, self.param = what, got, allowed, fix, param
-        super().__init__(f"{what}: got {got}; allowed: {allowed}. {fix}")
+        details = [f"got {got}"] if got is not None else []
+        details += [f"allowed: {allowed}"] if allowed is not None else []
+        message = f"{what}: {'; '.join(details)}" if details else what
+        super().__init__(f"{message}. {fix}" if fix is not None else message)
 
 
 class ConfigError(NightingaleError):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from nightingale.values import Samples
+from nightingale.types import Samples
 
 
 def voice_like(seconds: float, rate_hz: int) -> Samples:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nightingale.audio.trim import sound_span, trim_silence
-from nightingale.nn import stft
+from nightingale.models.layers import stft
 
 
 @pytest.mark.parametrize(("seconds", "span"), [(0.02, (0, 320)), (1.0, (4096, 8192)), (2.5, (4096, 32_256))])

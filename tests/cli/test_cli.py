@@ -20,7 +20,7 @@ from typer.testing import CliRunner, Result
 
 from nightingale import errors
 from nightingale.cli.main import app
-from nightingale.values import Audio, AudioChunk, Metrics
+from nightingale.types import Audio, AudioChunk, Metrics
 from nightingale.voices import library
 from nightingale.voices.voice import Voice
 

@@ -17,9 +17,9 @@ from typer.testing import CliRunner, Result
 from nightingale import TTS
 from nightingale.cli.main import app
 from nightingale.engine import standin
-from nightingale.engine.pieces import MAX_CHARS
+from nightingale.engine.requests.segments import MAX_CHARS
 from nightingale.engine.standin import NOTICE
-from nightingale.values import AudioChunk
+from nightingale.types import AudioChunk
 
 
 @pytest.fixture(autouse=True)
@@ -169,7 +169,7 @@ def test_a_failed_request_keeps_the_recording_that_was_there() -> None:
 
 
 def test_weights_that_are_nan_are_reported_not_spoken(monkeypatch: pytest.MonkeyPatch, brief: TTS) -> None:
-    model = replace(brief._model, speakers=deepcopy(brief._model.speakers))
-    model.speakers.hift.conv_post.weight.data.fill_(float("nan"))
+    model = replace(brief._model, networks=deepcopy(brief._model.networks))
+    model.networks.hift.conv_post.weight.data.fill_(float("nan"))
     monkeypatch.setattr(standin, "load_noise", lambda: model)
     refused(say("Hello", "-m", "noise", "-o", "out.wav", "-q"), 8, "not finite")

@@ -23,8 +23,8 @@ def run(*words: str) -> Result:
 def subject(monkeypatch: pytest.MonkeyPatch) -> PlantedSubject:
     """Whoever `verify` would have examined."""
     planted = PlantedSubject()
-    monkeypatch.setattr("nightingale.bench.verify.subject.EngineSubject", lambda *_: planted)
-    monkeypatch.setattr("nightingale.bench.verify.run.sentences", lambda count: [TEXT] * count)
+    monkeypatch.setattr("nightingale_lab.bench.verify.subject.EngineSubject", lambda *_: planted)
+    monkeypatch.setattr("nightingale_lab.bench.verify.run.sentences", lambda count: [TEXT] * count)
     return planted
 
 
@@ -119,7 +119,7 @@ def test_verify_holds_a_smaller_memory_and_guessing_ahead_against_plain_speech(
 
 
 def test_ctrl_c_in_bench_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from nightingale.bench.speed import load
+    from nightingale_lab.bench.speed import load
 
     took: list[Any] = []
     take = load.take

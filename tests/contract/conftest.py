@@ -14,7 +14,7 @@ LONG = "This is one of very many sentences that nobody will ever listen to. " * 
 
 @pytest.fixture(scope="session")
 def server(tts_with: Callable[..., TTS]) -> Iterator[LiveServer]:
-    with live_server(tts_with(habits={"max_new_tokens": 25})) as running:
+    with live_server(tts_with(defaults={"max_new_tokens": 25})) as running:
         yield running
 
 

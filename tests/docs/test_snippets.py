@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from nightingale import TTS, save
 from nightingale.cli.main import app
 from nightingale.engine import standin
-from nightingale.values import AudioChunk
+from nightingale.types import AudioChunk
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from nightingale.engine.acoustic import MelStream, prepare_prompt, render_mel
+from nightingale.backends.torch.mel_stream import MelStream, prepare_prompt, render_mel
 from nightingale.engine.model import Model
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.voices.voice import Voice
@@ -17,7 +17,7 @@ IDS = [5, 4000, 6560, 17, 90, 2, 3111, 8, 777, 1]
 
 @pytest.fixture(scope="module")
 def flow(noise_model: Model) -> Flow:
-    return noise_model.speakers.flow
+    return noise_model.networks.flow
 
 
 @pytest.fixture(scope="module")

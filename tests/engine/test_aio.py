@@ -54,7 +54,7 @@ def test_who_listens_is_told_of_what_is_there_already(tts_with: Callable[..., TT
 
 
 def test_a_fault_reaches_whoever_awaits(tts_with: Callable[..., TTS]) -> None:
-    tts = tts_with(habits={"max_new_tokens": 100})
+    tts = tts_with(defaults={"max_new_tokens": 100})
 
     async def story() -> None:
         session = tts.open("Hello there. " * 80, seed=1)

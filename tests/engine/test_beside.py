@@ -1,4 +1,4 @@
-"""Rendering beside T3: the same sound, sooner; and what fails there ends that request alone."""
+"""RenderStream beside T3: the same sound, sooner; and what fails there ends that request alone."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from nightingale.engine import load
-from nightingale.engine.beside import SMALL_WEIGHTS, BesideStudio, share_cores, use_threads
+from nightingale.backends.torch.pipelined import SMALL_WEIGHTS, PipelinedRenderer, share_cores, use_threads
 from nightingale.engine.model import Model
-from nightingale.engine.studio import Block, PlainStudio, Shares
+from nightingale.backends.torch.renderer import Block, TorchRenderer, Shares
 from nightingale.engine.tts import TTS
-from nightingale.engine.vocode import Excited
+from nightingale.backends.torch.sample_stream import Excited
 from nightingale.errors import EngineFault
-from nightingale.values import Samples
+from nightingale.types import Samples
 
 TEXTS = ["Hello there, everyone.", "Another one.", "And a third, which is somewhat longer."]
 
@@ -25,7 +25,7 @@ TEXTS = ["Hello there, everyone.", "Another one.", "And a third, which is somewh
 def beside(noise_model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[TTS]:
     monkeypatch.setattr(load, "share_cores", lambda weights: Shares(1, 1, 1, 2))
     with TTS.over(noise_model, "balanced") as tts:
-        assert isinstance(tts._worker.studio, BesideStudio)
+        assert isinstance(tts._worker.studio, PipelinedRenderer)
         yield tts
 
 
@@ -34,7 +34,7 @@ def test_the_sound_is_the_plain_ones(
 ) -> None:
     monkeypatch.setattr(load, "share_cores", lambda weights: None)
     with TTS.over(noise_model, "balanced") as plain:
-        assert isinstance(plain._worker.studio, PlainStudio)
+        assert isinstance(plain._worker.studio, TorchRenderer)
         for seed, text in enumerate(TEXTS):
             ours, theirs = (tts.say(text, seed=seed).samples for tts in (beside, plain))
             assert np.array_equal(ours, theirs)
@@ -60,15 +60,15 @@ def same_in_company(tts: TTS) -> None:
 def test_what_fails_in_the_other_thread_ends_that_request_alone(
     beside: TTS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    samples, failed = PlainStudio.samples, []
+    samples, failed = TorchRenderer.samples, []
 
-    def once(self: PlainStudio, block: Block, excited: Excited) -> Samples:
+    def once(self: TorchRenderer, block: Block, excited: Excited) -> Samples:
         if not failed:
             failed.append(block)
             raise RuntimeError("no sound")
         return samples(self, block, excited)
 
-    monkeypatch.setattr(PlainStudio, "samples", once)
+    monkeypatch.setattr(TorchRenderer, "samples", once)
     with pytest.raises(EngineFault, match="no sound"):
         beside.say(TEXTS[0], seed=1)
     assert len(beside.say(TEXTS[0], seed=1).samples)

@@ -16,12 +16,12 @@ import torch
 from nightingale import TTS, EmptyText, UnsupportedLanguage
 from nightingale.engine import profiles
 from nightingale.engine.model import Model
-from nightingale.engine.pieces import PAUSE_MS, cut
-from nightingale.engine.randomness import nth_seed
-from nightingale.engine.studio import Block, PlainStudio
+from nightingale.engine.requests.segments import PAUSE_MS, cut
+from nightingale.decoding.random import nth_seed
+from nightingale.backends.torch.renderer import Block, TorchRenderer
 from nightingale.text.languages import check_language
 from nightingale.text.sentences import Ending
-from nightingale.values import Samples
+from nightingale.types import Samples
 
 PARAGRAPH = (
     "It was a bright day, and the road went up into the hills; nobody was on it but a boy and his dog. "
@@ -71,9 +71,9 @@ def reader(
     def make(profile: str) -> TTS:
         plan = {name: replace(p, ahead_seconds=1.0) for name, p in profiles.PROFILES.items()}
         monkeypatch.setattr(profiles, "PROFILES", plan)
-        habits = replace(noise_model.habits, max_new_tokens=2)
+        defaults = replace(noise_model.defaults, max_new_tokens=2)
         frontend = replace(noise_model.frontend, tokenizer=letters)
-        opened.append(TTS.over(replace(noise_model, habits=habits, frontend=frontend), profile))
+        opened.append(TTS.over(replace(noise_model, defaults=defaults, frontend=frontend), profile))
         return opened[-1]
 
     yield make
@@ -95,7 +95,7 @@ def tensors() -> int:
     return sum(1 for thing in gc.get_objects() if type(thing) is torch.Tensor)
 
 
-def silence(self: PlainStudio, block: Block, mel: None) -> Samples:
+def silence(self: TorchRenderer, block: Block, mel: None) -> Samples:
     """In place of rendering, which takes long and keeps nothing beyond its piece."""
     return np.zeros(1920, np.float32)
 
@@ -116,9 +116,9 @@ def test_a_book_streams_to_its_end_in_flat_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not rendered:
-        monkeypatch.setattr(PlainStudio, "mel", lambda *_: None)
-        monkeypatch.setattr(PlainStudio, "excite", lambda *_: None)
-        monkeypatch.setattr(PlainStudio, "samples", silence)
+        monkeypatch.setattr(TorchRenderer, "mel", lambda *_: None)
+        monkeypatch.setattr(TorchRenderer, "excite", lambda *_: None)
+        monkeypatch.setattr(TorchRenderer, "samples", silence)
     tts = reader(profile)
     frontend = replace(tts._model.frontend, tokenizer=Letters())
     pieces = sum(1 for _ in cut(frontend, BOOK, None, split_chars=280, fill=True))
@@ -205,8 +205,8 @@ def test_what_is_wrong_with_a_book_is_said_when_it_is_opened(reader: Callable[[s
 
 def test_a_piece_in_the_middle_of_a_book_is_what_it_is_alone(noise_model: Model) -> None:
     """Why voice and level cannot drift: nothing but the voice is carried from one piece to the next."""
-    habits = replace(noise_model.habits, max_new_tokens=6, split_chars=60, fill_pieces=False)
-    tts = TTS.over(replace(noise_model, habits=habits), "exact")
+    defaults = replace(noise_model.defaults, max_new_tokens=6, split_chars=60, fill_pieces=False)
+    tts = TTS.over(replace(noise_model, defaults=defaults), "exact")
     said = tts.say(PARAGRAPH, seed=3)
     pieces = list(cut(noise_model.frontend, PARAGRAPH, None, split_chars=60))
     alone = [tts.say(p.text, seed=nth_seed(3, n)).samples for n, p in enumerate(pieces)]

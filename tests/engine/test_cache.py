@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from nightingale import TTS
-from nightingale.engine import budgets
-from nightingale.engine.budgets import LEAST, STRIDE, AttentionTable
-from nightingale.engine.cache_load import CellDraws, cells_of, room_for
-from nightingale.engine.load import open_draws, plan_for
+from nightingale.decoding import kv_retention as budgets
+from nightingale.decoding.kv_retention import LEAST, STRIDE, AttentionTable
+from nightingale.backends.torch.paged import PagedDecoder, cells_of, room_for
+from nightingale.engine.load import open_decoder, plan_for
 from nightingale.engine.model import Model
 from nightingale.engine.profiles import BALANCED, EXACT, PROFILES, Profile, profile_named
 from nightingale.engine.scheduler import Scheduler
@@ -39,7 +39,7 @@ def table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AttentionTable:
 
 @pytest.fixture
 def short(noise_model: Model) -> Model:
-    return replace(noise_model, habits=replace(noise_model.habits, max_new_tokens=12))
+    return replace(noise_model, defaults=replace(noise_model.defaults, max_new_tokens=12))
 
 
 def test_what_follows_a_profiles_name_is_switched_on() -> None:
@@ -132,7 +132,7 @@ def test_a_cache_needs_t3_in_torch(noise_model: Model) -> None:
     profile = replace(BALANCED, cache="int8")
     plan = plan_for(noise_model, profile)
     with pytest.raises(ConfigError, match="cache=int8"):
-        open_draws(noise_model, profile, replace(plan, t3=replace(plan.t3, way="graphs")))
+        open_decoder(noise_model, profile, replace(plan, t3=replace(plan.t3, way="graphs")))
 
 
 def spoken(model: Model, profile: Profile) -> list[tuple[bytes, int, int]]:
@@ -150,7 +150,7 @@ def test_the_engine_speaks_over_cells_and_counts_their_bytes(short: Model, table
         spoken(short, replace(profile, **changes))
         for changes in ({}, {"memory_bytes": 2**30}, {"cache": "int8"})
     )
-    plan, backbone = cells_of(short, replace(profile, cache="int8")), short.speakers.t3.config.backbone
+    plan, backbone = cells_of(short, replace(profile, cache="int8")), short.networks.t3.config.backbone
     assert plan is not None
     assert full == dense
     for (_, tokens, all_), (_, same, fewer) in zip(dense, int8, strict=True):
@@ -177,7 +177,7 @@ def test_who_does_not_fit_waits_and_is_then_served(short: Model) -> None:
     profile = replace(EXACT, slots=3, cache="int8")
     expected = spoken(short, profile)
     room = room_for(short, profile)
-    most = 2 * room.needed(short.speakers.t3.prompt_length(40), 12)  # both rows of one
+    most = 2 * room.needed(short.networks.t3.prompt_length(40), 12)  # both rows of one
     assert spoken(short, replace(profile, memory_bytes=most)) == expected
 
 
@@ -191,12 +191,12 @@ def test_who_can_never_fit_is_told(short: Model) -> None:
 
 def test_cells_are_given_back_when_everybody_has_spoken(short: Model) -> None:
     profile = replace(BALANCED, slots=2, cache="int8")
-    draws = open_draws(short, profile, plan_for(short, profile))
-    assert isinstance(draws, CellDraws)
+    draws = open_decoder(short, profile, plan_for(short, profile))
+    assert isinstance(draws, PagedDecoder)
     with TTS.over(short, profile) as tts:
         tts.say_many(["One.", "Two.", "Three."], seed=1)
         inner = tts._worker.draws
-        assert isinstance(inner, CellDraws)
+        assert isinstance(inner, PagedDecoder)
         assert inner._runner.pool.used_bytes == 0
         assert inner.bytes == draws.bytes > 0
 
@@ -232,17 +232,17 @@ def test_without_a_budget_slots_alone_decide() -> None:
 
 def test_a_dense_stream_needs_its_slot_and_fills_its_positions(noise_model: Model) -> None:
     room = room_for(noise_model, BALANCED)
-    backbone = noise_model.speakers.t3.config.backbone
+    backbone = noise_model.networks.t3.config.backbone
     position = 2 * 4 * backbone.layers * backbone.width
     assert room.filled(10, 5) == 15 * position
     assert room.needed(10, 5) == room.needed(1, 1) > room.filled(10, 5)
-    pool = open_draws(noise_model, EXACT, plan_for(noise_model, EXACT)).bytes
+    pool = open_decoder(noise_model, EXACT, plan_for(noise_model, EXACT)).bytes
     assert pool == BALANCED.slots * 2 * room.needed(1, 1)
 
 
 @pytest.fixture
 def measured(noise_model: Model, tmp_path: Path) -> Callable[[], AttentionTable]:
-    from nightingale.bench.attention import measure
+    from nightingale_lab.bench.attention import measure
 
     return lambda: measure(noise_model, ["Hello there.", "And again."])[0]
 

@@ -12,15 +12,15 @@ from engine.test_speculate import BUDGET, CONFIGS, FREE, LONGEST, POOL, Crowd, c
 from parity.tiny import fill, gaussian
 from torch import Tensor
 
-from nightingale.engine.cache_load import CellDraws
-from nightingale.engine.draws import HostDraws
-from nightingale.engine.pools import CellPool
-from nightingale.engine.runner import PlainRunner, Trial, Turn
-from nightingale.engine.speculate import SpeculativeDraws
+from nightingale.backends.torch.paged import PagedDecoder
+from nightingale.decoding.decoder import HostDecoder
+from nightingale.backends.torch.kv_pools import PagedKVPool
+from nightingale.backends.torch.runner import PlainRunner, Trial, Turn
+from nightingale.decoding.speculative import SpeculativeDecoder
 from nightingale.errors import MemoryFull
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.nn.arena import LEAST_SCALE, TOPS, Arena, CellPlan, quantise, restored
-from nightingale.nn.cells import CellTables, Stream, plain_attend
+from nightingale.models.layers.kv_blocks import LEAST_SCALE, TOPS, KVBlockPool, KVBlockLayout, quantise, restored
+from nightingale.models.layers.paged_kv_cache import KVBlockTables, Stream, plain_attend
 
 CPU = torch.device("cpu")
 KINDS = [torch.int8, torch.float8_e4m3fn]
@@ -34,13 +34,13 @@ def nets() -> dict[str, T3]:
     return {name: fill(T3(config)) for name, config in CONFIGS.items()}
 
 
-def plan_of(t3: T3, kind: torch.dtype, *, windows: bool = False, spare: int = LONGEST) -> CellPlan:
+def plan_of(t3: T3, kind: torch.dtype, *, windows: bool = False, spare: int = LONGEST) -> KVBlockLayout:
     backbone = t3.config.backbone
     uneven = tuple(
         tuple(4 + 3 * ((layer + head) % 2) for head in range(backbone.heads))
         for layer in range(backbone.layers)
     )
-    return CellPlan(
+    return KVBlockLayout(
         layers=backbone.layers,
         heads=backbone.heads,
         width=backbone.width // backbone.heads,
@@ -51,13 +51,13 @@ def plan_of(t3: T3, kind: torch.dtype, *, windows: bool = False, spare: int = LO
 
 
 def cell_runner(
-    t3: T3, plan: CellPlan | None, *, batched: bool = False, slots: int = 4, **more: Any
+    t3: T3, plan: KVBlockLayout | None, *, batched: bool = False, slots: int = 4, **more: Any
 ) -> PlainRunner:
     """In cells, or in slots if there is no plan."""
     pool = None
     if plan is not None:
         sizes = {"slots": slots, "rows_per_slot": 2, "prompt": 12, "tokens": BUDGET}
-        pool = CellPool(plan, **sizes, device=CPU, **more)  # type: ignore[arg-type]
+        pool = PagedKVPool(plan, **sizes, device=CPU, **more)  # type: ignore[arg-type]
     room = {"slots": slots, "rows_per_slot": 2, "capacity": 12 + BUDGET, "spare": LONGEST}
     return PlainRunner(t3, **room, batched=batched, pool=pool)  # type: ignore[arg-type]
 
@@ -155,8 +155,8 @@ def windowed(q: Tensor, keys: Tensor, values: Tensor, prompt: int, windows: tupl
 @pytest.mark.parametrize("spare", [0, 3])
 def test_each_head_sees_the_prompt_and_its_own_window_and_nothing_else(spare: int) -> None:
     windows, prompt, rows, tokens = (2, 5, 5), 4, 2, 20
-    plan = CellPlan(layers=1, heads=3, width=8, kind=torch.float32, windows=(windows,), spare=spare)
-    arena = Arena(cells=500, plan=plan, device=CPU, attend=None)
+    plan = KVBlockLayout(layers=1, heads=3, width=8, kind=torch.float32, windows=(windows,), spare=spare)
+    arena = KVBlockPool(cells=500, plan=plan, device=CPU, attend=None)
     Stream.open(arena, rows=1, prompt=3, tokens=2)  # somebody else's
     memory = Stream.open(arena, rows=rows, prompt=prompt, tokens=tokens).layers[0]
     q, k, v = (gaussian((rows, 3, prompt + tokens, 8), seed) for seed in (1, 2, 3))
@@ -238,14 +238,14 @@ def test_guessing_ahead_over_cells_says_what_plain_decoding_over_them_says(
 
     def runner(batched: bool) -> PlainRunner:
         sizes = {"slots": 4, "rows_per_slot": 2, "prompt": 10, "tokens": BUDGET}
-        pool = CellPool(plan, **sizes, device=CPU)  # type: ignore[arg-type]
+        pool = PagedKVPool(plan, **sizes, device=CPU)  # type: ignore[arg-type]
         return PlainRunner(nets[name], **POOL, batched=batched, pool=pool)  # type: ignore[arg-type]
 
-    expected = Crowd(nets[name], name, CellDraws(HostDraws(runner(False))), temperature=temperature).run()
+    expected = Crowd(nets[name], name, PagedDecoder(HostDecoder(runner(False))), temperature=temperature).run()
     target = runner(True)
     draft = draft_of(kind, name, nets, target, expected.rows)
-    draws = SpeculativeDraws(target, draft, costs=FREE, after=1, longest=LONGEST)
-    heard = Crowd(nets[name], name, CellDraws(draws), temperature=temperature).run()
+    draws = SpeculativeDecoder(target, draft, costs=FREE, after=1, longest=LONGEST)
+    heard = Crowd(nets[name], name, PagedDecoder(draws), temperature=temperature).run()
     check_same(heard, expected)
     assert heard.drafted > 0
     assert target.pool.used_bytes == 0, "who has left holds nothing"
@@ -256,10 +256,10 @@ def test_bytes_are_those_of_the_tensors(nets: dict[str, T3]) -> None:
     for kind in (*KINDS, torch.float32):
         plan = plan_of(t3, kind, windows=True)
         pool = cell_runner(t3, plan).pool
-        assert isinstance(pool, CellPool)
+        assert isinstance(pool, PagedKVPool)
         held = (pool.arena.keys, pool.arena.values, pool.arena.key_scales, pool.arena.value_scales)
         assert pool.bytes == sum(part.nbytes for part in held)
-    wide = CellPlan(layers=1, heads=1, width=64, kind=torch.int8)
+    wide = KVBlockLayout(layers=1, heads=1, width=64, kind=torch.int8)
     assert wide.cell_bytes == 2 * 64 + 2 * (4 + 2)
     assert wide.cell_bytes / (2 * 64 * 2) <= 0.55, "of bfloat16"
 
@@ -285,7 +285,7 @@ def test_a_stream_takes_what_it_may_need_and_gives_it_back(nets: dict[str, T3]) 
 
 
 def test_what_a_stream_fills_is_counted_by_position_and_window() -> None:
-    plan = CellPlan(layers=2, heads=2, width=64, kind=torch.int8, windows=((4, 8), (6, 2)))
+    plan = KVBlockLayout(layers=2, heads=2, width=64, kind=torch.int8, windows=((4, 8), (6, 2)))
     assert plan.held_cells(10, 1) == 4 * 11
     assert plan.held_cells(10, 5) == 4 * 10 + 4 + 5 + 5 + 2
     assert plan.held_cells(10, 500) == plan.cells(10, 500) == 4 * 10 + 20
@@ -294,7 +294,7 @@ def test_what_a_stream_fills_is_counted_by_position_and_window() -> None:
 def test_streams_are_pushed_together_when_no_hole_is_large_enough(nets: dict[str, T3]) -> None:
     t3 = nets["multilingual"]
     plan = plan_of(t3, torch.int8)
-    # Room for two and a half of the longest.
+    # KVBudget for two and a half of the longest.
     tight = 5 * plan.cells(12, BUDGET) * plan.cell_bytes // 2
     runner, free = cell_runner(t3, plan, most_bytes=tight), cell_runner(t3, plan)
     longest = gaussian((1, 12, t3.config.backbone.width), 77)
@@ -330,7 +330,7 @@ def test_after_a_fault_whoever_comes_next_is_unharmed(nets: dict[str, T3]) -> No
     runner, untouched = (cell_runner(t3, plan_of(t3, torch.int8)) for _ in range(2))
     begin(runner, [1])
     pool = runner.pool
-    assert isinstance(pool, CellPool)
+    assert isinstance(pool, PagedKVPool)
     pool.arena.value_scales[: pool.arena.extents[0].count].fill_(float("nan"))
     runner.wipe(0)
     runner.leave(0)
@@ -364,13 +364,13 @@ def test_the_kernels_twin_is_the_memory(kind: torch.dtype, windows: bool, nets: 
 
 def test_the_tables_are_used(nets: dict[str, T3], monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    plain: Callable[..., Tensor] = CellTables.attend
+    plain: Callable[..., Tensor] = KVBlockTables.attend
 
-    def counted(self: CellTables, *given: Tensor) -> Tensor:
+    def counted(self: KVBlockTables, *given: Tensor) -> Tensor:
         asked.append(len(given[0]))
         return plain(self, *given)
 
-    monkeypatch.setattr(CellTables, "attend", counted)
+    monkeypatch.setattr(KVBlockTables, "attend", counted)
     t3 = nets["multilingual"]
     runner = cell_runner(t3, plan_of(t3, torch.int8), batched=True, attend=plain_attend)
     begin(runner, [1, 1])

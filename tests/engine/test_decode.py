@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from nightingale.engine.decode import speak
-from nightingale.engine.habits import ENGLISH, HABITS, TURBO
+from nightingale.decoding.decoding import speak
+from nightingale.models.defaults import ENGLISH, MODEL_DEFAULTS, TURBO
 from nightingale.engine.model import Model
-from nightingale.engine.randomness import generator
+from nightingale.decoding.random import generator
 from nightingale.errors import TextTooLong
 from nightingale.models.chatterbox.t3 import config as t3_config
 from nightingale.models.chatterbox.t3.config import (
@@ -24,8 +24,8 @@ from nightingale.models.chatterbox.t3.config import (
     T3Config,
 )
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.nn.memory import LayerMemory, NoMemory
-from nightingale.values import Sampling
+from nightingale.models.layers.kv_cache import KVCache, NoMemory
+from nightingale.types import Sampling
 from nightingale.voices.voice import Voice
 
 LLAMA = replace(
@@ -55,7 +55,7 @@ class Scripted(T3):
         super().__init__(config)
         self.script, self.step = script, 0
 
-    def next_scores(self, x: Tensor, memory: Sequence[LayerMemory]) -> Tensor:
+    def next_logits(self, x: Tensor, memory: Sequence[KVCache]) -> Tensor:
         row = torch.full((self.config.speech_vocab,), -10.0)
         for token, score in self.script[min(self.step, len(self.script) - 1)].items():
             row[token] = score
@@ -94,14 +94,14 @@ def voice() -> Voice:
 
 
 def said(t3: T3, voice: Voice, *, text: list[int] = TEXT, seed: int = 0, **changes: Any) -> list[int]:
-    habits = changes.pop("habits", replace(ENGLISH, max_new_tokens=12))
+    defaults = changes.pop("defaults", replace(ENGLISH, max_new_tokens=12))
     exaggeration = changes.pop("exaggeration", 0.5)
     return list(
         speak(
             t3,
             text,
             voice,
-            habits=habits,
+            defaults=defaults,
             sampling=changes.pop("sampling", PLAIN),
             exaggeration=exaggeration,
             rng=generator(seed, "tokens"),
@@ -149,8 +149,8 @@ def test_one_token_at_a_time_equals_the_whole_at_once(config: T3Config, voice: V
 def test_without_guidance_one_row_runs_and_it_is_the_told_row(voice: Voice) -> None:
     t3 = lively(LLAMA)
     rows: list[int] = []
-    plain_scores = t3.next_scores
-    t3.next_scores = lambda x, memory: (rows.append(len(x)), plain_scores(x, memory))[1]  # type: ignore[method-assign]
+    plain_scores = t3.next_logits
+    t3.next_logits = lambda x, memory: (rows.append(len(x)), plain_scores(x, memory))[1]  # type: ignore[method-assign]
     alone, both = prompt_of(t3, voice, guided=False), prompt_of(t3, voice, guided=True)
     assert torch.equal(alone[0], both[0])
     assert not torch.equal(both[0], both[1])
@@ -188,19 +188,19 @@ def test_the_stop_id_ends_and_is_told(voice: Voice) -> None:
 @pytest.mark.parametrize("limit", [1, 5])
 def test_the_limit_ends(limit: int, voice: Voice) -> None:
     t3 = Scripted(LLAMA, [{5: 9.0}])
-    assert said(t3, voice, habits=replace(ENGLISH, max_new_tokens=limit)) == [5] * limit
+    assert said(t3, voice, defaults=replace(ENGLISH, max_new_tokens=limit)) == [5] * limit
 
 
 def test_turbo_draws_one_more_than_its_loop(voice: Voice) -> None:
     roomy = replace(GPT2, backbone=Gpt2Config(layers=1, width=8, heads=1, positions=1100))
-    assert len(said(Scripted(roomy, [{5: 9.0}]), voice, habits=TURBO)) == 1001
-    assert len(said(Scripted(LLAMA, [{5: 9.0}]), voice, habits=ENGLISH)) == 1000
+    assert len(said(Scripted(roomy, [{5: 9.0}]), voice, defaults=TURBO)) == 1001
+    assert len(said(Scripted(LLAMA, [{5: 9.0}]), voice, defaults=ENGLISH)) == 1000
 
 
 def test_turbo_does_not_stop_at_its_first_draw(voice: Voice) -> None:
     script = [{STOP_SPEECH: 9.0}, {5: 9.0}, {STOP_SPEECH: 9.0}]
     turbo = replace(TURBO, max_new_tokens=12)
-    assert said(Scripted(GPT2, script), voice, habits=turbo) == [STOP_SPEECH, 5, STOP_SPEECH]
+    assert said(Scripted(GPT2, script), voice, defaults=turbo) == [STOP_SPEECH, 5, STOP_SPEECH]
     assert said(Scripted(LLAMA, script), voice) == [STOP_SPEECH]
 
 
@@ -208,8 +208,8 @@ def test_turbo_forgets_the_start_after_its_first_draw(voice: Voice) -> None:
     script = [{START_SPEECH: 2.0, 7: 1.9, 8: 1.8}]
     penalised = replace(PLAIN, repetition_penalty=1.2)
     turbo, chatterbox = replace(TURBO, max_new_tokens=2), replace(ENGLISH, max_new_tokens=2)
-    assert said(Scripted(GPT2, script), voice, sampling=penalised, habits=turbo) == [7, START_SPEECH]
-    assert said(Scripted(LLAMA, script), voice, sampling=penalised, habits=chatterbox) == [7, 8]
+    assert said(Scripted(GPT2, script), voice, sampling=penalised, defaults=turbo) == [7, START_SPEECH]
+    assert said(Scripted(LLAMA, script), voice, sampling=penalised, defaults=chatterbox) == [7, 8]
 
 
 def test_a_text_may_fill_the_table_but_not_pass_it(voice: Voice) -> None:
@@ -222,13 +222,13 @@ def test_a_text_may_fill_the_table_but_not_pass_it(voice: Voice) -> None:
 def test_turbos_one_table_must_hold_text_and_speech(voice: Voice) -> None:
     turbo = replace(TURBO, max_new_tokens=12)
     t3 = Scripted(GPT2, [{5: 9.0}])
-    t3.next_scores = lambda x, memory: T3.next_scores(t3, x, memory).index_fill(
+    t3.next_logits = lambda x, memory: T3.next_logits(t3, x, memory).index_fill(
         1, torch.tensor(STOP_SPEECH), -99
     )  # type: ignore[method-assign]
     most = 60 - (1 + 4 + 1 + 12)  # speaker, prompt, start, speech
-    assert len(said(t3, voice, text=[9] * most, habits=turbo)) == 12
+    assert len(said(t3, voice, text=[9] * most, defaults=turbo)) == 12
     with pytest.raises(TextTooLong, match=f"at most {most}"):
-        said(t3, voice, text=[9] * (most + 1), habits=turbo)
+        said(t3, voice, text=[9] * (most + 1), defaults=turbo)
 
 
 def test_a_text_too_long_is_refused_before_anything_is_drawn(voice: Voice) -> None:
@@ -241,11 +241,11 @@ def test_a_text_too_long_is_refused_before_anything_is_drawn(voice: Voice) -> No
 def test_two_interleaved_utterances_do_not_hear_each_other(noise_model: Model) -> None:
     def start(seed: int) -> Any:
         return speak(
-            noise_model.speakers.t3,
+            noise_model.networks.t3,
             TEXT,
             noise_model.default_voice,  # type: ignore[arg-type]
-            habits=replace(HABITS["noise"], max_new_tokens=8),
-            sampling=HABITS["noise"].sampling,
+            defaults=replace(MODEL_DEFAULTS["noise"], max_new_tokens=8),
+            sampling=MODEL_DEFAULTS["noise"].sampling,
             exaggeration=0.5,
             rng=generator(seed, "tokens"),
         )

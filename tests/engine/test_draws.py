@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from nightingale import TTS
-from nightingale.engine.decode import Decoding
-from nightingale.engine.draws import DeviceDraws
+from nightingale.decoding.decoding import Decoding
+from nightingale.decoding.decoder import GraphDecoder
 from nightingale.engine.load import plan_for
 from nightingale.engine.model import Model
 from nightingale.engine.plan import Plan
 from nightingale.engine.profiles import PROFILES, Profile
-from nightingale.engine.utterance import Utterance
+from nightingale.engine.rendering.utterance import Utterance
 from nightingale.errors import EngineFault
 
 TEXTS = ["Hello there.", "A second voice, a little longer.", "Three.", "And the fourth one speaks as well."]
@@ -49,8 +49,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
     return kept
 
 
-def engine(model: Model, *, device: bool, tokens: int = 21, **habits: Any) -> TTS:
-    model = replace(model, habits=replace(model.habits, max_new_tokens=tokens, **habits))
+def engine(model: Model, *, device: bool, tokens: int = 21, **defaults: Any) -> TTS:
+    model = replace(model, defaults=replace(model.defaults, max_new_tokens=tokens, **defaults))
     return TTS.over(model, FAST, plan=planned(model, t3="graphs" if device else "plain"))
 
 
@@ -70,7 +70,7 @@ def test_greedy_tokens_are_the_plain_ones_in_a_crowd_that_moves_slots(
     heard = []
     for device in (False, True):
         with engine(noise_model, device=device) as tts:
-            assert isinstance(tts._worker.draws, DeviceDraws) is device
+            assert isinstance(tts._worker.draws, GraphDecoder) is device
             finish(together(tts, temperature=0.0, cfg_weight=cfg_weight))
         heard.append(dict(drawn))
     assert heard[0] == heard[1]
@@ -147,9 +147,9 @@ def test_a_decoding_is_told_from_every_other(noise_model: Model) -> None:
     """Tokens on their way are addressed by it."""
     made = [
         Decoding(
-            noise_model.speakers.t3,
-            habits=noise_model.habits,
-            sampling=noise_model.habits.sampling,
+            noise_model.networks.t3,
+            defaults=noise_model.defaults,
+            sampling=noise_model.defaults.sampling,
             text_ids=3,
             rng=torch.Generator(),
         )

@@ -17,9 +17,9 @@ from torch import Tensor
 from nightingale import TTS, BadReference, Voice, VoiceError, VoiceNotFound
 from nightingale.audio.loudness import integrated_loudness
 from nightingale.audio.resample import resample, resample_sinc
-from nightingale.engine.enroll import enroll, enroll_file
-from nightingale.engine.habits import ENGLISH, TURBO, Habits
-from nightingale.models.chatterbox.build import Listeners
+from nightingale.engine.cloning import enroll, enroll_file
+from nightingale.models.defaults import ENGLISH, TURBO, ModelDefaults
+from nightingale.models.chatterbox.build import VoiceEncoders
 
 RATE = 24_000
 
@@ -49,21 +49,21 @@ class Ears:
         self.tokenized.append((wav, max_tokens))
         return torch.arange(len(wav) * 25 // 16_000)[:max_tokens]
 
-    def listeners(self) -> Listeners:
+    def listeners(self) -> VoiceEncoders:
         voice_encoder, xvector = type(self)(), type(self)()
         voice_encoder.embed = lambda wav: (self.embedded.append(wav), torch.ones(256))[1]  # type: ignore[attr-defined]
         xvector.embed = lambda wav: (self.seen.append(wav), torch.ones(192))[1]  # type: ignore[attr-defined]
-        return Listeners(speech_tokenizer=self, voice_encoder=voice_encoder, xvector=xvector)  # type: ignore[arg-type]
+        return VoiceEncoders(speech_tokenizer=self, voice_encoder=voice_encoder, xvector=xvector)  # type: ignore[arg-type]
 
 
-def heard_by(samples: np.ndarray, habits: Habits, family: str) -> tuple[Ears, Voice]:
+def heard_by(samples: np.ndarray, defaults: ModelDefaults, family: str) -> tuple[Ears, Voice]:
     ears = Ears()
     voice = enroll(
         samples,
         name="a",
         family=family,
-        listeners=ears.listeners(),
-        habits=habits,
+        encoders=ears.encoders(),
+        defaults=defaults,
         prompt_tokens=150 if family == "chatterbox" else 375,
         provenance="",
     )
@@ -162,7 +162,7 @@ def test_an_unusable_clip_is_refused_by_reason(kind: str, brief: TTS, tmp_path: 
 
 
 def test_turbo_refuses_a_clip_of_five_seconds(tts_with: Any, tmp_path: Path) -> None:
-    turbo = tts_with(habits={"reference_longer_than_s": TURBO.reference_longer_than_s})
+    turbo = tts_with(defaults={"reference_longer_than_s": TURBO.reference_longer_than_s})
     with pytest.raises(BadReference, match="more than 5 s"):
         turbo.voice(write(tmp_path / "a.wav", clip(5.0)))
 
@@ -172,8 +172,8 @@ def test_a_clipped_clip_is_warned_about(noise_model: Any, tmp_path: Path) -> Non
         write(tmp_path / "a.wav", np.clip(clip(2.0, level=3.0), -1, 1)),
         name="a",
         family="wren",
-        listeners=noise_model.listeners(),
-        habits=noise_model.habits,
+        encoders=noise_model.encoders(),
+        defaults=noise_model.defaults,
         prompt_tokens=16,
     )
     assert "clipped" in enrolled.warnings[0]
@@ -182,7 +182,7 @@ def test_a_clipped_clip_is_warned_about(noise_model: Any, tmp_path: Path) -> Non
 
 def test_a_clip_is_listened_to_once(tts_with: Any, noise_model: Any, tmp_path: Path) -> None:
     calls: list[int] = []
-    tts = tts_with(listeners=lambda: (calls.append(1), noise_model.listeners())[1])
+    tts = tts_with(encoders=lambda: (calls.append(1), noise_model.encoders())[1])
     first = tts.voice(write(tmp_path / "a.wav", clip(2.0)))
     assert tts.voice(write(tmp_path / "b.wav", clip(2.0))) == first
     assert len(calls) == 1
@@ -194,8 +194,8 @@ def test_another_checkpoint_listens_again(tts_with: Any, noise_model: Any, tmp_p
     calls: list[int] = []
     path = write(tmp_path / "a.wav", clip(2.0))
     for fingerprint in ("one", "two"):
-        listeners = lambda: (calls.append(1), noise_model.listeners())[1]  # noqa: E731
-        tts_with(listeners=listeners, fingerprint=fingerprint).voice(path)
+        listeners = lambda: (calls.append(1), noise_model.encoders())[1]  # noqa: E731
+        tts_with(encoders=listeners, fingerprint=fingerprint).voice(path)
     assert len(calls) == 2
 
 

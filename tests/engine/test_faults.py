@@ -21,9 +21,9 @@ from nightingale.errors import EngineFault, MemoryFull, NightingaleError, TextEr
 LIMIT_S = 30.0
 
 
-def engine(model: Model, profile: str = "balanced", **habits: Any) -> TTS:
+def engine(model: Model, profile: str = "balanced", **defaults: Any) -> TTS:
     return TTS.over(
-        replace(model, habits=replace(model.habits, **{"max_new_tokens": 200, **habits})), profile
+        replace(model, defaults=replace(model.defaults, **{"max_new_tokens": 200, **defaults})), profile
     )
 
 
@@ -139,7 +139,7 @@ def test_a_page_that_cannot_be_read_after_its_listener_slept_ends_its_book_alone
         return text
 
     model = replace(noise_model, frontend=replace(noise_model.frontend, spell_out=spell_out))
-    model = replace(model, habits=replace(model.habits, max_new_tokens=4, fill_pieces=False))
+    model = replace(model, defaults=replace(model.defaults, max_new_tokens=4, fill_pieces=False))
     tts = TTS.over(model, replace(PROFILES[profile], ahead_seconds=0.2))
     text = "\n\n".join(["This page can be read by anybody."] * 5 + ["Here they stumble."])
     bad = tts.stream(text, seed=1)
@@ -188,7 +188,7 @@ import torch
 torch.set_num_threads(1)
 from nightingale import TTS
 model = TTS("noise")._model
-tts = TTS.over(replace(model, habits=replace(model.habits, max_new_tokens=400)), "balanced")
+tts = TTS.over(replace(model, defaults=replace(model.defaults, max_new_tokens=400)), "balanced")
 stream = tts.stream("This is being said while the program ends.", seed=1)
 print(len(next(stream).samples), flush=True)
 {}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from nightingale.engine.gaps import KEPT, Gaps
+from nightingale.engine.rendering.gaps import KEPT, Gaps
 from nightingale.engine.session import Timing
-from nightingale.values import Metrics
+from nightingale.types import Metrics
 
 
 def test_of_a_short_request_every_gap_is_kept_in_order() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightingale.engine.guards import (
+from nightingale.decoding.guards import (
     ATTEMPTS,
     GO_ON,
     Action,
@@ -19,8 +19,8 @@ from nightingale.engine.guards import (
     limits_for,
     retry_seed,
 )
-from nightingale.engine.habits import HABITS, SILENCE_TOKEN
-from nightingale.engine.randomness import SEED_LIMIT
+from nightingale.models.defaults import MODEL_DEFAULTS, SILENCE_TOKEN
+from nightingale.decoding.random import SEED_LIMIT
 
 STOP = 6562
 SILENCE = frozenset({SILENCE_TOKEN})
@@ -245,9 +245,9 @@ def test_the_budget_is_one_of_the_text_and_not_forty_seconds() -> None:
     assert limits_for("", ceiling=1000).least == 1
 
 
-@pytest.mark.parametrize("name", sorted(HABITS))
+@pytest.mark.parametrize("name", sorted(MODEL_DEFAULTS))
 def test_no_family_is_given_more_than_it_can_do(name: str) -> None:
-    assert limits_for("word " * 1000, ceiling=HABITS[name].max_new_tokens).most == HABITS[name].max_new_tokens
+    assert limits_for("word " * 1000, ceiling=MODEL_DEFAULTS[name].max_new_tokens).most == MODEL_DEFAULTS[name].max_new_tokens
 
 
 @given(st.lists(st.sampled_from([1, 2, 3, SILENCE_TOKEN, STOP]), max_size=600), st.integers(1, 3))

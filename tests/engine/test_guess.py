@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import save_file
 
 from nightingale import TTS
-from nightingale.engine.drafts import PlainGuess
+from nightingale.backends.torch.drafts import TorchDraftHead
 from nightingale.engine.load import open_guess
 from nightingale.engine.model import Model
-from nightingale.engine.speculate_load import find_guess
+from nightingale.backends.torch.speculation import find_guess
 from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.t3.guess import GuessHead
+from nightingale.models.chatterbox.t3.guess import DraftHead
 
 
 def test_a_model_without_one_says_so(noise_model: Model, tmp_path: Path) -> None:
@@ -30,19 +30,19 @@ def test_a_model_without_one_says_so(noise_model: Model, tmp_path: Path) -> None
 
 
 def test_a_file_is_known_by_what_it_holds(noise_model: Model, tmp_path: Path) -> None:
-    width = noise_model.speakers.t3.config.backbone.width
-    save_file(GuessHead(width, blocks=2, inner=24).state_dict(), tmp_path / "guess.safetensors")
+    width = noise_model.networks.t3.config.backbone.width
+    save_file(DraftHead(width, blocks=2, inner=24).state_dict(), tmp_path / "guess.safetensors")
     save_file({"tfmr.layers.0.x": torch.zeros(1)}, tmp_path / "draft.safetensors")
     head = find_guess(noise_model, str(tmp_path / "guess.safetensors"))
     assert head is not None
     assert (head.width, len(head.blocks)) == (width, 2)
     assert find_guess(noise_model, str(tmp_path / "draft.safetensors")) is None
     assert find_guess(noise_model, "turbo") is None
-    save_file(GuessHead(width + 8, blocks=1, inner=24).state_dict(), tmp_path / "other.safetensors")
+    save_file(DraftHead(width + 8, blocks=1, inner=24).state_dict(), tmp_path / "other.safetensors")
     with pytest.raises(ConfigError, match="made for another model"):
         find_guess(noise_model, str(tmp_path / "other.safetensors"))
-    guesser = open_guess(noise_model.speakers.t3, head, fast=False, threads=None, longest=3)
-    assert isinstance(guesser, PlainGuess)
+    guesser = open_guess(noise_model.networks.t3, head, fast=False, threads=None, longest=3)
+    assert isinstance(guesser, TorchDraftHead)
 
 
 @pytest.mark.parametrize("temperature", [0.3, 0.0], ids=["sampled", "greedy"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightingale.engine.incoming import IncomingText
+from nightingale.engine.requests.incremental_text import IncomingText
 from nightingale.errors import ConfigError
 from nightingale.text.stops import LINK
 

@@ -25,7 +25,7 @@ LIMIT_S = 20.0
 
 @pytest.fixture
 def tts(tts_with: Callable[..., TTS]) -> Iterator[TTS]:
-    with tts_with(habits={"max_new_tokens": 60}) as engine:
+    with tts_with(defaults={"max_new_tokens": 60}) as engine:
         yield engine
 
 
@@ -73,7 +73,7 @@ def test_a_session_is_heard_though_nobody_holds_it_but_the_loop(tts: TTS) -> Non
 
 
 def test_a_session_keeps_its_engine_alive(tts_with: Callable[..., TTS]) -> None:
-    session = tts_with(habits={"max_new_tokens": 60}).session(seed=1)
+    session = tts_with(defaults={"max_new_tokens": 60}).session(seed=1)
     gc.collect()
     session.push("Hello there. ")
     session.end()
@@ -92,7 +92,7 @@ def test_one_bad_text_among_many_ends_them_all(tts: TTS) -> None:
 @pytest.mark.parametrize("awaited", [False, True], ids=["called", "awaited"])
 def test_more_texts_than_the_line_is_long_are_all_spoken(noise_model: Model, awaited: bool) -> None:
     texts = ["One.", "Two, and more.", "Three."] * 4
-    model = replace(noise_model, habits=replace(noise_model.habits, max_new_tokens=20))
+    model = replace(noise_model, defaults=replace(noise_model.defaults, max_new_tokens=20))
     with TTS.over(model, replace(PROFILES["exact"], slots=2, queue_limit=1)) as tts:
         many = asyncio.run(AsyncTTS(tts).say_many(texts, seed=1)) if awaited else tts.say_many(texts, seed=1)
         assert [one.sha256 for one in many] == [tts.say(text, seed=1).sha256 for text in texts]

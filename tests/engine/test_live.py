@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from nightingale import TTS, AsyncTTS
-from nightingale.engine.decode import Decoding
-from nightingale.engine.guards import ATTEMPTS
+from nightingale.decoding.decoding import Decoding
+from nightingale.decoding.guards import ATTEMPTS
 from nightingale.engine.model import Model
 from nightingale.errors import ConfigError
 
@@ -21,7 +21,7 @@ ANSWER = "Good morning, and welcome back. Your train leaves in ten minutes. Shal
 
 @pytest.fixture
 def tts(noise_model: Model) -> TTS:
-    return TTS.over(replace(noise_model, habits=replace(noise_model.habits, max_new_tokens=12)), "balanced")
+    return TTS.over(replace(noise_model, defaults=replace(noise_model.defaults, max_new_tokens=12)), "balanced")
 
 
 def test_audio_comes_before_the_text_is_complete(tts: TTS) -> None:
@@ -107,7 +107,7 @@ def test_speed_changes_the_length_and_nothing_else_does(tts: TTS) -> None:
 
 
 def misbehaving(
-    model: Model, monkeypatch: pytest.MonkeyPatch, tokens: Any, profile: str = "exact", **habits: Any
+    model: Model, monkeypatch: pytest.MonkeyPatch, tokens: Any, profile: str = "exact", **defaults: Any
 ) -> TTS:
     """A model that draws what `tokens(attempt, position)` says."""
     attempts: list[Decoding] = []
@@ -118,8 +118,8 @@ def misbehaving(
         return int(tokens(attempts.index(self), self.drawn))
 
     monkeypatch.setattr(Decoding, "draw", draw)
-    habits = {"guarded": True, "max_new_tokens": 600, **habits}
-    return TTS.over(replace(model, habits=replace(model.habits, **habits)), profile)
+    defaults = {"guarded": True, "max_new_tokens": 600, **defaults}
+    return TTS.over(replace(model, defaults=replace(model.defaults, **defaults)), profile)
 
 
 def test_a_loop_is_drawn_again(noise_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

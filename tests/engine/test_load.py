@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nightingale import TTS, CheckpointError, ConfigError, ModelMissing, VoiceError
 from nightingale.engine import load as load_module
-from nightingale.engine.habits import HABITS
+from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.engine.profiles import PROFILES
 from nightingale.engine.standin import NOISE
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
@@ -101,8 +101,8 @@ def english() -> dict[str, Tensors]:
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_module, "PRESETS", {"english": ENGLISH, "turbo": TURBO})
-    short = {name: replace(HABITS[name], max_new_tokens=4) for name in ("english", "turbo")}
-    monkeypatch.setattr(load_module, "HABITS", short)
+    short = {name: replace(MODEL_DEFAULTS[name], max_new_tokens=4) for name in ("english", "turbo")}
+    monkeypatch.setattr(load_module, "MODEL_DEFAULTS", short)
 
 
 def write_vocabulary(folder: Path) -> None:
@@ -175,7 +175,7 @@ def test_both_formats_and_the_old_wrapping_say_the_same(english: dict[str, Tenso
 
 
 def test_what_is_loaded_is_what_was_written(english: dict[str, Tensors], tmp_path: Path) -> None:
-    speakers = TTS(folder_of(tmp_path / "m", english))._model.speakers
+    speakers = TTS(folder_of(tmp_path / "m", english))._model.networks
     for name, t in speakers.t3.state_dict().items():
         assert torch.equal(t, english["t3"][name]), name
     with torch.random.fork_rng(devices=[]):
@@ -311,7 +311,7 @@ def test_half_precision_files_are_spoken_in_full(english: dict[str, Tensors], tm
         for role, tensors in english.items()
     }
     tts = TTS(folder_of(tmp_path, half))
-    assert {p.dtype for p in tts._model.speakers.flow.parameters()} == {torch.float32}
+    assert {p.dtype for p in tts._model.networks.flow.parameters()} == {torch.float32}
     assert np.isfinite(tts.say("Hello", seed=1).samples).all()
 
 
@@ -335,11 +335,11 @@ def test_layers_that_are_packed_are_left_in_their_file(
     lean, whole = (
         load_module.load_model(folder, **how, profile=PROFILES[name]) for name in ("fast", "exact")
     )
-    left = {name for name, weight in lean.speakers.t3.named_parameters() if weight.is_meta}
+    left = {name for name, weight in lean.networks.t3.named_parameters() if weight.is_meta}
     assert left == {name for name in english["t3"] if name.startswith("tfmr.") and "embed_tokens" not in name}
     assert lean.t3_file == folder / "t3_cfg.safetensors"
     assert whole.t3_file is None
-    assert not any(weight.is_meta for weight in whole.speakers.t3.parameters())
+    assert not any(weight.is_meta for weight in whole.networks.t3.parameters())
     # What is left is still looked at: a file that does not fit is refused as ever.
     bad = {**english, "t3": {**english["t3"], "tfmr.norm.weight": torch.ones(3)}}
     with pytest.raises(CheckpointError, match=r"tfmr\.norm\.weight"):

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from accel.conftest import CONFIGS
+from backends.conftest import CONFIGS
 from parity.tiny import fill
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from nightingale import TTS
 from nightingale.cli.main import app
-from nightingale.engine.decode import Decoding, prompt_of
+from nightingale.decoding.decoding import Decoding, prompt_of
 from nightingale.engine.model import Model
-from nightingale.engine.overhear import overhear
-from nightingale.engine.randomness import generator
-from nightingale.engine.runner import PlainRunner, Turn
+from nightingale_lab.train.hidden_states import overhear
+from nightingale.decoding.random import generator
+from nightingale.backends.torch.runner import PlainRunner, Turn
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.t3.guess import HALVES
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.train.overheard import Overheard, train_overheard
+from nightingale_lab.train.overheard import Overheard, train_overheard
 
 LINES = ["Hello there.", "A bird sang.", "It is late.", "Good night, all."] * 3
 
@@ -34,15 +34,15 @@ def heard(noise_model: Model) -> dict[str, torch.Tensor]:
 
 def test_it_is_what_the_engine_would_tell_a_draft(noise_model: Model, heard: dict[str, torch.Tensor]) -> None:
     """Token by token, as it speaks: the same tokens, and the same thoughts before each, of every row."""
-    t3, habits, voice = noise_model.speakers.t3, noise_model.habits, noise_model.default_voice
+    t3, defaults, voice = noise_model.networks.t3, noise_model.defaults, noise_model.default_voice
     assert voice is not None
-    how = {"habits": habits, "sampling": habits.sampling, "exaggeration": habits.exaggeration}
+    how = {"defaults": defaults, "sampling": defaults.sampling, "exaggeration": defaults.exaggeration}
     ids = noise_model.frontend.encode(LINES[0])
     prompt = prompt_of(t3, ids, voice, **how)  # type: ignore[arg-type]
     runner = PlainRunner(t3, slots=1, rows_per_slot=len(prompt), capacity=400, batched=False)
     runner.listen()
     decoding = Decoding(
-        t3, habits=habits, sampling=habits.sampling, text_ids=len(ids), rng=generator(3, "tokens")
+        t3, defaults=defaults, sampling=defaults.sampling, text_ids=len(ids), rng=generator(3, "tokens")
     )
     scores, thoughts = runner.begin(0, prompt), []
     while not decoding.finished:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from nightingale.engine.decode import BUDGET_FLOOR_TOKENS, budget_tokens
-from nightingale.engine.habits import HABITS
-from nightingale.engine.pieces import MAX_CHARS, cut, parse_pauses, pieces_of
-from nightingale.engine.randomness import SEED_LIMIT, nth_seed
+from nightingale.decoding.decoding import BUDGET_FLOOR_TOKENS, budget_tokens
+from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale.engine.requests.segments import MAX_CHARS, cut, parse_pauses, pieces_of
+from nightingale.decoding.random import SEED_LIMIT, nth_seed
 from nightingale.errors import EmptyText, TextError, TextTooLong, UnsupportedLanguage
 from nightingale.text.frontend import Frontend
 from nightingale.text.languages import check_language
@@ -257,14 +257,14 @@ def test_the_sounds_that_turbo_knows_pass_through(split_chars: int | None) -> No
 
 
 def test_only_wren_is_budgeted_by_its_text_ids() -> None:
-    for name, habits in HABITS.items():
-        assert (habits.tokens_per_text_id is not None) == (name == "wren")
-    assert budget_tokens(5, HABITS["english"]) == 1000
-    assert budget_tokens(5, HABITS["turbo"]) == 1001
+    for name, defaults in MODEL_DEFAULTS.items():
+        assert (defaults.tokens_per_text_id is not None) == (name == "wren")
+    assert budget_tokens(5, MODEL_DEFAULTS["english"]) == 1000
+    assert budget_tokens(5, MODEL_DEFAULTS["turbo"]) == 1001
 
 
 def test_a_short_text_cannot_run_on() -> None:
-    wren = replace(HABITS["wren"], tokens_per_text_id=6.0, max_new_tokens=750)
+    wren = replace(MODEL_DEFAULTS["wren"], tokens_per_text_id=6.0, max_new_tokens=750)
     assert budget_tokens(2, wren) == BUDGET_FLOOR_TOKENS + 12
     assert budget_tokens(1000, wren) == 750
 

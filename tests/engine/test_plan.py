@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from nightingale import TTS
-from nightingale.accel.cpu import able
-from nightingale.accel.cpu.native import able as native_able
+from nightingale.backends.onnx import capabilities as able
+from nightingale.backends.cpu import capabilities as native_able
 from nightingale.cli.main import app
 from nightingale.engine.guests import GUESTS
-from nightingale.engine.habits import HABITS
+from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.engine.load import plan_for, plan_named
 from nightingale.engine.model import Model
 from nightingale.engine.plan import Machine, Plan, Sizes, make_plan
@@ -27,7 +27,7 @@ CPU = Machine(device="cpu", name="cpu", instructions="AVX512")
 
 
 def sizes(name: str) -> Sizes:
-    return Sizes(name=name, t3=PRESETS[name].t3, flow=PRESETS[name].flow, habits=HABITS[name])
+    return Sizes(name=name, t3=PRESETS[name].t3, flow=PRESETS[name].flow, defaults=MODEL_DEFAULTS[name])
 
 
 def plan(name: str, machine: Machine, profile: str, dtype: str = "auto", **changes: int) -> Plan:
@@ -107,8 +107,8 @@ def test_an_old_driver_is_mentioned_once_at_load(
 def test_the_memory_that_is_planned_is_what_is_taken(noise_model: Model) -> None:
     made = plan_for(noise_model, PROFILES["balanced"])
     made = replace(made, t3=replace(made.t3, way="plain"))  # onnxruntime has a position to spare in each slot
-    speakers = noise_model.speakers
-    own = Sizes(name="noise", t3=speakers.t3.config, flow=speakers.flow.config, habits=noise_model.habits)
+    speakers = noise_model.networks
+    own = Sizes(name="noise", t3=speakers.t3.config, flow=speakers.flow.config, defaults=noise_model.defaults)
     with TTS.over(noise_model, "balanced", plan=made) as tts:
         assert tts._worker.draws.bytes == own.t3_memory_bytes(PROFILES["balanced"].slots, 4)
 

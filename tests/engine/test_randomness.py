@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from nightingale import TTS
-from nightingale.engine.randomness import SEED_LIMIT, NoiseTape, RaceTape, fresh_seed, generator
-from nightingale.engine.sampling import draw
+from nightingale.decoding.random import SEED_LIMIT, NoiseTape, RaceTape, fresh_seed, generator
+from nightingale.decoding.sampling import draw
 
 
 def tape(seed: int = 7, purpose: str = "flow") -> NoiseTape:

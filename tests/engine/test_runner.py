@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from nightingale.engine.model import Model
-from nightingale.engine.runner import PlainRunner, Trial, Turn
+from nightingale.backends.torch.runner import PlainRunner, Trial, Turn
 from nightingale.errors import MemoryFull
-from nightingale.nn.memory import DenseMemory
+from nightingale.models.layers.kv_cache import DenseKVCache
 
 CAPACITY = 24
 
@@ -22,7 +22,7 @@ def runner_of(noise_model: Model) -> Callable[..., PlainRunner]:
     """Slots filled with prompts of `rows` rows each, every one of another length."""
 
     def build(rows: list[int], *, batched: bool, rows_per_slot: int = 2, spare: int = 0) -> PlainRunner:
-        t3 = noise_model.speakers.t3
+        t3 = noise_model.networks.t3
         pool = {"slots": len(rows), "rows_per_slot": rows_per_slot, "capacity": CAPACITY, "spare": spare}
         runner = PlainRunner(t3, **pool, batched=batched)
         for slot, count in enumerate(rows):
@@ -141,7 +141,7 @@ def test_the_first_layers_alone_share_the_memory_and_leave_the_rest(
 def test_a_fresh_memory_is_zero_and_takes_no_room_until_it_is_written() -> None:
     rows = {"rows": 8, "heads": 16, "capacity": 4096, "width": 64}
     before = resident_bytes()
-    memory = DenseMemory(**rows, dtype=torch.bfloat16, device=torch.device("cpu"))
+    memory = DenseKVCache(**rows, dtype=torch.bfloat16, device=torch.device("cpu"))
     grown, size = resident_bytes() - before, 2 * memory.keys.numel() * memory.keys.element_size()
     assert grown < size / 10
     assert memory.keys.shape == (8, 16, 4096, 64)

@@ -1,4 +1,4 @@
-"""Scores to a token. The expected rows were printed by the processors of transformers 5.2."""
+"""Logits to a token. The expected rows were printed by the processors of transformers 5.2."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from nightingale.engine import sampling as steps
-from nightingale.engine.randomness import RaceTape
-from nightingale.engine.sampling import Scores, Seen, Step, compose_sampler, draw, guide, is_greedy
-from nightingale.values import Sampling
+from nightingale.decoding import sampling as steps
+from nightingale.decoding.random import RaceTape
+from nightingale.decoding.sampling import Logits, Seen, Step, compose_sampler, draw, guide, is_greedy
+from nightingale.types import Sampling
 
 SCORES = [2.0, -1.0, 0.5, 3.0, -2.5, 1.0]
 SEEN = [3, 3, 1, 3, 4]
 OFF = Sampling(temperature=1.0, top_p=1.0, min_p=0.0, top_k=0, repetition_penalty=1.0, cfg_weight=0.0)
 
 
-def row_of(scores: list[float]) -> Scores:
+def row_of(scores: list[float]) -> Logits:
     return np.array(scores, np.float32)
 
 

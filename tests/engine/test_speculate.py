@@ -12,28 +12,28 @@ from parity.tiny import TINY_GPT2, TINY_LLAMA, fill, gaussian
 from torch import Tensor
 
 from nightingale import TTS
-from nightingale.engine.decode import Decoding
-from nightingale.engine.drafts import (
+from nightingale.decoding.decoding import Decoding
+from nightingale.backends.torch.drafts import (
     Ask,
     Draft,
     ExitDraft,
     LookupDraft,
     ModelDraft,
-    PlainGuess,
-    ThoughtDraft,
+    TorchDraftHead,
+    HiddenStateDraft,
 )
-from nightingale.engine.draws import Draws, HostDraws, Speaking
-from nightingale.engine.habits import HABITS
-from nightingale.engine.load import open_draws, plan_for
+from nightingale.decoding.decoder import Decoder, HostDecoder, Speaking
+from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale.engine.load import open_decoder, plan_for
 from nightingale.engine.model import Model
 from nightingale.engine.profiles import PROFILES
-from nightingale.engine.randomness import generator
-from nightingale.engine.runner import PlainRunner
-from nightingale.engine.speculate import ASK_AGAIN, Costs, Pace, SpeculativeDraws
-from nightingale.engine.utterance import Utterance
+from nightingale.decoding.random import generator
+from nightingale.backends.torch.runner import PlainRunner
+from nightingale.decoding.speculative import ASK_AGAIN, Costs, Pace, SpeculativeDecoder
+from nightingale.engine.rendering.utterance import Utterance
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.t3.config import T3Config
-from nightingale.models.chatterbox.t3.guess import GuessHead
+from nightingale.models.chatterbox.t3.guess import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 
 FREE = Costs(several=1.0, token=0.0, guess=0.0)
@@ -55,9 +55,9 @@ def prompt_for(t3: T3, decoding: Decoding, rows: int) -> Tensor:
     return gaussian((rows, PROMPT + seed % 4, t3.config.backbone.width), seed)
 
 
-def random_head(t3: T3) -> GuessHead:
+def random_head(t3: T3) -> DraftHead:
     """It knows nothing, but its guesses are of T3's own kind."""
-    return fill(GuessHead(t3.config.backbone.width, blocks=1, inner=32))
+    return fill(DraftHead(t3.config.backbone.width, blocks=1, inner=32))
 
 
 def draft_of(kind: str, name: str, nets: dict[str, T3], runner: PlainRunner, rows: int) -> Draft:
@@ -67,7 +67,7 @@ def draft_of(kind: str, name: str, nets: dict[str, T3], runner: PlainRunner, row
     if kind == "exit":
         return ExitDraft(runner, layers=1)
     if kind == "guess":
-        return ThoughtDraft(runner, runner.t3, PlainGuess(runner.t3, random_head(runner.t3)))
+        return HiddenStateDraft(runner, runner.t3, TorchDraftHead(runner.t3, random_head(runner.t3)))
     t3 = nets[name if kind == "same" else next(other for other in nets if other != name)]
     own = PlainRunner(t3, **POOL, batched=runner.batched)  # type: ignore[arg-type]
     return ModelDraft(own, lambda decoding: prompt_for(t3, decoding, rows if kind == "same" else 1))
@@ -76,10 +76,10 @@ def draft_of(kind: str, name: str, nets: dict[str, T3], runner: PlainRunner, row
 class Crowd:
     """What the worker does, and nothing else: begin, step, leave, move up."""
 
-    def __init__(self, t3: T3, name: str, draws: Draws, **sampling: Any) -> None:
+    def __init__(self, t3: T3, name: str, draws: Decoder, **sampling: Any) -> None:
         self.t3, self.draws = t3, draws
-        self.habits = replace(HABITS[name], max_new_tokens=BUDGET)
-        self.sampling = replace(self.habits.sampling, **sampling)
+        self.defaults = replace(MODEL_DEFAULTS[name], max_new_tokens=BUDGET)
+        self.sampling = replace(self.defaults.sampling, **sampling)
         self.rows = 2 if self.sampling.cfg_weight > 0 else 1
         self.said: dict[int, list[int]] = {}
         self.running: list[tuple[int, Decoding]] = []
@@ -100,7 +100,7 @@ class Crowd:
 
     def _decoding(self, seed: int) -> Decoding:
         rng = generator(seed, "tokens")
-        return Decoding(self.t3, habits=self.habits, sampling=self.sampling, text_ids=9, rng=rng)
+        return Decoding(self.t3, defaults=self.defaults, sampling=self.sampling, text_ids=9, rng=rng)
 
     def step(self) -> None:
         speaking = [
@@ -149,14 +149,14 @@ class Crowd:
         return self
 
 
-def plain(t3: T3, batched: bool) -> HostDraws:
-    return HostDraws(PlainRunner(t3, **POOL, batched=batched))  # type: ignore[arg-type]
+def plain(t3: T3, batched: bool) -> HostDecoder:
+    return HostDecoder(PlainRunner(t3, **POOL, batched=batched))  # type: ignore[arg-type]
 
 
-def speculative(kind: str, name: str, nets: dict[str, T3], *, batched: bool, rows: int) -> SpeculativeDraws:
+def speculative(kind: str, name: str, nets: dict[str, T3], *, batched: bool, rows: int) -> SpeculativeDecoder:
     runner = PlainRunner(nets[name], **POOL, batched=batched)  # type: ignore[arg-type]
     draft = draft_of(kind, name, nets, runner, rows)
-    return SpeculativeDraws(runner, draft, costs=FREE, after=1, longest=LONGEST)
+    return SpeculativeDecoder(runner, draft, costs=FREE, after=1, longest=LONGEST)
 
 
 def check_same(heard: Crowd, expected: Crowd) -> None:
@@ -207,7 +207,7 @@ class Broken:
 def test_a_draft_that_fails_costs_nobody_a_token(nets: dict[str, T3]) -> None:
     name, draft = "multilingual", Broken()
     runner = PlainRunner(nets[name], **POOL, batched=True)  # type: ignore[arg-type]
-    draws = SpeculativeDraws(runner, draft, costs=FREE, after=1, longest=LONGEST)
+    draws = SpeculativeDecoder(runner, draft, costs=FREE, after=1, longest=LONGEST)
     check_same(Crowd(nets[name], name, draws).run(), Crowd(nets[name], name, plain(nets[name], True)).run())
     assert draft.asked > 5
 
@@ -215,7 +215,7 @@ def test_a_draft_that_fails_costs_nobody_a_token(nets: dict[str, T3]) -> None:
 def test_nobody_is_asked_before_the_first_sound_has_its_tokens(nets: dict[str, T3]) -> None:
     draft = Broken()
     runner = PlainRunner(nets["turbo"], **POOL, batched=False)  # type: ignore[arg-type]
-    crowd = Crowd(nets["turbo"], "turbo", SpeculativeDraws(runner, draft, costs=FREE, after=5))
+    crowd = Crowd(nets["turbo"], "turbo", SpeculativeDecoder(runner, draft, costs=FREE, after=5))
     crowd.begin(0)
     for _ in range(4):
         assert draft.asked == 0
@@ -274,7 +274,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
 
 @pytest.fixture
 def engine(noise_model: Model) -> Callable[[str], TTS]:
-    model = replace(noise_model, habits=replace(noise_model.habits, max_new_tokens=22, guarded=True))
+    model = replace(noise_model, defaults=replace(noise_model.defaults, max_new_tokens=22, guarded=True))
     return lambda draft: TTS.over(model, replace(PROFILES["balanced"], slots=3, draft=draft))
 
 
@@ -313,7 +313,7 @@ def test_a_draft_that_is_no_draft_is_refused(noise_model: Model) -> None:
     for name in ("exit:0", "exit:2", "exit:x"):
         profile = replace(PROFILES["balanced"], draft=name)
         with pytest.raises(ConfigError, match="no such draft"):
-            open_draws(noise_model, profile, plan_for(noise_model, profile))
+            open_decoder(noise_model, profile, plan_for(noise_model, profile))
 
 
 @pytest.mark.parametrize("way", ["int8", "graphs"])
@@ -321,7 +321,7 @@ def test_a_draft_is_refused_where_it_would_not_be_exact(noise_model: Model, way:
     profile = replace(PROFILES["balanced"], draft="lookup")
     plan = plan_for(noise_model, profile)
     with pytest.raises(ConfigError, match="needs T3 in torch"):
-        open_draws(noise_model, profile, replace(plan, t3=replace(plan.t3, way=way)))
+        open_decoder(noise_model, profile, replace(plan, t3=replace(plan.t3, way=way)))
 
 
 def test_an_odd_token_costs_as_much_as_two_and_rows_in_turn_as_many() -> None:
@@ -335,12 +335,12 @@ def test_an_odd_token_costs_as_much_as_two_and_rows_in_turn_as_many() -> None:
 def test_weights_with_fewer_layers_are_a_draft(noise_model: Model, tmp_path: Any) -> None:
     from safetensors.torch import save_file
 
-    tensors = noise_model.speakers.t3.first_layers(1).state_dict()
+    tensors = noise_model.networks.t3.first_layers(1).state_dict()
     save_file(
         {name: value.half().contiguous() for name, value in tensors.items()}, tmp_path / "d.safetensors"
     )
     profile = replace(PROFILES["balanced"], draft=str(tmp_path / "d.safetensors"))
-    draws = open_draws(noise_model, profile, plan_for(noise_model, profile))
-    assert isinstance(draws, SpeculativeDraws)
+    draws = open_decoder(noise_model, profile, plan_for(noise_model, profile))
+    assert isinstance(draws, SpeculativeDecoder)
     assert draws.bytes > draws.runner.bytes
     assert torch.is_tensor(draws.runner.t3.speech_head.weight)  # type: ignore[attr-defined]

@@ -10,17 +10,17 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from accel.conftest import CONFIGS
+from backends.conftest import CONFIGS
 from engine.test_speculate import FREE
 from parity.tiny import fill, gaussian
 
-from nightingale.engine.decode import Decoding
-from nightingale.engine.drafts import ExitDraft
-from nightingale.engine.draws import HostDraws, Speaking
-from nightingale.engine.habits import HABITS
-from nightingale.engine.randomness import generator
-from nightingale.engine.runner import PlainRunner
-from nightingale.engine.speculate import SpeculativeDraws
+from nightingale.decoding.decoding import Decoding
+from nightingale.backends.torch.drafts import ExitDraft
+from nightingale.decoding.decoder import HostDecoder, Speaking
+from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale.decoding.random import generator
+from nightingale.backends.torch.runner import PlainRunner
+from nightingale.decoding.speculative import SpeculativeDecoder
 from nightingale.models.chatterbox.t3.model import T3
 
 FIRST, FEW, SLOTS, GUESSES = 5, 1000, 50, 3
@@ -39,19 +39,19 @@ def drawn(
     t3: T3, *, first_seed: int, guessing: bool, utterances: int, temperature: float = 0.1
 ) -> tuple[Said, int]:
     """How often each beginning was said; and how many guesses were right."""
-    habits = replace(HABITS["wren"], max_new_tokens=FIRST)
-    sampling = replace(habits.sampling, temperature=temperature, cfg_weight=0.0)
+    defaults = replace(MODEL_DEFAULTS["wren"], max_new_tokens=FIRST)
+    sampling = replace(defaults.sampling, temperature=temperature, cfg_weight=0.0)
     pool = {"slots": SLOTS, "rows_per_slot": 1, "capacity": 60, "batched": True, "spare": GUESSES}
     runner = PlainRunner(t3, **pool)  # type: ignore[arg-type]
-    draws = HostDraws(runner)
+    draws = HostDecoder(runner)
     if guessing:
-        draws = SpeculativeDraws(runner, ExitDraft(runner, layers=1), costs=FREE, after=1, longest=GUESSES)
+        draws = SpeculativeDecoder(runner, ExitDraft(runner, layers=1), costs=FREE, after=1, longest=GUESSES)
     prompt = gaussian((1, 6, t3.config.backbone.width), 5)
     counts: Said = Counter()
     accepted = 0
     for begun in range(first_seed, first_seed + utterances, SLOTS):
         decodings = [
-            Decoding(t3, habits=habits, sampling=sampling, text_ids=9, rng=generator(seed, "tokens"))
+            Decoding(t3, defaults=defaults, sampling=sampling, text_ids=9, rng=generator(seed, "tokens"))
             for seed in range(begun, begun + SLOTS)
         ]
         said = [draws.begin(n, decoding, prompt) for n, decoding in enumerate(decodings)]

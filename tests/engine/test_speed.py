@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nightingale.bench.pitch import pitch_of
-from nightingale.engine.speed import Stretcher
+from nightingale_lab.bench.pitch import pitch_of
+from nightingale.engine.rendering.time_stretch import Stretcher
 from nightingale.errors import ConfigError
-from nightingale.values import Samples
+from nightingale.types import Samples
 
 RATE_HZ = 24_000
 SPEEDS = (0.25, 0.5, 0.75, 0.9, 1.1, 1.37, 2.0, 3.0)

@@ -15,15 +15,16 @@ from engine.test_draws import FAST, TEXTS, planned
 from torch import Tensor
 
 from nightingale import TTS
-from nightingale.accel.flow import flow_noise
-from nightingale.accel.noise import key_of
-from nightingale.accel.render import PendingSamples, Renderer
-from nightingale.accel.vocoder import source_noise
-from nightingale.engine import acoustic, vocode
+from nightingale.backends.cuda.flow import flow_noise
+from nightingale.backends.cuda.random import key_of
+from nightingale.backends.cuda.renderer import PendingSamples, BlockRenderer
+from nightingale.backends.cuda.vocoder import source_noise
+from nightingale.backends.torch import mel_stream as acoustic
+from nightingale.backends.torch import sample_stream as vocode
 from nightingale.engine.model import Model
 from nightingale.engine.session import Timing
-from nightingale.engine.studio import Block, GraphStudio, PlainStudio
-from nightingale.engine.utterance import Utterance
+from nightingale.backends.torch.renderer import Block, CudaGraphRenderer, TorchRenderer
+from nightingale.engine.rendering.utterance import Utterance
 from nightingale.engine.worker import Worker
 from nightingale.errors import EngineFault
 from nightingale.models.chatterbox.hift.generator import Hift
@@ -68,10 +69,10 @@ def _same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vocode, "source_noise", SourceTape)
 
 
-class SmallBlocks(PlainStudio):
+class SmallBlocks(TorchRenderer):
     """The plain studio, given blocks of the sizes that the graphs have."""
 
-    def __init__(self, renderer: Renderer, flow: Flow, hift: Hift) -> None:
+    def __init__(self, renderer: BlockRenderer, flow: Flow, hift: Hift) -> None:
         super().__init__(flow, hift, streaming=True)
         self._renderer = renderer
 
@@ -90,28 +91,28 @@ class SmallBlocks(PlainStudio):
 
 @pytest.fixture(scope="module")
 def double(noise_model: Model) -> Model:
-    speakers = noise_model.speakers
+    speakers = noise_model.networks
     flow, hift = copy.deepcopy(speakers.flow).double(), copy.deepcopy(speakers.hift).double()
-    return replace(noise_model, speakers=replace(speakers, flow=flow, hift=hift))
+    return replace(noise_model, networks=replace(speakers, flow=flow, hift=hift))
 
 
 def engine(model: Model, *, tokens: int = 45, **ways: str) -> TTS:
-    model = replace(model, habits=replace(model.habits, max_new_tokens=tokens))
+    model = replace(model, defaults=replace(model.defaults, max_new_tokens=tokens))
     plan = planned(model, SMALL, **ways)
-    if model.speakers.flow.encoder_proj.weight.dtype == torch.float64:
+    if model.networks.flow.encoder_proj.weight.dtype == torch.float64:
         plan = replace(plan, flow=replace(plan.flow, dtype="float64"))
     return TTS.over(model, SMALL, plan=plan)
 
 
 def graphs(model: Model, **options: Any) -> TTS:
     tts = engine(model, flow="graphs", vocoder="graphs", **options)
-    assert isinstance(tts._worker.studio, GraphStudio)
+    assert isinstance(tts._worker.studio, CudaGraphRenderer)
     return tts
 
 
 def plain(model: Model, renderer: Any) -> TTS:
     tts = engine(model)
-    tts._worker.studio = SmallBlocks(renderer, model.speakers.flow, model.speakers.hift)
+    tts._worker.studio = SmallBlocks(renderer, model.networks.flow, model.networks.hift)
     return tts
 
 
@@ -143,13 +144,13 @@ def test_utterances_in_one_voice_are_rendered_together(
     noise_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together: list[int] = []
-    launch = Renderer.launch
+    launch = BlockRenderer.launch
 
-    def counted(self: Renderer, blocks: Any) -> Any:
+    def counted(self: BlockRenderer, blocks: Any) -> Any:
         together.append(len(blocks))
         return launch(self, blocks)
 
-    monkeypatch.setattr(Renderer, "launch", counted)
+    monkeypatch.setattr(BlockRenderer, "launch", counted)
     monkeypatch.setattr(PendingSamples, "ready", False)  # as on a device that has much to do
     with graphs(noise_model) as tts:
         streams = [tts.stream("The same words.", seed=i) for i in range(4)]
@@ -193,14 +194,14 @@ def test_who_leaves_while_being_rendered_disturbs_nobody(noise_model: Model) -> 
 def test_a_block_that_fails_in_company_ends_its_own_request_only(
     noise_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch, bad = Renderer.launch, key_of(2, "flow")
+    launch, bad = BlockRenderer.launch, key_of(2, "flow")
 
-    def failing(self: Renderer, blocks: Any) -> Any:
+    def failing(self: BlockRenderer, blocks: Any) -> Any:
         if any(spoken.flow_key == bad for spoken, _, _ in blocks):
             raise RuntimeError("a fault was planted here")
         return launch(self, blocks)
 
-    monkeypatch.setattr(Renderer, "launch", failing)
+    monkeypatch.setattr(BlockRenderer, "launch", failing)
     with graphs(noise_model) as tts:
         streams = [tts.stream("The same words.", seed=i) for i in range(4)]
         with pytest.raises(EngineFault, match="planted"):
@@ -245,8 +246,8 @@ def test_the_second_block_is_short_because_nothing_is_in_store_yet(
         return block
 
     monkeypatch.setattr(Utterance, "take_block", counted)
-    habits = replace(noise_model.habits, max_new_tokens=120, first_block_tokens=7, second_block_tokens=9)
-    with TTS.over(replace(noise_model, habits=habits), "balanced") as tts:
+    defaults = replace(noise_model.defaults, max_new_tokens=120, first_block_tokens=7, second_block_tokens=9)
+    with TTS.over(replace(noise_model, defaults=defaults), "balanced") as tts:
         tts.say("Hello.", seed=1)
         assert sizes[:4] == [7 + LOOKAHEAD_TOKENS, 9, 18, 36]
         assert sum(sizes) <= 120

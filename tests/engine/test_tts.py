@@ -23,8 +23,8 @@ from nightingale import (
     UnknownModel,
     VoiceNotFound,
 )
-from nightingale.engine.controls import RANGES
-from nightingale.engine.habits import HABITS
+from nightingale.engine.requests.controls import RANGES
+from nightingale.models.defaults import MODEL_DEFAULTS
 
 
 def four_parts(error: NightingaleError) -> None:
@@ -51,7 +51,7 @@ def test_without_a_seed_each_call_draws_one_and_tells_it(brief: TTS) -> None:
 
 
 def test_a_model_loaded_again_says_the_same(brief: TTS) -> None:
-    one, other = (TTS.over(replace(TTS("noise")._model, habits=brief._model.habits)) for _ in range(2))
+    one, other = (TTS.over(replace(TTS("noise")._model, defaults=brief._model.defaults)) for _ in range(2))
     assert one.say("Hello", seed=5).sha256 == other.say("Hello", seed=5).sha256
 
 
@@ -128,7 +128,7 @@ def test_a_stream_that_was_closed_gives_no_more(brief: TTS) -> None:
 
 
 def test_a_stream_may_be_closed_while_another_thread_listens(tts_with: Any) -> None:
-    tts = tts_with(habits={"max_new_tokens": 1000})
+    tts = tts_with(defaults={"max_new_tokens": 1000})
     stream = tts.stream("Nobody can wait for the end of this.", seed=1)
     heard: list[object] = []
     listener = threading.Thread(target=lambda: heard.append(list(stream)))
@@ -148,17 +148,17 @@ def test_a_recording_saves_itself(brief: TTS, tmp_path: Path) -> None:
 
 
 def test_multilingual_drops_the_audio_of_its_last_token(tts_with: Any) -> None:
-    assert [name for name, habits in HABITS.items() if habits.drop_last_token] == ["multilingual"]
+    assert [name for name, defaults in MODEL_DEFAULTS.items() if defaults.drop_last_token] == ["multilingual"]
     whole, cut = (
         tts_with().say("Hello", seed=1),
-        tts_with(habits={"drop_last_token": True}).say("Hello", seed=1),
+        tts_with(defaults={"drop_last_token": True}).say("Hello", seed=1),
     )
     assert len(whole.samples) - len(cut.samples) == 960
     assert np.array_equal(cut.samples, whole.samples[:-960])
 
 
 def test_multilingual_keeps_its_only_token(tts_with: Any) -> None:
-    tts = tts_with(habits={"drop_last_token": True, "max_new_tokens": 1})
+    tts = tts_with(defaults={"drop_last_token": True, "max_new_tokens": 1})
     assert len(tts.say("Hello", seed=1).samples) == 960
 
 
@@ -230,7 +230,7 @@ def test_an_unknown_control_is_refused_by_name(control: str, brief: TTS) -> None
 @pytest.mark.parametrize("control", ["cfg_weight", "exaggeration", "min_p"])
 @pytest.mark.parametrize("family", ["turbo", "nano"])
 def test_a_control_the_family_ignores_is_refused(control: str, family: str, tts_with: Any) -> None:
-    tts = tts_with(habits={"ignored": HABITS[family].ignored})
+    tts = tts_with(defaults={"ignored": MODEL_DEFAULTS[family].ignored})
     with pytest.raises(ConfigError, match=f"has no {control}") as refusal:
         tts.say("Hello", **{control: 0.5})
     assert control not in refusal.value.allowed.split(", ")
@@ -291,10 +291,10 @@ def test_an_unknown_dtype_is_refused(dtype: str) -> None:
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without it takes the slow way
 def test_bfloat16_is_t3s_alone(noise_model: Any) -> None:
     tts = TTS("noise", dtype="bfloat16")
-    speakers = tts._model.speakers
+    speakers = tts._model.networks
     assert {p.dtype for p in speakers.t3.parameters()} == {torch.bfloat16}
     assert {p.dtype for net in (speakers.flow, speakers.hift) for p in net.parameters()} == {torch.float32}
-    tts = TTS.over(replace(tts._model, habits=replace(tts._model.habits, max_new_tokens=3)))
+    tts = TTS.over(replace(tts._model, defaults=replace(tts._model.defaults, max_new_tokens=3)))
     assert len(tts.say("Hello", seed=1).samples) == 3 * 960
 
 

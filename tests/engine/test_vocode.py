@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from nightingale.engine import acoustic
-from nightingale.engine.acoustic import audible, render_mel
-from nightingale.engine.decode import Decoding
-from nightingale.engine.habits import SILENCE_TOKEN
+from nightingale.backends.torch import mel_stream as acoustic
+from nightingale.backends.torch.mel_stream import audible, render_mel
+from nightingale.decoding.decoding import Decoding
+from nightingale.models.defaults import SILENCE_TOKEN
 from nightingale.engine.model import Model
-from nightingale.engine.vocode import fade_in, harmonic_phase, render_samples
+from nightingale.backends.torch.sample_stream import fade_in, harmonic_phase, render_samples
 from nightingale.models.chatterbox.hift.config import HiftConfig
 
 IDS = [5, 4000, 6560, 17]
@@ -53,7 +53,7 @@ def test_illegal_ids_never_reach_the_flow(tts_with: Any, monkeypatch: pytest.Mon
 def test_a_model_that_stops_at_once_says_nothing(tts_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rendered = speaks(monkeypatch, [6562])
     for dropping in (False, True):
-        audio = tts_with(habits={"drop_last_token": dropping}).say("Hello", seed=0)
+        audio = tts_with(defaults={"drop_last_token": dropping}).say("Hello", seed=0)
         assert audio.samples.shape == (0,)
         assert audio.samples.dtype == np.float32
     assert rendered == []
@@ -61,7 +61,7 @@ def test_a_model_that_stops_at_once_says_nothing(tts_with: Any, monkeypatch: pyt
 
 def test_turbos_tail_of_silence_is_rendered(tts_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     rendered = speaks(monkeypatch, [5, 6562])
-    tts_with(habits={"tail_silence_tokens": 3}).say("Hello", seed=0)
+    tts_with(defaults={"tail_silence_tokens": 3}).say("Hello", seed=0)
     assert rendered == [[5, 4299, 4299, 4299]]
     assert SILENCE_TOKEN == 4299
 
@@ -69,8 +69,8 @@ def test_turbos_tail_of_silence_is_rendered(tts_with: Any, monkeypatch: pytest.M
 def test_two_frames_and_960_samples_per_token(noise_model: Model) -> None:
     voice = noise_model.default_voice
     assert voice is not None
-    mel = render_mel(noise_model.speakers.flow, IDS, voice, seed=3)
-    samples = render_samples(noise_model.speakers.hift, mel, seed=3)
+    mel = render_mel(noise_model.networks.flow, IDS, voice, seed=3)
+    samples = render_samples(noise_model.networks.hift, mel, seed=3)
     assert mel.shape == (80, 2 * len(IDS))
     assert samples.shape == (960 * len(IDS),)
     assert samples.dtype == np.float32
@@ -80,7 +80,7 @@ def test_two_frames_and_960_samples_per_token(noise_model: Model) -> None:
 def test_the_voice_and_the_seed_are_heard_in_the_mel(noise_model: Model) -> None:
     from dataclasses import replace
 
-    voice, flow = noise_model.default_voice, noise_model.speakers.flow
+    voice, flow = noise_model.default_voice, noise_model.networks.flow
     assert voice is not None
     mel = render_mel(flow, IDS, voice, seed=3)
     assert torch.equal(mel, render_mel(flow, IDS, voice, seed=3))
@@ -102,12 +102,12 @@ def test_the_fade_is_upstreams() -> None:
 def test_sound_begins_after_20_ms_and_is_whole_after_40(
     noise_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nightingale.engine import vocode
+    from nightingale.backends.torch import sample_stream as vocode
 
     mel = torch.randn(80, 4, generator=torch.Generator().manual_seed(0))
-    faded = render_samples(noise_model.speakers.hift, mel, seed=1)
+    faded = render_samples(noise_model.networks.hift, mel, seed=1)
     monkeypatch.setattr(vocode, "fade_in", lambda: np.ones(960, np.float32))
-    bare = render_samples(noise_model.speakers.hift, mel, seed=1)
+    bare = render_samples(noise_model.networks.hift, mel, seed=1)
     assert not faded[:480].any()
     assert bare[:480].any()
     assert np.array_equal(faded[960:], bare[960:])

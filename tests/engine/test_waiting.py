@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from accel.watching import WAITS, HostWatch
+from backends.watching import WAITS, HostWatch
 from engine.test_draws import FAST, planned
 
-from nightingale.engine.decode import Decoding, prompt_of
-from nightingale.engine.draws import DeviceDraws, Speaking
-from nightingale.engine.load import open_draws, open_studio
+from nightingale.decoding.decoding import Decoding, prompt_of
+from nightingale.decoding.decoder import GraphDecoder, Speaking
+from nightingale.engine.load import open_decoder, open_renderer
 from nightingale.engine.model import Model
 from nightingale.engine.session import Timing
-from nightingale.engine.studio import Block, GraphStudio
+from nightingale.backends.torch.renderer import Block, CudaGraphRenderer
 
 ASKS = (*WAITS, "aten.item")
 
@@ -24,11 +24,11 @@ def asked(watch: HostWatch) -> list[str]:
 
 
 def test_a_step_and_a_new_prompt_ask_nothing(noise_model: Model) -> None:
-    draws = open_draws(noise_model, FAST, planned(noise_model, t3="graphs"))
-    assert isinstance(draws, DeviceDraws)
-    t3, habits, voice = noise_model.speakers.t3, noise_model.habits, noise_model.default_voice
+    draws = open_decoder(noise_model, FAST, planned(noise_model, t3="graphs"))
+    assert isinstance(draws, GraphDecoder)
+    t3, defaults, voice = noise_model.networks.t3, noise_model.defaults, noise_model.default_voice
     assert voice is not None
-    options: dict[str, Any] = {"habits": habits, "sampling": habits.sampling}
+    options: dict[str, Any] = {"defaults": defaults, "sampling": defaults.sampling}
     decoding = Decoding(t3, **options, text_ids=5, rng=torch.Generator())
     with HostWatch() as watch:
         prompt = prompt_of(t3, [5, 6, 7], voice, **options, exaggeration=0.5)
@@ -48,8 +48,8 @@ def test_a_step_and_a_new_prompt_ask_nothing(noise_model: Model) -> None:
 
 def test_a_block_is_launched_without_asking(noise_model: Model) -> None:
     plan = planned(noise_model, flow="graphs", vocoder="graphs")
-    studio, voice = open_studio(noise_model, FAST, plan), noise_model.default_voice
-    assert isinstance(studio, GraphStudio)
+    studio, voice = open_renderer(noise_model, FAST, plan), noise_model.default_voice
+    assert isinstance(studio, CudaGraphRenderer)
     assert voice is not None
     renderings = [studio.open(voice, seed=seed) for seed in range(2)]
     for ids, final in ((list(range(11)), False), (list(range(16)), False), ([1, 2], True)):
@@ -70,13 +70,13 @@ def test_on_a_gpu_the_engine_says_what_it_says_without_graphs(noise_model: Model
 
     from nightingale import TTS
     from nightingale.engine.plan import PLAIN
-    from nightingale.engine.utterance import Utterance
+    from nightingale.engine.rendering.utterance import Utterance
 
-    speakers = noise_model.speakers
+    speakers = noise_model.networks
     model = replace(
         noise_model,
         dtype="float32",
-        speakers=replace(
+        networks=replace(
             speakers,
             t3=copy.deepcopy(speakers.t3).cuda(),
             flow=copy.deepcopy(speakers.flow).cuda(),

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from nightingale import TTS
 from nightingale.engine import profiles
-from nightingale.engine.beside import BesideStudio
+from nightingale.backends.torch.pipelined import PipelinedRenderer
 from nightingale.engine.model import Model
-from nightingale.engine.runner import PlainRunner
+from nightingale.backends.torch.runner import PlainRunner
 from nightingale.engine.session import Pieces
-from nightingale.engine.studio import Block, PlainStudio
-from nightingale.engine.utterance import Utterance
+from nightingale.backends.torch.renderer import Block, TorchRenderer
+from nightingale.engine.rendering.utterance import Utterance
 from nightingale.errors import EngineFault, NightingaleError, QueueFull
 
 TEXTS = ["Hello there.", "A second voice, a little longer.", "Three.", "And the fourth one speaks as well."]
@@ -36,7 +36,7 @@ def profile(request: pytest.FixtureRequest) -> str:
 
 def engine(model: Model, profile: str, *, tokens: int = 24, **plan: Any) -> TTS:
     """The stand-in with a short breath; `plan` changes the profile."""
-    model = replace(model, habits=replace(model.habits, max_new_tokens=tokens))
+    model = replace(model, defaults=replace(model.defaults, max_new_tokens=tokens))
     tts = TTS.over(model, profile)
     if plan:
         tts.close()
@@ -138,14 +138,14 @@ def test_a_full_line_is_refused_at_once_and_recovers(noise_model: Model) -> None
 def test_who_fails_fails_alone(noise_model: Model, profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tts = engine(noise_model, profile)
     want = tts.say(TEXTS[1], seed=1, temperature=0.0).metrics.tokens
-    plain = PlainStudio.mel
+    plain = TorchRenderer.mel
 
-    def mel(self: PlainStudio, block: Block) -> Tensor:
+    def mel(self: TorchRenderer, block: Block) -> Tensor:
         if block.rendering.mel._seed == 13:
             raise RuntimeError("a fault was planted here")
         return plain(self, block)
 
-    monkeypatch.setattr(PlainStudio, "mel", mel)
+    monkeypatch.setattr(TorchRenderer, "mel", mel)
     good, bad = tts.stream(TEXTS[1], seed=1, temperature=0.0), tts.stream(TEXTS[0], seed=13)
     with pytest.raises(EngineFault, match="a fault was planted here"):
         list(bad)
@@ -191,7 +191,7 @@ BOOK_SAMPLES = 5 * 6 * 960 + 4 * 2880
 
 def sleepy(model: Model, profile: str, **plan: Any) -> TTS:
     """Each sentence is a piece of a third of a second, and half a second is far enough ahead."""
-    model = replace(model, habits=replace(model.habits, fill_pieces=False))
+    model = replace(model, defaults=replace(model.defaults, fill_pieces=False))
     return engine(model, profile, tokens=6, ahead_seconds=0.5, **plan)
 
 
@@ -320,9 +320,9 @@ def test_a_thousand_requests_leave_nothing_behind(
     noise_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Measured is who is remembered, not the sound.
-    monkeypatch.setattr(PlainStudio, "mel", lambda *_: None)
-    monkeypatch.setattr(PlainStudio, "excite", lambda *_: None)
-    monkeypatch.setattr(PlainStudio, "samples", lambda *_: np.zeros(960, np.float32))
+    monkeypatch.setattr(TorchRenderer, "mel", lambda *_: None)
+    monkeypatch.setattr(TorchRenderer, "excite", lambda *_: None)
+    monkeypatch.setattr(TorchRenderer, "samples", lambda *_: np.zeros(960, np.float32))
     tts = engine(noise_model, "balanced", tokens=2)
     pool = tts._worker.draws.bytes
     tts.say("Warm up.", seed=0)
@@ -426,8 +426,8 @@ def test_voices_are_remembered_within_bounds(noise_model: Model, monkeypatch: py
     tts = engine(noise_model, "balanced", tokens=2)
     tts.say("Hi.", seed=1)
     studio = tts._worker.studio
-    studio = studio._plain if isinstance(studio, BesideStudio) else studio
-    assert isinstance(studio, PlainStudio)
+    studio = studio._plain if isinstance(studio, PipelinedRenderer) else studio
+    assert isinstance(studio, TorchRenderer)
     (one,) = studio._prompts._kept.values()
     monkeypatch.setattr(studio._prompts, "_most_bytes", 3 * one.nbytes)
     for number in range(1, 6):

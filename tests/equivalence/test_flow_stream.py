@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from nightingale.engine import acoustic
-from nightingale.engine.acoustic import CONTEXT_TOKENS, MelStream, PromptState, prepare_prompt
-from nightingale.engine.randomness import NoiseTape
+from nightingale.backends.torch import mel_stream as acoustic
+from nightingale.backends.torch.mel_stream import CONTEXT_TOKENS, MelStream, PromptState, prepare_prompt
+from nightingale.decoding.random import NoiseTape
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow

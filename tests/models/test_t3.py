@@ -12,8 +12,8 @@ from torch import Tensor
 from nightingale.errors import MemoryFull
 from nightingale.models.chatterbox.t3.config import ENGLISH, START_SPEECH, TURBO, Gpt2Config, T3Config
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.nn.memory import NoMemory
-from nightingale.nn.rope import RopeScaling, inverse_frequencies
+from nightingale.models.layers.kv_cache import NoMemory
+from nightingale.models.layers.rope import RopeScaling, inverse_frequencies
 from parity import tiny
 
 CONFIGS = {"llama": tiny.TINY_LLAMA, "gpt2": tiny.TINY_GPT2}
@@ -42,10 +42,10 @@ def prompt(net: T3, *, guided: bool, exaggeration: float = tiny.EXAGGERATION) ->
 def greedy(net: T3, tokens: int) -> list[int]:
     guided = net.config.perceiver
     x = prompt(net, guided=guided)
-    memory = net.new_memory(rows=len(x), capacity=x.shape[1] + tokens)
+    memory = net.new_kv_cache(rows=len(x), capacity=x.shape[1] + tokens)
     ids: list[int] = []
     for position in range(tokens):
-        scores = net.next_scores(x, memory)
+        scores = net.next_logits(x, memory)
         told = scores[0] + tiny.CFG_WEIGHT * (scores[0] - scores[1]) if guided else scores[0]
         ids.append(int(told.argmax()))
         x = net.embed_speech(torch.full((len(x), 1), ids[-1]), position + 1)
@@ -60,7 +60,7 @@ def tokens_after(x: Tensor, net: T3, count: int) -> Tensor:
 def test_scores_after_the_prompt_equal_upstreams(nets: dict[str, T3], kind: str) -> None:
     net = nets[kind]
     x = prompt(net, guided=kind == "llama")
-    scores = net.next_scores(x, net.new_memory(rows=len(x), capacity=x.shape[1]))
+    scores = net.next_logits(x, net.new_kv_cache(rows=len(x), capacity=x.shape[1]))
     golden = tiny.goldens()[f"{kind}.prefill_scores"]
     torch.testing.assert_close(scores[:, tiny.SEEN_LOGITS], golden, rtol=1e-4, atol=1e-4)
 
@@ -137,11 +137,11 @@ def test_a_single_row_equals_the_told_row_of_two(nets: dict[str, T3]) -> None:
     one, two = prompt(net, guided=False), prompt(net, guided=True)
     assert torch.equal(one[0], two[0])
     size = one.shape[1] + 3
-    alone, pair = net.new_memory(rows=1, capacity=size), net.new_memory(rows=2, capacity=size)
-    torch.testing.assert_close(net.next_scores(one, alone)[0], net.next_scores(two, pair)[0])
+    alone, pair = net.new_kv_cache(rows=1, capacity=size), net.new_kv_cache(rows=2, capacity=size)
+    torch.testing.assert_close(net.next_logits(one, alone)[0], net.next_logits(two, pair)[0])
     step = net.embed_speech(tiny.ids(1, 13), 1)
     torch.testing.assert_close(
-        net.next_scores(step, alone)[0], net.next_scores(step.expand(2, -1, -1), pair)[0]
+        net.next_logits(step, alone)[0], net.next_logits(step.expand(2, -1, -1), pair)[0]
     )
 
 
@@ -149,7 +149,7 @@ def test_token_by_token_equals_all_at_once(nets: dict[str, T3], kind: str) -> No
     net = nets[kind]
     start = prompt(net, guided=False)
     whole = tokens_after(start, net, 9)
-    memory = net.new_memory(rows=1, capacity=whole.shape[1])
+    memory = net.new_kv_cache(rows=1, capacity=whole.shape[1])
     pieces = [net(start, memory)]
     pieces += [net(whole[:, [at]], memory) for at in range(start.shape[1], whole.shape[1])]
     at_once = net(whole, [NoMemory()] * net.config.backbone.layers)
@@ -159,7 +159,7 @@ def test_token_by_token_equals_all_at_once(nets: dict[str, T3], kind: str) -> No
 def test_several_tokens_after_some_equal_all_at_once(nets: dict[str, T3], kind: str) -> None:
     net = nets[kind]
     whole = tokens_after(prompt(net, guided=False), net, 9)
-    memory = net.new_memory(rows=1, capacity=whole.shape[1])
+    memory = net.new_kv_cache(rows=1, capacity=whole.shape[1])
     cuts = [0, 5, 6, whole.shape[1] - 4, whole.shape[1]]
     pieces = [net(whole[:, a:b], memory) for a, b in pairwise(cuts)]
     at_once = net(whole, [NoMemory()] * net.config.backbone.layers)
@@ -169,7 +169,7 @@ def test_several_tokens_after_some_equal_all_at_once(nets: dict[str, T3], kind: 
 def test_a_rejected_draft_leaves_no_trace(nets: dict[str, T3], kind: str) -> None:
     net = nets[kind]
     start, kept = prompt(net, guided=False), net.embed_speech(tiny.ids(2, 14), 1)
-    plain, drafted = (net.new_memory(rows=1, capacity=start.shape[1] + 8) for _ in range(2))
+    plain, drafted = (net.new_kv_cache(rows=1, capacity=start.shape[1] + 8) for _ in range(2))
     net(start, plain)
     net(start, drafted)
     net(net.embed_speech(tiny.ids(5, 15), 1), drafted)
@@ -181,7 +181,7 @@ def test_a_rejected_draft_leaves_no_trace(nets: dict[str, T3], kind: str) -> Non
 def test_memory_is_full_one_past_the_end(nets: dict[str, T3], kind: str) -> None:
     net = nets[kind]
     x = prompt(net, guided=False)
-    memory = net.new_memory(rows=1, capacity=x.shape[1] + 1)
+    memory = net.new_kv_cache(rows=1, capacity=x.shape[1] + 1)
     step = net.embed_speech(tiny.ids(1, 16), 1)
     net(x, memory)
     net(step, memory)

@@ -34,9 +34,9 @@ def small(noise_model: Model) -> Callable[..., TTS]:
     """An engine that streams, by the number of its slots, of places in line, and of tokens it says."""
 
     def make(*, slots: int = 4, queue: int = 64, tokens: int = 8) -> TTS:
-        habits = replace(noise_model.habits, max_new_tokens=tokens)
+        defaults = replace(noise_model.defaults, max_new_tokens=tokens)
         return TTS.over(
-            replace(noise_model, habits=habits), replace(BALANCED, slots=slots, queue_limit=queue)
+            replace(noise_model, defaults=defaults), replace(BALANCED, slots=slots, queue_limit=queue)
         )
 
     return make

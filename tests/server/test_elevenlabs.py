@@ -21,7 +21,7 @@ LONG = "This is one of very many sentences that nobody will ever listen to. " * 
 
 @pytest.fixture(scope="module")
 def server(tts_with: Callable[..., TTS]) -> Iterator[LiveServer]:
-    with live_server(tts_with(habits={"max_new_tokens": 25}), max_text_chars=5000) as running:
+    with live_server(tts_with(defaults={"max_new_tokens": 25}), max_text_chars=5000) as running:
         yield running
 
 

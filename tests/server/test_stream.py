@@ -25,7 +25,7 @@ LONG = "This is one of very many sentences that nobody will ever listen to. " * 
 
 @pytest.fixture(scope="module")
 def tts(tts_with: Callable[..., TTS]) -> TTS:
-    return tts_with(habits={"max_new_tokens": 25})
+    return tts_with(defaults={"max_new_tokens": 25})
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from websockets.sync.client import connect
 
 from nightingale import TTS
 from nightingale.server.timeline import Segment, Timeline, srt
-from nightingale.values import AudioChunk, Begun
+from nightingale.types import AudioChunk, SegmentStart
 
 SPOKEN = ["The first sentence is about birds in a tree.", "The second one is not about anything at all."]
 TEXT = " [pause:700ms] ".join(SPOKEN)
@@ -25,7 +25,7 @@ TOKENS = 8
 
 
 def chunk(samples: int, *begins: Any) -> AudioChunk:
-    begun = Begun(text=begins[0], pause_samples=begins[1]) if begins else None
+    begun = SegmentStart(text=begins[0], pause_samples=begins[1]) if begins else None
     return AudioChunk(samples=np.zeros(samples, np.float32), sample_rate_hz=1000, begins=begun)
 
 

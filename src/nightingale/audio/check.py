@@ -8,7 +8,7 @@ import numpy as np
 
 from nightingale.audio.trim import frame_power, sound_span
 from nightingale.errors import BadReference
-from nightingale.values import Samples
+from nightingale.types import Samples
 
 SILENCE_RMS = 1e-3
 """A clip whose loudest frame is under -60 dB of full scale is silent."""

@@ -16,7 +16,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from nightingale.values import Samples
+from nightingale.types import Samples
 
 BLOCK_S = 0.4
 BLOCK_STEP = 0.25

@@ -15,7 +15,7 @@ import numpy as np
 import soundfile
 
 from nightingale.errors import BadReference
-from nightingale.values import Samples
+from nightingale.types import Samples
 
 MAX_FILE_BYTES = 256 * 1024 * 1024
 MAX_SECONDS = 600

@@ -12,7 +12,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from nightingale.values import Samples
+from nightingale.types import Samples
 
 SINC_ZERO_CROSSINGS = 6
 SINC_ROLLOFF = 0.99

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nightingale.values import Samples
+from nightingale.types import Samples
 
 FRAME_SAMPLES = 2048
 HOP_SAMPLES = 512

@@ -73,8 +73,8 @@ def bench(
     quiet: options.Quiet = False,
 ) -> None:
     """Measure speed: tables for people, then one line of JSON, last. Ctrl-C keeps what was measured."""
-    from nightingale.bench import store
-    from nightingale.bench.speed.run import Plan, new_result
+    from nightingale_lab.bench import store
+    from nightingale_lab.bench.speed.run import Plan, new_result
 
     chosen = read_options(choices or [])
     levels, lengths = read_levels(concurrency), read_lengths(texts)
@@ -111,8 +111,8 @@ def bench(
 def _at_url(
     result: dict[str, Any], plan: Any, url: str, model: str | None, voice: str | None, quiet: bool
 ) -> None:
-    from nightingale.bench.speed.run import measure
-    from nightingale.bench.speed.speakers import url_speaks
+    from nightingale_lab.bench.speed.run import measure
+    from nightingale_lab.bench.speed.speakers import url_speaks
 
     speaks = url_speaks(url, model=model, voice=voice)
     with counting(f"measuring {url}", plan.requests, quiet=quiet) as step:
@@ -133,11 +133,11 @@ def _here(
 ) -> None:
     import time
 
-    from nightingale.bench.speed.cold import cold_start, gpu_peak_mb, peak_memory_mb
-    from nightingale.bench.speed.floor import distances
-    from nightingale.bench.speed.run import measure
-    from nightingale.bench.speed.speakers import engine_speaks
-    from nightingale.bench.speed.texts import TEXTS
+    from nightingale_lab.bench.speed.cold import cold_start, gpu_peak_mb, peak_memory_mb
+    from nightingale_lab.bench.speed.floor import distances
+    from nightingale_lab.bench.speed.run import measure
+    from nightingale_lab.bench.speed.speakers import engine_speaks
+    from nightingale_lab.bench.speed.texts import TEXTS
 
     with busy(f"loading {model or 'the voice in the box'} …", quiet=quiet):
         from nightingale.engine.load import load_model
@@ -152,7 +152,7 @@ def _here(
     if loaded.notice is not None:
         note(f"note: {loaded.notice}")
     result["model"] = loaded.name
-    names = profiles or [loaded.habits.profile]
+    names = profiles or [loaded.defaults.profile]
     result["cold"], result["distance"] = [], []
     for name in names:
         with TTS.over(loaded, name) as tts, counting(f"measuring {name}", plan.requests, quiet=quiet) as step:
@@ -176,8 +176,8 @@ def read_profiles(spelled: str | None) -> list[str]:
 
 
 def read_peers(spelled: str | None) -> list[Any]:
-    from nightingale.bench.peers.install import peer_named
-    from nightingale.bench.peers.table import ALL
+    from nightingale_lab.bench.peers.install import peer_named
+    from nightingale_lab.bench.peers.table import ALL
 
     names = [name.strip() for name in (spelled or "").split(",") if name.strip()]
     return [peer_named(one) for name in names for one in (ALL if name == "all" else [name])]
@@ -195,7 +195,7 @@ def _beside(
     """The same texts by others, on as many threads as we have."""
     import torch
 
-    from nightingale.bench.peers.beside import Setting, beside
+    from nightingale_lab.bench.peers.beside import Setting, beside
 
     setting = Setting(
         threads=torch.get_num_threads(),
@@ -223,7 +223,7 @@ def read_levels(spelled: str) -> list[int]:
 
 
 def read_lengths(spelled: str) -> list[str]:
-    from nightingale.bench.speed.texts import TEXTS
+    from nightingale_lab.bench.speed.texts import TEXTS
 
     names = [name.strip() for name in spelled.split(",") if name.strip()]
     if unknown := [name for name in names if name not in TEXTS]:
@@ -237,7 +237,7 @@ def read_lengths(spelled: str) -> list[str]:
 
 
 def _print(line: dict[str, Any]) -> None:
-    from nightingale.bench.speed.table import CAPTION, tables
+    from nightingale_lab.bench.speed.table import CAPTION, tables
 
     shown = console()
     for table in tables(line):

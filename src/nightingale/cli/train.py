@@ -16,10 +16,10 @@ def train(context: typer.Context) -> None:
     """Train wren: data, voice-encoder, tokenizer, t3, flow, vocoder, export, curves; a draft for any model.
 
     `nightingale train --help` lists the stages, `nightingale train STAGE --help` the options of one. The
-    same as `python -m nightingale.train`, which needs torch, numpy and safetensors only, and the stage
+    same as `python -m nightingale_lab.train`, which needs torch, numpy and safetensors only, and the stage
     `think` besides. The recipe is docs/training.md.
     """
-    from nightingale.train.__main__ import main
+    from nightingale_lab.train.__main__ import main
 
     if context.args[:1] == ["think"]:
         think(context.args[1:])
@@ -32,7 +32,7 @@ def think(words: list[str]) -> None:
     from safetensors.torch import save_file
 
     from nightingale.engine.load import load_model
-    from nightingale.engine.overhear import overhear
+    from nightingale_lab.train.hidden_states import overhear
     from nightingale.voices.voice import Voice
 
     parser = argparse.ArgumentParser(prog="nightingale train think", description=think.__doc__)

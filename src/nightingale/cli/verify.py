@@ -15,8 +15,8 @@ from nightingale.cli.watch import console, progress
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from nightingale.bench.verify.check import Report
-    from nightingale.bench.verify.run import Panel
+    from nightingale_lab.bench.verify.check import Report
+    from nightingale_lab.bench.verify.run import Panel
 
 FAILED = 1
 MARKS = {
@@ -59,9 +59,9 @@ def verify(
     chosen = read_options(choices or [])
     _check_profiles(profile, against)
     with busy(f"loading {model or 'the voice in the box'} …", quiet=quiet):
-        from nightingale.bench import store
-        from nightingale.bench.verify import run
-        from nightingale.bench.verify.subject import EngineSubject
+        from nightingale_lab.bench import store
+        from nightingale_lab.bench.verify import run
+        from nightingale_lab.bench.verify.subject import EngineSubject
         from nightingale.engine.load import load_model
         from nightingale.engine.model import default_model
 
@@ -103,8 +103,8 @@ def _cache(model: str) -> Path:
 
 
 def _panel(asked: bool, references: list[Path]) -> Panel:
-    from nightingale.bench.verify.listening import JUDGES, find_judges
-    from nightingale.bench.verify.run import Panel
+    from nightingale_lab.bench.verify.listening import JUDGES, find_judges
+    from nightingale_lab.bench.verify.run import Panel
 
     if not asked:
         return Panel(absent=dict.fromkeys(JUDGES, "not asked: --no-judges"), references=references)

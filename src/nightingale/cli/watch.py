@@ -19,7 +19,7 @@ UNWATCHED_WIDTH = 120
 
 @contextmanager
 def progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], object]]:
-    """Told what is done, how far, of how much: a bar where somebody watches; else a line each; or nothing."""
+    """PromptText what is done, how far, of how much: a bar where somebody watches; else a line each; or nothing."""
     if quiet:
         yield lambda *_: None
     elif sys.stderr.isatty():

@@ -13,10 +13,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nightingale.engine.live import LiveSession
+from nightingale.engine.requests.live import LiveSession
 from nightingale.engine.session import Session
 from nightingale.engine.tts import TTS, audio_of
-from nightingale.values import Audio, AudioChunk, Metrics
+from nightingale.types import Audio, AudioChunk, Metrics
 from nightingale.voices.voice import Voice
 
 Opened = TypeVar("Opened", Session, LiveSession)

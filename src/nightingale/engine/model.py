@@ -10,24 +10,24 @@ from pathlib import Path
 from typing import Any
 
 from nightingale import wren
-from nightingale.engine.habits import HABITS, Habits
+from nightingale.models.defaults import MODEL_DEFAULTS, ModelDefaults
 from nightingale.errors import CheckpointError, ModelMissing
-from nightingale.models.chatterbox.build import Listeners, Speakers, load_listeners, load_speakers
+from nightingale.models.chatterbox.build import VoiceEncoders, Networks, load_encoders, load_networks
 from nightingale.models.chatterbox.presets import Preset
 from nightingale.models.compact import unpack
 from nightingale.text.frontend import Frontend, open_frontend
-from nightingale.values import Sampling
+from nightingale.types import Sampling
 from nightingale.voices.voice import Voice
 
 
 class Once:
-    """The listeners, loaded on first use by whichever thread comes first."""
+    """The encoders, loaded on first use by whichever thread comes first."""
 
-    def __init__(self, make: Callable[[], Listeners]) -> None:
+    def __init__(self, make: Callable[[], VoiceEncoders]) -> None:
         self._make, self._lock = make, threading.Lock()
-        self._made: Listeners | None = None
+        self._made: VoiceEncoders | None = None
 
-    def __call__(self) -> Listeners:
+    def __call__(self) -> VoiceEncoders:
         with self._lock:
             if self._made is None:
                 self._made = self._make()
@@ -42,10 +42,10 @@ class Model:
     voice_family: str
     """Which voices it can wear."""
     frontend: Frontend
-    speakers: Speakers
-    listeners: Callable[[], Listeners]
+    networks: Networks
+    encoders: Callable[[], VoiceEncoders]
     """The networks that make voices, loaded when the first one is made."""
-    habits: Habits
+    defaults: ModelDefaults
     default_voice: Voice | None
     fingerprint: str
     """Changes when a clip would become another voice; the key of the voice cache."""
@@ -79,10 +79,10 @@ def load_wren(folder: Path, preset: Preset) -> Model:
         name="wren",
         voice_family="wren",
         frontend=open_frontend("wren", folder),
-        speakers=load_speakers(preset, files, unpack),
-        listeners=Once(lambda: load_listeners(preset, files, unpack)),
-        habits=replace(
-            HABITS["wren"],
+        networks=load_networks(preset, files, unpack),
+        encoders=Once(lambda: load_encoders(preset, files, unpack)),
+        defaults=replace(
+            MODEL_DEFAULTS["wren"],
             sampling=Sampling(**card["sampling"]),
             silence_ids=frozenset(card.get("silence_ids", ())),
         ),

@@ -13,7 +13,7 @@ from typing import Literal
 
 import torch
 
-from nightingale.engine.habits import Habits
+from nightingale.models.defaults import ModelDefaults
 from nightingale.engine.profiles import Profile, Wish
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.chatterbox.t3.conditioning import QUERIES
@@ -81,18 +81,18 @@ class Sizes:
     name: str
     t3: T3Config
     flow: FlowConfig
-    habits: Habits
+    defaults: ModelDefaults
 
     @property
     def guided(self) -> bool:
         """Whether T3 may need two rows for one utterance."""
-        return "cfg_weight" not in self.habits.ignored
+        return "cfg_weight" not in self.defaults.ignored
 
     def t3_memory_bytes(self, slots: int, itemsize: int) -> int:
         """Of keys and values for so many utterances of the longest kind."""
         shown = QUERIES + 1 if self.t3.perceiver else self.t3.prompt_tokens
-        framed = self.habits.max_text_ids + (self.t3.start_text is not None) + (self.t3.stop_text is not None)
-        positions = 1 + shown + framed + self.t3.starts + self.habits.max_new_tokens
+        framed = self.defaults.max_text_ids + (self.t3.start_text is not None) + (self.t3.stop_text is not None)
+        positions = 1 + shown + framed + self.t3.starts + self.defaults.max_new_tokens
         backbone, rows = self.t3.backbone, slots * (2 if self.guided else 1)
         return 2 * rows * positions * backbone.layers * backbone.width * itemsize
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from nightingale.clocks import CLOCKS
-from nightingale.engine.decode import Tally
-from nightingale.engine.gaps import Gaps
-from nightingale.engine.pieces import Piece
+from nightingale.decoding.decoding import DraftStats
+from nightingale.engine.rendering.gaps import Gaps
+from nightingale.engine.requests.segments import Piece
 from nightingale.errors import NightingaleError
-from nightingale.values import AudioChunk, Begun, Metrics, Samples, Sampling
+from nightingale.types import AudioChunk, SegmentStart, Metrics, Samples, Sampling
 from nightingale.voices.voice import Voice
 
 
@@ -48,12 +48,12 @@ class Session:
         self._ended = False
         self._cancelled = False
         self._notify: Callable[[], None] | None = None
-        self._begins: Begun | None = None
+        self._begins: SegmentStart | None = None
         """What the next samples begin."""
 
     def reached(self, piece: Piece) -> None:
         """All before this piece was rendered, and it comes next."""
-        self._begins = Begun(text=piece.text if piece.text_ids else "", pause_samples=piece.pause_samples)
+        self._begins = SegmentStart(text=piece.text if piece.text_ids else "", pause_samples=piece.pause_samples)
 
     def put(self, samples: Samples) -> None:
         """The worker has rendered something."""
@@ -144,7 +144,7 @@ class Timing:
     retries: int = 0
     """Pieces that went wrong and were drawn again."""
     stage_ms: dict[str, float] = field(default_factory=dict)
-    tally: Tally = field(default_factory=Tally)
+    tally: DraftStats = field(default_factory=DraftStats)
     """Of guesses at tokens to come."""
     memory_bytes: int = 0
     """Of T3's memory, for the longest of its pieces."""

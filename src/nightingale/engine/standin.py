@@ -12,9 +12,9 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from nightingale.engine.habits import HABITS
+from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.engine.model import Model, Once
-from nightingale.models.chatterbox.build import Listeners, Speakers
+from nightingale.models.chatterbox.build import VoiceEncoders, Networks
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer, SpeechTokenizerConfig
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder, VoiceEncoderConfig
 from nightingale.models.chatterbox.hift.config import HiftConfig
@@ -79,12 +79,12 @@ def load_noise() -> Model:
     rng = torch.Generator().manual_seed(0)
     # torch fills new layers from the process's generator, which is not ours to move.
     with torch.random.fork_rng(devices=[]):
-        speakers = Speakers(
+        networks = Networks(
             t3=seeded(T3(NOISE.t3), rng),
             flow=seeded(Flow(NOISE.flow), rng),
             hift=seeded(Hift(NOISE.hift), rng),
         )
-        listeners = Listeners(
+        encoders = VoiceEncoders(
             speech_tokenizer=seeded(SpeechTokenizer(NOISE.speech_tokenizer), rng),
             voice_encoder=seeded(VoiceEncoder(NOISE.voice_encoder), rng),
             xvector=None,
@@ -103,9 +103,9 @@ def load_noise() -> Model:
         name="noise",
         voice_family="wren",
         frontend=Frontend(tokenizer=ByteTokenizer()),
-        speakers=speakers,
-        listeners=Once(lambda: listeners),
-        habits=HABITS["noise"],
+        networks=networks,
+        encoders=Once(lambda: encoders),
+        defaults=MODEL_DEFAULTS["noise"],
         default_voice=voice,
         fingerprint="noise",
         voices=Path(__file__).with_name("standin_voices"),  # which is not there: wren's are not for it

@@ -16,7 +16,7 @@ import torch
 from nightingale.engine.guests import GUESTS
 from nightingale.engine.plan import Guest, Machine, Plan, Sizes
 from nightingale.engine.profiles import Profile
-from nightingale.models.chatterbox.build import Speakers
+from nightingale.models.chatterbox.build import Networks
 from nightingale.voices.home import cache_folder
 
 
@@ -26,19 +26,19 @@ def code_home() -> Path:
 
 
 def _no_native(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
-    from nightingale.accel.cpu.native.able import refusal
+    from nightingale.backends.cpu.capabilities import refusal
 
     return _needs_floats(profile) or refusal(sizes.t3, home=code_home())
 
 
 def _no_int8(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
-    from nightingale.accel.cpu.able import refusal
+    from nightingale.backends.onnx.capabilities import refusal
 
     return _needs_floats(profile) or refusal(sizes.t3)
 
 
 def _no_onnx(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
-    from nightingale.accel.cpu.able import exact_refusal
+    from nightingale.backends.onnx.capabilities import exact_refusal
 
     if dtype != "float32":
         return f"it computes in float32, not in {dtype}"
@@ -60,13 +60,13 @@ def _needs_layers(profile: Profile) -> str | None:
 
 
 def _no_bytes(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
-    from nightingale.accel.cpu.native.able import layers_refusal
+    from nightingale.backends.cpu.capabilities import layers_refusal
 
     return layers_refusal(code_home())
 
 
 def _no_halves(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
-    from nightingale.accel.cpu.halves import refusal
+    from nightingale.backends.cpu.bf16 import refusal
 
     return refusal(torch.get_num_threads())
 
@@ -114,18 +114,18 @@ MEASURED: Final = (
 ALL_GUESTS: Final[Mapping[tuple[str, str], Guest]] = {**GUESTS, **{(g.stage, g.way): g for g in MEASURED}}
 
 
-def swapped(speakers: Speakers, plan: Plan) -> Speakers:
+def swapped(networks: Networks, plan: Plan) -> Networks:
     """With flow and vocoder as the plan wants them; the networks given stay as they are."""
-    flow, hift = speakers.flow, speakers.hift
+    flow, hift = networks.flow, networks.hift
     if HALVES.way in (plan.flow.way, plan.vocoder.way):
-        from nightingale.accel.cpu.halves import halved_flow, halved_vocoder
+        from nightingale.backends.cpu.bf16 import halved_flow, halved_vocoder
 
         flow = halved_flow(flow) if plan.flow.way == HALVES.way else flow
         hift = halved_vocoder(hift) if plan.vocoder.way == HALVES.way else hift
     if BYTES.way in (plan.flow.way, plan.vocoder.way):
-        from nightingale.accel.cpu.native.able import workshop
-        from nightingale.accel.cpu.native.rounded import rounded_flow, rounded_vocoder
+        from nightingale.backends.cpu.capabilities import workshop
+        from nightingale.backends.cpu.int8_networks import rounded_flow, rounded_vocoder
 
         flow = rounded_flow(flow, workshop(code_home())) if plan.flow.way == BYTES.way else flow
         hift = rounded_vocoder(hift, workshop(code_home())) if plan.vocoder.way == BYTES.way else hift
-    return replace(speakers, flow=flow, hift=hift)
+    return replace(networks, flow=flow, hift=hift)

@@ -18,21 +18,21 @@ from typing import Any
 import numpy as np
 
 from nightingale.clocks import CLOCKS
-from nightingale.engine.controls import Control, offered, settle
-from nightingale.engine.habits import HABITS
-from nightingale.engine.listening import Stream
-from nightingale.engine.live import LiveSession
-from nightingale.engine.load import fitted, load_model, open_draws, open_studio, plan_for
+from nightingale.engine.requests.controls import Control, offered, settle
+from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale.engine.requests.stream_handle import Stream
+from nightingale.engine.requests.live import LiveSession
+from nightingale.engine.load import fitted, load_model, open_decoder, open_renderer, plan_for
 from nightingale.engine.model import Model, default_model
-from nightingale.engine.pieces import MAX_CHARS, Piece, cut
+from nightingale.engine.requests.segments import MAX_CHARS, Piece, cut
 from nightingale.engine.plan import Plan
 from nightingale.engine.profiles import Profile, profile_named
 from nightingale.engine.session import Pieces, Session, Timing
-from nightingale.engine.voicing import Voicing
+from nightingale.engine.voice_lookup import Voicing
 from nightingale.engine.worker import Worker
 from nightingale.text.frontend import Frontend
 from nightingale.text.languages import LANGUAGES, check_language
-from nightingale.values import Audio, AudioChunk
+from nightingale.types import Audio, AudioChunk
 from nightingale.voices.voice import Voice
 
 log = logging.getLogger("nightingale.engine")
@@ -71,7 +71,7 @@ class TTS:
         by piece.
         """
         name = default_model() if model is None else model
-        wanted = profile or (HABITS[str(name)].profile if str(name) in HABITS else None)
+        wanted = profile or (MODEL_DEFAULTS[str(name)].profile if str(name) in MODEL_DEFAULTS else None)
         chosen = profile_named(wanted) if wanted else None
         loaded = load_model(
             name, device=device, dtype=dtype, offline=offline, options=options, profile=chosen
@@ -96,16 +96,16 @@ class TTS:
         self, model: Model, profile: str | Profile | None, max_chars: int, plan: Plan | None = None
     ) -> None:
         if not isinstance(profile, Profile):
-            profile = profile_named(profile or model.habits.profile)
+            profile = profile_named(profile or model.defaults.profile)
         self._profile, self._max_chars = profile, max_chars
         self._plan = plan or plan_for(model, profile)
         for refusal in self._plan.refusals:
             log.warning("%s, %s: %s", model.name, profile.name, refusal)
         self._model = model = fitted(model, self._plan)
         self._voicing = Voicing(model)
-        studio = open_studio(model, profile, self._plan)
+        studio = open_renderer(model, profile, self._plan)
         threads = studio.shares.t3 if studio.shares else None
-        self._worker = Worker(model, profile, open_draws(model, profile, self._plan, threads=threads), studio)
+        self._worker = Worker(model, profile, open_decoder(model, profile, self._plan, threads=threads), studio)
         # A forgotten TTS must not leave its thread behind.
         weakref.finalize(self, self._worker.stop)
 
@@ -150,7 +150,7 @@ class TTS:
     @property
     def controls(self) -> dict[str, Control]:
         """What it can be told besides text, voice, language and seed."""
-        return offered(self._model.habits)
+        return offered(self._model.defaults)
 
     @property
     def occupancy(self) -> Occupancy:
@@ -256,18 +256,18 @@ class TTS:
 
         normalize: whether digits and symbols are written out in words first, where the model has that step.
         """
-        habits = self._model.habits
+        defaults = self._model.defaults
         session = self._session(voice, seed, controls)
         pieces = cut(
             self._frontend(normalize),
             text,
             language,
-            split_chars=habits.split_chars,
-            fill=habits.fill_pieces,
-            max_ids=habits.max_text_ids,
+            split_chars=defaults.split_chars,
+            fill=defaults.fill_pieces,
+            max_ids=defaults.max_text_ids,
             max_chars=self._max_chars,
             speed=session.request.speed,
-            closing_ms=habits.closing_pause_ms,
+            closing_ms=defaults.closing_pause_ms,
         )
         session.timing.lap("text", session.timing.opened_s)
         self._worker.submit(session, Pieces(_timed(pieces, session.timing), reached=session.reached))
@@ -290,7 +290,7 @@ class TTS:
             session,
             pieces,
             frontend=self._frontend(normalize),
-            habits=self._model.habits,
+            defaults=self._model.defaults,
             language=language,
             max_chars=self._max_chars,
             wake=self._worker.wake,
@@ -306,7 +306,7 @@ class TTS:
         **controls: float | None,
     ) -> None:
         """Refuse what `session` would refuse, without opening one."""
-        settle(self._model.habits, self._voicing.resolve(voice), seed, controls)
+        settle(self._model.defaults, self._voicing.resolve(voice), seed, controls)
         if language is not None and (language or len(self.languages) == 1):
             check_language(language, self.languages)
 
@@ -317,7 +317,7 @@ class TTS:
     def _session(
         self, voice: Voice | str | Path | None, seed: int | None, controls: dict[str, float | None]
     ) -> Session:
-        request = settle(self._model.habits, self._voicing.resolve(voice), seed, controls)
+        request = settle(self._model.defaults, self._voicing.resolve(voice), seed, controls)
         return Session(request, ahead_seconds=self._profile.ahead_seconds, on_change=self._worker.wake)
 
 

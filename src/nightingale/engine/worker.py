@@ -2,7 +2,7 @@
 
     admit one waiting utterance · a step for each running one · render what is ready · hand out what sounds
 
-Rendering one block a step keeps everybody's tokens coming while somebody's block is rendered; a studio that
+RenderStream one block a step keeps everybody's tokens coming while somebody's block is rendered; a studio that
 renders several together, or beside T3, is given several, and is not waited for while there is something to
 decode. What fails in one request ends that request with a typed error; the others never notice.
 """
@@ -19,20 +19,20 @@ from itertools import count
 
 import numpy as np
 
-from nightingale.engine.beside import use_threads
-from nightingale.engine.cache_load import room_for
-from nightingale.engine.draws import Draws, Speaking
+from nightingale.backends.torch.pipelined import use_threads
+from nightingale.backends.torch.paged import room_for
+from nightingale.decoding.decoder import Decoder, Speaking
 from nightingale.engine.faults import engine_closed, engine_failed
 from nightingale.engine.model import Model
-from nightingale.engine.pieces import Piece
+from nightingale.engine.requests.segments import Piece
 from nightingale.engine.profiles import Profile
-from nightingale.engine.randomness import nth_seed
+from nightingale.decoding.random import nth_seed
 from nightingale.engine.scheduler import Scheduler
 from nightingale.engine.session import Pieces, Session
-from nightingale.engine.studio import Block, Sound, Studio
-from nightingale.engine.utterance import Utterance
+from nightingale.backends.torch.renderer import Block, RenderFuture, Renderer
+from nightingale.engine.rendering.utterance import Utterance
 from nightingale.errors import NightingaleError, QueueFull
-from nightingale.values import Samples
+from nightingale.types import Samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Launched:
     """Blocks being rendered, and whose they are."""
 
     rows: list[tuple[int, Utterance, Block]]
-    sound: Sound
+    sound: RenderFuture
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class Job:
 class Worker:
     """Starts its thread with the first request, and sleeps when there is nothing to say."""
 
-    def __init__(self, model: Model, profile: Profile, draws: Draws, studio: Studio) -> None:
+    def __init__(self, model: Model, profile: Profile, draws: Decoder, studio: Renderer) -> None:
         self.model, self.profile, self.draws, self.studio = model, profile, draws, studio
         self.room, budget = room_for(model, profile), profile.memory_bytes
         self.scheduler = Scheduler(slots=profile.slots, queue_limit=profile.queue_limit, budget_bytes=budget)

@@ -19,7 +19,7 @@ from nightingale.server.problems import envelope
 from nightingale.server.sockets import Outlet
 from nightingale.server.speaker import Speaker
 from nightingale.server.turn import Recording, Turn
-from nightingale.values import AudioChunk
+from nightingale.types import AudioChunk
 
 MAX_CONTEXTS: Final = 16
 """Of one socket at a time. ElevenLabs' own five are what agents with quick-tongued users run into."""

@@ -8,7 +8,7 @@ from typing import Final, Self
 
 import torch
 
-from nightingale.engine.controls import Control
+from nightingale.engine.requests.controls import Control
 from nightingale.engine.load import load_model
 from nightingale.engine.model import default_model
 from nightingale.engine.profiles import profile_named
@@ -43,7 +43,7 @@ def load(settings: Settings) -> TTS:
         offline=settings.offline,
         options=settings.option,
     )
-    profile = profile_named(settings.profile or model.habits.profile)
+    profile = profile_named(settings.profile or model.defaults.profile)
     profile = replace(profile, slots=settings.slots, queue_limit=settings.max_queue)
     return TTS.over(model, profile, max_chars=settings.max_text_chars)
 

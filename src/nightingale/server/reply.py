@@ -17,14 +17,14 @@ import numpy as np
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from nightingale.containers.stream import Encoder, check_format, open_encoder
+from nightingale.audio.encoders.stream import Encoder, check_format, open_encoder
 from nightingale.errors import NightingaleError
 from nightingale.server.bodies import SpeechBody
 from nightingale.server.problems import envelope
 from nightingale.server.speaker import Speaker
 from nightingale.server.speech import Speech
 from nightingale.server.timeline import Segment, Timeline
-from nightingale.values import AudioChunk, Metrics, Samples
+from nightingale.types import AudioChunk, Metrics, Samples
 
 log = logging.getLogger("nightingale.server")
 

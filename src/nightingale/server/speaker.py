@@ -20,8 +20,8 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from nightingale.clocks import CLOCKS
 from nightingale.engine.aio import opened
-from nightingale.engine.controls import Control
-from nightingale.engine.live import LiveSession
+from nightingale.engine.requests.controls import Control
+from nightingale.engine.requests.live import LiveSession
 from nightingale.engine.model import default_model
 from nightingale.engine.session import Session
 from nightingale.engine.tts import TTS, Occupancy
@@ -31,7 +31,7 @@ from nightingale.server.metrics import Meter
 from nightingale.server.roster import Roster, VoiceCard
 from nightingale.server.settings import Settings
 from nightingale.server.speech import Conversation, Speech, new_id
-from nightingale.values import Metrics
+from nightingale.types import Metrics
 from nightingale.voices.voice import Voice
 
 log = logging.getLogger("nightingale.server")

@@ -10,11 +10,11 @@ from typing import Protocol, Self
 from uuid import uuid4
 
 from nightingale.engine.aio import AsyncLiveSession, heard
-from nightingale.engine.live import LiveSession
+from nightingale.engine.requests.live import LiveSession
 from nightingale.engine.session import Session
 from nightingale.errors import NightingaleError
 from nightingale.server.metrics import Account, Meter
-from nightingale.values import AudioChunk, Metrics
+from nightingale.types import AudioChunk, Metrics
 
 
 class House(Protocol):

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 from nightingale.errors import ConfigError
-from nightingale.values import AudioChunk, Begun
+from nightingale.types import AudioChunk, SegmentStart
 
 Timestamps = Literal["none", "segment", "word"]
 
@@ -31,7 +31,7 @@ class Timeline:
 
     def __init__(self) -> None:
         self._samples, self._rate_hz = 0, 1
-        self._open: tuple[Begun, int] | None = None
+        self._open: tuple[SegmentStart, int] | None = None
 
     def heard(self, chunk: AudioChunk) -> list[Segment]:
         """Segments that have ended before this chunk."""

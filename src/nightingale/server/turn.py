@@ -13,11 +13,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
-from nightingale.containers.stream import FORMATS, open_encoder
+from nightingale.audio.encoders.stream import FORMATS, open_encoder
 from nightingale.engine.aio import AsyncLiveSession
 from nightingale.errors import NightingaleError, TextTooLong
 from nightingale.server.speaker import Speaker
-from nightingale.values import AudioChunk, Metrics
+from nightingale.types import AudioChunk, Metrics
 
 log = logging.getLogger("nightingale.server")
 

@@ -18,7 +18,7 @@ from nightingale.errors import ConfigError, NightingaleError
 from nightingale.server.speaker import Speaker
 from nightingale.server.turn import ListenerGone, Turn
 from nightingale.server.wyoming_wire import MAX_LINE_BYTES, describe, read_event, text_of, wyoming_address
-from nightingale.values import AudioChunk
+from nightingale.types import AudioChunk
 
 if TYPE_CHECKING:
     from wyoming.event import Event, Eventable

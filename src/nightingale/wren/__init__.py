@@ -14,7 +14,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final
 
-from nightingale.values import Sampling
+from nightingale.types import Sampling
 
 FILES: Final = {
     "t3": "t3.safetensors",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from nightingale.errors import BadReference
-from nightingale.nn.mel import (
+from nightingale.models.layers.mel import (
     FLOW_MEL,
     TOKEN_MEL,
     VOICE_MEL,

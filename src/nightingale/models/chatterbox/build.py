@@ -33,7 +33,7 @@ Unpack = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Speakers:
+class Networks:
     """The networks that speak."""
 
     t3: T3
@@ -42,7 +42,7 @@ class Speakers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listeners:
+class VoiceEncoders:
     """The networks that make a voice of a clip."""
 
     speech_tokenizer: SpeechTokenizer
@@ -50,12 +50,12 @@ class Listeners:
     xvector: XVector | None
 
 
-def load_speakers(
+def load_networks(
     preset: Preset, files: Mapping[str, Path], unpack: Unpack = dict, *, t3: T3 | None = None
-) -> Speakers:
+) -> Networks:
     """files: paths under the roles "t3" and "s3gen". t3: one that is loaded already."""
     s3gen = read_tensors(files["s3gen"])
-    return Speakers(
+    return Networks(
         t3=t3
         or load(
             lambda: T3(preset.t3), unpack(read_tensors(files["t3"])), source=files["t3"], unused=UNUSED_BY_T3
@@ -69,11 +69,11 @@ def load_speakers(
     )
 
 
-def load_listeners(preset: Preset, files: Mapping[str, Path], unpack: Unpack = dict) -> Listeners:
+def load_encoders(preset: Preset, files: Mapping[str, Path], unpack: Unpack = dict) -> VoiceEncoders:
     """files: paths under the roles "s3gen" and "voice_encoder"."""
     s3gen: dict[str, Tensor] = read_tensors(files["s3gen"])
     voice = files["voice_encoder"]
-    return Listeners(
+    return VoiceEncoders(
         speech_tokenizer=load(
             lambda: SpeechTokenizer(preset.speech_tokenizer),
             unpack(part(s3gen, "tokenizer.")),

@@ -63,7 +63,7 @@ WREN: Final = Preset(
         block_causal=True,
         # 7.7 s at the encoder's 25 positions a second, 3.8 s at 50: less than the windows it is trained on.
         remembered=192,
-        # Trained as two steps from nothing (train/flow.py).
+        # Trained as two steps from nothing (nightingale_lab/train/flow.py).
         noise_scale=0.0,
     ),
     hift=HiftConfig(

@@ -18,14 +18,14 @@ from typing import Any, Final, Literal
 from fastapi import APIRouter, WebSocket
 from pydantic import ConfigDict, ValidationError
 
-from nightingale.containers.stream import check_format
+from nightingale.audio.encoders.stream import check_format
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale.server.bodies import Asked
 from nightingale.server.problems import envelope
 from nightingale.server.sockets import Outlet, admit, converse, hang_up, read_object, welcome
 from nightingale.server.timeline import Segment, Timeline, Timestamps, check_timestamps
 from nightingale.server.turn import Recording, Turn
-from nightingale.values import AudioChunk, Metrics
+from nightingale.types import AudioChunk, Metrics
 
 router = APIRouter()
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nightingale.nn.mel import MelConfig, TokenMel
-from nightingale.nn.rope import inverse_frequencies, rotate, rotations
+from nightingale.models.layers.mel import MelConfig, TokenMel
+from nightingale.models.layers.rope import inverse_frequencies, rotate, rotations
 
 LEVELS = 3
 FSQ_SCALE = 0.9990000128746033

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nightingale.nn.mel import MelConfig, VoiceMel
-from nightingale.nn.stft import trim_silence
+from nightingale.models.layers.mel import MelConfig, VoiceMel
+from nightingale.models.layers.stft import trim_silence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nightingale.nn.mel import KaldiFbank, MelConfig
-from nightingale.nn.stft import too_short
+from nightingale.models.layers.mel import KaldiFbank, MelConfig
+from nightingale.models.layers.stft import too_short
 
 SEGMENT_FRAMES = 100
 MIN_FRAMES = 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from nightingale.models.chatterbox.hift.config import CAUSAL_LOOKAHEAD_FRAMES, HiftConfig
-from nightingale.nn.conv import same_conv
+from nightingale.models.layers.conv import same_conv
 
 LAYERS = 5
 

@@ -16,8 +16,8 @@ from nightingale.models.chatterbox.hift.config import (
 )
 from nightingale.models.chatterbox.hift.f0 import F0Predictor
 from nightingale.models.chatterbox.hift.source import Source
-from nightingale.nn.conv import PaddedConv1d, UpsamplingConv1d, same_conv
-from nightingale.nn.stft import hann_window
+from nightingale.models.layers.conv import PaddedConv1d, UpsamplingConv1d, same_conv
+from nightingale.models.layers.stft import hann_window
 
 BINS = ISTFT_SIZE // 2 + 1
 MAGNITUDE_LIMIT = 100.0

@@ -10,7 +10,7 @@ from torch import nn
 from nightingale.clocks import CLOCKS
 from nightingale.models.chatterbox.hift.config import ISTFT_HOP, ISTFT_SIZE
 from nightingale.models.chatterbox.hift.generator import Hift, ResBlock
-from nightingale.nn.conv import PaddedConv1d, UpsamplingConv1d
+from nightingale.models.layers.conv import PaddedConv1d, UpsamplingConv1d
 
 Span = tuple[int, int]
 """First and last column, or sample, that feels a change."""

@@ -24,7 +24,7 @@ from nightingale.models.chatterbox.hift.generator import (
     ResBlock,
     Snake,
 )
-from nightingale.nn.conv import PaddedConv1d, UpsamplingConv1d, convolve, spread
+from nightingale.models.layers.conv import PaddedConv1d, UpsamplingConv1d, convolve, spread
 
 HALF_WINDOW = ISTFT_SIZE // 2
 Noise = Callable[[int, int], Tensor]

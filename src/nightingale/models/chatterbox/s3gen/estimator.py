@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
-from nightingale.nn.activations import gelu, mish
-from nightingale.nn.carry import Carry
-from nightingale.nn.conv import same_conv
+from nightingale.models.layers.activations import gelu, mish
+from nightingale.models.layers.streaming_state import Carry
+from nightingale.models.layers.conv import same_conv
 
 HEAD_WIDTH = 64
 

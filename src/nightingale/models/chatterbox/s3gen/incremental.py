@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.nn.carry import Carry, Past
+from nightingale.models.layers.streaming_state import Carry, Past
 
 
 @dataclass(frozen=True, slots=True)

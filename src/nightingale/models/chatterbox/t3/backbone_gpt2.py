@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nightingale.models.chatterbox.t3.config import Gpt2Config
-from nightingale.nn.memory import LayerMemory
+from nightingale.models.layers.kv_cache import KVCache
 
 
 class Projection(nn.Module):
@@ -33,7 +33,7 @@ class Attention(nn.Module):
         self.c_attn = Projection(config.width, 3 * config.width)
         self.c_proj = Projection(config.width, config.width)
 
-    def forward(self, x: Tensor, memory: LayerMemory) -> Tensor:
+    def forward(self, x: Tensor, memory: KVCache) -> Tensor:
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.c_attn(x).chunk(3, dim=-1)
         )
@@ -58,7 +58,7 @@ class Layer(nn.Module):
         self.ln_2 = nn.LayerNorm(config.width, eps=1e-5)
         self.mlp = Mlp(config.width)
 
-    def forward(self, x: Tensor, memory: LayerMemory) -> Tensor:
+    def forward(self, x: Tensor, memory: KVCache) -> Tensor:
         x = x + self.attn(self.ln_1(x), memory)
         return x + self.mlp(self.ln_2(x))
 
@@ -78,7 +78,7 @@ class Gpt2Backbone(nn.Module):
         part._modules = {**self._modules, "h": self.h[:count]}
         return part
 
-    def forward(self, x: Tensor, memory: Sequence[LayerMemory], heard: list[Tensor] | None = None) -> Tensor:
+    def forward(self, x: Tensor, memory: Sequence[KVCache], heard: list[Tensor] | None = None) -> Tensor:
         """heard: a list to which the stream before each layer is added."""
         x = x + self.wpe(memory[0].positions(x))
         for layer, layer_memory in zip(self.h, memory, strict=True):

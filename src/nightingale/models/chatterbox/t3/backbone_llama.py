@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nightingale.models.chatterbox.t3.config import LlamaConfig
-from nightingale.nn.memory import LayerMemory
-from nightingale.nn.rope import inverse_frequencies, rotate, rotations
+from nightingale.models.layers.kv_cache import KVCache
+from nightingale.models.layers.rope import inverse_frequencies, rotate, rotations
 
 
 class RmsNorm(nn.Module):
@@ -35,7 +35,7 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.width, config.width, bias=False)
         self.o_proj = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], memory: LayerMemory) -> Tensor:
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], memory: KVCache) -> Tensor:
         q, k, v = (
             project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
@@ -63,7 +63,7 @@ class Layer(nn.Module):
         self.input_layernorm = RmsNorm(config.width)
         self.post_attention_layernorm = RmsNorm(config.width)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], memory: LayerMemory) -> Tensor:
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], memory: KVCache) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), turn, memory)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -99,7 +99,7 @@ class LlamaBackbone(nn.Module):
         part._modules = {**self._modules, "layers": self.layers[:count]}
         return part
 
-    def forward(self, x: Tensor, memory: Sequence[LayerMemory], heard: list[Tensor] | None = None) -> Tensor:
+    def forward(self, x: Tensor, memory: Sequence[KVCache], heard: list[Tensor] | None = None) -> Tensor:
         """heard: a list to which the stream before each layer is added."""
         cos, sin = rotations(self.inverse, memory[0].positions(x), x.dtype)
         # (time, head) is the same for all rows; (rows, time, head) needs an axis for the heads.

@@ -1,10 +1,10 @@
-"""Sizes and habits of T3 in each family."""
+"""Sizes and defaults of T3 in each family."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from nightingale.nn.rope import RopeScaling
+from nightingale.models.layers.rope import RopeScaling
 
 START_SPEECH = 6561
 STOP_SPEECH = 6562

@@ -37,7 +37,7 @@ class GuessBlock(nn.Module):
         return x + self.mlp(self.norm(x))
 
 
-class GuessHead(nn.Module):
+class DraftHead(nn.Module):
     """(…, width) thought and (…, width) embedding of the token drawn of it -> (…, width) the next thought.
 
     The first thought is one that `begin` gives; those after it are its own.
@@ -55,7 +55,7 @@ class GuessHead(nn.Module):
         self.norm = RmsNorm(width)
 
     @classmethod
-    def shaped_like(cls, weights: Mapping[str, Tensor]) -> GuessHead:
+    def shaped_like(cls, weights: Mapping[str, Tensor]) -> DraftHead:
         """An empty one of the size of these weights."""
         width, _ = weights["inward.weight"].shape
         blocks = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blocks."))

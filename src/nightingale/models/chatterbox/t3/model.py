@@ -18,7 +18,7 @@ from nightingale.models.chatterbox.t3.backbone_llama import LlamaBackbone
 from nightingale.models.chatterbox.t3.conditioning import QUERIES, Conditioning
 from nightingale.models.chatterbox.t3.config import START_SPEECH, LlamaConfig, T3Config
 from nightingale.models.chatterbox.t3.guess import halfway
-from nightingale.nn.memory import DenseMemory, LayerMemory
+from nightingale.models.layers.kv_cache import DenseKVCache, KVCache
 
 
 class Positions(nn.Module):
@@ -51,11 +51,11 @@ class T3(nn.Module):
             self.speech_pos_emb = Positions(speech_rows, width)
         self.speech_head = nn.Linear(width, config.speech_vocab, bias=config.head_bias)
 
-    def new_memory(self, *, rows: int, capacity: int) -> list[LayerMemory]:
+    def new_kv_cache(self, *, rows: int, capacity: int) -> list[KVCache]:
         """Empty memory for `rows` utterances of at most `capacity` positions, prompt included."""
         backbone, weight = self.config.backbone, self.speech_head.weight
         return [
-            DenseMemory(
+            DenseKVCache(
                 rows=rows,
                 heads=backbone.heads,
                 capacity=capacity,
@@ -118,16 +118,16 @@ class T3(nn.Module):
             x = x + self.speech_pos_emb.emb(positions)
         return x
 
-    def forward(self, x: Tensor, memory: Sequence[LayerMemory]) -> Tensor:
+    def forward(self, x: Tensor, memory: Sequence[KVCache]) -> Tensor:
         """Embeddings (rows, time, width) -> scores after each of them (rows, time, speech_vocab)."""
         return self.speech_head(self.tfmr(x, memory))
 
-    def think(self, x: Tensor, memory: Sequence[LayerMemory]) -> list[Tensor]:
+    def think(self, x: Tensor, memory: Sequence[KVCache]) -> list[Tensor]:
         """What the head would read, and T3's stream on the way there: each (rows, time, width)."""
         heard: list[Tensor] = []
         thought = self.tfmr(x, memory, heard)
         return [thought, *(heard[place] for place in halfway(len(heard)))]
 
-    def next_scores(self, x: Tensor, memory: Sequence[LayerMemory]) -> Tensor:
-        """Scores after the last embedding only: (rows, speech_vocab)."""
+    def next_logits(self, x: Tensor, memory: Sequence[KVCache]) -> Tensor:
+        """Logits after the last embedding only: (rows, speech_vocab)."""
         return self.speech_head(self.tfmr(x, memory)[:, -1])

@@ -1,0 +1,1 @@
+"""Backends: what runs the networks on a device. See `base.py` for the contract."""

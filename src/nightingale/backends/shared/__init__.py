@@ -1,0 +1,1 @@
+"""Code shared by the CPU backends: quantization, packed weights, prompt inputs."""

@@ -1,0 +1,1 @@
+"""The reference backend: PyTorch, any device."""

@@ -1,0 +1,185 @@
+"""The plain networks, arranged for a CPU: the same weights and precision, other strides and fewer calls.
+
+Nothing here is a choice of the user's: what comes out differs from the plain way by the rounding of float32
+(tests/accel/test_quick.py), so every profile has it. The flow and the vocoder are laid out anew
+(models/layers/weight_layout.py). T3's step is another matter: one row through nine small layers is a few hundred small calls,
+and the calls, not the weights, took two thirds of the time. `one_step` makes half as many, without Python.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import NamedTuple, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nightingale.models.chatterbox.build import Networks
+from nightingale.models.chatterbox.t3.backbone_llama import Layer, LlamaBackbone
+from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.layers.weight_layout import for_many_rows, for_rendering
+from nightingale.models.layers.kv_cache import DenseKVCache, KVCache
+
+log = logging.getLogger(__name__)
+
+
+def arrange(networks: Networks, *, t3_in_torch: bool = True) -> Networks:
+    """Networks on a CPU, changed in place, and given back; on other devices there is nothing to arrange.
+
+    t3_in_torch: whether torch will take T3's steps; otherwise its layers are left as they are.
+    """
+    if networks.flow.encoder_proj.weight.device.type != "cpu":
+        return networks
+    for_rendering(networks.flow)
+    for_rendering(networks.hift)
+    if t3_in_torch:
+        quicken(networks.t3)
+    return networks
+
+
+def quicken(t3: T3) -> None:
+    """Give a Llama its quick step. Other backbones stay as they are."""
+    if type(t3.tfmr) is LlamaBackbone and t3.speech_head.weight.dtype == torch.float32:
+        t3.tfmr = QuickLlama(t3.tfmr)
+
+
+class StepWeights(NamedTuple):
+    """Of all layers; where one product can do the work of several, joined."""
+
+    norm_1: list[Tensor]
+    qkv: list[Tensor]
+    out: list[Tensor]
+    norm_2: list[Tensor]
+    gate_up: list[Tensor]
+    down: list[Tensor]
+
+    def first(self, count: int) -> StepWeights:
+        return StepWeights(*(part[:count] for part in self))
+
+
+class QuickLlama(LlamaBackbone):
+    """A Llama that takes one token of one utterance as a vector, and everything else as it always did.
+
+    It has the plain one's layers, laid out for prompts and batches, and a second copy of their matrices in
+    the layout that is quickest for one row.
+    """
+
+    def __init__(self, plain: LlamaBackbone) -> None:
+        nn.Module.__init__(self)
+        self.layers, self.norm = plain.layers, plain.norm
+        self._frequencies = plain._frequencies
+        self.register_buffer("inverse", plain.inverse, persistent=False)
+        self._weights = _step_weights(plain.layers)
+        for_many_rows(self)
+
+    def forward(self, x: Tensor, memory: Sequence[KVCache], heard: list[Tensor] | None = None) -> Tensor:
+        dense = [m for m in memory if isinstance(m, DenseKVCache)]
+        if (
+            heard is not None
+            or x.shape[0] != 1
+            or x.shape[1] != 1
+            or len(dense) != len(memory)
+            or dense[0].position == dense[0].keys.shape[2]
+        ):
+            return super().forward(x, memory, heard)
+        return self._step(x.view(-1), dense)[None, None]
+
+    def first(self, count: int) -> Self:
+        part = super().first(count)
+        part._weights = self._weights.first(count)
+        return part
+
+    def _step(self, x: Tensor, memory: Sequence[DenseKVCache]) -> Tensor:
+        """(width,) -> (width,)."""
+        at = memory[0].position
+        keys, values = [layer.keys[:1] for layer in memory], [layer.values[:1] for layer in memory]
+        # It would study its first calls, to fuse what cannot be fused: slow first calls for nothing.
+        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+            x = quickest_step()(x, *self._weights, self.norm.weight, self.inverse, keys, values, at)
+        for layer in memory:
+            layer.position = at + 1
+        return x
+
+
+def one_step(
+    x: Tensor,
+    norm_1: list[Tensor],
+    qkv: list[Tensor],
+    out: list[Tensor],
+    norm_2: list[Tensor],
+    gate_up: list[Tensor],
+    down: list[Tensor],
+    norm: Tensor,
+    inverse: Tensor,
+    keys: list[Tensor],
+    values: list[Tensor],
+    at: int,
+) -> Tensor:
+    """One token through all layers, as a vector. Fewer and cheaper calls are the reason for every oddity
+    here; RmsNorm's common factor is left to the product that follows it.
+
+    keys, values: (1, heads, capacity, width of a head), of which `at` positions are filled.
+    """
+    width, heads, none = x.shape[0], keys[0].shape[1], inverse[:1]
+    cos, sin = (inverse * at).cos(), (inverse * at).sin()
+    for n in range(len(qkv)):
+        scale = float((torch.dot(x, x).item() / width + 1e-5) ** -0.5)
+        turned = torch.addmv(none, qkv[n], x * norm_1[n], beta=0.0, alpha=scale)
+        halves = turned[: 2 * width].view(2 * heads, 2, -1)
+        first, second = halves.select(1, 0), halves.select(1, 1)
+        crossed = first * sin
+        first.mul_(cos).addcmul_(second, sin, value=-1)
+        second.mul_(cos).add_(crossed)
+        query, key, value = turned.view(3, 1, heads, 1, -1).unbind()
+        keys[n].narrow(2, at, 1).copy_(key)
+        values[n].narrow(2, at, 1).copy_(value)
+        heard = F.scaled_dot_product_attention(
+            query, keys[n].narrow(2, 0, at + 1), values[n].narrow(2, 0, at + 1)
+        )
+        x = torch.addmv(x, out[n], heard.view(-1))
+        scale = float((torch.dot(x, x).item() / width + 1e-5) ** -0.5)
+        gate, up = torch.addmv(none, gate_up[n], x * norm_2[n], beta=0.0, alpha=scale).view(2, -1).unbind()
+        x = torch.addmv(x, down[n], F.silu(gate).mul_(up))
+    scale = float((torch.dot(x, x).item() / width + 1e-5) ** -0.5)
+    return x * norm * scale
+
+
+@cache
+def quickest_step() -> Callable[..., Tensor]:
+    """`one_step` as TorchScript: without Python between its calls, and without Python's lock.
+
+    The lock is the point. T3's hundreds of small calls and those of the flow and the vocoder beside it
+    (backends/torch/pipelined.py) would each wait for it: a step took 10 ms there instead of 6. Where this torch has no
+    TorchScript any more, the function itself does the same, slower.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            scripted: Callable[..., Tensor] = torch.jit.script(one_step)
+    except (RuntimeError, AttributeError) as error:
+        log.info("T3's step is interpreted: %s", error)
+        return one_step
+    return scripted
+
+
+def _step_weights(layers: nn.ModuleList) -> StepWeights:
+    weights = StepWeights([], [], [], [], [], [])
+    for layer in layers:
+        assert isinstance(layer, Layer)
+        attention, mlp = layer.self_attn, layer.mlp
+        weights.norm_1.append(layer.input_layernorm.weight.detach())
+        weights.qkv.append(_joined(attention.q_proj, attention.k_proj, attention.v_proj))
+        weights.out.append(attention.o_proj.weight.detach())
+        weights.norm_2.append(layer.post_attention_layernorm.weight.detach())
+        weights.gate_up.append(_joined(mlp.gate_proj, mlp.up_proj))
+        weights.down.append(mlp.down_proj.weight.detach())
+    return weights
+
+
+def _joined(*layers: nn.Linear) -> Tensor:
+    """(all outputs, inputs)."""
+    return torch.cat([layer.weight.detach() for layer in layers])

@@ -1,0 +1,176 @@
+"""Speech ids to mel frames: whole, or as the ids arrive.
+
+Streaming, a frame is rendered once its token and the three the encoder looks ahead to are known. What may
+differ from the whole rendering depends on how the flow was trained (docs/streaming.md):
+
+- A *block-causal* flow never looks past the current block. Its stream is exact: it equals the whole rendered
+  with the same blocks. It remembers keys and values of the utterance so far.
+- A *bidirectional* flow sees the future when rendered whole, so its stream is an approximation. Each chunk is
+  rendered again with the few tokens before it, and sees those, itself, and the voice's prompt as it was
+  rendered once for the voice. What a chunk costs does not depend on what was spoken before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from nightingale.clocks import CLOCKS
+from nightingale.decoding.random import NoiseTape
+from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, SPEECH_CODES
+from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale.models.chatterbox.s3gen.incremental import FlowPast, render_piece
+from nightingale.voices.voice import Voice
+
+NOISE_BLOCK_FRAMES = 64
+CONTEXT_TOKENS = 8
+"""A bidirectional flow renders these again before each chunk, so that the chunk begins in mid-speech."""
+FRAMES = CLOCKS.frames_per_token
+
+
+def audible(ids: list[int]) -> list[int]:
+    """Only ids that name a sound: control ids never reach the flow, in any family."""
+    return [token for token in ids if token < SPEECH_CODES]
+
+
+@torch.inference_mode()
+def render_mel(flow: Flow, ids: list[int], voice: Voice, *, seed: int) -> Tensor:
+    """The mel of `ids` in this voice, rendered whole: (mel, frames)."""
+    weight = flow.encoder_proj.weight
+    device, dtype = weight.device, weight.dtype
+    tokens = torch.cat([voice.flow_prompt_ids, torch.tensor(ids, dtype=torch.int64)])[None].to(device)
+    noise = _tape(flow, seed, "flow").read(0, FRAMES * tokens.shape[1]).T[None]
+    mel: Tensor = flow(
+        tokens,
+        prompt_mel=voice.flow_prompt_mel.T[None].to(device, dtype),
+        speaker=voice.flow_speaker[None].to(device, dtype),
+        noise=noise.to(device, dtype),
+    )
+    return mel[0]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptState:
+    """A voice's prompt as one flow has heard it: made once, shared by every stream in that voice."""
+
+    voice: Voice
+    tokens: int
+    """How many of the prompt's tokens; the last few wait for the tokens they look ahead to."""
+    past: FlowPast | None
+    """None for a prompt too short to have been heard."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.past.nbytes if self.past else 0
+
+
+@torch.inference_mode()
+def prepare_prompt(flow: Flow, voice: Voice) -> PromptState:
+    """Render the voice's prompt alone. Its noise is the voice's own, so every request finds the same past."""
+    tokens = max(0, len(voice.flow_prompt_ids) - LOOKAHEAD_TOKENS)
+    if tokens == 0:
+        return PromptState(voice, 0, None)
+    tape = _tape(flow, 0, f"prompt/{voice.content_hash}")
+    _, past = _render(flow, voice, voice.flow_prompt_ids.tolist(), start=0, tokens=tokens, tape=tape)
+    return PromptState(voice, tokens, past)
+
+
+class MelStream:
+    """The mel of one utterance, from speech ids as they arrive. Each push renders one chunk.
+
+    streaming: False collects the ids and renders them whole at the end, as `render_mel` does. prompt: what
+    `prepare_prompt` gave for this flow and voice; made here if not given.
+    """
+
+    def __init__(
+        self, flow: Flow, voice: Voice, *, seed: int, streaming: bool, prompt: PromptState | None = None
+    ) -> None:
+        self._flow, self._voice, self._seed, self._streaming = flow, voice, seed, streaming
+        self._ended = False
+        self._ids: list[int] = []
+        if streaming:
+            prompt = prompt or prepare_prompt(flow, voice)
+            assert prompt.voice == voice, "the prompt is another voice's"
+            self._past = prompt.past
+            self._heard_tokens = prompt.tokens
+            self._tape = _tape(flow, seed, "flow")
+            # Tokens are counted from the prompt's first. `_ids` holds those from `_start` on, where the next
+            # piece begins; those before `_done` have been given out, or were the prompt's.
+            self._start, self._done = prompt.tokens, len(voice.flow_prompt_ids)
+            self._ids = voice.flow_prompt_ids[prompt.tokens :].tolist()
+
+    @torch.inference_mode()
+    def push(self, ids: list[int], *, final: bool) -> Tensor:
+        """(mel, frames) that these ids finish: two for each id, the last three ids waiting unless `final`."""
+        assert not self._ended, "the utterance has ended"
+        self._ended = final
+        self._ids += ids
+        if self._streaming:
+            return self._advance(final)
+        if final and self._ids:
+            return render_mel(self._flow, self._ids, self._voice, seed=self._seed)
+        return self._nothing()
+
+    def _advance(self, final: bool) -> Tensor:
+        ready = self._start + len(self._ids) - (0 if final else LOOKAHEAD_TOKENS)
+        if ready <= self._done:
+            return self._nothing()
+        exact, start = self._flow.config.block_causal, self._start
+        following = ready if exact else max(self._heard_tokens, ready - CONTEXT_TOKENS)
+        mel, past = _render(
+            self._flow,
+            self._voice,
+            self._ids,
+            start=start,
+            tokens=ready - start,
+            tape=self._tape,
+            past=self._past,
+            advance=Fraction(following - start, ready - start),
+            remember=exact,
+        )
+        fresh = mel[:, FRAMES * (self._done - start) :]
+        self._past = None if final else past
+        self._start, self._done = following, ready
+        del self._ids[: following - start]
+        self._tape.forget_before(FRAMES * following)
+        return fresh
+
+    def _nothing(self) -> Tensor:
+        return self._flow.encoder_proj.weight.new_empty(self._flow.config.mel_bands, 0)
+
+
+def _tape(flow: Flow, seed: int, purpose: str) -> NoiseTape:
+    return NoiseTape(seed, purpose, width=flow.config.mel_bands, block_rows=NOISE_BLOCK_FRAMES)
+
+
+def _render(
+    flow: Flow,
+    voice: Voice,
+    ids: list[int],
+    *,
+    start: int,
+    tokens: int,
+    tape: NoiseTape,
+    past: FlowPast | None = None,
+    advance: Fraction = Fraction(1),
+    remember: bool = True,
+) -> tuple[Tensor, FlowPast]:
+    """The piece of `tokens` from `start` on, counted from the prompt's first; ids beyond it are looked at."""
+    weight = flow.encoder_proj.weight
+    device, dtype = weight.device, weight.dtype
+    first, last = FRAMES * start, FRAMES * (start + tokens)
+    mel, past = render_piece(
+        flow,
+        torch.tensor([ids], device=device),
+        ahead=len(ids) - tokens,
+        prompt_mel=voice.flow_prompt_mel[first:last].T[None].to(device, dtype),
+        speaker=voice.flow_speaker[None].to(device, dtype),
+        noise=tape.read(first, last - first).T[None].to(device, dtype),
+        past=past,
+        advance=advance,
+        remember=remember,
+    )
+    return mel[0], past

@@ -1,0 +1,1 @@
+"""Rendering on the engine side: block schedule, stream assembly and time stretch."""

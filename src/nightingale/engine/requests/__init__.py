@@ -1,0 +1,1 @@
+"""Requests: their controls, text segments and streams."""

@@ -1,0 +1,87 @@
+"""Which voice is meant: a value, a name, a file, or a clip that becomes one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nightingale.audio.read import MAX_SECONDS
+from nightingale.engine.cloning import enroll_file
+from nightingale.engine.model import Model
+from nightingale.errors import VoiceError, VoiceNotFound
+from nightingale.voices import library
+from nightingale.voices.cache import enrolled
+from nightingale.voices.voice import Voice
+
+
+class Voicing:
+    """The voices one model can wear."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+
+    def resolve(self, voice: Voice | str | Path | None) -> Voice:
+        if isinstance(voice, Voice):
+            self._check_fits(voice)
+            return voice
+        if voice is not None:
+            return self.find(voice)
+        if self._model.default_voice is None:
+            raise VoiceNotFound(
+                f"the model {self._model.name!r} has no voice of its own here",
+                got="no voice, and no conds.pt beside the weights",
+                allowed="a voice's name, a voice file, or a clip of the speaker",
+                fix="Pass one, on the command line with -v.",
+            )
+        return self._model.default_voice
+
+    def _check_fits(self, voice: Voice) -> None:
+        model = self._model
+        widths = (model.networks.t3.config.speaker_width, model.networks.flow.config.speaker_width)
+        sizes = (len(voice.speaker), len(voice.flow_speaker))
+        if voice.family != model.voice_family or sizes != widths:
+            raise VoiceError(
+                f"the voice {voice.name!r} was made for another model",
+                got=f"family {voice.family!r}, speaker vectors of sizes {sizes}",
+                allowed=f"family {model.voice_family!r}, sizes {widths}, for the model {model.name!r}",
+                fix="Choose one of this family (`nightingale voices list`), or make it again from its clip.",
+            )
+
+    def find(self, reference: str | Path) -> Voice:
+        """A voice by name, from a voice file, or from a clip (computed once, then kept by content hash)."""
+        path = Path(reference).expanduser()
+        if library.is_name(str(reference)) and not path.is_file():
+            voice = library.load(str(reference), self._model.voices)
+        elif not path.is_file():
+            raise VoiceNotFound(
+                "no such voice",
+                got=repr(str(reference)),
+                allowed="a voice's name, a voice file, or a wav, flac, ogg or mp3 clip",
+                fix="See `nightingale voices list`, or check the path.",
+            )
+        elif path.suffix == ".safetensors":
+            voice = Voice.load(path)
+        elif path.suffix == ".pt":
+            voice = Voice.from_conds_pt(path, family=self._model.voice_family, name=path.stem)
+        else:
+            model = self._model
+            voice = enrolled(
+                path, model.voice_family, model.fingerprint, lambda: self._enroll(path, name=path.stem)
+            )
+        self._check_fits(voice)
+        return voice
+
+    def learn(self, clip: bytes, *, name: str, max_seconds: float) -> Voice:
+        """A voice from a clip's bytes; nothing is looked up and nothing is kept."""
+        return self._enroll(clip, name=name, max_seconds=max_seconds)
+
+    def _enroll(self, source: Path | bytes, *, name: str, max_seconds: float = MAX_SECONDS) -> Voice:
+        model = self._model
+        return enroll_file(
+            source,
+            name=name,
+            family=model.voice_family,
+            encoders=model.encoders(),
+            defaults=model.defaults,
+            prompt_tokens=model.networks.t3.config.prompt_tokens,
+            max_seconds=max_seconds,
+        ).voice

@@ -1,0 +1,180 @@
+"""What the networks hear: four spectrograms on a mel scale.
+
+    FlowMel     24 kHz, 80 bands, log of magnitude    the voice prompt of the flow, 50 frames a second
+    TokenMel    16 kHz, 128 bands, log10 of power     the speech tokenizer, 100 frames a second
+    VoiceMel    16 kHz, 40 bands, plain power         the voice encoder, 100 frames a second
+    KaldiFbank  16 kHz, 80 bands, log of power        the x-vector network, 100 frames a second
+
+They differ in window, padding, scale and floor because four projects made the four networks. Filters and
+windows are computed, never loaded, so they are buffers that no checkpoint holds (models/layers/stft.py says more).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nightingale.models.layers.stft import hann_window, reflect_pad, spectrum, too_short
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MelConfig:
+    """One mel spectrogram. The window is as long as the transform."""
+
+    sample_rate_hz: int
+    fft_samples: int
+    hop_samples: int
+    bands: int
+    high_hz: float = 8000.0
+
+
+FLOW_MEL = MelConfig(sample_rate_hz=24_000, fft_samples=1920, hop_samples=480, bands=80)
+TOKEN_MEL = MelConfig(sample_rate_hz=16_000, fft_samples=400, hop_samples=160, bands=128)
+VOICE_MEL = MelConfig(sample_rate_hz=16_000, fft_samples=400, hop_samples=160, bands=40)
+KALDI_FBANK = MelConfig(sample_rate_hz=16_000, fft_samples=512, hop_samples=160, bands=80)
+
+
+class MelFront(nn.Module):
+    """The window and the filters that the three Slaney front ends share."""
+
+    window: Tensor
+    filters: Tensor
+
+    def __init__(self, config: MelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("window", hann_window(config.fft_samples), persistent=False)
+        self.register_buffer("filters", slaney_filters(config), persistent=False)
+
+    def spectrum(self, wav: Tensor, margin: int) -> Tensor:
+        """(batch, samples) -> complex (batch, bins, frames), mirrored by `margin` samples at both ends."""
+        return spectrum(reflect_pad(wav, margin), self.window, self.config.hop_samples)
+
+
+class FlowMel(MelFront):
+    """(batch, samples) -> (batch, bands, frames): natural log of mel magnitudes, samples // hop frames."""
+
+    def __init__(self, config: MelConfig = FLOW_MEL) -> None:
+        super().__init__(config)
+
+    def forward(self, wav: Tensor) -> Tensor:
+        bins = torch.view_as_real(
+            self.spectrum(wav, (self.config.fft_samples - self.config.hop_samples) // 2)
+        )
+        magnitude = torch.sqrt(bins.square().sum(-1) + 1e-9)
+        return torch.log((self.filters @ magnitude).clamp(min=1e-5))
+
+
+class TokenMel(MelFront):
+    """(batch, samples) -> (batch, bands, frames): log10 of mel power, 8 decades deep, about -1 to 1.
+
+    The floor hangs from each clip's own maximum, so cutting a clip after this is not cutting it before.
+    """
+
+    def __init__(self, config: MelConfig = TOKEN_MEL) -> None:
+        super().__init__(config)
+
+    def forward(self, wav: Tensor) -> Tensor:
+        power = self.spectrum(wav, self.config.fft_samples // 2)[..., :-1].abs().square()
+        log = (self.filters @ power).clamp(min=1e-10).log10()
+        log = torch.maximum(log, log.amax(dim=(-2, -1), keepdim=True) - 8.0)
+        return (log + 4.0) / 4.0
+
+
+class VoiceMel(MelFront):
+    """(batch, samples) -> (batch, frames, bands): mel power as it is, without a logarithm."""
+
+    def __init__(self, config: MelConfig = VOICE_MEL) -> None:
+        super().__init__(config)
+
+    def forward(self, wav: Tensor) -> Tensor:
+        power = self.spectrum(wav, self.config.fft_samples // 2).abs().square()
+        return (self.filters @ power).transpose(1, 2)
+
+
+class KaldiFbank(nn.Module):
+    """(batch, samples) -> (batch, frames, bands): Kaldi's log mel energies with its default settings.
+
+    Frames of 25 ms that fit entirely, each freed of its mean, pre-emphasised, shaped by Povey's window and
+    zero-padded to `fft_samples`.
+    """
+
+    window: Tensor
+    filters: Tensor
+    PREEMPHASIS = 0.97
+    FRAME_S = 0.025
+
+    def __init__(self, config: MelConfig = KALDI_FBANK) -> None:
+        super().__init__()
+        self.config = config
+        self.frame_samples = int(config.sample_rate_hz * self.FRAME_S)
+        hann = torch.hann_window(self.frame_samples, periodic=False, dtype=torch.float32, device="cpu")
+        self.register_buffer("window", hann.pow(0.85), persistent=False)
+        self.register_buffer("filters", kaldi_filters(config), persistent=False)
+
+    def forward(self, wav: Tensor) -> Tensor:
+        if wav.shape[-1] < self.frame_samples:
+            raise too_short(wav.shape[-1], self.frame_samples)
+        frames = wav.unfold(-1, self.frame_samples, self.config.hop_samples)  # (batch, frames, frame_samples)
+        frames = frames - frames.mean(-1, keepdim=True)
+        before = torch.cat((frames[..., :1], frames[..., :-1]), dim=-1)
+        frames = (frames - self.PREEMPHASIS * before) * self.window
+        power: Tensor = torch.fft.rfft(frames, self.config.fft_samples).abs().square()
+        return (power @ self.filters.T).clamp(min=torch.finfo(torch.float32).eps).log()
+
+
+def slaney_filters(config: MelConfig) -> Tensor:
+    """(bands, bins): triangles of equal area on Slaney's scale, linear to 1 kHz and logarithmic above."""
+    high = torch.tensor(config.high_hz, dtype=torch.float64, device="cpu")
+    edges_mel = torch.linspace(
+        0.0, float(_hz_to_slaney(high)), config.bands + 2, dtype=torch.float64, device="cpu"
+    )
+    edges_hz = _slaney_to_hz(edges_mel)
+    bins = torch.arange(config.fft_samples // 2 + 1, dtype=torch.float64, device="cpu")
+    bins_hz = bins * config.sample_rate_hz / config.fft_samples
+    widths = edges_hz.diff()
+    up = (bins_hz - edges_hz[:-2, None]) / widths[:-1, None]
+    down = (edges_hz[2:, None] - bins_hz) / widths[1:, None]
+    # PARITY: librosa rounds the triangles to float32 before it scales them.
+    #         tests/models/encoders/test_mel_fronts.py::test_slaney_filters_equal_librosa
+    triangles = torch.minimum(up, down).clamp(min=0.0).float().double()
+    return (triangles * (2.0 / (edges_hz[2:] - edges_hz[:-2]))[:, None]).float()
+
+
+def kaldi_filters(config: MelConfig) -> Tensor:
+    """(bands, bins): triangles of equal height on Kaldi's scale from 20 Hz to half the sample rate."""
+    low, high = _hz_to_kaldi(20.0), _hz_to_kaldi(config.sample_rate_hz / 2)
+    step = (high - low) / (config.bands + 1)
+    # PARITY: single precision, in this order; the slopes differ by up to 1e-5 from exact ones.
+    #         tests/models/encoders/test_mel_fronts.py::test_fbank_equals_torchaudio
+    band = torch.arange(config.bands, dtype=torch.float32, device="cpu").unsqueeze(1)
+    left, centre, right = low + band * step, low + (band + 1.0) * step, low + (band + 2.0) * step
+    bins = torch.arange(config.fft_samples // 2, dtype=torch.float32, device="cpu")
+    bins_mel = 1127.0 * (1.0 + bins * (config.sample_rate_hz / config.fft_samples) / 700.0).log()
+    triangles = torch.minimum((bins_mel - left) / (centre - left), (right - bins_mel) / (right - centre))
+    # The bin at half the sample rate belongs to no band.
+    return F.pad(triangles.clamp(min=0.0), (0, 1))
+
+
+_LINEAR_HZ_PER_MEL = 200.0 / 3
+_LINEAR_TOP_HZ = 1000.0
+_LINEAR_TOP_MEL = _LINEAR_TOP_HZ / _LINEAR_HZ_PER_MEL
+_LOG_STEP = math.log(6.4) / 27.0
+
+
+def _hz_to_slaney(hz: Tensor) -> Tensor:
+    log = _LINEAR_TOP_MEL + (hz.clamp(min=_LINEAR_TOP_HZ) / _LINEAR_TOP_HZ).log() / _LOG_STEP
+    return torch.where(hz >= _LINEAR_TOP_HZ, log, hz / _LINEAR_HZ_PER_MEL)
+
+
+def _slaney_to_hz(mel: Tensor) -> Tensor:
+    log = _LINEAR_TOP_HZ * (_LOG_STEP * (mel - _LINEAR_TOP_MEL)).exp()
+    return torch.where(mel >= _LINEAR_TOP_MEL, log, mel * _LINEAR_HZ_PER_MEL)
+
+
+def _hz_to_kaldi(hz: float) -> float:
+    return 1127.0 * math.log(1.0 + hz / 700.0)

@@ -1,0 +1,1 @@
+"""Training, benchmarks, judges and parity checks of Nightingale: a second distribution."""

@@ -1,0 +1,43 @@
+"""A/B listening: the same text by each profile, with a player, an outline and a spectrogram. All inline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from nightingale_lab.bench.report.pictures import data_uri, outline_svg, spectrogram_png
+from nightingale_lab.bench.report.rows import Line
+
+
+def listening_room(verify: Sequence[Line], clips: int) -> str:
+    """Of the newest verify of each model; recordings that are not there any more are left out."""
+    rooms = []
+    for model in dict.fromkeys(str(line["model"]) for line in verify):
+        line = [one for one in verify if one["model"] == model][-1]
+        wavs = [Path(wav) for wav in line["facts"].get("wavs", ())]
+        texts = line["facts"].get("texts", ())
+        for wav, text in list(zip(wavs, texts, strict=False))[:clips]:
+            takes = [wav]
+            if line.get("against"):
+                takes.append(wav.parent.parent / line["against"] / wav.name)
+            cards = "".join(_card(take) for take in takes if take.is_file())
+            if cards:
+                rooms.append(f'<h3>{escape(model)}: {escape(text)}</h3><div class="takes">{cards}</div>')
+    return "".join(rooms)
+
+
+def _card(wav: Path) -> str:
+    from nightingale.audio.read import read_audio
+    from nightingale.audio.encoders import CONTAINERS
+
+    samples, rate_hz = read_audio(wav)
+    # MP3, because every browser plays it, a tenth of a WAV's size.
+    sound = data_uri(CONTAINERS[".mp3"](samples, rate_hz), "audio/mpeg")
+    picture = data_uri(spectrogram_png(samples), "image/png")
+    name = escape(wav.parent.name)
+    return (
+        f"<figure><figcaption>{name}, {len(samples) / rate_hz:.1f} s</figcaption>"
+        f'<audio controls preload="none" src="{sound}"></audio>{outline_svg(samples)}'
+        f'<img alt="spectrogram, {name}" src="{picture}"></figure>'
+    )

@@ -1,0 +1,240 @@
+"""Stored results as tables of Markdown: what docs/performance.md is made of (tools/make_docs.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from nightingale_lab.bench.report import rows
+from nightingale_lab.bench.report.rows import Line, Row
+
+NOT_YET = "not measured yet"
+Goals = Mapping[str, Sequence[Any]]
+"""What is measured -> must and aim, the last two of the row."""
+
+
+def table(head: Sequence[str], body: Iterable[Sequence[object]]) -> str:
+    lines = [" | ".join(head), "|".join("---" for _ in head)]
+    lines += [" | ".join("–" if cell is None else str(cell) for cell in row) for row in body]
+    return "\n".join(f"| {line} |" if "---" not in line else f"|{line}|" for line in lines)
+
+
+def number(value: float | None, digits: int = 3) -> str | None:
+    """Three digits that matter, and no exponents."""
+    if value is None:
+        return None
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.{digits}g}"
+
+
+def percent(share: float | None, digits: int = 1) -> str | None:
+    return None if share is None else f"{100 * share:.{digits}f} %"
+
+
+def machine(line: Line) -> str:
+    """In words. Scripts that are older than nightingale_lab/bench/store.py wrote a sentence themselves."""
+    found = line.get("machine", line.get("device", "?"))
+    if not isinstance(found, Mapping):
+        return str(found)
+    cores = f"{found.get('cores', '?')} cores {found.get('cpu', '?')}"
+    return f"{found['gpu']}, {cores}" if "gpu" in found else cores
+
+
+def source(line: Line, kind: str) -> str:
+    """Where a table comes from."""
+    where = machine(line)
+    load = line["machine"].get("load_1m") if isinstance(line.get("machine"), Mapping) else None
+    loaded = f", load {load:g} before the end" if load is not None else ""
+    when = f", {line['date'][:10]}" if "date" in line else ""
+    commit = f", commit {line['commit']}" if "commit" in line else ""
+    return f"*{where}{loaded}{when}{commit}: `benchmarks/results/{kind}.jsonl`*"
+
+
+def newest(lines: Sequence[Line]) -> Line | None:
+    """The last that was not of toy sizes."""
+    real = [line for line in lines if not line.get("tiny")]
+    return real[-1] if real else None
+
+
+def _measured(
+    lines: Sequence[Line], kind: str, head: Sequence[str], body: Callable[[Line], Iterable[Sequence[object]]]
+) -> str:
+    line = newest(lines)
+    if line is None:
+        return f"*{NOT_YET[0].upper()}{NOT_YET[1:]}.*"
+    return f"{table(head, body(line))}\n\n{source(line, kind)}"
+
+
+def cpu(lines: Sequence[Line], goals: Goals) -> str:
+    """The goals of the large models on a CPU, and what their times consist of."""
+
+    def body(line: Line) -> Iterable[Sequence[object]]:
+        reached = line["table"]
+        for name, (sign, must, aim) in goals.items():
+            yield (
+                name,
+                f"{sign} {must:g}",
+                f"{sign} {aim:g}",
+                number(reached.get(name)) or NOT_YET,
+                _made_of(name, line["parts"]),
+            )
+
+    head = ["102 tokens, warm", "must", "aim", "reached", "of which"]
+    return "\n\n".join(_measured(own, "cpu", head, body) for own in _by_machine(lines))
+
+
+def _made_of(name: str, parts: Mapping[str, Any]) -> str:
+    family = "nano" if name.startswith("Nano") or name.endswith("Nano") else "multilingual"
+    step, sentence = parts.get(f"step {family}", {}), parts.get(f"sentence {family}", {})
+    theirs = parts.get(f"upstream {family}", {})
+    if "step" in name and "step_ms" in step:
+        bandwidth = f"{step['gb_per_s']:.1f} GB/s"
+        took = f"{step['step_ms']:.1f} ms, at least {step['step_ms_least']:.1f},"
+        return f"{took} over {step['reading_ms']:.1f} ms at {bandwidth}"
+    if "real-time" in name and "seconds" in sentence:
+        spent, per = sentence["seconds"], sentence["seconds"]["whole"] / sentence["rtf"]
+        t3 = (spent["prompt"] + spent["steps"]) / per
+        return f"T3 {t3:.2f}, flow {spent['flow'] / per:.2f}, vocoder {spent['vocoder'] / per:.2f}"
+    if "upstream" in name and "seconds" in theirs and "seconds" in sentence:
+        return f"{theirs['seconds']['whole']:.1f} s and {sentence['seconds']['whole']:.1f} s in one run"
+    return ""
+
+
+def cpu_quality(lines: Sequence[Line]) -> str:
+    """Eight bits against float32 on the same weights, told the same tokens."""
+
+    def body(line: Line) -> Iterable[Sequence[object]]:
+        for family in ("multilingual", "nano"):
+            if "greedy_same" in (found := line["parts"].get(f"quality {family}", {})):
+                yield (
+                    family,
+                    percent(found["score_error_of_spread"]),
+                    percent(found["greedy_same"], 0),
+                    percent(found["greedy_among_five"], 0),
+                    found["tokens"],
+                )
+
+    head = ["T3 in eight bits", "scores off, of their spread", "greedy token the same", "among five", "steps"]
+    return "\n\n".join(_measured(own, "cpu", head, body) for own in _by_machine(lines))
+
+
+def _by_machine(lines: Sequence[Line]) -> list[list[Line]]:
+    """Lines of each kind of processor, in the order in which these were first measured; at least one list."""
+    found: dict[str, list[Line]] = {}
+    for line in lines:
+        found.setdefault(line.get("machine", {}).get("cpu", ""), []).append(line)
+    return [*found.values()] or [[]]
+
+
+def gpu(lines: Sequence[Line]) -> str:
+    """The goals on one GPU, beside upstream over the same weights in the same run."""
+
+    def body(line: Line) -> Iterable[Sequence[object]]:
+        for name, found in line["table"].items():
+            sign = "≥" if "per second" in name else "≤"
+            goals = [f"{sign} {found[goal]:g}" if found[goal] else "" for goal in ("must", "aim")]
+            yield name, number(found["upstream"], 4), *goals, number(found["reached"])
+
+    head = [
+        "one H200, multilingual size, 102 tokens, ten-second reference",
+        "upstream",
+        "must",
+        "aim",
+        "reached",
+    ]
+    return _measured(lines, "gpu_engine", head, body)
+
+
+def gpu_engine(lines: Sequence[Line]) -> str:
+    """Everything the engine's own script measured."""
+    return _measured(
+        lines,
+        "gpu_engine",
+        ["through the engine", ""],
+        lambda line: [(name, number(value)) for name, value in line["rows"].items()],
+    )
+
+
+def engine(lines: Sequence[Line]) -> str:
+    names = {
+        "engine over the bare model calls": ("engine_over_bare", "engine_over_bare_spread"),
+        "ten requests together over ten in a row": (
+            "ten_together_over_ten_in_a_row",
+            "ten_together_spread",
+        ),
+        "the same with T3 by what the machine has for it": (
+            "granted_together_over_in_a_row",
+            "granted_together_spread",
+        ),
+    }
+
+    def body(line: Line) -> Iterable[Sequence[object]]:
+        for name, (value, spread) in names.items():
+            if value not in line:  # an older line
+                continue
+            low, high = line[spread]
+            yield name, f"{line[value]:.2f}", f"{low:.2f} to {high:.2f}"
+
+    return _measured(lines, "engine", ["ratio of times", "median", "spread"], body)
+
+
+def server(lines: Sequence[Line]) -> str:
+    def body(line: Line) -> Iterable[Sequence[object]]:
+        for kind, ms in line["overhead_ms_p50"].items():
+            yield f"HTTP over the engine, to the first sound, {kind}", f"{ms:.1f} ms"
+        for load in (line["load"], line["overload"]):
+            told = ", ".join(f"{count} × {status}" for status, count in load["statuses"].items())
+            who = f"{load['clients']} clients for {load['seconds']:.0f} s"
+            yield f"{who}: answers by status (0: none)", told
+            yield f"{who}: audio seconds a second", number(load["audio_seconds_per_s"])
+            yield f"{who}: `/health`, p95", f"{load['health_ms_p95']:.1f} ms"
+            yield f"{who}: memory before and after", "{} and {} MB".format(*load["memory_mb"])
+
+    line = newest(lines)
+    head = [f"{line['model']}, {line['profile']}" if line else "", ""]
+    return _measured(lines, "server", head, body)
+
+
+def bench(bench_lines: Sequence[Line], verify_lines: Sequence[Line]) -> str:
+    """The newest of each model and profile, and of those measured beside it: speed and quality on one row."""
+    found = rows.table_rows(rows.peers_apart(bench_lines), verify_lines)
+    if not found:
+        return "*Nothing stored yet: run `nightingale bench` and `nightingale verify`.*"
+    head = ["model", "profile", "first audio p50", "p95", "rtf", "peak MB"]
+    head += ["WER, two recognizers", "DNSMOS", "cosine"]
+    where = source(bench_lines[-1], "bench") if bench_lines else source(verify_lines[-1], "verify")
+    return f"{table(head, map(_bench_cells, found))}\n\n{where}"
+
+
+def _bench_cells(row: Row) -> Sequence[object]:
+    first = [number(row.speed.get(name)) for name in ("ttfa_ms_p50", "ttfa_ms_p95")]
+    wer = [percent(row.quality.get("wer", {}).get(judge)) for judge in ("tiny", "moonshine")]
+    return (
+        row.model,
+        row.profile,
+        *(None if ms is None else f"{ms} ms" for ms in first),
+        number(row.speed.get("rtf_p50")),
+        number(row.memory_mb),
+        ", ".join(rate for rate in wer if rate) or None,
+        number(row.quality.get("dnsmos", {}).get("ovrl")),
+        number(row.quality.get("cosine")),
+    )
+
+
+def crowds(bench_lines: Sequence[Line]) -> str:
+    """The newest line's: several requests at a time."""
+    lines = [line for line in bench_lines if line.get("crowds")]
+    return _measured(
+        lines,
+        "bench",
+        ["who", "at a time", "first audio p50", "audio s/s", "starved"],
+        lambda line: [
+            (
+                row["who"],
+                row["concurrency"],
+                f"{number(row['ttfa_ms_p50'])} ms",
+                number(row["audio_seconds_per_s"]),
+                row["underruns"],
+            )
+            for row in line["crowds"]
+        ],
+    )

@@ -1,0 +1,79 @@
+"""The files that training needs and does not make: found by name anywhere under one folder.
+
+`python -m nightingale_lab.train assets` builds them on a CPU machine. They may lie in several folders, because a
+transfer to a GPU machine may take only so much at a time.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nightingale.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nightingale_lab.train.pieces import Pieces
+    from nightingale_lab.train.prepare import Lines
+
+FINAL_MARKS = ".!?,;:"
+
+
+@dataclass(frozen=True)
+class Assets:
+    """A folder, and what lies in it."""
+
+    folder: Path
+
+    def file(self, name: str) -> Path:
+        found = sorted(self.folder.rglob(name))
+        if not found:
+            raise ConfigError(
+                "a file that training needs is missing",
+                got=f"no {name} under {self.folder}",
+                allowed="a folder that `python -m nightingale_lab.train assets` wrote",
+                fix="Build it, or send the part of it that holds this file.",
+            )
+        return found[0]
+
+    @property
+    def kokoro_parts(self) -> list[Path]:
+        """All of them; the teacher refuses weights that are not complete."""
+        self.file("part0.bin")
+        return sorted(self.folder.rglob("part?.bin"), key=lambda path: path.name)
+
+    @cached_property
+    def lines(self) -> Lines:
+        from nightingale_lab.train.prepare import Lines
+
+        return Lines.read(self.file("lines.npz"))
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        from nightingale_lab.train.pieces import Pieces
+
+        return Pieces(self.file("wren_tokenizer.json"))
+
+    def encode(self, line: int) -> list[int]:
+        """Text ids of a line, made as at inference."""
+        return self.pieces.encode(self.lines.texts[line])
+
+    def encode_varied(self, line: int) -> list[int]:
+        """The same line in other pieces."""
+        return self.pieces.encode(self.lines.texts[line], random.Random(line))
+
+    def marks(self) -> frozenset[int]:
+        """Ids of the marks that may end a sentence."""
+        return frozenset(number for mark in FINAL_MARKS for number in self.pieces.encode_run(mark))
+
+    def listener(self) -> Any:
+        """The voice encoder's teacher."""
+        from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
+        from nightingale.models.chatterbox.presets import PRESETS
+        from nightingale.models.checkpoint import load, read_tensors
+
+        path = self.file("resemblyzer.safetensors")
+        tensors = {name: tensor.float() for name, tensor in read_tensors(path).items()}
+        return load(lambda: VoiceEncoder(PRESETS["wren"].voice_encoder), tensors, source=path)

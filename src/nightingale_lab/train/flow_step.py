@@ -1,0 +1,202 @@
+"""The two kinds of step that train the flow, in tensors only; flow.py says what they are for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from nightingale.models.chatterbox.s3gen.config import FlowConfig
+from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale.models.layers.masks import attention_mask
+from nightingale.models.layers.mel import FlowMel
+from nightingale_lab.train.codes import begin_with_digits
+from nightingale_lab.train.corpus import Corpus, Windows, audio_of
+from nightingale_lab.train.loop import Ema, GraphedStep, Optimizer
+
+WINDOW_TOKENS = 128
+BLOCK_TOKENS = (6, 8, 12, 16, 25, 50, 128, 128)
+"""Streaming block sizes to draw from; the last two are the whole window."""
+FIRST_WEIGHT = 0.5
+"""Of the first step's guess, beside the second's."""
+MEASURED_STEPS = 8
+"""Of a flow that is not refined yet, when it is measured."""
+NEAR_WEIGHT = 0.2
+"""Of the token encoder's own guess of the mel."""
+MEASURED_WINDOWS = 64
+
+
+class FlowTraining:
+    """Weights, optimizer, and the two kinds of step."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        tokens: Tensor,
+        config: FlowConfig,
+        *,
+        device: torch.device,
+        batch: int,
+        eager: bool,
+    ) -> None:
+        self.config, self.device, self.batch = config, device, batch
+        self.net = Flow(config).to(device)
+        begin_with_digits(self.net.input_embedding.weight)
+        with torch.no_grad():
+            for name, weight in self.net.decoder["estimator"].named_parameters():
+                if name.startswith("final_proj"):
+                    weight.zero_()  # the first guess is no motion at all
+        self.refining = False
+        out = corpus.held_out
+        self.windows = Windows(corpus, device, tokens=WINDOW_TOKENS, chosen=~out)
+        self.tokens = tokens.to(device)
+        self.audio = torch.from_numpy(corpus.bank.audio).to(device)
+        self.flow_mel = FlowMel().to(device)
+        self.sizes = torch.tensor(BLOCK_TOKENS, device=device)
+        self.optimizer = Optimizer(self.net.parameters(), betas=(0.9, 0.98))
+        self.ema = Ema(self.net.parameters(), decay=0.999)
+        self.losses = torch.zeros(2, device=device)
+        self.probe: dict[str, Tensor] | None = None
+        if out.any():
+            with torch.no_grad():
+                unseen = Windows(corpus, device, tokens=WINDOW_TOKENS, chosen=out)
+                self.probe = self._draw(unseen, min(MEASURED_WINDOWS, batch))
+                self.probe["noise"] = torch.randn_like(self.probe["mel"])
+        self.match = GraphedStep(self._match, eager=eager)
+        self.refine = GraphedStep(self._refine, eager=eager)
+
+    def _draw(self, windows: Windows, batch: int) -> dict[str, Tensor]:
+        """A batch: ids, valid, blocks, normalized mel, cond, each frame's share of the loss, speaker."""
+        clip, start, real = windows.draw(batch)
+        audio = audio_of(windows, self.audio, start, real)
+        mel = (self.flow_mel(audio) - self.config.mel_mean) / self.config.mel_std
+        place = torch.arange(WINDOW_TOKENS, device=self.device)
+        valid = place[None] < real[:, None]
+        size = self.sizes[torch.randint(len(BLOCK_TOKENS), (batch, 1), device=self.device)]
+        shift = (torch.rand(batch, 1, device=self.device) * size).long()
+        blocks = (place[None] + shift) // size
+        speaker = windows.speaker[clip].float()
+        # A speaker vector measured on another clip differs a little; so does our own encoder's.
+        speaker = F.normalize(speaker + 0.02 * torch.randn_like(speaker), dim=1)
+        # Half of the time the first part of the window is shown, as a voice's prompt would be.
+        shown = torch.rand(batch, 1, device=self.device) * 0.6 - 0.3
+        frames = torch.arange(2 * WINDOW_TOKENS, device=self.device)[None]
+        prompt = frames < shown.clamp(min=0) * 2 * real[:, None]
+        frame_valid = valid.repeat_interleave(2, dim=1)
+        return {
+            "ids": windows.gather(self.tokens, start, real, per_token=1).long(),
+            "valid": valid,
+            "blocks": blocks,
+            "mel": mel * frame_valid[:, None],
+            "cond": mel * prompt[:, None],
+            "share": (frame_valid / frame_valid.sum())[:, None],
+            "speaker": speaker,
+        }
+
+    def _mask(self, b: dict[str, Tensor]) -> Tensor:
+        valid, blocks = (b[name].repeat_interleave(2, 1) for name in ("valid", "blocks"))
+        mask = attention_mask(valid, blocks, self.config.remembered)
+        assert mask is not None
+        return mask
+
+    def _match(self) -> None:
+        with torch.no_grad():
+            b = self._draw(self.windows, self.batch)
+            noise = torch.randn_like(b["mel"])
+            t = torch.sigmoid(torch.randn(self.batch, device=self.device))
+            t = torch.where(torch.rand_like(t) < 0.2, torch.rand_like(t), t)
+            told = (torch.rand(self.batch, 1, 1, device=self.device) > 0.1).float()
+            along = t[:, None, None]
+            x = (1 - along) * noise + along * b["mel"]
+        with torch.autocast(self.device.type, torch.bfloat16):
+            mu = self.net.encode(b["ids"], b["valid"], b["blocks"])
+            guess = self.net.decoder["estimator"](
+                x,
+                mu=mu * told,
+                speaker=self.net.speaker(b["speaker"]) * told[:, :, 0],
+                cond=b["cond"] * told,
+                t=t,
+                r=t,
+                mask=self._mask(b),
+            )
+        flow_loss = ((guess.float() - (b["mel"] - noise)).square() * b["share"]).sum() / self.config.mel_bands
+        near_loss = ((mu.float() - b["mel"]).abs() * b["share"]).sum() / self.config.mel_bands
+        self.optimizer.step(flow_loss + NEAR_WEIGHT * near_loss)
+        self.ema.update()
+        self.losses.lerp_(torch.stack([flow_loss.detach(), near_loss.detach()]), 0.05)
+
+    def begin_refining(self) -> None:
+        """From here on the two deterministic steps are trained, from the averaged weights."""
+        with torch.no_grad():
+            torch._foreach_copy_([p.data for p in self.net.parameters()], self.ema.average)
+        self.refining = True
+
+    def _two_steps(self, b: dict[str, Tensor], cond: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The encoder's own guess, the first step's, and the mel that two steps from nothing arrive at."""
+        zero, half, one = (torch.full((len(cond),), v, device=self.device) for v in (0.0, 0.5, 1.0))
+        mu = self.net.encode(b["ids"], b["valid"], b["blocks"])
+        told = {"mu": mu, "speaker": self.net.speaker(b["speaker"]), "cond": cond, "mask": self._mask(b)}
+        estimator = self.net.decoder["estimator"]
+        first = estimator(torch.zeros_like(cond), t=zero, r=half, **told).float()
+        half_way = 0.5 * first
+        second = estimator(half_way, t=half, r=one, **told).float()
+        return mu.float(), first, half_way + 0.5 * second
+
+    def _refine(self) -> None:
+        with torch.no_grad():
+            b = self._draw(self.windows, self.batch)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            near, first, mel = self._two_steps(b, b["cond"])
+        # From nothing, the straight way's velocity is the mel itself: the first step has the same aim.
+        near_loss, first_loss, loss = (
+            ((guess - b["mel"]).abs() * b["share"]).sum() / self.config.mel_bands
+            for guess in (near, first, mel)
+        )
+        self.optimizer.step(loss + FIRST_WEIGHT * first_loss + NEAR_WEIGHT * near_loss)
+        self.ema.update()
+        self.losses.lerp_(torch.stack([first_loss.detach(), loss.detach()]), 0.05)
+
+    @torch.no_grad()
+    def measure(self) -> dict[str, float]:
+        """Mean distance of the averaged model's mel from the true one, true tokens given, on unseen lines.
+
+        In units of the scaled mel. Unrefined: in small steps from noise; refined: in its two from nothing.
+        """
+        b = self.probe
+        if b is None:
+            return {}
+        x, cond = b["noise"], torch.zeros_like(b["mel"])
+        with self.ema.swapped_in(), torch.autocast(self.device.type, torch.bfloat16):
+            if self.refining:
+                mu, _, x = self._two_steps(b, cond)
+            else:
+                mu = self.net.encode(b["ids"], b["valid"], b["blocks"])
+                told = {"mu": mu, "speaker": self.net.speaker(b["speaker"]), "cond": cond}
+                for i in range(MEASURED_STEPS):
+                    t = torch.full((len(x),), i / MEASURED_STEPS, device=self.device)
+                    v = self.net.decoder["estimator"](x, t=t, r=t, mask=self._mask(b), **told)
+                    x = x + v.float() / MEASURED_STEPS
+        bands = self.config.mel_bands
+        distances = [((y.float() - b["mel"]).abs() * b["share"]).sum() / bands for y in (x, mu)]
+        return dict(zip(("unseen_mel", "unseen_prior"), torch.stack(distances).tolist(), strict=True))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "net": self.net.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "ema": self.ema.average,
+            "refining": self.refining,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.refining = state["refining"]
+        self.net.load_state_dict(state["net"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.ema.load(state["ema"])
+
+    @torch.no_grad()
+    def averaged(self) -> dict[str, Tensor]:
+        names = [name for name, _ in self.net.named_parameters()]
+        return dict(zip(names, self.ema.average, strict=True))

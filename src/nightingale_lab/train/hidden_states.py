@@ -1,0 +1,85 @@
+"""What a T3 thinks while it speaks, written down: all that its guess learns from (nightingale_lab/train/overheard.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nightingale.decoding.decoding import prompt_of, speak
+from nightingale.engine.model import Model
+from nightingale.decoding.random import generator, nth_seed
+from nightingale.errors import ConfigError
+from nightingale.models.layers.kv_cache import NoMemory
+from nightingale.voices.voice import Voice
+
+FARTHEST = 6e4
+
+
+@dataclass(frozen=True, slots=True)
+class Spoken:
+    """A text as a model says it, with its own settings: what T3 has read when the last token is drawn."""
+
+    read: Tensor
+    """(rows, time, width)."""
+    prompt: int
+    """So many of them before the first token."""
+    tokens: list[int]
+
+
+@torch.inference_mode()
+def spoken(model: Model, text: str, *, voice: Voice | None, seed: int) -> Spoken:
+    """voice: the model's own, if not told."""
+    t3, defaults, voice = model.networks.t3, model.defaults, voice or model.default_voice
+    if voice is None:
+        raise ConfigError(
+            "the model has no voice of its own",
+            got=model.name,
+            allowed="a voice to speak with",
+            fix="Pass one, or choose a folder with conds.pt.",
+        )
+    ids = model.frontend.encode(text)
+    how: dict[str, Any] = {
+        "defaults": defaults,
+        "sampling": defaults.sampling,
+        "exaggeration": defaults.exaggeration,
+    }
+    tokens = list(speak(t3, ids, voice, **how, rng=generator(seed, "tokens")))
+    prompt = prompt_of(t3, ids, voice, **how)
+    said = torch.tensor([tokens[:-1]] * len(prompt), device=prompt.device)
+    return Spoken(torch.cat([prompt, t3.embed_speech(said, 1)], dim=1), prompt.shape[1], tokens)
+
+
+@torch.inference_mode()
+def overhear(model: Model, texts: Iterable[str], *, voice: Voice | None, seed: int) -> dict[str, Tensor]:
+    """The texts as this model would say them. Of each row of each utterance, in order: its tokens, and what
+    T3 thought before each (`Verifier.thought`); and T3's tables, in float32."""
+    t3 = model.networks.t3
+    memory = [NoMemory()] * t3.config.backbone.layers
+    thoughts, tokens, counts = list[Tensor](), list[Tensor](), list[int]()
+    for number, text in enumerate(texts):
+        one = spoken(model, text, voice=voice, seed=nth_seed(seed, number))
+        heard = torch.cat([part[:, one.prompt - 1 :] for part in t3.think(one.read, memory)], dim=-1)
+        # A stream may grow further than float16 goes; nothing is read that exactly there.
+        for row in heard.clamp(-FARTHEST, FARTHEST).half().cpu():
+            thoughts.append(row)
+            tokens.append(torch.tensor(one.tokens, dtype=torch.int32))
+            counts.append(len(row))
+    if not counts:
+        raise ConfigError(
+            "nothing was said", got="no lines of text", allowed="one line or more", fix="Pass some text."
+        )
+    tables = {"head.weight": t3.speech_head.weight, "embedding": t3.speech_emb.weight}
+    if t3.speech_head.bias is not None:
+        tables["head.bias"] = t3.speech_head.bias
+    if t3.config.learned_positions is not None:
+        tables["positions"] = t3.speech_pos_emb.emb.weight
+    return {
+        "thoughts": torch.cat(thoughts),
+        "tokens": torch.cat(tokens),
+        "counts": torch.tensor(counts, dtype=torch.int32),
+        **{name: table.detach().float().cpu().contiguous() for name, table in tables.items()},
+    }

@@ -1,0 +1,173 @@
+"""What is made on a CPU before any GPU is touched: texts, their phonemes, wren's vocabulary.
+
+gather           free text and templates -> unique clean lines, without the test sentences
+phoneme_ids      lines -> ids in Kokoro's alphabet, by hibari's front end (a training-time tool)
+Lines            both together in one small file that travels to the GPU
+train_vocabulary lines -> byte pairs in the family's tokenizer format
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nightingale.errors import ConfigError
+from nightingale_lab.train.teachers.hibari import phonemize_all
+from nightingale_lab.train.templates import Writer
+from nightingale_lab.train.texts import Exclusion, book_lines, clean, missing_words, unique, vocabulary
+
+MAX_PHONEMES = 460
+"""Kokoro's style table has 510 rows; what is left over is margin for its own start and stop."""
+
+SPACE_PHONEME = 16
+
+MARKS = "!\"',-.:;?"
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+START_ID = 255
+"""The family's fixed place of [START]."""
+
+
+def gather(
+    sentence_files: Sequence[Path],
+    book_files: Sequence[Path],
+    *,
+    held_out: Sequence[str],
+    frequent_words: Sequence[str],
+    rare_words: Sequence[str],
+    book_share: float,
+    generated: int,
+    seed: int,
+) -> list[str]:
+    """All lines to train on, shuffled. `frequent_words` that free text lacks are worked in by templates.
+
+    Of the books only `book_share` of the lines is taken, so that they do not drown the rest.
+    """
+    rng = random.Random(seed)
+    excluded, seen = Exclusion(held_out), set[str]()
+    raw = (line for path in sentence_files for line in path.read_text(encoding="utf-8").splitlines())
+    lines = list(unique((c for c in map(clean, raw) if c), excluded=excluded, seen=seen))
+    chapters = (line for path in book_files for line in book_lines(path.read_text(encoding="utf-8"), rng))
+    lines += unique((c for c in chapters if rng.random() < book_share), excluded=excluded, seen=seen)
+    missing = missing_words(vocabulary(lines), frequent_words)
+    # Words that nothing else contains get three lines each; `rare_words` colour the templates further.
+    writer = Writer(rng, [*missing, *rare_words])
+    forced = (writer.about(word) for word in missing for _ in range(3))
+    lines += unique(forced, excluded=excluded, seen=seen)
+    # One- and two-word lines repeat often, so more are drawn than are asked for.
+    for line in unique(writer.lines(3 * generated), excluded=excluded, seen=seen):
+        if generated == 0:
+            break
+        lines.append(line)
+        generated -= 1
+    rng.shuffle(lines)
+    return lines
+
+
+def phoneme_ids(
+    lines: Sequence[str], hibari: Path, *, british: bool = False, workers: int = 2
+) -> Iterator[NDArray[np.uint8]]:
+    """Kokoro ids of each line, without the end pads; empty where the line cannot be spoken in one breath."""
+    for parts in phonemize_all(lines, hibari, workers=workers, british=british):
+        ids = [phoneme for part in parts for phoneme in (SPACE_PHONEME, *part)][1:]
+        yield np.asarray(ids if len(ids) <= MAX_PHONEMES else [], dtype=np.uint8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Texts with their phoneme ids. `british` has readings for some lines only; its other rows are empty."""
+
+    texts: list[str]
+    american: list[NDArray[np.uint8]]
+    british: list[NDArray[np.uint8]]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def write(self, path: Path) -> None:
+        """One npz, packed by LZMA: a third smaller than deflate, and numpy reads it as it is."""
+        arrays = {"texts": np.frombuffer("\n".join(self.texts).encode(), dtype=np.uint8)}
+        for name, rows in (("american", self.american), ("british", self.british)):
+            arrays[name] = np.concatenate([np.zeros(0, np.uint8), *rows])
+            arrays[f"{name}_lengths"] = np.asarray([len(row) for row in rows], dtype=np.uint16)
+        part = path.with_suffix(".part")
+        with zipfile.ZipFile(part, "w", zipfile.ZIP_LZMA) as archive:
+            for name, array in arrays.items():
+                buffer = io.BytesIO()
+                np.lib.format.write_array(buffer, array, allow_pickle=False)
+                archive.writestr(f"{name}.npy", buffer.getvalue())
+        part.replace(path)
+
+    @classmethod
+    def read(cls, path: Path) -> Lines:
+        with np.load(path, allow_pickle=False) as held:
+            texts = held["texts"].tobytes().decode().split("\n")
+            rows = {
+                name: np.split(held[name], np.cumsum(held[f"{name}_lengths"].astype(np.int64))[:-1])
+                for name in ("american", "british")
+            }
+        if len(texts) != len(rows["american"]):
+            raise ConfigError(
+                "texts and phonemes do not belong together",
+                got=f"{len(texts)} texts, {len(rows['american'])} phoneme rows in {path}",
+                allowed="as many of the one as of the other",
+                fix="Build the file again.",
+            )
+        return cls(texts=texts, american=rows["american"], british=rows["british"])
+
+
+def train_vocabulary(lines: Iterable[str], *, size: int = 512) -> str:
+    """A tokenizer file of `size` ids: [STOP] [UNK] [SPACE], marks, letters, then merges in the order learned.
+
+    Only words are shown to the trainer, so a mark never merges with a letter: whatever the punctuation,
+    the word is the same pieces.
+    """
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fixed = ["[STOP]", "[UNK]", "[SPACE]", *MARKS, *LETTERS]
+    pieces = size - len(fixed) - 1 + len(LETTERS)
+    trainer = trainers.BpeTrainer(vocab_size=pieces, initial_alphabet=list(LETTERS), show_progress=False)
+    counted = vocabulary(lines)
+    words = (" ".join([word.replace("'", " ")] * min(count, 4000)) for word, count in counted.items())
+    learner.train_from_iterator(words, trainer)
+    learned = json.loads(learner.to_str())["model"]
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in learned["merges"]]
+    names = fixed + [merge.replace(" ", "") for merge in merges]
+    names.insert(START_ID, "[START]")
+    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    return json.dumps(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [
+                {"id": names.index(name), "content": name, **special}
+                for name in ("[STOP]", "[UNK]", "[SPACE]", "[START]")
+            ],
+            "normalizer": None,
+            "pre_tokenizer": {"type": "Whitespace"},
+            "post_processor": None,
+            "decoder": None,
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": "[UNK]",
+                "continuing_subword_prefix": None,
+                "end_of_word_suffix": None,
+                "fuse_unk": False,
+                "vocab": {name: number for number, name in enumerate(names)},
+                "merges": merges,
+            },
+        },
+        ensure_ascii=False,
+        indent=1,
+    )

@@ -1,0 +1,36 @@
+"""Stage `references`: the teacher's named voices as recordings, for the judges to compare wren's with.
+
+Named as wren names them (`heart_0.wav`), from lines that nothing trains on. A CPU is enough: Kokoro speaks
+about as fast as real time there.
+"""
+
+from __future__ import annotations
+
+import wave
+from pathlib import Path
+
+import numpy as np
+
+from nightingale.clocks import CLOCKS
+from nightingale_lab.train.asset_files import Assets
+from nightingale_lab.train.cast import SHARES
+from nightingale_lab.train.corpus import held_out
+from nightingale_lab.train.stages import make_teacher
+from nightingale_lab.train.teachers.kokoro import Line
+
+WANTED_PHONEMES = range(60, 110)
+"""Four to eight seconds of speech."""
+
+
+def write_references(assets: Assets, out: Path, *, each: int, device: str) -> None:
+    lines = assets.lines
+    unseen = np.flatnonzero(held_out(np.arange(len(lines), dtype=np.int32)))
+    chosen = [i for i in unseen if len(lines.american[i]) in WANTED_PHONEMES][:each]
+    teacher = make_teacher(assets, device)
+    out.mkdir(parents=True, exist_ok=True)
+    for name in SHARES:
+        spoken = teacher.speak_many([Line(tuple(lines.american[i].tolist()), name) for i in chosen])
+        for number, samples in enumerate(spoken):
+            with wave.open(str(out / f"{name.partition('_')[2]}_{number}.wav"), "wb") as file:
+                file.setparams((1, 2, CLOCKS.sample_rate_hz, 0, "NONE", ""))
+                file.writeframes((samples.clamp(-1, 1).numpy() * 32767).astype("<i2").tobytes())

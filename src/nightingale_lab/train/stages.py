@@ -1,0 +1,373 @@
+"""The stages behind the command line: arguments in, work done, a progress line on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nightingale.errors import ConfigError
+
+TOKENS, BANK, OWN_SPEECH = "tokens.npy", "bank.safetensors", "own_speech.safetensors"
+LINES_PER_HOUR = 1800
+"""More than the teacher speaks (1,100), so that lines never run out; casting them all would take seconds."""
+
+
+def say(record: dict[str, Any]) -> None:
+    """The progress line."""
+    from nightingale_lab.train.loop import progress_line
+
+    sys.stderr.write(progress_line(record) + "\n")
+    sys.stderr.flush()
+
+
+def make_teacher(assets: Any, device: str) -> Any:
+    from nightingale_lab.train.teachers.kokoro import KokoroTeacher
+
+    return KokoroTeacher(assets.kokoro_parts, assets.file("voices.npz"), device)
+
+
+def run_data(args: argparse.Namespace) -> None:
+    from dataclasses import replace
+
+    import numpy as np
+    import torch
+
+    from nightingale_lab.train.asset_files import Assets
+    from nightingale_lab.train.cast import BLENDS, SHARES
+    from nightingale_lab.train.corpus import READY
+    from nightingale_lab.train.synthesize import Casting, cast_lines, synthesize
+    from nightingale_lab.train.vocoder_feed import DONE
+    from nightingale_lab.train.voice_encoder import speaker_vectors
+
+    assets, device = Assets(args.assets), torch.device(args.device)
+    before = len(list(args.out.glob(f"part*/{READY}")))
+    lines, limit = assets.lines, args.limit or int(args.hours * LINES_PER_HOUR)
+    order = np.random.default_rng(args.seed).permutation(len(lines))
+    # A second call speaks other lines: it starts where the first one's would have ended.
+    order = np.roll(order, -before * limit - args.after)[:limit]
+    teacher = make_teacher(assets, args.device)
+    requests = cast_lines(
+        order.tolist(),
+        [{"american": lines.american[i], "british": lines.british[i]} for i in order],
+        Casting(shares=SHARES, pool=sorted(n for n in teacher.voices if n[0] in "ab"), blends=BLENDS),
+        seed=args.seed,
+    )
+    listener = assets.listener().to(device)
+    (args.out / "names.json").write_text(json.dumps(list(SHARES)), encoding="utf-8")
+    parts = synthesize(
+        teacher, requests, assets.encode, budget_s=args.budget_s, first_hours=args.first_hours,
+        part_hours=args.part_hours, most_hours=args.hours, seconds_per_batch=args.batch_seconds,
+        seed=args.seed, say=say,
+    )  # fmt: skip
+    for number, corpus in enumerate(parts, before):
+        heard = speaker_vectors(listener, corpus, device=device)
+        replace(corpus, speaker=heard.numpy()).save(args.out / f"part{number:02d}")
+        say({"part": number, "clips": corpus.bank.clips, "hours": corpus.bank.seconds / 3600})
+    (args.out / DONE).touch()
+
+
+def run_bulk(args: argparse.Namespace) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale_lab.train.asset_files import Assets
+    from nightingale_lab.train.bulk import VOICE, lines_from_the_end, make_bulk
+    from nightingale_lab.train.cast import HEARD_BY_TEACHER
+    from nightingale_lab.train.teachers.hibari import HibariTeacher
+    from nightingale_lab.train.tokenizer import load_tokenizer
+
+    lines = Assets(args.assets).lines
+    make_bulk(
+        HibariTeacher(args.hibari),
+        load_tokenizer(args.tokenizer, PRESETS["wren"].speech_tokenizer, torch.device("cpu")),
+        lines.american,
+        lines_from_the_end(len(lines), seed=args.seed, shard=args.shard, shards=args.shards),
+        load_file(args.voices)[VOICE + HEARD_BY_TEACHER].half().numpy(),
+        args.out / f"bulk{args.shard}.safetensors",
+        budget_s=args.budget_s,
+        seed=args.seed + args.shard,
+        say=say,
+    )
+
+
+def run_voice_encoder(args: argparse.Namespace) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    from nightingale_lab.train.asset_files import Assets
+    from nightingale_lab.train.cast import HEARD_BY_TEACHER, mean_speakers
+    from nightingale_lab.train.corpus import Corpus
+    from nightingale_lab.train.voice_encoder import speaker_vectors, train_voice_encoder
+
+    corpus, device = Corpus.load(args.corpus), torch.device(args.device)
+    net = train_voice_encoder(
+        corpus,
+        Assets(args.assets).listener(),
+        args.out,
+        budget_s=args.budget_s,
+        plan_s=args.plan_s,
+        device=device,
+        say=say,
+        **_batch(args),
+    )
+    own, taught = speaker_vectors(net, corpus, device=device), torch.from_numpy(corpus.speaker)
+    alike, out = (own.float() * taught.float()).sum(1), torch.from_numpy(corpus.held_out)
+    say({"clips": len(own), "cosine": float(alike.mean()), "unseen_cosine": float(alike[out].mean())})
+    names, voice = json.loads((args.corpus / "names.json").read_text()), torch.from_numpy(corpus.voice)
+    theirs = {name + HEARD_BY_TEACHER: v for name, v in mean_speakers(taught, voice, names).items()}
+    partial = args.out / "voices.partial"
+    save_file(mean_speakers(own, voice, names) | theirs, partial)
+    partial.replace(args.out / "voices.safetensors")
+
+
+def run_tokenizer(args: argparse.Namespace) -> None:
+    import torch
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale_lab.train.corpus import Corpus
+    from nightingale_lab.train.tokenizer import train_tokenizer
+
+    corpus = Corpus.load(args.corpus)
+    with _searching(args.device):
+        train_tokenizer(
+            corpus,
+            args.out,
+            PRESETS["wren"].speech_tokenizer,
+            budget_s=args.budget_s,
+            plan_s=args.plan_s,
+            device=torch.device(args.device),
+            eager=args.eager,
+            seed=args.seed,
+            start_from=args.start_from,
+            say=say,
+            **_batch(args),
+        )
+
+
+def run_tokens(args: argparse.Namespace) -> None:
+    import numpy as np
+    import torch
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale_lab.train.corpus import Corpus, ready_parts
+    from nightingale_lab.train.token_bank import TokenBank
+    from nightingale_lab.train.tokenizer import code_entropy_bits, load_tokenizer, tokenize_corpus
+    from nightingale_lab.train.vocoder_feed import DONE
+
+    device, begun = torch.device(args.device), time.monotonic()
+    net = load_tokenizer(args.out / "tokenizer.safetensors", PRESETS["wren"].speech_tokenizer, device)
+    banks: dict[Path, TokenBank] = {}
+    while True:
+        whole = (args.corpus / DONE).exists() or time.monotonic() - begun > args.budget_s
+        for part in ready_parts(args.corpus):
+            if part not in banks:
+                corpus = Corpus.load(part)
+                tokens = tokenize_corpus(net, corpus, device=device)
+                np.save(part / TOKENS, tokens.cpu().numpy())
+                banks[part] = TokenBank.of(corpus, tokens.cpu().numpy())
+                say({"tokens": len(tokens), "bits": code_entropy_bits(tokens)})
+        if whole:
+            break
+        time.sleep(0.2)
+    TokenBank.join([banks[part] for part in sorted(banks)]).save(args.out / BANK)
+
+
+def run_own_speech(args: argparse.Namespace) -> None:
+    import torch
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale_lab.train.asset_files import Assets
+    from nightingale_lab.train.own_speech import speak_lines
+    from nightingale_lab.train.token_bank import TokenBank
+
+    assets = Assets(args.assets)
+    spoken = speak_lines(
+        TokenBank.join([TokenBank.load(path, assets.encode) for path in args.bank or [args.out / BANK]]),
+        PRESETS["wren"].t3,
+        target=args.target or args.out / "t3.safetensors",
+        budget_s=args.budget_s,
+        device=torch.device(args.device),
+        seed=args.seed,
+    )
+    spoken.save(args.out / OWN_SPEECH)
+    say({"clips": spoken.clips, "tokens": len(spoken.tokens)})
+
+
+def run_draft(args: argparse.Namespace) -> None:
+    import torch
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale_lab.train.asset_files import Assets
+    from nightingale_lab.train.draft import train_draft
+    from nightingale_lab.train.guess import train_guess
+    from nightingale_lab.train.overheard import train_overheard
+    from nightingale_lab.train.token_bank import TokenBank
+
+    device = torch.device(args.device)
+    if args.thoughts:
+        train_overheard(
+            args.thoughts, args.out, budget_s=args.budget_s, device=device, seed=args.seed, say=say
+        )
+        return
+    if args.assets is None:
+        raise ConfigError(
+            "nothing to learn from",
+            got="neither --thoughts nor --assets",
+            allowed="a file of thoughts, or a bank and its assets",
+            fix="Make one: nightingale train think --model NAME --out FILE.",
+        )
+    assets = Assets(args.assets)
+    train: Callable[..., None] = train_guess
+    if args.kind == "layers":
+        train = partial(train_draft, layers=args.layers)
+    train(
+        TokenBank.join([TokenBank.load(path, assets.encode) for path in args.bank or [args.out / BANK]]),
+        args.out,
+        PRESETS["wren"].t3,
+        target=args.target or args.out / "t3.safetensors",
+        marks=assets.marks(),
+        budget_s=args.budget_s,
+        plan_s=args.plan_s,
+        device=device,
+        eager=args.eager,
+        seed=args.seed,
+        start_from=args.start_from,
+        say=say,
+    )
+
+
+def run_t3(args: argparse.Namespace) -> None:
+    import torch
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale_lab.train.asset_files import Assets
+    from nightingale_lab.train.t3 import T3Recipe, train_t3
+    from nightingale_lab.train.token_bank import TokenBank
+
+    assets = Assets(args.assets)
+    bank = TokenBank.join([TokenBank.load(path, assets.encode) for path in args.bank or [args.out / BANK]])
+    # Every clip is shown in its usual pieces and once more in others.
+    bank = TokenBank.join([bank, bank.respelled(assets.encode_varied)])
+    recipe = {name: getattr(args, name) for name in ("dropout", "smoothing", "slip", "weight_decay")}
+    train_t3(
+        bank,
+        args.out,
+        PRESETS["wren"].t3,
+        marks=assets.marks(),
+        budget_s=args.budget_s,
+        plan_s=args.plan_s,
+        device=torch.device(args.device),
+        eager=args.eager,
+        seed=args.seed,
+        recipe=T3Recipe(**{name: value for name, value in recipe.items() if value is not None}),
+        start_from=args.start_from,
+        say=say,
+    )
+
+
+def run_flow(args: argparse.Namespace) -> None:
+    import torch
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale_lab.train.flow import train_flow
+
+    corpus, tokens = _told(args.corpus)
+    with _searching(args.device):
+        train_flow(
+            corpus,
+            tokens,
+            args.out,
+            PRESETS["wren"].flow,
+            match_s=args.match_s,
+            refine_s=args.refine_s,
+            budget_s=args.budget_s,
+            device=torch.device(args.device),
+            eager=args.eager,
+            start_from=args.start_from,
+            say=say,
+            **_batch(args),
+        )
+
+
+def run_mels(args: argparse.Namespace) -> None:
+    import numpy as np
+    import torch
+
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale_lab.train.corpus import ready_parts
+    from nightingale_lab.train.flow import render_mels
+    from nightingale_lab.train.vocoder_feed import MELS
+
+    for part in ready_parts(args.corpus)[: args.parts]:
+        corpus, tokens = _told(part)
+        mels = render_mels(
+            args.out / "flow.refine.safetensors",
+            corpus,
+            tokens,
+            PRESETS["wren"].flow,
+            device=torch.device(args.device),
+            seed=args.seed,
+        )
+        np.save(part / "mels.partial.npy", mels)
+        (part / "mels.partial.npy").replace(part / MELS)
+        say({"part": part.name, "frames": len(mels)})
+
+
+def run_export(args: argparse.Namespace) -> None:
+    from dataclasses import replace
+
+    from nightingale import wren
+    from nightingale.models.chatterbox.presets import PRESETS
+    from nightingale_lab.train.export import export
+
+    tuned = {name: getattr(args, name) for name in ("temperature", "min_p", "repetition_penalty")}
+    report = export(
+        args.source,
+        args.out or wren.folder(),
+        PRESETS["wren"],
+        default_voice=args.default_voice,
+        sampling=replace(
+            wren.SAMPLING, **{name: value for name, value in tuned.items() if value is not None}
+        ),
+        references=sorted(args.references.glob("*.wav")) if args.references else (),
+    )
+    sys.stderr.write(f"{report}\n")
+
+
+def run_curves(args: argparse.Namespace) -> None:
+    from nightingale_lab.train.loop import draw_curves, read_log
+
+    for log in sorted(args.out.glob("*.jsonl")):
+        numbers = {k for row in read_log(log) for k, v in row.items() if isinstance(v, float)}
+        draw_curves(log, log.with_suffix(".png"), sorted(numbers - {"seconds", "elapsed_s"}))
+
+
+def _told(folder: Path) -> tuple[Any, Any]:
+    """A corpus, and the tokens that the stage `tokens` left beside its parts."""
+    import numpy as np
+    import torch
+
+    from nightingale_lab.train.corpus import Corpus, ready_parts
+
+    whole = (folder / TOKENS).is_file()
+    parts = [folder] if whole else [part for part in ready_parts(folder) if (part / TOKENS).is_file()]
+    tokens = np.concatenate([np.load(part / TOKENS) for part in parts])
+    return Corpus.join([Corpus.load(part) for part in parts]), torch.from_numpy(tokens)
+
+
+def _searching(device: str) -> Any:
+    """For stages of fixed shapes, where searching for the fastest kernels pays. Elsewhere it costs dear."""
+    import torch
+
+    return torch.backends.cudnn.flags(enabled=True, benchmark=device != "cpu", allow_tf32=True)
+
+
+def _batch(args: argparse.Namespace) -> dict[str, int]:
+    return {} if args.batch is None else {"batch": args.batch}

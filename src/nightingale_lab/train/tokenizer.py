@@ -1,0 +1,237 @@
+"""Stage `tokenizer`: speech to 25 tokens a second that carry the words and not the speaker.
+
+The network is the family's (a small SpeechTokenizer with 3^8 codes). It is trained through its rounding, by
+two heads that only training knows:
+
+- phonemes, frame by frame, against the teacher's own alignment: the words must be in the tokens;
+- the mel, by a decoder that is *told* who speaks: melody and rhythm must be in the tokens, timbre need not.
+
+Without the first, tokens drift to acoustics and T3 finds them hard; without the second, prosody is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from nightingale.models.chatterbox.encoders.speech_tokenizer import (
+    SpeechTokenizer,
+    SpeechTokenizerConfig,
+    fsq,
+    fsq_ids,
+)
+from nightingale.models.layers.mel import FlowMel
+from nightingale_lab.train.corpus import Corpus, Windows, audio_of, clip_audio, whole_clips
+from nightingale_lab.train.loop import (
+    Ema,
+    Every,
+    GraphedStep,
+    JsonlLog,
+    Optimizer,
+    Schedule,
+    Watch,
+    load_state,
+    save_state,
+    silent,
+)
+from nightingale_lab.train.resample import To16k
+from nightingale_lab.train.seeding import seeded
+
+PHONES = 178
+SPEAKER_WIDTH = 256
+WINDOW_TOKENS = 128
+BATCH_TOKENS = 12_800
+"""Whole clips are read so many tokens (8.5 minutes) at a time."""
+MEL_MEAN, MEL_STD = -5.8, 2.6
+
+
+class Reader(nn.Module):
+    """What training hangs behind the codes: digits and a speaker -> phoneme scores and mel, at 50 Hz."""
+
+    def __init__(self, digits: int, width: int = 384, layers: int = 4) -> None:
+        super().__init__()
+        self.enter = nn.Linear(digits, width)
+        self.speaker = nn.Linear(SPEAKER_WIDTH, width)
+        self.up = nn.ConvTranspose1d(width, width, 2, 2)
+        self.shared = nn.ModuleList(nn.Conv1d(width, width, 5, padding=2) for _ in range(2))
+        self.phones = nn.Conv1d(width, PHONES, 1)
+        self.told = nn.ModuleList(nn.Conv1d(width, width, 7, padding=3) for _ in range(layers))
+        self.norms = nn.ModuleList(nn.GroupNorm(1, width) for _ in range(layers + 2))
+        self.mel = nn.Conv1d(width, 80, 1)
+
+    def forward(self, digits: Tensor, speaker: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.up(self.enter(digits).transpose(1, 2))
+        for conv, norm in zip(self.shared, self.norms[:2], strict=True):
+            x = x + F.gelu(conv(norm(x)))
+        phones = self.phones(x)
+        x = x + self.speaker(F.normalize(speaker, dim=1))[..., None]
+        for conv, norm in zip(self.told, self.norms[2:], strict=True):
+            x = x + F.gelu(conv(norm(x)))
+        return phones, self.mel(x)
+
+
+class TokenizerTraining:
+    """Weights, optimizer and one captured step."""
+
+    def __init__(
+        self,
+        corpus: Corpus,
+        config: SpeechTokenizerConfig,
+        *,
+        device: torch.device,
+        batch: int,
+        eager: bool,
+        seed: int,
+    ) -> None:
+        self.device = device
+        with seeded(seed):
+            self.net = SpeechTokenizer(config).to(device)
+            self.reader = Reader(config.code_digits).to(device)
+        self.to16k, self.flow_mel = To16k().to(device), FlowMel().to(device)
+        self.windows = Windows(corpus, device, tokens=WINDOW_TOKENS, chosen=~corpus.held_out)
+        self.audio = torch.from_numpy(corpus.bank.audio).to(device)
+        self.phones = torch.from_numpy(corpus.phones).to(device)
+        parameters = [p for net in (self.net, self.reader) for p in net.parameters()]
+        self.optimizer = Optimizer(parameters, betas=(0.9, 0.98))
+        self.ema = Ema(self.net.parameters(), decay=0.999)
+        self.batch = batch
+        self.losses = torch.zeros(3, device=device)
+        """Running phoneme error rate, phoneme loss and mel loss."""
+        self.step = GraphedStep(self._step, eager=eager)
+
+    def _step(self) -> None:
+        clip, start, real = self.windows.draw(self.batch)
+        with torch.no_grad():
+            audio = audio_of(self.windows, self.audio, start, real)
+            heard = self.net.mel(self.to16k(audio))
+            mel = (self.flow_mel(audio) - MEL_MEAN) / MEL_STD
+            phones = self.windows.gather(self.phones, start, real, per_token=2).long()
+            inside = (torch.arange(phones.shape[1], device=self.device)[None] < 2 * real[:, None]).float()
+        with torch.autocast(self.device.type, torch.bfloat16):
+            hidden, _ = self.net.encode(heard)
+            raw = self.net.quantizer(hidden)
+            scores, guess = self.reader(fsq(raw, straight_through=True), self.windows.speaker[clip].float())
+        scores, guess = scores.float(), guess.float()
+        share = inside / inside.sum()
+        phone_loss = (F.cross_entropy(scores, phones, reduction="none") * share).sum()
+        mel_loss = ((guess - mel).abs().mean(1) * share).sum()
+        # Pushes digits away from the middle of their range only when they leave it: a soft wall at ±2.
+        wall = (raw.float().abs() - 2).clamp(min=0).square().mean()
+        self.optimizer.step(phone_loss + 2.0 * mel_loss + 0.05 * wall)
+        self.ema.update()
+        wrong = ((scores.argmax(1) != phones).float() * share).sum()
+        self.losses.lerp_(torch.stack([wrong, phone_loss.detach(), mel_loss.detach()]), 0.05)
+
+    @torch.no_grad()
+    def with_average(self) -> SpeechTokenizer:
+        """The tokenizer with averaged weights."""
+        copy = SpeechTokenizer(self.net.config).to(self.device)
+        for target, source in zip(copy.parameters(), self.ema.average, strict=True):
+            target.copy_(source)
+        return copy.eval()
+
+
+def train_tokenizer(
+    corpus: Corpus,
+    out: Path,
+    config: SpeechTokenizerConfig,
+    *,
+    budget_s: float,
+    plan_s: float | None = None,
+    device: torch.device,
+    batch: int = 192,
+    eager: bool = False,
+    seed: int = 0,
+    peak_lr: float = 6e-4,
+    start_from: Path | None = None,
+    say: Callable[[dict[str, Any]], None] = silent,
+) -> SpeechTokenizer:
+    """Train for `budget_s` seconds, resuming from `out` if it holds a state; gives the averaged tokenizer.
+
+    start_from: a tokenizer.safetensors of another machine, used when there is no state; its two heads are
+    lost and start anew.
+    """
+    training = TokenizerTraining(corpus, config, device=device, batch=batch, eager=eager, seed=seed)
+    schedule, log = Schedule(peak=peak_lr, warmup_steps=200), JsonlLog(out / "tokenizer.jsonl")
+    state_path, done = out / "tokenizer.state.pt", {"step": 0, "elapsed_s": 0.0}
+    if state_path.exists():
+        state = load_state(state_path, device)
+        training.net.load_state_dict(state["net"])
+        training.reader.load_state_dict(state["reader"])
+        training.optimizer.load_state_dict(state["optimizer"])
+        training.ema.load(state["ema"])
+        done = state["done"]
+    elif start_from is not None and start_from.exists():
+        training.net.load_state_dict({k: v.float() for k, v in load_file(start_from).items()})
+        training.ema.reset()
+    step, watch = int(done["step"]), Watch(budget_s, plan_s=plan_s, elapsed_s=done["elapsed_s"])
+    report, keep = Every(5, watch.begun_s), Every(60, watch.begun_s)
+
+    def save() -> SpeechTokenizer:
+        net = training.with_average()
+        state = {
+            "net": training.net.state_dict(),
+            "reader": training.reader.state_dict(),
+            "optimizer": training.optimizer.state_dict(),
+            "ema": training.ema.average,
+            "done": {"step": step, "elapsed_s": watch.elapsed_s},
+        }
+        save_state(state_path, state)
+        weights = {k: v.contiguous().cpu() for k, v in net.state_dict().items()}
+        save_file(weights, out / "tokenizer.safetensors.partial")
+        (out / "tokenizer.safetensors.partial").replace(out / "tokenizer.safetensors")
+        return net
+
+    while not watch.over():
+        training.optimizer.lr.fill_(schedule.at(step, watch.progress))
+        training.step()
+        step += 1
+        now = watch.begun_s + watch.spent_s
+        if report(now):
+            wrong, phone, mel = training.losses.tolist()
+            record = {"step": step, "seconds": watch.elapsed_s, "phone_error": wrong}
+            record |= {"phone": phone, "mel": mel}
+            log.write(record)
+            say(record)
+        if keep(now):
+            save()
+    return save()
+
+
+def load_tokenizer(path: Path, config: SpeechTokenizerConfig, device: torch.device) -> SpeechTokenizer:
+    net = SpeechTokenizer(config).to(device)
+    net.load_state_dict({k: v.float() for k, v in load_file(path).items()})
+    return net.eval()
+
+
+@torch.no_grad()
+def tokenize_corpus(net: SpeechTokenizer, corpus: Corpus, *, device: torch.device) -> Tensor:
+    """One id per 25 Hz step of the whole bank: (tokens,) int16. Clips are read whole, in order of length."""
+    audio = torch.from_numpy(corpus.bank.audio).to(device)
+    offsets = torch.from_numpy(corpus.token_offsets)
+    counts = offsets.diff()
+    out = torch.zeros(int(offsets[-1]), dtype=torch.int16, device=device)
+    to16k = To16k().to(device)
+    for rows, length in whole_clips(counts, batch_tokens=BATCH_TOKENS):
+        start, real = offsets[rows].to(device), counts[rows].to(device)
+        mel = net.mel(to16k(clip_audio(audio, start, real, length)))
+        with torch.autocast(device.type, torch.bfloat16):
+            hidden, _ = net.encode(mel, real * 4)
+        ids = fsq_ids(net.quantizer(hidden.float())).to(torch.int16)
+        place = torch.arange(length, device=device)
+        keep = place[None] < real[:, None]
+        out[(start[:, None] + place)[keep]] = ids[:, :length][keep]
+    return out
+
+
+def code_entropy_bits(tokens: Tensor) -> float:
+    """How much of the code book is in use: at most log2(6561) = 12.7 bits."""
+    share = torch.bincount(tokens.long().flatten(), minlength=6561).float()
+    share = share[share > 0] / share.sum()
+    return float(-(share * share.log2()).sum())

@@ -1,0 +1,271 @@
+"""Training of wren's vocoder: first by mel distance alone, then against critics, in pieces that resume.
+
+    python -m nightingale_lab.train.vocoder --bank DIR --out DIR --budget-s 500 --plan-s 1500 --resume
+
+`--budget-s` is what this call may take; `--plan-s` is the whole training, over all calls, and decides the
+phases and the learning rate, so a plan cut into pieces is the same plan.
+
+    state.pt               everything, exact; stays on the machine (about 130 MB)
+    vocoder.safetensors    averaged generator, loads into Hift
+    critics.safetensors    critics in bfloat16; with the file above enough to go on elsewhere
+    log.jsonl              one line every few seconds
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS
+from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.layers.mel import FlowMel
+from nightingale_lab.train.bank import HOP, AudioBank
+from nightingale_lab.train.loop import (
+    Every,
+    GraphedStep,
+    JsonlLog,
+    Schedule,
+    load_state,
+    progress_line,
+    save_state,
+)
+from nightingale_lab.train.vocoder_feed import Feed, Material
+from nightingale_lab.train.vocoder_net import Compile
+from nightingale_lab.train.vocoder_step import STATS, VocoderPlan, VocoderStage
+
+
+def train_vocoder(
+    bank: AudioBank,
+    out_dir: Path,
+    *,
+    budget_s: float,
+    seed: int,
+    device: torch.device,
+    resume: bool,
+    eager: bool,
+    plan: VocoderPlan | None = None,
+    plan_s: float | None = None,
+    plan_steps: int | None = None,
+    max_steps: int | None = None,
+    state_dir: Path | None = None,
+    resume_from: Path | None = None,
+    compile_mode: Compile = "none",
+    mels: NDArray[np.float16] | None = None,
+    newer: Callable[[], Material | None] | None = None,
+    log_every_s: float = 5.0,
+    save_every_s: float = 60.0,
+    on_progress: Callable[[str], None] | None = None,
+) -> Hift:
+    """Train until the budget or the plan ends; the averaged network.
+
+    plan_s: seconds of the whole training (default: this budget). plan_steps: count progress in steps instead,
+    for a run that repeats exactly. max_steps: stop this call after so many. state_dir: where the large exact
+    state lives (default: out_dir). resume_from: files of another machine, used when no exact state is found;
+    their seconds count. newer: asked now and then for better material to learn from.
+    """
+    started = time.monotonic()
+    plan = plan or VocoderPlan()
+    whole_s, state_path = plan_s or budget_s, (state_dir or out_dir) / "state.pt"
+    out_dir.mkdir(parents=True, exist_ok=True)
+    stage = VocoderStage(bank, plan, device=device, seed=seed, compile_mode=compile_mode, mels=mels)
+    done: dict[str, Any] = {"step": 0, "gan_step": 0, "fresh_step": 0, "elapsed_s": 0.0}
+    if resume:
+        done.update(_resume(stage, state_path, resume_from or out_dir))
+    log = JsonlLog(out_dir / "log.jsonl")
+    g_rate = Schedule(peak=plan.lr, warmup_steps=plan.warmup_steps)
+    d_rate = Schedule(peak=plan.critic_lr, warmup_steps=plan.warmup_steps)
+    mel_step = GraphedStep(stage.mel_step, eager=eager)
+    gan_step = GraphedStep(stage.gan_step, eager=eager)
+    before_s, first_step, now = done["elapsed_s"], done["step"], time.monotonic()
+    log_due, save_due = Every(log_every_s, now), Every(save_every_s, now)
+    logged = (first_step, now)
+
+    def checkpoint() -> None:
+        save_state(state_path, {"done": dict(done), **stage.state_dict()})
+        export(stage, out_dir, done)
+
+    with torch.backends.cudnn.flags(enabled=True, benchmark=device.type == "cuda", allow_tf32=True):
+        while True:
+            progress = done["step"] / plan_steps if plan_steps else done["elapsed_s"] / whole_s
+            spent = time.monotonic() - started
+            if progress >= 1 or spent >= budget_s or (max_steps and done["step"] - first_step >= max_steps):
+                break
+            critical = progress >= plan.mel_only_share
+            if critical and not done["gan_step"]:
+                stage.ema.reset()
+                mel_step.forget()  # its memory goes to the second graph
+            ramp = (progress - plan.mel_only_share) / max(1e-9, plan.predicted_f0_share - plan.mel_only_share)
+            stage.predicted_share.fill_(min(1.0, max(0.0, ramp)))
+            rate = g_rate.at(int(done["step"] - done["fresh_step"]), progress)
+            stage.opt_g.lr.fill_(rate)
+            stage.opt_f0.lr.fill_(rate * plan.f0_lr / plan.lr)
+            stage.opt_d.lr.fill_(
+                d_rate.at(int(min(done["gan_step"], done["step"] - done["fresh_step"])), progress)
+            )
+            stage.draw()
+            (gan_step if critical else mel_step)()
+            done["step"] += 1
+            done["gan_step"] += critical
+            now = time.monotonic()
+            done["elapsed_s"] = before_s + now - started
+            if log_due(now):
+                if newer and (material := newer()):
+                    stage.take(material.bank, material.mels)
+                    mel_step.forget()
+                    gan_step.forget()
+                refusal = (gan_step if critical else mel_step).refusal
+                record = _record(stage, done, logged, rate, now, refusal)
+                log.write(record)
+                if on_progress:
+                    on_progress(progress_line(record))
+                logged = (done["step"], time.monotonic())
+            if save_due(now):
+                checkpoint()
+    if done["step"] > logged[0]:
+        log.write(_record(stage, done, logged, 0.0, time.monotonic(), None))
+    checkpoint()
+    return averaged_network(stage)
+
+
+def _record(
+    stage: VocoderStage,
+    done: dict[str, Any],
+    logged: tuple[int, float],
+    rate: float,
+    now: float,
+    refusal: str | None,
+) -> dict[str, Any]:
+    """Means since the last record, which start anew."""
+    steps = done["step"] - logged[0]
+    means = (stage.stats / max(1, steps)).tolist()
+    stage.stats.zero_()
+    speed = steps / max(1e-9, now - logged[1])
+    record = {"step": done["step"], "seconds": done["elapsed_s"], "steps_per_s": speed, "lr": rate}
+    if refusal:
+        record["graph_refused"] = refusal
+    return record | dict(zip(STATS, means, strict=True))
+
+
+def averaged_network(stage: VocoderStage) -> Hift:
+    """A fresh network with the averaged weights, on the CPU."""
+    net = Hift(stage.plan.network)
+    net.load_state_dict({name: tensor.cpu() for name, tensor in stage.averaged().items()})
+    return net.eval()
+
+
+def export(stage: VocoderStage, out_dir: Path, done: dict[str, Any]) -> None:
+    """The two small files that travel between machines."""
+    counts = {name: str(value) for name, value in done.items()}
+    averaged = {name: t.float().cpu().contiguous() for name, t in stage.averaged().items()}
+    critics = {
+        name: t.to("cpu", torch.bfloat16).contiguous() for name, t in stage.critics.state_dict().items()
+    }
+    for name, tensors in (("vocoder", averaged), ("critics", critics)):
+        partial = out_dir / f"{name}.partial"
+        save_file(tensors, partial, metadata=counts)
+        partial.replace(out_dir / f"{name}.safetensors")
+
+
+def _resume(stage: VocoderStage, state_path: Path, exported: Path) -> dict[str, Any]:
+    """The exact state if it is here, else what travelled, else nothing."""
+    if state_path.is_file():
+        state = load_state(state_path, stage.device)
+        stage.load_state_dict(state)
+        done: dict[str, Any] = state["done"]
+        return done
+    generator, critics = exported / "vocoder.safetensors", exported / "critics.safetensors"
+    if not generator.is_file():
+        return {}
+    stage.net.load_state_dict(load_file(generator))
+    stage.ema.reset()
+    with safe_open(generator, framework="pt") as file:
+        meta = file.metadata()
+    step = int(meta["step"])
+    stage.generator.manual_seed(stage.generator.initial_seed() + step)  # not the same crops again
+    if critics.is_file():
+        stage.critics.load_state_dict(load_file(critics))
+    return {
+        "step": step,
+        "gan_step": int(meta["gan_step"]) if critics.is_file() else 0,
+        "fresh_step": step,
+        "elapsed_s": float(meta["elapsed_s"]),
+    }
+
+
+@torch.inference_mode()
+def copy_synthesis(net: Hift, samples: Tensor, seed: int = 0) -> Tensor:
+    """(batch, 480·T) recorded samples -> the vocoder's rendering of their mel: what this stage is judged
+    by."""
+    generator = torch.Generator().manual_seed(seed)
+    mel = FlowMel()(samples)
+    phase = (torch.rand(len(samples), net.config.harmonics, 1, generator=generator) * 2 - 1) * torch.pi
+    phase[:, : None if net.config.in_step else 1] = 0
+    noise = torch.randn(len(samples), NOISY_HARMONICS, mel.shape[-1] * HOP, generator=generator)
+    source, _ = net.m_source(net.f0_predictor(mel), phase, noise)
+    rendered: Tensor = net(mel, source)
+    return rendered
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m nightingale_lab.train.vocoder")
+    parser.add_argument("--bank", type=Path, required=True, help="a corpus folder; its parts may still come")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--budget-s", type=float, required=True)
+    parser.add_argument("--plan-s", type=float)
+    parser.add_argument("--max-steps", type=int)
+    parser.add_argument("--state-dir", type=Path)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--resume-from", type=Path)
+    parser.add_argument("--mels", type=Path, help="float16 .npy of shape (frames of the bank, 80)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--batch", type=int, default=VocoderPlan().batch)
+    parser.add_argument("--lr", type=float, default=VocoderPlan().lr)
+    parser.add_argument("--mel-only-share", type=float, default=VocoderPlan().mel_only_share)
+    parser.add_argument("--compile", choices=("none", "parts", "full"), default="parts")
+    parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--device", default="cuda")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = build_parser().parse_args(arguments)
+
+    def report(line: str) -> None:
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
+
+    feed = Feed(args.bank)
+    material = feed.now()
+    train_vocoder(
+        material.bank,
+        args.out,
+        budget_s=args.budget_s,
+        seed=args.seed,
+        device=torch.device(args.device),
+        resume=args.resume,
+        eager=args.eager,
+        plan=VocoderPlan(batch=args.batch, lr=args.lr, mel_only_share=args.mel_only_share),
+        plan_s=args.plan_s,
+        max_steps=args.max_steps,
+        state_dir=args.state_dir,
+        resume_from=args.resume_from,
+        compile_mode=args.compile,
+        mels=np.load(args.mels) if args.mels else material.mels,
+        newer=feed.newer,
+        on_progress=report,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""How far a rendering is from the recording: log-mel distances at four resolutions, and f0.
+
+The family's own mel ends at 8 kHz; a vocoder judged by it alone lets the highs go dull. The three others
+reach 12 kHz and are also what the spectral critics look at, so each spectrum is computed once.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nightingale.models.chatterbox.hift.source import VOICED_ABOVE_HZ
+from nightingale.models.layers.mel import FLOW_MEL, MelConfig, slaney_filters
+
+LOG_FLOOR = 1e-5
+MELS = (
+    MelConfig(sample_rate_hz=24_000, fft_samples=512, hop_samples=128, bands=64, high_hz=12_000.0),
+    MelConfig(sample_rate_hz=24_000, fft_samples=1024, hop_samples=256, bands=100, high_hz=12_000.0),
+    MelConfig(sample_rate_hz=24_000, fft_samples=2048, hop_samples=512, bands=128, high_hz=12_000.0),
+    FLOW_MEL,
+)
+CRITIC_RESOLUTIONS = 3
+"""The first of MELS also feed the critics."""
+
+
+class Analysis(nn.Module):
+    """(batch, samples) -> spectra (batch, frames, bins, 2) and log-mels, one per entry of MELS.
+
+    Only frames that fit are taken. Windows unfold instead of `torch.stft`: the gradient of its overlapping
+    view is a scatter over indices, that of unfold a plain kernel.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        for i, config in enumerate(MELS):
+            window = torch.hann_window(config.fft_samples, dtype=torch.float32, device="cpu")
+            self.register_buffer(f"window{i}", window, persistent=False)
+            self.register_buffer(f"filters{i}", slaney_filters(config).T.contiguous(), persistent=False)
+
+    def spectra(self, audio: Tensor) -> list[Tensor]:
+        result = []
+        for i, config in enumerate(MELS):
+            frames = audio.unfold(1, config.fft_samples, config.hop_samples) * self.get_buffer(f"window{i}")
+            result.append(torch.view_as_real(torch.fft.rfft(frames)))
+        return result
+
+    def log_mels(self, spectra: list[Tensor]) -> list[Tensor]:
+        return [
+            torch.log((magnitude(s) @ self.get_buffer(f"filters{i}")).clamp(min=LOG_FLOOR))
+            for i, s in enumerate(spectra)
+        ]
+
+    def for_critics(self, spectra: list[Tensor]) -> list[Tensor]:
+        """The first spectra, scaled so that unit noise has unit power (a Hann window keeps 3/8 of it)."""
+        pairs = zip(spectra[:CRITIC_RESOLUTIONS], MELS[:CRITIC_RESOLUTIONS], strict=True)
+        return [s * (config.fft_samples * 0.375) ** -0.5 * CRITIC_GAIN for s, config in pairs]
+
+
+CRITIC_GAIN = 10.0
+"""Speech is about 20 dB below unit noise."""
+
+
+def magnitude(spectrum: Tensor) -> Tensor:
+    return torch.sqrt(spectrum.square().sum(-1) + 1e-9)
+
+
+def mel_loss(real: list[Tensor], fake: list[Tensor]) -> Tensor:
+    return torch.stack([F.l1_loss(f, r) for r, f in zip(real, fake, strict=True)]).mean()
+
+
+def f0_loss(predicted_hz: Tensor, target_hz: Tensor) -> Tensor:
+    """Distance on a scale linear near zero and logarithmic above, plus a margin at the voicing threshold."""
+    distance = (torch.log1p(predicted_hz / 50.0) - torch.log1p(target_hz / 50.0)).abs().mean()
+    too_low = F.relu(2 * VOICED_ABOVE_HZ - predicted_hz)
+    too_high = F.relu(predicted_hz - VOICED_ABOVE_HZ / 2)
+    margin = torch.where(target_hz > VOICED_ABOVE_HZ, too_low, too_high) / (2 * VOICED_ABOVE_HZ)
+    return distance + 0.1 * margin.clamp(max=5.0).mean()
+
+
+def voicing_error(predicted_hz: Tensor, target_hz: Tensor) -> Tensor:
+    """Share of frames on the wrong side of the threshold."""
+    return ((predicted_hz > VOICED_ABOVE_HZ) != (target_hz > VOICED_ABOVE_HZ)).float().mean()
+
+
+def pitch_error(predicted_hz: Tensor, target_hz: Tensor) -> Tensor:
+    """Mean relative error where both are voiced."""
+    both = ((predicted_hz > VOICED_ABOVE_HZ) & (target_hz > VOICED_ABOVE_HZ)).float()
+    relative = (predicted_hz - target_hz).abs() / target_hz.clamp(min=1.0)
+    return (relative * both).sum() / both.sum().clamp(min=1.0)

@@ -1,0 +1,117 @@
+"""Recordings on disk: readable by others, exact where promised, never half-written."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import stat
+import wave
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from nightingale import files
+from nightingale.audio.encoders import CONTAINERS, encoder_for, save
+from nightingale.audio.encoders.wav import wav_bytes
+from nightingale.errors import ConfigError, OutputError
+from nightingale.types import AudioChunk
+
+RATE = 24_000
+TONE = (0.5 * np.sin(np.arange(RATE // 2) * 2 * np.pi * 220 / RATE)).astype(np.float32)
+CHUNK = AudioChunk(samples=TONE, sample_rate_hz=RATE)
+
+
+def test_a_wav_is_read_by_the_standard_library_sample_for_sample() -> None:
+    with wave.open(io.BytesIO(wav_bytes(TONE, RATE))) as file:
+        assert (file.getnchannels(), file.getsampwidth(), file.getframerate()) == (1, 2, RATE)
+        assert file.readframes(file.getnframes()) == CHUNK.pcm16
+
+
+def test_a_float_wav_keeps_every_bit() -> None:
+    samples, rate = soundfile.read(io.BytesIO(wav_bytes(TONE, RATE, as_float=True)), dtype="float32")
+    assert rate == RATE
+    assert np.array_equal(samples, TONE)
+
+
+def test_too_loud_is_clipped_and_not_wrapped() -> None:
+    loud = np.array([2.0, -2.0], dtype=np.float32)
+    samples, _ = soundfile.read(io.BytesIO(wav_bytes(loud, RATE)), dtype="int16")
+    assert samples.tolist() == [32767, -32767]
+
+
+def test_silence_of_no_length_is_still_a_wav() -> None:
+    samples, _ = soundfile.read(io.BytesIO(wav_bytes(np.zeros(0, np.float32), RATE)))
+    assert len(samples) == 0
+
+
+@pytest.mark.parametrize("suffix", CONTAINERS)
+def test_every_format_of_the_table_comes_back_as_the_same_sound(suffix: str, tmp_path: Path) -> None:
+    path = tmp_path / f"tone{suffix}"
+    save(path, CHUNK)
+    samples, rate = soundfile.read(path, dtype="float32")
+    assert rate == RATE
+    assert abs(len(samples) - len(TONE)) <= 2400, "a codec may pad"
+    loudness = float(np.sqrt(np.mean(samples**2)))
+    assert loudness == pytest.approx(float(np.sqrt(np.mean(TONE**2))), rel=0.1)
+
+
+def test_an_unknown_suffix_is_refused_before_any_work() -> None:
+    with pytest.raises(ConfigError, match=r"\.wav, \.flac"):
+        encoder_for(Path("hello.xyz"))
+
+
+@pytest.mark.parametrize("bad", [np.array([0.0, np.nan], np.float32), np.zeros((2, 2), np.float32)])
+def test_samples_that_are_no_recording_are_refused(bad: Any, tmp_path: Path) -> None:
+    for suffix in CONTAINERS:
+        with pytest.raises(OutputError):
+            save(tmp_path / f"x{suffix}", AudioChunk(samples=bad, sample_rate_hz=RATE))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_the_old_file_and_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.wav"
+    path.write_bytes(b"old")
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(OutputError, match="No space left"):
+        save(path, CHUNK)
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.wav"]
+
+
+def test_an_interrupt_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files.os, "fsync", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        save(tmp_path / "a.wav", CHUNK)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_not_there_or_is_the_target_is_an_output_error(tmp_path: Path) -> None:
+    (tmp_path / "folder.wav").mkdir()
+    for path in (tmp_path / "none" / "a.wav", tmp_path / "folder.wav"):
+        with pytest.raises(OutputError):
+            save(path, CHUNK)
+    assert [p.name for p in tmp_path.iterdir()] == ["folder.wav"]
+
+
+def test_a_device_is_written_into_and_not_replaced() -> None:
+    files.write_whole(Path(os.devnull), b"gone")
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+
+
+def test_a_link_still_points_where_it_pointed(tmp_path: Path) -> None:
+    (tmp_path / "real.wav").write_bytes(b"old")
+    (tmp_path / "link.wav").symlink_to(tmp_path / "real.wav")
+    save(tmp_path / "link.wav", CHUNK)
+    assert (tmp_path / "link.wav").is_symlink()
+    assert (tmp_path / "real.wav").read_bytes() == wav_bytes(TONE, RATE)

@@ -1,0 +1,91 @@
+"""A streamed vocoder in windows: the plain stream's samples, in any company."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from parity.tiny import TINY_HIFT, fill, gaussian
+from torch import Tensor
+
+from nightingale.backends.cuda.vocoder import Vocoder, source_noise
+from nightingale.backends.cuda.vocoder_windows import NEW, Windows, frames_behind
+from nightingale.backends.torch.sample_stream import HOLD_FRAMES, SampleStream, Seam, guessed_frames, harmonic_phase
+from nightingale.models.chatterbox.hift.generator import Hift
+
+BLOCKS = [9, 16, 32, 40, 7]
+SEEDS = [3, 4, 5]
+
+
+class Addressed:
+    """The noise of backends/cuda/random.py, read as the plain stream reads a tape."""
+
+    def __init__(self, key: int) -> None:
+        self._key = torch.tensor([key])
+
+    def read(self, start: int, count: int) -> Tensor:
+        first = start // 480
+        noise = source_noise(self._key, torch.tensor([first]), -(-(start + count) // 480) - first)
+        return noise[0, :, start - 480 * first :][:, :count].T
+
+    def forget_before(self, row: int) -> None:
+        """It remembers nothing."""
+
+
+@pytest.fixture(scope="module")
+def hift() -> Hift:
+    return fill(Hift(TINY_HIFT)).double()
+
+
+def mel_of(seed: int) -> Tensor:
+    return gaussian((80, sum(BLOCKS)), seed).double()
+
+
+def blocks(seed: int) -> list[Tensor]:
+    return list(mel_of(seed).split(BLOCKS, dim=1))
+
+
+def plain(hift: Hift, seed: int) -> list[np.ndarray]:
+    stream = SampleStream(hift, seed=seed, streaming=True)
+    tape = Addressed(seed)
+    stream._tape = tape  # type: ignore[assignment]
+    stream._stream._noise = tape.read
+    return [stream.push(mel, final=i == len(BLOCKS) - 1) for i, mel in enumerate(blocks(seed))]
+
+
+def by_windows(hift: Hift, seeds: list[int]) -> list[list[np.ndarray]]:
+    most = sum(frames_behind(hift)) + max(BLOCKS) + HOLD_FRAMES + guessed_frames(hift)
+    vocoder = Vocoder(hift, batches=(1, 4), frames=(40, most))
+    windows = Windows(vocoder, hold_frames=HOLD_FRAMES, guessed_frames=guessed_frames(hift))
+    states, seams = [NEW] * len(seeds), [Seam() for _ in seeds]
+    heard: list[list[np.ndarray]] = [[] for _ in seeds]
+    for number in range(len(BLOCKS)):
+        final = number == len(BLOCKS) - 1
+        before = states
+        samples, states = windows.push(
+            before,
+            [blocks(seed)[number] for seed in seeds],
+            [final] * len(seeds),
+            key=torch.tensor(seeds),
+            phase=torch.cat([harmonic_phase(hift.config, seed) for seed in seeds]),
+        )
+        for row, (window, after, seam) in enumerate(zip(before, states, seams, strict=True)):
+            end = seam.end(480 * after.known, final=final)
+            rendered = samples[row].float().numpy().copy()
+            heard[row].append(seam.join(rendered, start=480 * window.first, end=end))
+    return heard
+
+
+def test_windows_give_the_plain_streams_samples_in_the_same_pieces(hift: Hift) -> None:
+    expected = plain(hift, 3)
+    for one, other in zip(by_windows(hift, [3])[0], expected, strict=True):
+        assert one.shape == other.shape
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    whole = np.concatenate(expected)
+    assert len(whole) == 480 * sum(BLOCKS)
+    assert np.abs(whole[-960:]).max() > 0.02
+
+
+def test_each_of_a_batch_sounds_as_it_does_alone(hift: Hift) -> None:
+    for row, seed in zip(by_windows(hift, SEEDS), SEEDS, strict=True):
+        np.testing.assert_allclose(np.concatenate(row), np.concatenate(plain(hift, seed)), rtol=0, atol=2e-6)

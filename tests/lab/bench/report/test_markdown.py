@@ -1,0 +1,82 @@
+"""Tables of docs/performance.md: what they say is what the lines hold, and what is not there is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nightingale_lab.bench.report import markdown
+
+MACHINE = {"cores": 2, "cpu": "abacus", "load_1m": 0.5}
+SIGNED: dict[str, Any] = {"machine": MACHINE, "commit": "abc", "date": "2026-01-02T03:04:05"}
+GOALS = {"Nano int8, real-time factor": ("≤", 0.8, 0.4), "speed-up over upstream: Nano": ("≥", 2.5, 6.0)}
+
+
+def cpu_line(**more: Any) -> dict[str, Any]:
+    seconds = {"whole": 6.0, "prompt": 0.5, "steps": 0.5, "flow": 2.0, "vocoder": 3.0}
+    return {
+        "table": {"Nano int8, real-time factor": 1.5},
+        "parts": {"sentence nano": {"seconds": seconds, "rtf": 1.5}},
+        **SIGNED,
+        **more,
+    }
+
+
+def cells(said: str, first: str) -> list[str]:
+    row = next(line for line in said.splitlines() if line.startswith(f"| {first} "))
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def test_every_row_of_a_table_is_as_wide_as_its_head() -> None:
+    said = markdown.table(["a", "b"], [("x", 1), ("y", None)])
+    assert said.splitlines() == ["| a | b |", "|---|---|", "| x | 1 |", "| y | – |"]
+
+
+def test_a_goal_stands_beside_what_was_reached_and_what_it_is_made_of() -> None:
+    said = markdown.cpu([cpu_line()], GOALS)
+    found = cells(said, "Nano int8, real-time factor")
+    assert found[1:] == ["≤ 0.8", "≤ 0.4", "1.5", "T3 0.25, flow 0.50, vocoder 0.75"]
+    assert cells(said, "speed-up over upstream: Nano")[3] == markdown.NOT_YET
+    assert "2 cores abacus, load 0.5 before the end, 2026-01-02, commit abc" in said
+
+
+def test_the_newest_line_counts_and_toy_sizes_never_do() -> None:
+    newer = cpu_line(table={"Nano int8, real-time factor": 0.7})
+    toy = cpu_line(table={"Nano int8, real-time factor": 0.1}, tiny=True)
+    said = markdown.cpu([cpu_line(), newer, toy], GOALS)
+    assert cells(said, "Nano int8, real-time factor")[3] == "0.7"
+
+
+def test_goals_on_a_gpu_stand_beside_upstream_of_the_same_run() -> None:
+    row = {"upstream": 18.5, "must": 1.6, "aim": 0.8, "reached": 0.912, "met": True}
+    line = {"table": {"T3 step, ms": row, "Turbo: T3 step, ms": row | {"must": None, "upstream": None}}}
+    said = markdown.gpu([line])
+    assert cells(said, "T3 step, ms")[1:5] == ["18.5", "≤ 1.6", "≤ 0.8", "0.912"]
+    assert cells(said, "Turbo: T3 step, ms")[1:3] == ["–", ""]
+
+
+def test_speed_and_quality_stand_on_one_row_and_peers_have_their_own() -> None:
+    def row(who: str, rtf: float) -> dict[str, Any]:
+        return {"who": who, "text": "short", "ttfa_ms_p50": 120.4, "ttfa_ms_p95": 150.0, "rtf_p50": rtf}
+
+    bench = {
+        "model": "wren",
+        "lengths": [row("balanced", 0.25), row("hibari", 0.02)],
+        "peers": [{"who": "hibari"}],
+        **SIGNED,
+    }
+    facts = {"wer": {"tiny": 0.031, "moonshine": 0.04}, "dnsmos": {"ovrl": 3.21}, "cosine": 0.925}
+    verify = {"model": "wren", "profile": "balanced", "facts": facts, "checks": [], **SIGNED}
+    said = markdown.bench([bench], [verify])
+    assert cells(said, "wren")[2:] == [
+        "120 ms", "150 ms", "0.25", "–", "3.1 %, 4.0 %", "3.21", "0.925",
+    ]  # fmt: skip
+    assert cells(said, "hibari")[4] == "0.02"
+    assert "Nothing stored yet" in markdown.bench([], [])
+
+
+def test_a_machine_in_words_is_kept_as_it_was_written() -> None:
+    line = {"machine": "2 cores, busy", "engine_over_bare": 1.0, "engine_over_bare_spread": [0.9, 1.1]}
+    more = {"ten_together_over_ten_in_a_row": 0.5, "ten_together_spread": [0.4, 0.6]}
+    said = markdown.engine([{**line, **more}])
+    assert "0.90 to 1.10" in said
+    assert "*2 cores, busy: `benchmarks/results/engine.jsonl`*" in said

@@ -1,0 +1,297 @@
+"""Each check of `nightingale verify` sees the defect it is there for, and no defect where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from planted import BOUNDARIES, RATE_HZ, TEXT, PlantedJudges, PlantedSubject, sound
+
+from nightingale_lab.bench.verify.check import Check, Report, missing
+from nightingale_lab.bench.verify.ends import endings
+from nightingale_lab.bench.verify.listening import JUDGES, find_judges, listening
+from nightingale_lab.bench.verify.run import FIRST_SEED, Panel, heard, sentences, speak, verify
+from nightingale_lab.bench.verify.subject import Spoken
+from nightingale.types import Samples
+
+TEXTS = [TEXT] * 6
+
+
+def report_on(
+    subject: PlantedSubject, folder: Path, judges: PlantedJudges | None = None, clips: int = 2, **more: Any
+) -> Report:
+    names = JUDGES if judges else ()
+    absent = {} if judges else dict.fromkeys(JUDGES, "make judges")
+    return verify(subject, TEXTS[:clips], folder, panel=Panel(ask=judges, absent=absent, names=names), **more)
+
+
+def failures(report: Report) -> set[str]:
+    return {check.name for check in report.failed}
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Spoken], list[Path]]:
+    """Six healthy clips, spoken once for all tests of the judges."""
+    return speak(PlantedSubject(), TEXTS, tmp_path_factory.mktemp("said") / "balanced", lambda *_: None)
+
+
+def caught_by(judges: PlantedJudges, said: tuple[list[Spoken], list[Path]]) -> set[str]:
+    """What fails of the checks that depend on judges."""
+    clips, wavs = said
+    quality = heard(TEXTS, wavs, Panel(ask=judges, absent={}, names=JUDGES), lambda *_: None)
+    words = [list(clip.words.values()) for clip in quality.clips]
+    checks = listening(quality, {}, own_references=False)
+    checks += endings(clips, [str(wav) for wav in wavs], words)[0]
+    return {check.name for check in checks if check.verdict == "fail"}
+
+
+def test_a_healthy_speaker_passes_every_check(tmp_path: Path) -> None:
+    report = report_on(PlantedSubject(), tmp_path, PlantedJudges(), clips=6)
+    assert failures(report) == set(), [c for c in report.checks if c.verdict == "fail"]
+    assert not report.absent
+    assert report.ok
+    assert {check.group for check in report.checks} == {
+        "determinism", "spectrum", "streaming", "listening", "endings", "languages",
+    }  # fmt: skip
+
+
+def tone(samples: Samples) -> Samples:
+    """4.9 kHz, 48 dB below the voice."""
+    level = 10 ** (-48 / 20) * float(np.sqrt(np.mean(samples**2))) * np.sqrt(2)
+    t = np.arange(len(samples)) / RATE_HZ
+    return samples + (level * np.sin(2 * np.pi * 4900 * t)).astype(np.float32)
+
+
+def click(samples: Samples) -> Samples:
+    """Two samples at each chunk boundary."""
+    samples = samples.copy()
+    for place in BOUNDARIES:
+        samples[place] += 0.2
+        samples[place + 1] -= 0.2
+    return samples
+
+
+def dull(samples: Samples) -> Samples:
+    spectrum = np.fft.rfft(samples)
+    spectrum[np.fft.rfftfreq(len(samples), 1 / RATE_HZ) > 3500] = 0
+    return np.fft.irfft(spectrum, len(samples)).astype(np.float32)
+
+
+def hissing(samples: Samples) -> Samples:
+    return samples + 0.01 * np.random.default_rng(0).standard_normal(len(samples)).astype(np.float32)
+
+
+def not_a_number(samples: Samples) -> Samples:
+    samples = samples.copy()
+    samples[100] = np.nan
+    return samples
+
+
+@pytest.mark.parametrize(
+    ("damage", "caught"),
+    [
+        (tone, "tone near 4.9 kHz"),
+        (click, "audible chunk boundaries"),
+        (dull, "energy below 4 kHz, median"),
+        (hissing, "noise floor in pauses, median"),
+        (lambda x: x + np.float32(0.02), "DC offset, worst"),
+        (lambda x: np.clip(20 * x, -0.99, 0.99), "samples at full scale, worst"),
+    ],
+    ids=["tone", "click", "dull", "hiss", "offset", "clipping"],
+)
+def test_a_planted_fault_of_the_sound_is_caught(
+    damage: Callable[[Samples], Samples], caught: str, tmp_path: Path
+) -> None:
+    assert caught in failures(report_on(PlantedSubject(damage=damage), tmp_path))
+
+
+def test_a_click_and_a_tone_are_told_apart(tmp_path: Path) -> None:
+    clicked = failures(report_on(PlantedSubject(damage=click), tmp_path / "click"))
+    toned = failures(report_on(PlantedSubject(damage=tone), tmp_path / "tone"))
+    assert clicked == {"audible chunk boundaries"}
+    assert toned == {"tone near 4.9 kHz"}
+
+
+@pytest.mark.parametrize(
+    ("fault", "caught"),
+    [
+        ({"has_moods": True}, {"same seed, other sha256", "joined stream differs from say"}),
+        ({"forgets_seed": True}, {"other seed, same sha256"}),
+        ({"greedy_slips": 1}, {"tokens that differ at temperature 0.0001"}),
+        ({"token_slip": 1}, {"samples off 960 × tokens"}),
+        ({"says_other": True}, {"joined stream differs from say"}),
+        ({"lost_samples": 1}, {"samples lost or repeated in blocks", "blocks out of place"}),
+        ({"other_whole": True}, {"blocks against whole, worst"}),
+        ({"unknown": 2}, {"en: unknown text ids"}),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_planted_fault_of_the_engine_is_caught_and_nothing_else(
+    fault: dict[str, Any], caught: set[str], tmp_path: Path
+) -> None:
+    assert failures(report_on(PlantedSubject(**fault), tmp_path)) == caught
+
+
+def test_a_sound_that_is_no_number_is_caught_before_it_is_written() -> None:
+    from nightingale_lab.bench.verify.spectrum import spectrum
+
+    clip = PlantedSubject(damage=not_a_number).say(TEXT, seed=1)
+    assert "samples that are no numbers" in {c.name for c in spectrum([clip]) if c.verdict == "fail"}
+
+
+def cut_in_half(samples: Samples) -> Samples:
+    half = samples[: len(samples) // 3].copy()
+    return half * np.clip((len(half) - np.arange(len(half))) / 3600, 0, 1).astype(np.float32) ** 2
+
+
+def stopped_while_speaking(samples: Samples) -> Samples:
+    level = [np.abs(samples[n - 720 : n]).max() for n in range(60_000, 69_000, 240)]
+    return samples[: 60_000 + 240 * int(np.argmax(level))]
+
+
+@pytest.mark.parametrize(
+    ("damage", "caught"),
+    [
+        (lambda x: np.concatenate([x, x, x]), "runaway"),
+        (cut_in_half, "cut-off"),
+        (stopped_while_speaking, "abrupt end"),
+        (lambda x: np.insert(x, 36_000, np.zeros(48_000, np.float32)), "long pause"),
+        (lambda x: np.concatenate([x, np.zeros(48_000, np.float32)]), "long trail"),
+        (lambda x: x * np.float32(1e-6), "silent"),
+    ],
+    ids=["runaway", "half", "stopped", "hole", "trail", "silent"],
+)
+def test_a_bad_ending_of_one_clip_is_caught_and_the_clip_is_named(
+    damage: Callable[[Samples], Samples], caught: str, tmp_path: Path
+) -> None:
+    report = report_on(PlantedSubject(damage_to={FIRST_SEED + 2: damage}), tmp_path, clips=3)
+    assert caught in failures(report)
+    named = [clip for clip in report.worst if caught in clip.why]
+    assert [Path(clip.wav).name for clip in named] == ["002.wav"]
+    assert Path(named[0].wav).is_file()
+
+
+def test_a_language_that_comes_out_silent_is_caught(tmp_path: Path) -> None:
+    subject = PlantedSubject(damage_to={31: lambda x: x * np.float32(1e-6)})
+    assert failures(report_on(subject, tmp_path)) == {"en: seconds of sound"}
+
+
+LAST_WORD_CUT = TEXT.removesuffix(" home.")
+
+
+@pytest.mark.parametrize(
+    ("judges", "caught"),
+    [
+        (PlantedJudges(words={3: "who knows what that was"}), "clips nobody understood"),
+        (
+            PlantedJudges(words=dict.fromkeys(range(6), TEXT.replace("village", "garage"))),
+            "word error rate, tiny",
+        ),
+        (PlantedJudges(words={1: LAST_WORD_CUT}), "cut-off"),
+        (PlantedJudges(words={1: TEXT + " and home and home"}), "runaway"),
+        (PlantedJudges(cosines={4: 0.55}), "speaker cosine, worst"),
+        (PlantedJudges(cosines=dict.fromkeys(range(6), 0.75)), "speaker cosine, mean"),
+        (PlantedJudges(dnsmos={2: 1.9}), "DNSMOS overall, worst"),
+        (PlantedJudges(dnsmos=dict.fromkeys(range(6), 2.7)), "DNSMOS overall, mean"),
+    ],
+    ids=[
+        "babble",
+        "wrong word",
+        "cut word",
+        "added words",
+        "swapped voice",
+        "other voice",
+        "one bad",
+        "all bad",
+    ],
+)
+def test_what_the_judges_hear_is_held_against_its_bound(
+    judges: PlantedJudges, caught: str, said: tuple[list[Spoken], list[Path]]
+) -> None:
+    assert caught in caught_by(judges, said)
+
+
+def test_judges_who_hear_nothing_wrong_fail_nothing(said: tuple[list[Spoken], list[Path]]) -> None:
+    assert caught_by(PlantedJudges(), said) == set()
+
+
+def test_a_cut_word_that_only_one_recognizer_misses_is_no_cut_off(
+    said: tuple[list[Spoken], list[Path]],
+) -> None:
+    assert caught_by(PlantedJudges(words={1: LAST_WORD_CUT}, only_one_hears=True), said) == set()
+
+
+def test_without_judges_the_other_checks_run_and_the_missing_are_named(tmp_path: Path) -> None:
+    ask, absent = find_judges(tmp_path / "nowhere")
+    assert ask is None
+    report = verify(PlantedSubject(), TEXTS[:2], tmp_path, panel=Panel(ask=ask, absent=absent))
+    assert report.ok
+    assert {check.name for check in report.absent} == {
+        "word error rate, tiny", "word error rate, moonshine", "DNSMOS overall", "speaker cosine",
+    }  # fmt: skip
+    assert all("make judges" in check.detail for check in report.absent)
+
+
+def test_two_equal_profiles_pass_the_comparison(tmp_path: Path) -> None:
+    other = PlantedSubject(profile="exact")
+    report = report_on(PlantedSubject(), tmp_path, PlantedJudges(), other=other)
+    assert report.ok, failures(report)
+    assert report.against == "exact"
+    assert "against" in {check.group for check in report.checks}
+
+
+def slower(samples: Samples) -> Samples:
+    """A tenth longer and lower, as a tape that runs too slowly."""
+    at = np.arange(round(1.1 * len(samples))) / 1.1
+    return np.interp(at, np.arange(len(samples)), samples).astype(np.float32)
+
+
+def test_a_slower_and_lower_profile_is_caught_against_the_reference(tmp_path: Path) -> None:
+    report = report_on(PlantedSubject(damage=slower), tmp_path, other=PlantedSubject(profile="exact"))
+    assert {"duration, mean ratio", "pitch, median ratio"} <= failures(report)
+
+
+@pytest.mark.parametrize(
+    ("judges", "caught"),
+    [
+        (
+            PlantedJudges(
+                profile="balanced", words=dict.fromkeys(range(6), TEXT.replace("apples", "maples"))
+            ),
+            "word error rate, tiny: rise",
+        ),
+        (PlantedJudges(profile="balanced", words={1: "nothing of the kind"}), "more clips nobody understood"),
+        (PlantedJudges(profile="balanced", dnsmos=dict.fromkeys(range(6), 3.1)), "DNSMOS overall: fall"),
+        (
+            PlantedJudges(profile="balanced", cosines=dict.fromkeys(range(6), 0.6)),
+            "speaker cosine to the same clip",
+        ),
+    ],
+    ids=["words", "lost clip", "distortion", "voice"],
+)
+def test_a_profile_that_got_worse_is_caught_against_the_reference(
+    judges: PlantedJudges, caught: str, tmp_path: Path
+) -> None:
+    report = report_on(PlantedSubject(), tmp_path, judges, other=PlantedSubject(profile="exact"))
+    assert caught in failures(report)
+
+
+def test_a_value_on_its_bound_passes_and_one_that_is_no_number_never_does() -> None:
+    assert Check(group="g", name="n", value=1.0, high=1.0).verdict == "pass"
+    assert Check(group="g", name="n", value=1.01, high=1.0).verdict == "fail"
+    assert Check(group="g", name="n", value=0.99, low=1.0).verdict == "fail"
+    assert Check(group="g", name="n", value=float("nan"), high=1.0).verdict == "fail"
+    assert missing("g", "n", "why").verdict == "missing"
+
+
+def test_the_planted_speaker_is_the_same_each_time() -> None:
+    assert np.array_equal(sound(3), sound(3))
+    assert not np.array_equal(sound(3), sound(4))
+
+
+def test_sentences_are_as_many_as_asked_for_and_all_different() -> None:
+    assert len(set(sentences(10))) == 10
+    assert len(sentences(100_000)) == 200

@@ -1,0 +1,130 @@
+"""The data stage: what is read, in which vocabulary."""
+
+from __future__ import annotations
+
+import random
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from nightingale_lab.train import prepare
+from nightingale_lab.train import texts
+from nightingale_lab.train.templates import Writer, clock, number, ordinal, year
+
+ALPHABET = re.compile(r"[A-Za-z .,!?;:'\"-]+")
+
+
+@pytest.mark.parametrize(
+    ("raw", "wanted"),
+    [
+        ("“Just go,” he told me", '"Just go," he told me.'),
+        ("I had a dog—at least I had him", "I had a dog, at least I had him."),
+        ("‘Polly wants a cracker,’ you say.", '"Polly wants a cracker," you say.'),
+        ("Mr. Smith met Dr. Jones.", "Mister Smith met Doctor Jones."),
+        ("The US and the FBI joined NATO.", "The U S and the F B I joined NATO."),
+        ("Let 'em go to the boys' club.", "Let 'em go to the boys' club."),
+        ("Well… maybe", "Well, maybe."),
+        ("café", "Cafe."),
+        ("No.", "No."),
+        ("In 1915 it rained.", None),
+        ("J. K. Rowling wrote it.", None),
+        ("HOW DARE YOU", None),
+        ("An e-mail to a@b.c", None),
+        (" ".join(["word"] * 61), None),
+    ],
+)
+def test_a_raw_line_becomes_speakable_or_is_dropped(raw: str, wanted: str | None) -> None:
+    assert texts.clean(raw) == wanted
+
+
+def test_held_out_sentences_are_refused_also_inside_longer_lines_and_with_other_marks() -> None:
+    excluded = texts.Exclusion(["The cat sat on the mat.", "Yes, please. Where is my blue hat?"])
+    assert excluded.hits("the cat, sat on the mat!")
+    assert excluded.hits("He said the cat sat on the mat and slept.")
+    assert excluded.hits("Where is my blue hat?")
+    assert excluded.hits("Yes, please!")
+    assert not excluded.hits("Oh, yes, please do.")  # too short a quotation to give anything away
+    assert not excluded.hits("The cat sat on the sofa.")
+
+
+def test_gather_never_returns_a_test_sentence_or_a_repeat(tmp_path: Path) -> None:
+    source = tmp_path / "list.txt"
+    source.write_text("The cat sat on the mat.\nA dog ran off.\na dog ran off!\nHe left.\n")
+    lines = prepare.gather(
+        [source], [], held_out=["The cat sat on the mat."], frequent_words=["zebra", "Dog"],
+        rare_words=["quartz"], book_share=1.0, generated=50, seed=1,
+    )  # fmt: skip
+    keys = [texts.key(line) for line in lines]
+    assert len(keys) == len(set(keys))
+    assert "the cat sat on the mat" not in keys
+    assert "a dog ran off" in keys
+    assert any("zebra" in key for key in keys)
+
+
+def test_chapters_give_single_sentences_and_runs_of_at_most_sixty_words() -> None:
+    chapter = "<p>" + " ".join(f"Here is a sentence of words, {w}." for w in ("yes", "no") * 20) + "</p>"
+    lines = list(texts.book_lines(chapter, random.Random(0), run_share=0.5))
+    sizes = [len(line.split()) for line in lines]
+    assert min(sizes) == 7
+    assert 14 < max(sizes) <= 60
+
+
+def test_templates_use_only_the_alphabet_and_say_numbers_as_a_person_would() -> None:
+    lines = list(Writer(random.Random(3), ["quartz"]).lines(3000))
+    assert not [line for line in lines if not ALPHABET.fullmatch(line)]
+    assert number(1_234_567) == "one million two hundred thirty-four thousand five hundred sixty-seven"
+    assert [ordinal(n) for n in (1, 21, 30, 112)] == [
+        "first",
+        "twenty-first",
+        "thirtieth",
+        "one hundred twelfth",
+    ]
+    assert [year(n) for n in (1905, 1900, 2004, 2024)] == [
+        "nineteen oh five", "nineteen hundred", "two thousand four", "twenty twenty-four",
+    ]  # fmt: skip
+    assert (clock(5, 5), clock(6, 0)) == ("five oh five", "six o'clock")
+
+
+def test_the_test_sentences_are_as_many_as_their_names_say_and_hold_no_digits() -> None:
+    folder = files("nightingale_lab.bench") / "texts"
+    for name, count, longest in (("wren_200", 200, 25), ("wren_500", 500, 60)):
+        lines = (folder / f"{name}.txt").read_text(encoding="utf-8").splitlines()
+        assert len(lines) == len(set(lines)) == count
+        assert all(ALPHABET.fullmatch(line) and 1 <= len(line.split()) <= longest for line in lines)
+
+
+@pytest.fixture
+def lines() -> prepare.Lines:
+    rng = np.random.default_rng(0)
+    american = [rng.integers(1, 178, size).astype(np.uint8) for size in rng.integers(10, 60, 3000)]
+    british = [row if i % 4 == 0 else row[:0] for i, row in enumerate(american)]
+    return prepare.Lines(texts=[f"line {i}" for i in range(3000)], american=american, british=british)
+
+
+def test_lines_survive_their_file(lines: prepare.Lines, tmp_path: Path) -> None:
+    lines.write(tmp_path / "lines.npz")
+    back = prepare.Lines.read(tmp_path / "lines.npz")
+    assert back.texts == lines.texts
+    for name in ("american", "british"):
+        assert all(
+            np.array_equal(a, b) for a, b in zip(getattr(back, name), getattr(lines, name), strict=True)
+        )
+
+
+@pytest.fixture
+def vocabulary(tmp_path: Path) -> Path:
+    path = tmp_path / "tokenizer.json"
+    said = [*Writer(random.Random(0)).lines(4000), "The quick brown fox jumps over the lazy dog."]
+    path.write_text(prepare.train_vocabulary(said, size=300), encoding="utf-8")
+    return path
+
+
+def test_the_vocabulary_has_the_familys_fixed_ids_and_every_letter(vocabulary: Path) -> None:
+    bpe = Tokenizer.from_file(str(vocabulary))
+    assert [bpe.token_to_id(t) for t in ("[STOP]", "[UNK]", "[SPACE]", "[START]")] == [0, 1, 2, 255]
+    assert sorted(bpe.get_vocab().values()) == list(range(300))
+    assert 1 not in bpe.encode("xqz'j\"k;v:w-y!").ids

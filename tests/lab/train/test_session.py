@@ -1,0 +1,349 @@
+"""The session: what runs when, what happens to a stage that fails, and what comes back."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from lab.train.tiny_ground import make_everything_tiny, tiny_assets
+
+from nightingale.errors import CheckpointError
+from nightingale_lab.train import session
+from nightingale_lab.train import supervisor
+from nightingale_lab.train import vocoder
+from nightingale_lab.train.__main__ import build_parser, main
+from nightingale_lab.train.loop import read_log
+from nightingale_lab.train.plan import Settings, Task, plan, table
+from nightingale_lab.train.session import begin, read_settings, watch
+from nightingale_lab.train.supervisor import Board, Launch, supervise
+from nightingale_lab.train.volumes import pack, unpack
+
+
+class Thread:
+    """A stage that runs inside the test."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.code: int | None = None
+        self.killed = False
+        self.thread = threading.Thread(target=self._run, args=(work,), daemon=True)
+        self.thread.start()
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+            self.code = 0
+        except BaseException as error:
+            self.error, self.code = error, 1
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "LOOK_EVERY_S", 0.01)
+
+
+def settings(folder: Path, **given: object) -> Settings:
+    made = Settings(
+        assets=str(folder / "assets"), state=str(folder / "state"), plan_s=900.0, device="cpu", **given
+    )  # type: ignore[arg-type]
+    begin(made)
+    return made
+
+
+def task(name: str, *needs: Path, ends_s: float = 60.0) -> Task:
+    return Task(name=name, needs=needs, ends_s=ends_s, arguments=lambda _: [name])
+
+
+def test_a_whole_session_at_tiny_size_leaves_every_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_everything_tiny(monkeypatch)
+    tiny_assets(tmp_path / "assets", lines=60)
+    brief, one = ["--budget-s", "0.01"], ["--batch", "1"]
+    options = {
+        "data": ["--hours", "9", "--first-hours", "0.003", "--batch-seconds", "12"],
+        "voice-encoder": [*brief, *one],
+        "tokenizer": [*brief, *one],
+        "vocoder": ["--max-steps", "1"],
+        "tokens": ["--budget-s", "60"],
+        "t3": brief,
+        "flow": [*one, "--match-s", "0.01", "--refine-s", "0.01"],
+    }
+    made, before = settings(tmp_path, options=options, tokenizer_s=9.0), torch.get_rng_state()
+    try:
+        board = supervise(made, plan(made), _in_threads(children := []))
+    finally:
+        torch.set_rng_state(before)
+    assert not [child.error for child in children if child.code]
+    assert {row.state for row in board.rows.values()} == {"done"}
+
+    said: list[str] = []
+    watch(tmp_path / "state", tmp_path / "results", budget_s=1.0, say=said.append)
+    sizes = unpack([tmp_path / "results"], tmp_path / "back")
+    assert set(sizes) == {Path(name).stem for name in session.RESULTS}
+    assert "still to send: nothing" in said[-1]
+    assert (tmp_path / "back" / "logs" / "t3.jsonl").read_text().startswith("{")
+    assert load_file(tmp_path / "back" / "vocoder.safetensors")["conv_pre.weight"].dtype == torch.float16
+    with safe_open(tmp_path / "back" / "vocoder.safetensors", framework="pt") as file:
+        assert float(file.metadata()["elapsed_s"]) > 0
+
+    # A second session keeps the tokenizer and the voice encoder, and its flow has a head start.
+    options["flow"] = [*one, "--match-s", "0", "--refine-s", "0.2"]
+    options["flow-early"] = [*options["flow"], *brief]
+    next_one = settings(tmp_path / "next", options=options, start_from=str(tmp_path / "back"))
+    next_one = replace(next_one, assets=made.assets)
+    try:
+        board = supervise(next_one, plan(next_one), _in_threads(children := []))
+    finally:
+        torch.set_rng_state(before)
+    assert not [child.error for child in children if child.code]
+    assert {row.state for row in board.rows.values()} == {"done"}
+    assert {"tokenizer", "voice-encoder"}.isdisjoint(board.rows)
+    steps = [row["step"] for row in read_log(tmp_path / "next" / "state" / "out" / "flow.jsonl")]
+    assert steps == sorted(steps)
+    assert len(steps) > 1
+
+
+def _in_threads(children: list[Thread]) -> Launch:
+    def launch(arguments: list[str], log: Path, state: Path) -> Thread:
+        del log, state
+        children.append(Thread(lambda: main(arguments)))
+        return children[-1]
+
+    return launch
+
+
+def test_every_task_speaks_the_language_of_its_stage(tmp_path: Path) -> None:
+    made = settings(tmp_path, tokenizer_s=100.0)
+    for each in plan(made):
+        given = each.arguments(100.0)
+        if given[0] == "vocoder":
+            vocoder.build_parser().parse_args(given[1:])
+        else:
+            assert build_parser().parse_args(given).stage == each.name.removesuffix("-early")
+    assert "vocoder" in table(plan(made))
+
+
+def test_a_kept_tokenizer_is_neither_trained_nor_sent_back(tmp_path: Path) -> None:
+    earlier = tmp_path / "earlier"
+    earlier.mkdir()
+    save_file({"w": torch.ones(1)}, earlier / "tokenizer.safetensors")
+    save_file({"w": torch.ones(1)}, earlier / "vocoder.safetensors", metadata={"elapsed_s": "313.0"})
+    made = settings(tmp_path, start_from=str(earlier))
+    tasks = {each.name: each for each in plan(made)}
+    assert "tokenizer" not in tasks
+    assert made.mark("tokenizer").exists()
+    given = tasks["vocoder"].arguments(500.0)
+    assert float(given[given.index("--plan-s") + 1]) == pytest.approx(313 + 500 - made.load_s)
+    early, late = (tasks[name].arguments(100.0) for name in ("flow-early", "flow"))
+    assert float(early[early.index("--budget-s") + 1]) == 100 - made.load_s
+    assert early[early.index("--refine-s") + 1] == late[late.index("--refine-s") + 1]
+    assert "--budget-s" not in late
+    again = tasks["vocoder"].arguments(90.0)
+    assert again[again.index("--plan-s") + 1] == given[given.index("--plan-s") + 1]
+    (tmp_path / "state" / "finished").touch()
+    watch(tmp_path / "state", tmp_path / "results", budget_s=1.0, say=lambda _: None)
+    assert not list((tmp_path / "results").glob("volume*"))
+
+
+def test_what_is_only_a_head_start_holds_nobody_up(tmp_path: Path) -> None:
+    made = settings(tmp_path)
+    head_start = Task(
+        name="early", needs=(tmp_path / "never",), ends_s=0.0, arguments=lambda _: [], optional=True
+    )
+    supervise(made, [head_start], lambda *_: pytest.fail("nothing may start"))
+    assert made.mark("early").exists()
+
+
+def test_a_voice_encoder_that_was_taught_is_not_taught_again(tmp_path: Path) -> None:
+    earlier = tmp_path / "earlier"
+    earlier.mkdir()
+    assert "voice-encoder" in {each.name for each in plan(settings(tmp_path, start_from=str(earlier)))}
+    save_file({"w": torch.ones(1)}, earlier / "voice_encoder.safetensors")
+    assert "voice-encoder" not in {each.name for each in plan(settings(tmp_path, start_from=str(earlier)))}
+
+
+def test_a_task_waits_for_what_it_needs_and_one_that_fails_stops_nobody(tmp_path: Path) -> None:
+    made, order = settings(tmp_path), []
+    flag = tmp_path / "flag"
+
+    def launch(arguments: list[str], log: Path, state: Path) -> Thread:
+        order.append(arguments[0])
+
+        def work() -> None:
+            if arguments[0] == "bad":
+                raise RuntimeError
+            flag.touch()
+
+        return Thread(work)
+
+    tasks = [task("second", flag), task("bad"), task("first"), task("orphan", tmp_path / "never", ends_s=0.3)]
+    board = supervise(made, tasks, launch)
+    states = {name: row.state for name, row in board.rows.items()}
+    assert states == {"second": "done", "bad": "failed 1", "first": "done", "orphan": "too late"}
+    assert order.index("first") < order.index("second")
+    assert order.count("bad") == 2
+
+
+def test_a_task_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "GRACE_S", 0.1)
+    stop, children = threading.Event(), []
+
+    def launch(arguments: list[str], log: Path, state: Path) -> Thread:
+        children.append(Thread(lambda: stop.wait(30) and None))
+        return children[-1]
+
+    board = supervise(settings(tmp_path), [task("endless", ends_s=0.1)], launch)
+    stop.set()
+    assert board.rows["endless"].state == "killed"
+    assert children[0].killed
+
+
+def test_a_supervisor_that_was_killed_finds_its_place_again(tmp_path: Path) -> None:
+    made, launched = settings(tmp_path), []
+
+    def launch(arguments: list[str], log: Path, state: Path) -> Thread:
+        launched.append(arguments[0])
+        return Thread(lambda: None)
+
+    supervise(made, [task("one")], launch)
+    started = (tmp_path / "state" / "started").read_text()
+    supervise(read_settings(tmp_path / "state"), [task("one"), task("two")], launch)
+    assert launched == ["one", "two"]
+    assert (tmp_path / "state" / "started").read_text() == started
+
+
+def test_a_call_has_what_failed_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, code = settings(tmp_path), [1]
+    state = Path(made.state)
+
+    def launch(arguments: list[str], log: Path, state: Path) -> Thread:
+        child = Thread(lambda: None)
+        child.thread.join()
+        child.code = code[0]
+        return child
+
+    tasks = [task("one"), task("slow", tmp_path / "flag", ends_s=20.0)]
+    running = Thread(lambda: supervise(made, tasks, launch))  # type: ignore[arg-type, return-value]
+    while not Board.read(state).failed:
+        time.sleep(0.01)
+    code[0] = 0
+    session.resume(state)
+    while Board.read(state).failed:
+        time.sleep(0.01)
+    (tmp_path / "flag").touch()
+    running.thread.join(10)
+    assert {name: row.state for name, row in Board.read(state).rows.items()} == {
+        "one": "done",
+        "slow": "done",
+    }
+
+    started: list[Path] = []
+    monkeypatch.setattr(session, "detach", started.append)
+    session.resume(state)
+    assert not started
+    Board(state, 5.0, {"one": supervisor.Row(state="failed 1")}).write()
+    session.resume(state)
+    assert started == [state]
+
+
+def test_a_real_process_is_started_outside_of_the_call_and_tells_how_it_ended(tmp_path: Path) -> None:
+    child = supervisor.process(["never"], tmp_path / "never.log", tmp_path)
+    for _ in range(600):
+        if child.poll() is not None:
+            break
+        time.sleep(0.05)
+    assert child.poll() == 2
+    assert "invalid choice" in supervisor.last_line(tmp_path / "never.log")
+
+
+def test_the_call_ends_with_its_budget_while_the_work_goes_on(tmp_path: Path) -> None:
+    made = settings(tmp_path)
+    (tmp_path / "state" / "beat").touch()
+    Board(Path(made.state), 5.0, {"t3": supervisor.Row(state="runs")}).write()
+    begun, said = time.monotonic(), []
+    watch(tmp_path / "state", tmp_path / "results", budget_s=session.LAST_COPY_S + 0.3, say=said.append)
+    assert time.monotonic() - begun < 5
+    assert "t3" in said[0]
+
+
+def weights(folder: Path, name: str, megabytes: float) -> Path:
+    folder.mkdir(exist_ok=True)
+    rows = int(megabytes * 2**20 / 4 / 1000)
+    save_file(
+        {f"w{i}": torch.full((rows // 10, 1000), float(i)) for i in range(10)}, folder / f"{name}.safetensors"
+    )
+    return folder / f"{name}.safetensors"
+
+
+def test_results_travel_in_volumes_and_what_does_not_fit_stays(tmp_path: Path) -> None:
+    files = [
+        weights(tmp_path / "a", "big", 3.0),
+        weights(tmp_path / "a", "huge", 9.0),
+        weights(tmp_path / "a", "small", 1.0),
+    ]
+    log = tmp_path / "a" / "x.log"
+    log.write_text("said")
+    sent = pack(files, [log], tmp_path / "out", volume_bytes=2**20, total_bytes=5 * 2**20)
+    assert sent == ["big", "small"]
+    assert all(v.stat().st_size <= 2**20 + 4096 for v in (tmp_path / "out").iterdir())
+    assert set(unpack([tmp_path / "out"], tmp_path / "back")) == {"big", "small"}
+    for name in ("big", "small"):
+        before, after = (load_file(f / f"{name}.safetensors") for f in (tmp_path / "a", tmp_path / "back"))
+        assert all(torch.equal(before[k], after[k]) for k in before)
+    assert (tmp_path / "back" / "logs" / "x.log").read_text() == "said"
+
+
+def test_a_lost_volume_is_found_out(tmp_path: Path) -> None:
+    pack([weights(tmp_path / "a", "big", 3.0)], [], tmp_path / "out", volume_bytes=2**20)
+    (tmp_path / "out" / "volume1.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="tensors of big"):
+        unpack([tmp_path / "out"], tmp_path / "back")
+
+
+def test_what_came_back_is_sent_again_only_when_it_changed(tmp_path: Path) -> None:
+    made = settings(tmp_path)
+    state = Path(made.state)
+    (state / "finished").touch()
+    weights(made.out, "t3", 0.1)
+    for expected in ({"t3"}, set()):
+        watch(state, tmp_path / "results", budget_s=1.0, say=lambda _: None)
+        held = list((tmp_path / "results").glob("volume*"))
+        assert (set(unpack([tmp_path / "results"], tmp_path / "back")) if held else set()) == expected
+    weights(made.out, "t3", 0.2)
+    watch(state, tmp_path / "results", budget_s=1.0, say=lambda _: None)
+    assert set(unpack([tmp_path / "results"], tmp_path / "back")) == {"t3"}
+
+
+def test_what_has_waited_longest_is_sent_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = settings(tmp_path)
+    names = ("t3", "flow.refine", "voice_encoder")
+    paths = [next(Path(p) for p in session.RESULTS if Path(p).stem == name) for name in names]
+    state, packed = Path(made.state), []
+
+    def only_two(files: list[Path], *_: object, **__: object) -> list[str]:
+        packed.append([file.stem for file in files])
+        return [file.stem for file in files[:2]]
+
+    monkeypatch.setattr("nightingale_lab.train.volumes.pack", only_two)
+    for turn in range(3):
+        for path in paths:
+            (state / path).parent.mkdir(parents=True, exist_ok=True)
+            (state / path).write_bytes(bytes(turn + 1))
+        before = session._sent(state)
+        sent = session.copy_results(state, tmp_path / "results", before)
+        session._remember(state, before, sent)
+    assert packed[1][0] == packed[0][2]
+    assert packed[2][0] == packed[1][2]

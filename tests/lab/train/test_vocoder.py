@@ -1,0 +1,250 @@
+"""The vocoder's training stage, at a size that a test can afford."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nightingale.errors import ConfigError
+from nightingale.models.chatterbox.hift.config import HiftConfig
+from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.layers.mel import FlowMel
+from nightingale_lab.train.bank import HOP, AudioBank, BankSampler
+from nightingale_lab.train.loop import Schedule, read_log
+from nightingale_lab.train.vocoder import copy_synthesis, train_vocoder
+from nightingale_lab.train.vocoder_losses import f0_loss, pitch_error, voicing_error
+from nightingale_lab.train.vocoder_net import TrainingHift, initialise
+from nightingale_lab.train.vocoder_step import MEL_MARGIN, WREN_VOCODER, VocoderPlan, VocoderStage
+
+CPU = torch.device("cpu")
+TINY = VocoderPlan(
+    network=HiftConfig(
+        base_channels=8,
+        resblock_kernels=(3,),
+        source_kernels=(3, 3, 3),
+        f0_channels=16,
+        harmonics=12,
+        in_step=True,
+        causal=True,
+    ),
+    batch=2,
+    window_frames=5,
+    before_frames=3,
+    period_channels=(4, 8, 8),
+    spectral_channels=8,
+    lr=3e-3,
+    warmup_steps=5,
+)
+
+
+def tone(frames: int, f0_hz: float) -> tuple[np.ndarray, np.ndarray]:
+    """A harmonic tone with an unvoiced, noisy first quarter."""
+    t = np.arange(frames * HOP) / 24_000
+    wave = sum(np.sin(2 * np.pi * f0_hz * k * t) / k for k in range(1, 9)) * 3000
+    voiced = np.arange(frames) >= frames // 4
+    noise = np.random.default_rng(0).normal(size=frames * HOP) * 300
+    samples = np.where(np.repeat(voiced, HOP), wave, 0) + noise
+    return samples.astype(np.int16), np.where(voiced, f0_hz, 0.0)
+
+
+@pytest.fixture(scope="module")
+def bank() -> AudioBank:
+    return AudioBank.join([tone(40, 120.0), tone(31, 210.0)])
+
+
+def run(bank: AudioBank, out: Path, *, max_steps: int, plan: VocoderPlan = TINY, **options: object) -> Hift:
+    settings: dict[str, object] = {"resume": False, "plan_steps": 40, "log_every_s": 0.0, "save_every_s": 1e9}
+    settings |= options
+    return train_vocoder(
+        bank, out, budget_s=1e9, seed=3, device=CPU, eager=True, plan=plan, max_steps=max_steps, **settings
+    )  # type: ignore[arg-type]
+
+
+def test_a_bank_survives_the_disk(bank: AudioBank, tmp_path: Path) -> None:
+    bank.save(tmp_path)
+    again = AudioBank.load(tmp_path)
+    assert again.clips == 2
+    assert np.array_equal(again.audio, bank.audio)
+    assert again.seconds == pytest.approx(71 / 50)
+
+
+def test_a_bank_refuses_offsets_that_disagree(bank: AudioBank) -> None:
+    with pytest.raises(ConfigError, match="480 samples per frame"):
+        replace(bank, offsets=bank.offsets + np.array([0, 1, 1]))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="frame_offsets"):
+        AudioBank.load(tmp_path)
+
+
+def test_every_window_of_every_clip_is_cut_where_it_belongs(bank: AudioBank) -> None:
+    sampler = BankSampler(bank, CPU, window_frames=6, before=4, after=3, margin_samples=MEL_MARGIN)
+    assert sampler.total_windows == (40 - 5) + (31 - 5)
+    crops = sampler.crops(torch.arange(sampler.total_windows))
+    row = 0
+    for clip, frames in enumerate((40, 31)):
+        start = int(bank.offsets[clip])
+        for window in range(frames - 5):
+            want = bank.audio[start + window * HOP : start + (window + 6) * HOP] / 32768.0
+            assert np.allclose(crops.audio[row].numpy(), want)
+            first_frame = int(crops.frame_index[row, 0] + crops.start_frame[row, 0])
+            assert first_frame == bank.frame_offsets[clip] + window
+            assert int(crops.frame_index[row, -1]) < bank.frame_offsets[clip + 1]
+            row += 1
+    assert int(crops.start_frame[0, 0]) == 0  # a clip's start has no history
+    assert int(crops.start_frame[20, 0]) == 4
+    assert int(crops.start_frame[34, 0]) == 7  # its end has no future
+
+
+def test_the_mel_of_a_crop_is_the_crop_of_the_mel(bank: AudioBank) -> None:
+    stage = VocoderStage(bank, TINY, device=CPU, seed=0)
+    crops = stage.sampler.crops(torch.tensor([0, 1, 20, 35, 36, 62]))  # both clips, their ends and middles
+    got = stage.mel_of(crops)
+    clips = [bank.audio[a:b] / 32768.0 for a, b in zip(bank.offsets[:-1], bank.offsets[1:], strict=True)]
+    whole = torch.cat([FlowMel()(torch.from_numpy(clip).float()[None])[0] for clip in clips], dim=1)
+    want = whole[:, crops.frame_index].transpose(0, 1)
+    assert (got - want).abs().max() < 1e-3
+    assert torch.equal(crops.f0_hz, torch.from_numpy(bank.f0_hz).float()[crops.frame_index])
+
+
+def test_given_mels_replace_the_true_ones(bank: AudioBank) -> None:
+    mels = np.random.default_rng(1).normal(size=(71, 80)).astype(np.float16)
+    stage = VocoderStage(bank, TINY, device=CPU, seed=0, mels=mels)
+    crops = stage.sampler.crops(torch.tensor([7, 50]))
+    want = torch.from_numpy(mels).float()[crops.frame_index].transpose(1, 2)
+    assert torch.equal(stage.mel_of(crops), want)
+    with pytest.raises(ConfigError, match=r"\(71, 80\)"):
+        VocoderStage(bank, TINY, device=CPU, seed=0, mels=mels[:-1])
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_training_forward_is_the_network_s_forward(causal: bool) -> None:
+    net = Hift(replace(TINY.network, causal=causal, resblock_kernels=(3, 7)))
+    generator = torch.Generator().manual_seed(0)
+    for parameter in net.parameters():  # away from the quiet start, so that every path counts
+        torch.nn.init.normal_(parameter, std=0.1, generator=generator)
+    mel = torch.randn(2, 80, 9, generator=generator)
+    source = torch.randn(2, 1, 9 * HOP, generator=generator)
+    want = net(mel, source)
+    got = TrainingHift(net, 9, torch.float32)(mel, source)
+    assert want.abs().max() > 0.01
+    assert torch.allclose(got, want, atol=2e-6)
+
+
+class HostQuestions(TorchDispatchMode):
+    """Notes every operation that makes the host wait for the device: none may occur in a captured step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.layouts: set[bool] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        if any(
+            word in name for word in ("_local_scalar_dense", "nonzero", "unique", "masked_select", "equal")
+        ):
+            self.asked.append(name)
+        if name == "aten.convolution_backward.default" and args[0].ndim == 4:
+            self.layouts |= {t.is_contiguous(memory_format=torch.channels_last) for t in args[:3]}
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_never_asks_the_host_and_keeps_channels_last(bank: AudioBank) -> None:
+    wider = replace(TINY.network, base_channels=16)  # one channel has every layout at once
+    stage = VocoderStage(bank, replace(TINY, network=wider), device=CPU, seed=0)
+    stage.draw()
+    stage.mel_step()
+    with HostQuestions() as seen:
+        stage.gan_step()
+    assert seen.asked == []
+    assert seen.layouts == {True}
+
+
+def test_a_fresh_network_is_quiet_and_not_silent() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Hift(WREN_VOCODER)
+        initialise(net)
+        rendered = copy_synthesis(net, torch.randn(1, 12 * HOP) * 0.05)
+    assert 1e-4 < rendered.std() < 0.3
+
+
+def test_f0_loss_wants_unvoiced_frames_under_the_threshold() -> None:
+    zero = torch.zeros(1, 1)
+    assert f0_loss(zero, zero) == 0
+    assert f0_loss(torch.tensor([[15.0]]), zero) > f0_loss(torch.tensor([[9.0]]), zero) > 0
+    voiced = torch.tensor([[200.0]])
+    assert f0_loss(voiced, voiced) == 0
+    assert f0_loss(torch.tensor([[5.0]]), voiced) > f0_loss(torch.tensor([[150.0]]), voiced)
+
+
+def test_the_predictor_learns_pitch_and_voicing(bank: AudioBank) -> None:
+    stage = VocoderStage(bank, TINY, device=CPU, seed=0)
+    crops = stage.sampler.crops(torch.arange(0, stage.sampler.total_windows, 6))
+    mel = stage.mel_of(crops)
+    schedule = Schedule(peak=1e-2, warmup_steps=5)
+    for step in range(120):
+        stage.opt_f0.lr.fill_(schedule.at(step, step / 120))
+        stage.opt_f0.step(f0_loss(stage.net.f0_predictor(mel), crops.f0_hz))
+    predicted = stage.net.f0_predictor(mel).detach()
+    assert voicing_error(predicted, crops.f0_hz) < 0.1
+    assert pitch_error(predicted, crops.f0_hz) < 0.1
+
+
+def test_losses_fall_first_without_and_then_with_critics(bank: AudioBank, tmp_path: Path) -> None:
+    net = run(bank, tmp_path, max_steps=24, plan=replace(TINY, mel_only_share=0.5))
+    records = read_log(tmp_path / "log.jsonl")
+    assert [r["step"] for r in records] == list(range(1, 25))
+    mel = [r["mel"] for r in records]
+    assert np.mean(mel[-8:]) < 0.75 * np.mean(mel[:4])
+    assert all(r["d"] == 0 for r in records[:20])
+    assert all(r["d"] > 0 and r["g_adv"] > 0 and r["g_feat"] > 0 for r in records[20:])
+    assert records[-1]["d"] < records[20]["d"]
+    exported = load_file(tmp_path / "vocoder.safetensors")
+    fresh = Hift(TINY.network)
+    fresh.load_state_dict(exported)
+    samples = torch.from_numpy(bank.audio[: 20 * HOP] / 32768.0).float()[None]
+    assert torch.equal(copy_synthesis(fresh, samples), copy_synthesis(net, samples))
+
+
+def test_a_run_in_two_pieces_equals_the_run_in_one(bank: AudioBank, tmp_path: Path) -> None:
+    plan = replace(TINY, mel_only_share=0.1)  # critics from step 4 of 40, so both pieces hold them
+    whole = run(bank, tmp_path / "whole", max_steps=7, plan=plan)
+    run(bank, tmp_path / "parts", max_steps=5, plan=plan)
+    parts = run(bank, tmp_path / "parts", max_steps=2, plan=plan, resume=True)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, parts.state_dict()[name]), name
+    states = [torch.load(tmp_path / side / "state.pt", weights_only=True) for side in ("whole", "parts")]
+    for name, value in states[0]["critics"].items():
+        assert torch.equal(value, states[1]["critics"][name]), name
+    assert states[1]["done"]["step"] == 7
+
+
+def test_small_files_are_enough_to_go_on_elsewhere(bank: AudioBank, tmp_path: Path) -> None:
+    plan = replace(TINY, mel_only_share=0.05)
+    here, there = tmp_path / "here", tmp_path / "there"
+    run(bank, here, max_steps=4, plan=plan, state_dir=tmp_path / "large")
+    assert sorted(p.name for p in here.iterdir()) == [
+        "critics.safetensors",
+        "log.jsonl",
+        "vocoder.safetensors",
+    ]
+    run(bank, there, max_steps=1, plan=plan, resume=True, resume_from=here)
+    record = read_log(there / "log.jsonl")[-1]
+    assert record["step"] == 5
+    state = torch.load(there / "state.pt", weights_only=True)["done"]
+    assert (state["fresh_step"], state["gan_step"]) == (4, 3)
+
+
+def test_a_bank_of_short_clips_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="10 frames at most"):
+        run(AudioBank.join([tone(10, 100.0)]), tmp_path, max_steps=1)
