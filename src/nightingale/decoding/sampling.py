@@ -1,7 +1,7 @@
-"""Logits to the next speech token, as small steps composed in each family's own, audible, order.
+"""Logits to the next speech token, as small steps that are composed in each model family's order.
 
-A step takes scores (vocabulary,) and the ids seen so far as a boolean row (vocabulary,), and gives scores.
-They are arrays of numpy: a row is so short that a call of torch costs more than its work.
+A step maps logits (vocab,) and the ids seen so far, a boolean row (vocab,), to logits. Rows are numpy arrays:
+they are so short that one PyTorch call costs more than the work itself. The order of the steps is audible.
 """
 
 from __future__ import annotations
@@ -12,108 +12,111 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from nightingale.decoding.random import Chances, waits
 from nightingale.types import Sampling
 
 Logits = NDArray[np.float32]
 Seen = NDArray[np.bool_]
 Step = Callable[[Logits, Seen], Logits]
+Uniforms = Callable[[NDArray[np.int64]], NDArray[np.float64]]
+"""Ids -> one uniform random number in (0, 1) for each of them."""
 
-COLDEST = 1e-5
-"""Below this temperature the likeliest id is taken: the division would leave float32, and change nothing."""
-NEVER = np.float32(-np.inf)
+GREEDY_BELOW = 1e-5
+"""Below this temperature the most likely id is taken: the division would overflow float32."""
+MASKED = np.float32(-np.inf)
 
 
-def guide(scores: Tensor, weight: float) -> Tensor:
-    """Classifier-free guidance: (2, vocabulary), told and untold -> (vocabulary,). One row passes through."""
-    if len(scores) == 1:
-        return scores[0]
-    told, untold = scores[0], scores[1]
-    return told + weight * (told - untold)
+def guide(logits: Logits, weight: float) -> Logits:
+    """Apply classifier-free guidance: (2, vocab) -> (vocab,). A single row passes through."""
+    if len(logits) == 1:
+        return logits[0]
+    conditional, unconditional = logits
+    return conditional + np.float32(weight) * (conditional - unconditional)
 
 
 def repetition_penalty(penalty: float) -> Step:
-    """Make every id seen less likely, once, however often it was seen."""
+    """Make every id that was seen less likely, once, however often it was seen."""
 
-    def step(scores: Logits, seen: Seen) -> Logits:
-        return np.where(seen, np.where(scores < 0, scores * penalty, scores / penalty), scores)
+    def step(logits: Logits, seen: Seen) -> Logits:
+        return np.where(seen, np.where(logits < 0, logits * penalty, logits / penalty), logits)
 
     return step
 
 
 def temperature(value: float) -> Step:
-    return lambda scores, _: scores / value
+    return lambda logits, _: logits / value
 
 
 def min_p(share: float) -> Step:
-    """Drop ids less likely than `share` of the likeliest."""
+    """Drop ids less likely than `share` of the most likely one."""
     reach = math.log(share)
-    return lambda scores, _: np.where(scores < scores.max() + reach, NEVER, scores)
+    return lambda logits, _: np.where(logits < logits.max() + reach, MASKED, logits)
 
 
 def top_k(count: int) -> Step:
-    """Keep the `count` likeliest ids, and those as likely as the last of them."""
+    """Keep the `count` most likely ids, and those as likely as the last of them."""
 
-    def step(scores: Logits, _: Seen) -> Logits:
-        last = len(scores) - min(count, len(scores))
-        return np.where(scores < np.partition(scores, last)[last], NEVER, scores)
+    def step(logits: Logits, _: Seen) -> Logits:
+        last = len(logits) - min(count, len(logits))
+        return np.where(logits < np.partition(logits, last)[last], MASKED, logits)
 
     return step
 
 
 def top_p(mass: float) -> Step:
-    """Keep the likeliest ids that together hold `mass`, and at least one."""
+    """Keep the most likely ids that together hold `mass`, and at least one."""
 
-    def step(scores: Logits, _: Seen) -> Logits:
-        left = np.flatnonzero(scores != NEVER)
-        ascending = left[np.argsort(scores[left])]
-        likely = np.exp(scores[ascending] - scores.max())
+    def step(logits: Logits, _: Seen) -> Logits:
+        left = np.flatnonzero(logits != MASKED)
+        ascending = left[np.argsort(logits[left])]
+        likely = np.exp(logits[ascending] - logits.max())
         unlikely = np.cumsum(likely / likely.sum()) <= 1 - mass
-        kept = scores.copy()
-        kept[ascending[:-1][unlikely[:-1]]] = NEVER
+        kept = logits.copy()
+        kept[ascending[:-1][unlikely[:-1]]] = MASKED
         return kept
 
     return step
 
 
 def compose_sampler(order: Literal["chatterbox", "turbo"], sampling: Sampling) -> Step:
-    """The steps between guidance and the draw. Steps that would change nothing are left out."""
-    penalise = [repetition_penalty(sampling.repetition_penalty)] if sampling.repetition_penalty != 1 else []
+    """Compose the steps between guidance and the draw. Steps that would change nothing are left out."""
+    penalize = [repetition_penalty(sampling.repetition_penalty)] if sampling.repetition_penalty != 1 else []
     cool = [] if sampling.temperature == 1 or is_greedy(sampling) else [temperature(sampling.temperature)]
     cut_min_p = [min_p(sampling.min_p)] if sampling.min_p > 0 else []
     cut_top_k = [top_k(sampling.top_k)] if sampling.top_k > 0 else []
     cut_top_p = [top_p(sampling.top_p)] if sampling.top_p < 1 else []
     if order == "chatterbox":
-        steps = [*penalise, *cool, *cut_min_p, *cut_top_k, *cut_top_p]
+        steps = [*penalize, *cool, *cut_min_p, *cut_top_k, *cut_top_p]
     else:
-        # PARITY: Turbo penalises last, after the cuts.
-        #         tests/engine/test_sampling.py::test_turbo_penalises_after_it_cuts
-        steps = [*cool, *cut_top_k, *cut_top_p, *penalise]
+        # PARITY: Turbo penalizes last, after the cuts.
+        #         tests/decoding/test_sampling.py::test_turbo_penalises_after_it_cuts
+        steps = [*cool, *cut_top_k, *cut_top_p, *penalize]
 
-    def sampler(scores: Logits, seen: Seen) -> Logits:
+    def sampler(logits: Logits, seen: Seen) -> Logits:
         for step in steps:
-            scores = step(scores, seen)
-        return scores
+            logits = step(logits, seen)
+        return logits
 
     return sampler
 
 
 def is_greedy(sampling: Sampling) -> bool:
-    return sampling.temperature < COLDEST
+    return sampling.temperature < GREEDY_BELOW
 
 
-def draw(scores: Logits, chances: Chances | None) -> int:
-    """One id: the first in the race over these chances (RaceTape), or the likeliest where there are none.
+def draw(logits: Logits, uniforms: Uniforms | None) -> int:
+    """Return one id: the winner of an exponential race, or the most likely id where there are no uniforms.
 
-    The draw happens on the CPU, so that a seed means the same on every device.
+    Each id arrives after an exponential wait divided by its probability, and the first is drawn; this samples
+    from the softmax (Gumbel-max in other words). Two models that race over the same random numbers draw
+    the same id as often as their distributions agree, which is what makes drafts exact.
     """
-    most = scores.max()
-    if not math.isfinite(most):
-        raise ArithmeticError("T3's scores are not finite numbers")
-    if chances is None:
-        return int(scores.argmax())
-    racing = np.flatnonzero(scores != NEVER)
-    likely = np.exp(scores[racing] - most)
-    return int(racing[np.argmax(likely / waits(chances[racing]))])
+    highest = logits.max()
+    if not math.isfinite(highest):
+        raise ArithmeticError("T3's logits are not finite numbers")
+    if uniforms is None:
+        return int(logits.argmax())
+    racing = np.flatnonzero(logits != MASKED)
+    likely = np.exp(logits[racing] - highest)
+    waits = (-np.log(uniforms(racing))).astype(np.float32)
+    return int(racing[np.argmax(likely / waits)])

@@ -1,1 +1,58 @@
-"""The reference backend: PyTorch, any device."""
+"""The reference backend: PyTorch in float32 or bfloat16, on any device that PyTorch has."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from nightingale.backends.base import Decoder, Encoders, Machine, ModelInfo, ModelSource, Renderer, Role, Setup
+from nightingale.errors import DeviceError
+
+INSTALL = "PyTorch is not installed (pip install 'nightingale-tts[torch]')"
+
+
+class TorchBackend:
+    name = "torch"
+    description = "PyTorch, the reference"
+    device_kinds: tuple[str, ...] = ()
+
+    def probe(self, device: str) -> Machine | None:
+        if importlib.util.find_spec("torch") is None:
+            return None
+        from nightingale.backends.torch.devices import describe
+
+        return describe(device)
+
+    def unsupported_reason(self, role: Role, model: ModelInfo, setup: Setup) -> str | None:  # noqa: ARG002
+        if importlib.util.find_spec("torch") is None:
+            return INSTALL
+        if model.synthetic:
+            return "the model has no weights"
+        if setup.precision not in ("float32", "bfloat16"):
+            return f"it computes in float32 and bfloat16, not in {setup.precision}"
+        return None
+
+    def open_decoder(self, source: ModelSource, setup: Setup) -> Decoder:
+        from nightingale.backends.torch.decoder import open_decoder
+
+        return open_decoder(source, setup)
+
+    def open_renderer(self, source: ModelSource, setup: Setup) -> Renderer:
+        from nightingale.backends.torch.renderer import open_renderer
+
+        return open_renderer(source, setup)
+
+    def open_encoders(self, source: ModelSource, setup: Setup) -> Encoders | None:
+        from nightingale.backends.torch.encoders import TorchEncoders
+        from nightingale.backends.torch.weights import load_voice_encoders
+
+        del setup
+        return TorchEncoders(load_voice_encoders(source))
+
+
+def device_error(device: str, reason: str) -> DeviceError:
+    return DeviceError(
+        "the device cannot be used",
+        got=f"{device!r} ({reason})",
+        allowed="auto, cpu, or a device this build of PyTorch has",
+        fix="See `nightingale doctor`.",
+    )
