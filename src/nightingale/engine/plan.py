@@ -16,7 +16,6 @@ import torch
 from nightingale.models.defaults import ModelDefaults
 from nightingale.engine.profiles import Profile, Wish
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
-from nightingale.models.chatterbox.t3.conditioning import QUERIES
 from nightingale.models.chatterbox.t3.config import T3Config
 
 Stage = Literal["t3", "flow", "vocoder", "prompt"]
@@ -90,9 +89,7 @@ class Sizes:
 
     def t3_memory_bytes(self, slots: int, itemsize: int) -> int:
         """Of keys and values for so many utterances of the longest kind."""
-        shown = QUERIES + 1 if self.t3.perceiver else self.t3.prompt_tokens
-        framed = self.defaults.max_text_ids + (self.t3.start_text is not None) + (self.t3.stop_text is not None)
-        positions = 1 + shown + framed + self.t3.starts + self.defaults.max_new_tokens
+        positions = self.t3.prompt_length(self.defaults.max_text_ids) + self.defaults.max_new_tokens
         backbone, rows = self.t3.backbone, slots * (2 if self.guided else 1)
         return 2 * rows * positions * backbone.layers * backbone.width * itemsize
 
