@@ -20,12 +20,6 @@ def sound_span(samples: Samples, top_db: float = TOP_DB) -> tuple[int, int]:
     return int(loud[0]) * HOP_SAMPLES, min(len(samples), (int(loud[-1]) + 1) * HOP_SAMPLES)
 
 
-def trim_silence(samples: Samples, top_db: float = TOP_DB) -> Samples:
-    """The clip without quiet ends."""
-    start, end = sound_span(samples, top_db)
-    return samples[start:end]
-
-
 def frame_power(samples: Samples) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """Mean square of each frame, one every 512 samples, the frame centred there; zeros beyond the ends."""
     overlap = FRAME_SAMPLES // HOP_SAMPLES

@@ -29,7 +29,8 @@ from nightingale.engine.profiles import Profile
 from nightingale.backends.torch.runner import PlainRunner
 from nightingale.backends.torch.renderer import PROMPTS_KEPT_BYTES, CudaGraphRenderer, TorchRenderer, Renderer
 from nightingale.engine.swaps import ALL_GUESTS, INT8, NATIVE, ONNX, ROUNDED, code_home, swapped
-from nightingale.backends.torch.sample_stream import HOLD_FRAMES, guessed_frames
+from nightingale.audio.crossfade import HOLD_FRAMES
+from nightingale.backends.torch.sample_stream import guessed_frames
 from nightingale.errors import ConfigError, ModelMissing
 from nightingale.hub.find import locate
 from nightingale.models.chatterbox.build import Networks, load_encoders, load_networks

@@ -15,8 +15,9 @@ from torch import nn
 from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.engine.model import Model, Once
 from nightingale.models.chatterbox.build import VoiceEncoders, Networks
-from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer, SpeechTokenizerConfig
-from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder, VoiceEncoderConfig
+from nightingale.models.chatterbox.encoders.config import SpeechTokenizerConfig, VoiceEncoderConfig
+from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
+from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import Preset

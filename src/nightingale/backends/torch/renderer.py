@@ -14,9 +14,10 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from torch import Tensor
 
+from nightingale.audio.crossfade import Crossfade
 from nightingale.backends.torch.mel_stream import MelStream, PromptState, prepare_prompt
 from nightingale.engine.session import Timing
-from nightingale.backends.torch.sample_stream import Excited, SampleStream, Seam, harmonic_phase
+from nightingale.backends.torch.sample_stream import Excited, SampleStream, harmonic_phase
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
@@ -233,7 +234,7 @@ class CudaRenderStream:
 
     def __init__(self, renderer: BlockRenderer, spoken: Any) -> None:
         self._renderer, self.spoken = renderer, spoken
-        self.seam = Seam()
+        self.crossfade = Crossfade()
 
     def cut(self, waiting: int, *, finished: bool, wanted: int) -> Cut | None:
         return self._renderer.cut(self.spoken, waiting, finished=finished, wanted=wanted)
@@ -258,9 +259,9 @@ class GraphSound:
         heard = []
         for block, sound in zip(self._blocks, rendered, strict=True):
             block.timing.lap("render", self._at)
-            seam = block.rendering.seam
-            end = seam.end(sound.known, final=block.final)
-            heard.append(seam.join(sound.samples, start=sound.start, end=end))
+            crossfade = block.rendering.crossfade
+            end = crossfade.end(sound.known, final=block.final)
+            heard.append(crossfade.join(sound.samples, start=sound.start, end=end))
         return heard
 
 
