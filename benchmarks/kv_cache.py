@@ -122,7 +122,7 @@ def print_rows(rows: dict[str, dict[str, Any]]) -> None:
 
 def cells_for(model: Any, variant: str, *, spare: int | None = None) -> KVBlockLayout | None:
     from nightingale.backends.torch.paged import cells_of
-    from nightingale.engine.profiles import profile_named
+    from nightingale.backends.profiles import profile_named
 
     plan = cells_of(model, profile_named(PROFILES[variant]))
     return plan if plan is None or spare is None else replace(plan, spare=spare)

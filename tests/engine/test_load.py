@@ -18,7 +18,7 @@ from torch import Tensor
 from nightingale import TTS, CheckpointError, ConfigError, ModelMissing, VoiceError
 from nightingale.engine import load as load_module
 from nightingale.models.defaults import MODEL_DEFAULTS
-from nightingale.engine.profiles import PROFILES
+from nightingale.backends.profiles import PROFILES
 from nightingale.engine.standin import NOISE
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
 from nightingale.models.chatterbox.encoders.config import VoiceEncoderConfig, XVectorConfig

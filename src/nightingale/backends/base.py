@@ -148,6 +148,8 @@ class Setup:
     """CPU threads for this role; None leaves the choice to the backend."""
     draft: DraftModel | None = None
     """Another model that drafts, where the profile names one."""
+    voice: Voice | None = None
+    """A voice to warm up with."""
 
 
 

@@ -68,7 +68,7 @@ def doctor(
 def _print_plan(profile: str, model: str | None, device: str, *, as_json: bool) -> None:
     """What runs where, in which precision, why, and what was refused."""
     from nightingale.engine.load import plan_named
-    from nightingale.engine.profiles import profile_named
+    from nightingale.backends.profiles import profile_named
 
     made, missing = plan_named(model, profile_named(profile), device=device)
     if as_json:

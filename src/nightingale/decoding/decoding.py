@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from nightingale.decoding.philox import stream_key, uniform
-from nightingale.decoding.sampling import MASKED, Logits, Seen, Uniforms, compose_sampler, draw, guide, is_greedy
+from nightingale.decoding.philox import stream_key
+from nightingale.decoding.sampling import MASKED, Logits, Seen, compose_sampler, draw, guide, is_greedy
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH
 from nightingale.models.defaults import ModelDefaults
 from nightingale.types import Sampling
@@ -103,11 +103,7 @@ class Decoding:
 
     def choose(self, logits: Logits, seen: Seen, number: int) -> int:
         """Return the token that draw `number` gives for logits (vocab,). The same call gives the same token."""
-        return draw(self._sampler(logits, seen), None if self.greedy else self.uniforms(number))
-
-    def uniforms(self, number: int) -> Uniforms:
-        """Return the function that gives the random numbers of one draw for any ids."""
-        return lambda ids: uniform(self.key, number, ids)
+        return draw(self._sampler(logits, seen), None if self.greedy else self.key, number)
 
     def append(self, token: int) -> None:
         """Count a token that was sampled, here or on a device, and detect the end."""

@@ -17,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightingale.decoding.decoding import Decoding, DraftedTokens, Prompt
+from nightingale.decoding.philox import uniform_rows
 from nightingale.decoding.runner import DraftVerifier, LogitsRunner, StepInput, VerifyInput
 from nightingale.decoding.sampling import Logits
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
+from nightingale.types import Sampling
 
 LONGEST_MATCH: Final = 4
 SHORTEST_MATCH: Final = 2
@@ -95,7 +97,10 @@ class DraftHeadRunner(Protocol):
 class DraftChain(Protocol):
     """A draft head that proposes several tokens in one call."""
 
-    def chain(self, hidden: NDArray[np.float32], token: int, decoding: Decoding, count: int) -> list[int]: ...
+    def chain(
+        self, hidden: NDArray[np.float32], token: int, uniforms: NDArray[np.float64], sampling: Sampling
+    ) -> list[int]:
+        """Return one token for each draw, whose uniforms are (draws, vocab), after a token and its hidden state."""
 
 
 class HiddenStateDraft(StatelessDraft):
@@ -112,7 +117,8 @@ class HiddenStateDraft(StatelessDraft):
         decoding, history = request.decoding, request.decoding.history
         hidden, token = self._runner.hidden_states(request.slot, len(history) - 1), history[-1]
         if isinstance(self._head, DraftChain) and len(hidden) == 1 and not decoding.greedy:
-            return self._head.chain(hidden, token, decoding, request.count)
+            uniforms = uniform_rows(decoding.key, len(history), request.count, len(decoding.seen))
+            return self._head.chain(hidden, token, uniforms, decoding.sampling)
         drafted, state = DraftedTokens(decoding), self._head.start(hidden)
         while len(drafted.tokens) < request.count and token != STOP_SPEECH:
             state, logits = self._head.step(state, token, len(history) + len(drafted.tokens))

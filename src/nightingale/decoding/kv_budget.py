@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nightingale.decoding.decoding import token_budget
+from nightingale.decoding.decoding import Decoding, token_budget
 from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.models.defaults import ModelDefaults
 from nightingale.voices.voice import Voice
@@ -49,9 +49,11 @@ class KVBudget:
         prompt = self._prompt_positions(text_ids, voice)
         return rows * self.reserved(prompt, token_budget(text_ids, self.defaults))
 
-    def used_bytes(self, text_ids: int, voice: Voice, *, rows: int, tokens: int) -> int:
-        """Return what a text segment used when it had so many tokens."""
-        return rows * self.used(self._prompt_positions(text_ids, voice), tokens)
+    def used_bytes(self, decoding: Decoding) -> int:
+        """Return what an utterance uses with the tokens it has."""
+        prompt = decoding.prompt
+        positions = self._prompt_positions(len(prompt.text_ids), prompt.voice)
+        return prompt.rows * self.used(positions, decoding.appended)
 
     def _prompt_positions(self, text_ids: int, voice: Voice) -> int:
         positions = self.config.prompt_length(text_ids)

@@ -13,13 +13,12 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from nightingale.decoding.philox import uniform
 from nightingale.types import Sampling
 
 Logits = NDArray[np.float32]
 Seen = NDArray[np.bool_]
 Step = Callable[[Logits, Seen], Logits]
-Uniforms = Callable[[NDArray[np.int64]], NDArray[np.float64]]
-"""Ids -> one uniform random number in (0, 1) for each of them."""
 
 GREEDY_BELOW = 1e-5
 """Below this temperature the most likely id is taken: the division would overflow float32."""
@@ -64,16 +63,16 @@ def top_k(count: int) -> Step:
 
 
 def top_p(mass: float) -> Step:
-    """Keep the most likely ids that together hold `mass`, and at least one."""
+    """Keep the most likely ids that together hold `mass`, at least one, and those as likely as the last."""
 
     def step(logits: Logits, _: Seen) -> Logits:
-        left = np.flatnonzero(logits != MASKED)
-        ascending = left[np.argsort(logits[left])]
-        likely = np.exp(logits[ascending] - logits.max())
-        unlikely = np.cumsum(likely / likely.sum()) <= 1 - mass
-        kept = logits.copy()
-        kept[ascending[:-1][unlikely[:-1]]] = MASKED
-        return kept
+        ascending = np.sort(logits[logits != MASKED])
+        if len(ascending) == 0:
+            return logits
+        # float64, as in backends/cuda/batched_sampling.py: both must cut at the same id.
+        likely = np.exp((ascending - ascending[-1]).astype(np.float64))
+        unlikely = np.count_nonzero(np.cumsum(likely / likely.sum()) <= 1 - mass)
+        return np.where(logits < ascending[min(unlikely, len(ascending) - 1)], MASKED, logits)
 
     return step
 
@@ -104,19 +103,19 @@ def is_greedy(sampling: Sampling) -> bool:
     return sampling.temperature < GREEDY_BELOW
 
 
-def draw(logits: Logits, uniforms: Uniforms | None) -> int:
-    """Return one id: the winner of an exponential race, or the most likely id where there are no uniforms.
+def draw(logits: Logits, key: int | None, number: int) -> int:
+    """Sample one id: draw `number` of the Philox stream `key`, or the most likely id if there is no key.
 
-    Each id arrives after an exponential wait divided by its probability, and the first is drawn; this samples
-    from the softmax (Gumbel-max in other words). Two models that race over the same random numbers draw
-    the same id as often as their distributions agree, which is what makes drafts exact.
+    It is an exponential race: each id arrives after -log(u), with a uniform u of its own for this draw, divided
+    by its probability, and the first is drawn. In other words it is the Gumbel-max trick: the argmax of
+    logit - log(-log(u)). Two models that sample with the same numbers draw the same id as often as their
+    distributions agree, which is what makes drafts effective. backends/cuda/batched_sampling.py draws the same
+    ids.
     """
-    highest = logits.max()
-    if not math.isfinite(highest):
+    if not math.isfinite(logits.max()):
         raise ArithmeticError("T3's logits are not finite numbers")
-    if uniforms is None:
+    if key is None:
         return int(logits.argmax())
-    racing = np.flatnonzero(logits != MASKED)
-    likely = np.exp(logits[racing] - highest)
-    waits = (-np.log(uniforms(racing))).astype(np.float32)
-    return int(racing[np.argmax(likely / waits)])
+    left = np.flatnonzero(logits != MASKED)
+    waits = -np.log(uniform(key, number, left))
+    return int(left[np.argmax(logits[left] - np.log(waits))])

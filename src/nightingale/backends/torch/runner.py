@@ -38,8 +38,8 @@ def embed_prompt(t3: T3, prompt: Prompt, *, max_new_tokens: int) -> Tensor:
     text = torch.tensor([framed_text(t3.config, prompt.text_ids, max_new_tokens)])
     return t3.prompt(
         _send(text, device),
-        speaker=_send(torch.from_numpy(voice.speaker[None]).to(dtype), device),
-        prompt_ids=_send(torch.from_numpy(voice.prompt_ids[None, : t3.config.prompt_tokens]), device),
+        speaker=_send(torch.tensor(voice.speaker[None]).to(dtype), device),
+        prompt_ids=_send(torch.tensor(voice.prompt_ids[None, : t3.config.prompt_tokens]), device),
         exaggeration=torch.full((1,), prompt.exaggeration, device=device, dtype=dtype),
         guided=prompt.guided,
     )

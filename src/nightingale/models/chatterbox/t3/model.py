@@ -17,7 +17,7 @@ from nightingale.models.chatterbox.t3.backbone_gpt2 import Gpt2Backbone
 from nightingale.models.chatterbox.t3.backbone_llama import LlamaBackbone
 from nightingale.models.chatterbox.t3.conditioning import Conditioning
 from nightingale.models.chatterbox.t3.config import START_SPEECH, LlamaConfig, T3Config
-from nightingale.models.chatterbox.t3.guess import halfway
+from nightingale.models.chatterbox.t3.draft_head import halfway
 from nightingale.models.layers.kv_cache import DenseKVCache, KVCache
 
 
@@ -119,7 +119,7 @@ class T3(nn.Module):
         """Embeddings (rows, time, width) -> scores after each of them (rows, time, speech_vocab)."""
         return self.speech_head(self.tfmr(x, memory))
 
-    def think(self, x: Tensor, memory: Sequence[KVCache]) -> list[Tensor]:
+    def hidden_states(self, x: Tensor, memory: Sequence[KVCache]) -> list[Tensor]:
         """What the head would read, and T3's stream on the way there: each (rows, time, width)."""
         heard: list[Tensor] = []
         thought = self.tfmr(x, memory, heard)
