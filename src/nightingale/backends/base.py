@@ -126,6 +126,12 @@ class ModelSource:
     def has(self, key: str) -> bool:
         return key in self._made
 
+    def with_info(self, info: ModelInfo) -> ModelSource:
+        """Return a source with another description that shares everything that was loaded."""
+        other = ModelSource(info, self.files, packed=self.packed)
+        other._made, other._lock = self._made, self._lock
+        return other
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftModel:

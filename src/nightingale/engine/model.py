@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from nightingale.backends.base import ModelInfo, ModelSource
 from nightingale.models.defaults import ModelDefaults
@@ -38,3 +39,8 @@ class Model:
     @property
     def defaults(self) -> ModelDefaults:
         return self.info.defaults
+
+    def with_defaults(self, **changes: Any) -> Model:
+        """Return the same model with other defaults; weights that were loaded stay shared."""
+        info = replace(self.info, defaults=replace(self.defaults, **changes))
+        return replace(self, source=self.source.with_info(info))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from pathlib import Path
 
 from nightingale.backends.base import Decoder, Encoders, Machine, ModelInfo, ModelSource, Renderer, Role, Setup
 from nightingale.errors import DeviceError
@@ -16,7 +18,8 @@ class TorchBackend:
     device_kinds: tuple[str, ...] = ()
 
     def probe(self, device: str) -> Machine | None:
-        if importlib.util.find_spec("torch") is None:
+        # Importing PyTorch takes seconds, so it is not asked where there can be no GPU.
+        if importlib.util.find_spec("torch") is None or (device in ("auto", "cpu") and not has_nvidia_driver()):
             return None
         from nightingale.backends.torch.devices import describe
 
@@ -47,6 +50,12 @@ class TorchBackend:
 
         del setup
         return TorchEncoders(load_voice_encoders(source))
+
+
+def has_nvidia_driver() -> bool:
+    """Whether this machine may have an NVIDIA GPU, judged by the driver's files (on Linux)."""
+    files = ("/dev/nvidiactl", "/dev/nvidia0", "/proc/driver/nvidia/version", "/usr/lib/wsl/lib/libcuda.so.1")
+    return sys.platform != "linux" or any(Path(file).exists() for file in files)
 
 
 def device_error(device: str, reason: str) -> DeviceError:
