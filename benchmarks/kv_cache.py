@@ -258,7 +258,7 @@ def one_step(t3: T3, plan: KVBlockLayout | None, length: int) -> Callable[[], fl
 
 
 def record(model: Any, texts: Sequence[str], out: Path, variants: list[str]) -> dict[str, dict[str, Any]]:
-    from nightingale.audio.encoders.record import recording
+    from nightingale.audio.encoders.recording import recording
     from nightingale.engine.tts import TTS
 
     out.mkdir(parents=True, exist_ok=True)

@@ -11,11 +11,11 @@ from typing import Final
 
 import numpy as np
 
+from nightingale.audio.samples import Samples
 from nightingale.clocks import CLOCKS
-from nightingale.types import Samples
 
 HOLD_FRAMES: Final = 4
-"""Mel frames whose samples are held back until the next rendering, even if the vocoder needs more lookahead."""
+"""Mel frames whose samples are held back until the next rendering, even if more lookahead is needed."""
 CROSSFADE_SAMPLES: Final = 120
 """5 ms: the shortest crossfade without an audible click. A longer one would keep more provisional samples."""
 

@@ -125,7 +125,7 @@ def _hardware() -> list[Finding]:
 
 def _files() -> list[Finding]:
     from nightingale.hub.cards import CARDS
-    from nightingale.hub.files import cache_root
+    from nightingale.hub.cache import cache_root
     from nightingale.hub.find import state
     from nightingale.voices.home import voices_folder
     from nightingale.voices.library import entries

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from nightingale.audio.check import check_reference
-from nightingale.audio.loudness import normalise_loudness
+from nightingale.audio.reference_check import check_reference
+from nightingale.audio.loudness import normalize_loudness
 from nightingale.audio.read import MAX_SECONDS, read_audio
 from nightingale.audio.resample import resample, resample_sinc
 from nightingale.backends.base import Encoders, ModelInfo
@@ -46,7 +46,7 @@ def clone(
     """Return the voice of a clip at 24 kHz."""
     defaults, prompt_tokens = info.defaults, info.preset.t3.prompt_tokens
     if defaults.reference_loudness_lufs is not None:
-        clip = normalise_loudness(clip, CLOCKS.sample_rate_hz, defaults.reference_loudness_lufs)
+        clip = normalize_loudness(clip, CLOCKS.sample_rate_hz, defaults.reference_loudness_lufs)
     clip_16k = resample(clip, CLOCKS.sample_rate_hz, ANALYSIS_RATE_HZ)
     prompt = clip[: int(defaults.flow_prompt_seconds * CLOCKS.sample_rate_hz)]
     # PARITY: the flow's side is brought to 16 kHz by another resampler than T3's.

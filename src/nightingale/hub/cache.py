@@ -1,6 +1,6 @@
-"""One file at a time: is it in the hub cache, get it from the hub, is it the file we know?
+"""Single files of the hub: looking them up in its cache, downloading them and verifying their digests.
 
-The only module that touches `huggingface_hub`, which it imports late: a local folder must not need it.
+This is the only module that uses `huggingface_hub`. It imports it late: a local folder must not need it.
 """
 
 from __future__ import annotations
@@ -12,29 +12,27 @@ from pathlib import Path
 from nightingale.errors import CheckpointError, ModelMissing
 from nightingale.hub.cards import SHA256, Card
 
-_READ_BYTES = 1 << 22
-
 
 def cache_root(cache_dir: Path | None = None) -> Path:
-    """Where the hub keeps its files: HF_HOME and HF_HUB_CACHE are obeyed."""
+    """Return the folder of the hub cache, as HF_HOME and HF_HUB_CACHE say."""
     from huggingface_hub import constants
 
     return cache_dir or Path(constants.HF_HUB_CACHE)
 
 
-def is_offline(asked: bool) -> bool:
-    """Offline because the caller said so, or because the user's environment does."""
-    return asked or os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}
+def is_offline(requested: bool = False) -> bool:
+    """Return whether the caller or the environment (HF_HUB_OFFLINE) asks to stay offline."""
+    return requested or os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}
 
 
 def revisions_in_cache(card: Card, cache_dir: Path | None = None) -> list[str]:
-    """Commits of this card's repository that the cache holds anything of."""
+    """Return the commits of this card's repository that the cache holds files of."""
     snapshots = cache_root(cache_dir) / f"models--{card.repo.replace('/', '--')}" / "snapshots"
     return sorted(folder.name for folder in snapshots.iterdir()) if snapshots.is_dir() else []
 
 
 def in_cache(card: Card, name: str, cache_dir: Path | None = None) -> Path | None:
-    """The cached file of the card's revision, if it is there."""
+    """Return the cached file of the card's revision, or None."""
     from huggingface_hub import try_to_load_from_cache
 
     pinned = [r for r in revisions_in_cache(card, cache_dir) if r.startswith(card.revision_prefix)]
@@ -46,7 +44,7 @@ def in_cache(card: Card, name: str, cache_dir: Path | None = None) -> Path | Non
 
 
 def download(card: Card, names: tuple[str, ...], cache_dir: Path | None = None) -> Path:
-    """The first of `names` that the repository has. The hub client writes its cache whole or not at all."""
+    """Download the first of `names` that the repository has. The hub client writes its cache atomically."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
@@ -61,7 +59,7 @@ def download(card: Card, names: tuple[str, ...], cache_dir: Path | None = None) 
             break
         except EntryNotFoundError:
             continue
-        except (OSError, ValueError) as error:  # no network, no access, no such revision, no disk space
+        except (OSError, ValueError) as error:  # no network, no access, no such revision, disk full
             reason = _first_line(error)
             break
     raise ModelMissing(
@@ -76,20 +74,13 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().split("\n")[0] or type(error).__name__
 
 
-def sha256_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def verify(card: Card, path: Path) -> bool:
-    """True if the file's digest is the known one, False if none is known; a wrong digest is an error."""
+    """Return whether the file's digest is known; raise `CheckpointError` if it is known and differs."""
     known = SHA256.get((card.repo, path.name))
     if known is None:
         return False
-    digest = sha256_of(path)
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     first, last = known
     if not (digest.startswith(first) and digest.endswith(last)):
         raise CheckpointError(

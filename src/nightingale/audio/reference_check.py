@@ -1,4 +1,4 @@
-"""May this clip become a voice? A refusal for what cannot work, a warning for what will not sound good."""
+"""Check of a reference clip: errors for clips that cannot become a voice, warnings for poor ones."""
 
 from __future__ import annotations
 
@@ -6,32 +6,36 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nightingale.audio.samples import Samples
 from nightingale.audio.trim import frame_power, sound_span
 from nightingale.errors import BadReference
-from nightingale.types import Samples
 
 SILENCE_RMS = 1e-3
 """A clip whose loudest frame is under -60 dB of full scale is silent."""
 CLIP_LEVEL = 0.999
 CLIP_RUN_SAMPLES = 3
-"""This many samples in a row at full scale are a cut-off peak; fewer may be honest."""
+"""This many samples in a row at full scale count as clipping; fewer may be real peaks."""
 CLIP_SHARE = 1e-4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReferenceReport:
-    """What was found in a clip that was accepted."""
+    """Measurements of an accepted clip, and warnings about it."""
 
     seconds: float
     sound_seconds: float
     """Length without the quiet ends."""
     clipped_share: float
-    """Part of the samples that lie in cut-off peaks, 0 to 1."""
+    """Fraction of the samples that lie in clipped peaks."""
     warnings: tuple[str, ...]
 
 
 def check_reference(samples: Samples, rate_hz: int, *, longer_than_s: float) -> ReferenceReport:
-    """Judge a mono clip for a model family that needs more than `longer_than_s` seconds."""
+    """Check a mono clip for a model that needs more than `longer_than_s` seconds.
+
+    Raises:
+        BadReference: The clip is too short or silent.
+    """
     seconds = len(samples) / rate_hz
     if seconds <= longer_than_s:
         raise BadReference(
@@ -41,7 +45,7 @@ def check_reference(samples: Samples, rate_hz: int, *, longer_than_s: float) -> 
             fix="Record a longer clip; ten seconds of clear speech is best.",
         )
     peak_rms = float(np.sqrt(frame_power(samples).max()))
-    # Written so that NaN, too, is refused.
+    # Not `<`, which is false for NaN.
     if not peak_rms >= SILENCE_RMS:
         raise BadReference(
             "the reference clip is silent",
@@ -67,7 +71,7 @@ def check_reference(samples: Samples, rate_hz: int, *, longer_than_s: float) -> 
 
 
 def clipped_share(samples: Samples) -> float:
-    """Part of the samples that lie in runs of three or more at full scale."""
+    """Return the fraction of samples in runs of three or more at full scale."""
     full = np.abs(samples) >= CLIP_LEVEL
     edges = np.flatnonzero(np.diff(np.concatenate(([False], full, [False])).astype(np.int8)))
     runs = edges[1::2] - edges[::2]

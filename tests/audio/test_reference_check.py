@@ -1,15 +1,15 @@
-"""A reference clip is accepted, accepted with a warning, or refused with a reason."""
+"""The check of reference clips: accepted, accepted with a warning, or refused with a reason."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from nightingale.audio.check import check_reference, clipped_share
+from nightingale.audio.reference_check import check_reference, clipped_share
 from nightingale.errors import BadReference
 
 
-def test_a_good_clip_passes_without_a_word(clip):
+def test_a_good_clip_passes_without_a_warning(clip):
     report = check_reference(clip(7.0, 24_000), 24_000, longer_than_s=5.0)
     assert report.warnings == ()
     assert report.seconds == 7.0
@@ -17,7 +17,7 @@ def test_a_good_clip_passes_without_a_word(clip):
     assert report.clipped_share == 0.0
 
 
-def test_a_clip_must_be_longer_than_the_family_needs_not_as_long(clip):
+def test_a_clip_must_be_longer_than_the_models_minimum(clip):
     with pytest.raises(BadReference, match=r"too short.*more than 5 s"):
         check_reference(clip(5.0, 24_000), 24_000, longer_than_s=5.0)
     check_reference(clip(5.01, 24_000), 24_000, longer_than_s=5.0)
@@ -29,7 +29,7 @@ def test_a_silent_clip_is_refused(clip, level):
         check_reference(clip(3.0, 24_000) * np.float32(level), 24_000, longer_than_s=1.0)
 
 
-def test_no_samples_are_too_short_and_nan_is_not_a_voice():
+def test_empty_clips_and_nan_are_refused():
     with pytest.raises(BadReference, match="too short"):
         check_reference(np.zeros(0, dtype=np.float32), 24_000, longer_than_s=1.0)
     with pytest.raises(BadReference, match="silent"):
@@ -48,7 +48,7 @@ def test_a_clip_that_is_mostly_silence_is_a_warning(clip):
     assert "near silence" in warning
 
 
-def test_single_full_scale_samples_are_honest_and_runs_are_not():
+def test_only_runs_at_full_scale_count_as_clipping():
     wav = np.zeros(1000, dtype=np.float32)
     wav[[10, 20, 21]] = 1.0
     assert clipped_share(wav) == 0.0

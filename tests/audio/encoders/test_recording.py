@@ -1,4 +1,4 @@
-"""Recordings that are written while they are spoken: the same files, in the memory of a chunk."""
+"""Recordings written chunk by chunk equal those written at once, in the memory of a chunk."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from nightingale.audio.encoders import CONTAINERS
-from nightingale.audio.encoders.record import WavRecorder, recording
+from nightingale.audio.encoders.recording import FILE_FORMATS, WavRecorder, recording
 from nightingale.audio.encoders.wav import wav_bytes
 from nightingale.errors import ConfigError, OutputError
 
@@ -28,25 +27,25 @@ def write(path: Path, *parts: Any) -> None:
             recorder.feed(part)
 
 
-def test_a_wav_is_the_same_bytes_as_if_it_were_written_at_once(tmp_path: Path) -> None:
+def test_a_wav_in_parts_has_the_same_bytes_as_one_written_at_once(tmp_path: Path) -> None:
     write(tmp_path / "parts.wav", TONE[:1], TONE[1:7000], TONE[:0], TONE[7000:])
     assert (tmp_path / "parts.wav").read_bytes() == wav_bytes(TONE, RATE)
     write(tmp_path / "nothing.wav")
     assert (tmp_path / "nothing.wav").read_bytes() == wav_bytes(TONE[:0], RATE)
 
 
-@pytest.mark.parametrize("suffix", CONTAINERS)
-def test_every_format_in_parts_is_the_sound_without_a_seam(suffix: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", FILE_FORMATS)
+def test_every_format_in_parts_decodes_as_the_whole(suffix: str, tmp_path: Path) -> None:
     write(tmp_path / f"whole{suffix}", TONE)
     write(tmp_path / f"parts{suffix}", *np.array_split(TONE, 13))
     whole, parts = (soundfile.read(tmp_path / f"{name}{suffix}")[0] for name in ("whole", "parts"))
     assert len(whole) == len(parts) == len(TONE)
-    # Vorbis hears the very beginning differently, and no worse; nobody else hears a difference.
+    # Vorbis encodes the very beginning differently, and no worse; the other formats are equal.
     lost, lost_in_parts = (float(np.abs(samples - TONE).max()) for samples in (whole, parts))
     assert lost_in_parts <= 1.1 * lost < 0.02
 
 
-def test_a_pipe_is_told_that_the_length_is_not_known() -> None:
+def test_a_wav_in_a_pipe_has_an_unknown_length() -> None:
     reader, writer = os.pipe()
     with os.fdopen(writer, "wb") as file:
         recorder = WavRecorder(file, RATE)
@@ -54,7 +53,7 @@ def test_a_pipe_is_told_that_the_length_is_not_known() -> None:
         at_once = os.read(reader, 1 << 16)
         recorder.finish()
     want = wav_bytes(TONE[:1000], RATE)
-    assert len(at_once) == len(want), "the listener had to wait"
+    assert len(at_once) == len(want), "samples were held back"
     assert (at_once[4:8], at_once[40:44]) == (b"\xff" * 4, b"\xff" * 4)
     assert at_once[44:] == want[44:]
     assert os.read(reader, 10) == b""
@@ -62,8 +61,8 @@ def test_a_pipe_is_told_that_the_length_is_not_known() -> None:
 
 
 @pytest.mark.parametrize("mode", ["ab", "r+b"])
-def test_what_was_in_the_file_before_stays(mode: str, tmp_path: Path) -> None:
-    """`>> file`, and a file in which somebody wrote before: only the recording's own header is mended."""
+def test_what_was_in_the_file_before_is_kept(mode: str, tmp_path: Path) -> None:
+    """Appending and writing after other data: only the recording's own header is rewritten."""
     path = tmp_path / "log"
     path.write_bytes(b"before")
     with path.open(mode) as file:
@@ -77,7 +76,7 @@ def test_what_was_in_the_file_before_stays(mode: str, tmp_path: Path) -> None:
     assert (held[6:] == want) == (mode == "r+b")
 
 
-def test_an_hour_takes_the_memory_of_a_chunk(tmp_path: Path) -> None:
+def test_a_long_recording_takes_the_memory_of_a_chunk(tmp_path: Path) -> None:
     with recording(tmp_path / "book.wav", RATE) as recorder:
         recorder.feed(TONE)
         tracemalloc.start()
@@ -89,8 +88,8 @@ def test_an_hour_takes_the_memory_of_a_chunk(tmp_path: Path) -> None:
     assert (tmp_path / "book.wav").stat().st_size == 44 + 601 * 2 * RATE
 
 
-def test_what_is_no_recording_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
-    for suffix in CONTAINERS:
+def test_bad_samples_and_suffixes_are_refused_and_leave_no_file(tmp_path: Path) -> None:
+    for suffix in FILE_FORMATS:
         with pytest.raises(OutputError, match="not finite"):
             write(tmp_path / f"x{suffix}", TONE, np.array([np.nan], np.float32))
     with pytest.raises(ConfigError, match="no encoder"):
@@ -98,11 +97,11 @@ def test_what_is_no_recording_is_refused_and_leaves_no_file(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-FULL = """
+FILL_DISK = """
 import resource, sys
 import numpy as np
 from pathlib import Path
-from nightingale.audio.encoders.record import recording
+from nightingale.audio.encoders.recording import recording
 from nightingale.errors import OutputError
 resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
 rng = np.random.default_rng(0)
@@ -116,11 +115,11 @@ except OutputError as error:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
-@pytest.mark.parametrize("suffix", CONTAINERS)
-def test_a_disk_that_fills_up_while_it_is_spoken_is_a_plain_error(suffix: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", FILE_FORMATS)
+def test_a_disk_that_fills_up_raises_an_output_error(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"book{suffix}"
     ran = subprocess.run(
-        [sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", FILL_DISK, str(path)], capture_output=True, text=True, timeout=60, check=False
     )
     assert ran.stdout.strip() == str(OutputError.exit_code), ran.stderr
     assert "Traceback" not in ran.stderr
