@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 from families import Family
 from table import Rows
@@ -41,9 +42,10 @@ def compare(rows: Rows, family: Family, scores: Tensor, ids: Tensor) -> None:
             history = torch.tensor([START_SPEECH, *ids[:step]])
             if not family.guided and step > 0:
                 history = ids[:step]
-            seen = torch.zeros(raw.shape[-1], dtype=torch.bool)
-            seen[history] = True
-            ours.append(compose_sampler(defaults.sampler, sampling)(guide(raw, sampling.cfg_weight), seen))
+            seen = np.zeros(raw.shape[-1], dtype=np.bool_)
+            seen[history.numpy()] = True
+            sampler = compose_sampler(defaults.sampler, sampling)
+            ours.append(torch.from_numpy(sampler(guide(raw, sampling.cfg_weight).numpy(), seen)))
             theirs.append(_processed(family, sampling, raw, history[None]))
         rows.same_filter(f"sampler, {name}", torch.stack(ours), torch.stack(theirs), relative=1e-6)
 
