@@ -1,4 +1,4 @@
-"""Those who can be measured: our engine in this process, and any server that speaks OpenAI's API."""
+"""Targets of a measurement: our engine in this process, and any server with OpenAI's API."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
-from nightingale_lab.bench.speed.request import Chunks, Insight, Speaks
 from nightingale.errors import ConfigError, EngineFault
+from nightingale_lab.bench.speed.request import Chunks, Details, Target
 
 PCM_BYTES_PER_SECOND = 48_000
 """`response_format: pcm` is 24 kHz, 16 bits, mono, by OpenAI's definition."""
@@ -19,30 +19,30 @@ TIMEOUT_S = 600.0
 KEY_VARIABLE = "OPENAI_API_KEY"
 
 
-def engine_speaks(tts: Any, voice: Any = None) -> Speaks:
-    """tts: nightingale.TTS."""
+def engine_target(tts: Any, voice: Any = None) -> Target:
+    """tts: a `nightingale.TTS`."""
 
-    def speaks(text: str, seed: int) -> tuple[Chunks, Callable[[], Insight]]:
+    def target(text: str, seed: int) -> tuple[Chunks, Callable[[], Details]]:
         stream = tts.stream(text, voice=voice, seed=seed)
 
-        def insight() -> Insight:
-            metrics = stream.metrics
-            return Insight(tokens=metrics.tokens, stage_ms=dict(metrics.stage_ms))
+        def details() -> Details:
+            return Details(tokens=stream.metrics.tokens, stage_ms=dict(stream.metrics.stage_ms))
 
-        return (chunk.seconds for chunk in stream), insight
+        return (chunk.seconds for chunk in stream), details
 
-    return speaks
+    return target
 
 
-def url_speaks(url: str, *, model: str | None = None, voice: str | None = None) -> Speaks:
-    """A server by its address, with or without /v1; by the standard library, so that nothing is added."""
+def server_target(url: str, *, model: str | None = None, voice: str | None = None) -> Target:
+    """Return a server by its address, with or without /v1. Uses the standard library only.
+
+    Raises:
+        ConfigError: this is not an HTTP address.
+    """
     parts = urlsplit(url if "//" in url else f"http://{url}")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(
-            "not the address of a server",
-            got=repr(url),
-            allowed="http://HOST:PORT, with or without /v1",
-            fix="For example: --url http://127.0.0.1:8880",
+            "not the address of a server", got=repr(url), allowed="http://HOST:PORT, with or without /v1"
         )
     path = parts.path.rstrip("/")
     path = (path if path.endswith("/v1") else f"{path}/v1") + "/audio/speech"
@@ -51,7 +51,7 @@ def url_speaks(url: str, *, model: str | None = None, voice: str | None = None) 
     if key := os.environ.get(KEY_VARIABLE):
         headers["Authorization"] = f"Bearer {key}"
 
-    def speaks(text: str, seed: int) -> tuple[Chunks, Callable[[], Insight]]:
+    def target(text: str, seed: int) -> tuple[Chunks, Callable[[], Details]]:
         body = {
             "model": model or "tts-1",
             "input": text,
@@ -60,30 +60,30 @@ def url_speaks(url: str, *, model: str | None = None, voice: str | None = None) 
             "seed": seed,
         }
         connection = kind(str(parts.hostname), parts.port, timeout=TIMEOUT_S)
-        return _sound(connection, path, headers, json.dumps(body).encode()), Insight
+        return _stream(connection, path, headers, json.dumps(body).encode()), Details
 
-    return speaks
+    return target
 
 
-def _sound(
+def _stream(
     connection: http.client.HTTPConnection, path: str, headers: dict[str, str], body: bytes
 ) -> Iterator[float]:
     try:
         connection.request("POST", path, body, headers)
         answer = connection.getresponse()
         if answer.status != 200:
-            raise _refused(f"{answer.status} {answer.reason}: {answer.read(300)!r}")
+            raise _failed(f"{answer.status} {answer.reason}: {answer.read(300)!r}")
         while part := answer.read1(READ_BYTES):
             yield len(part) / PCM_BYTES_PER_SECOND
     except (OSError, http.client.HTTPException) as error:
-        raise _refused(f"{type(error).__name__}: {error}") from error
+        raise _failed(f"{type(error).__name__}: {error}") from error
     finally:
         connection.close()
 
 
-def _refused(got: str) -> EngineFault:
+def _failed(got: str) -> EngineFault:
     return EngineFault(
-        "the server did not speak",
+        "the server sent no audio",
         got=got,
         allowed="200 and PCM from POST /v1/audio/speech",
         fix="Check the address, and --model and --voice for a server that knows others than tts-1 and alloy.",

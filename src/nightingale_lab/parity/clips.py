@@ -1,4 +1,4 @@
-"""A synthetic reference clip: what a voice sounds like to a network that never heard one."""
+"""A synthetic reference clip, for encoders with random weights."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 
 def clip(seconds: float, rate_hz: int, seed: int = 0) -> NDArray[np.float32]:
-    """A wandering harmonic series with pauses and a little noise, quiet at both ends."""
+    """Return a harmonic series of varying pitch with pauses and a little noise, silent at both ends."""
     noise = np.random.default_rng(seed)
     t = np.arange(int(seconds * rate_hz)) / rate_hz
     pitch_hz = 120 + 40 * np.sin(2 * np.pi * 0.7 * t) + 15 * np.sin(2 * np.pi * 3.1 * t + seed)

@@ -1,8 +1,8 @@
-"""Record what upstream's classes give at tiny sizes, for the default tests: tests/parity/goldens.safetensors.
+"""Record the outputs of upstream's classes at tiny sizes, for the default tests.
 
-    PYTHONPATH=src .venv-parity/bin/python -W ignore parity/record.py
+    python -m nightingale_lab.parity record        writes tests/parity/goldens.safetensors
 
-Sizes, inputs and weights by formula come from tests/parity/tiny.py, which the tests use too.
+Sizes, inputs and weights come from tests/parity/tiny.py, which the tests use too.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from chatterbox.models.s3gen.transformer.upsample_encoder import (
 from chatterbox.models.t3 import T3
 from chatterbox.models.t3.llama_configs import LLAMA_CONFIGS
 from chatterbox.models.t3.modules import cond_enc
-from chatterbox.models.t3.modules.cond_enc import T3Cond
 from chatterbox.models.t3.modules.perceiver import Perceiver
 from chatterbox.models.t3.modules.t3_config import T3Config
 from safetensors.torch import save_file
-from taps import outputs_of
 from torch import Tensor
-from upstream import become_head, hushed
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.chatterbox.t3.config import Gpt2Config, LlamaConfig
-from parity import tiny
+from nightingale_lab.parity.hooks import outputs_of
+from nightingale_lab.parity.stages import sampling, t3
+from nightingale_lab.upstream.networks import apply_head_changes, quiet
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests"))
+from parity import tiny  # noqa: E402
 
 
 def record_llama() -> dict[str, Tensor]:
@@ -63,18 +64,7 @@ def record_llama() -> dict[str, Tensor]:
     small = partial(Perceiver, pre_attention_query_size=size.width, embedding_dim=size.width)
     with mock.patch.object(cond_enc, "Perceiver", small):
         net = tiny.fill(T3(config))
-    with hushed(), outputs_of(net.cond_enc) as conditioning, outputs_of(net.speech_head) as scores:
-        ids = net.inference(
-            t3_cond=_condition(tiny.TINY_LLAMA.prompt_tokens),
-            text_tokens=torch.tensor([[255, *tiny.TEXT, 0]] * 2),
-            max_new_tokens=tiny.GREEDY_TOKENS,
-            temperature=1.0,
-            top_p=1.0,
-            min_p=1.0,
-            repetition_penalty=1.0,
-            cfg_weight=tiny.CFG_WEIGHT,
-        )
-    return _t3_goldens("llama", conditioning[0], scores, ids)
+    return record_t3("llama", net)
 
 
 def record_gpt2() -> dict[str, Tensor]:
@@ -96,33 +86,24 @@ def record_gpt2() -> dict[str, Tensor]:
     config.input_pos_emb = None
     config.use_perceiver_resampler = config.emotion_adv = False
     net = tiny.fill(T3(config))
-    with hushed(), outputs_of(net.cond_enc) as conditioning, outputs_of(net.speech_head) as scores:
-        ids = net.inference_turbo(
-            t3_cond=_condition(tiny.TINY_GPT2.prompt_tokens),
-            text_tokens=torch.tensor([tiny.TEXT]),
-            temperature=1.0,
-            top_k=1,
-            top_p=1.0,
-            repetition_penalty=1.0,
-            max_gen_len=tiny.GREEDY_TOKENS - 1,
-        )
-    return _t3_goldens("gpt2", conditioning[0], scores, ids)
+    return record_t3("gpt2", net)
 
 
-def _condition(prompt_tokens: int) -> T3Cond:
-    return T3Cond(
-        speaker_emb=tiny.scatter((1, 256), 1),
-        cond_prompt_speech_tokens=tiny.ids(prompt_tokens, 2),
-        emotion_adv=tiny.EXAGGERATION * torch.ones(1, 1, 1),
-    )
-
-
-def _t3_goldens(kind: str, conditioning: Tensor, scores: list[Tensor], ids: Tensor) -> dict[str, Tensor]:
-    assert len(set(ids[0].tolist())) > tiny.GREEDY_TOKENS // 2, f"{kind} repeats itself: {ids}"
+def record_t3(kind: str, net: T3) -> dict[str, Tensor]:
+    run = t3.run_theirs(net, tiny.t3_case(kind), guided=kind == "llama")
+    assert len(set(run.ids.tolist())) > tiny.GREEDY_TOKENS // 2, f"{kind} repeats itself: {run.ids}"
     return {
-        f"{kind}.conditioning": conditioning,
-        f"{kind}.prefill_scores": scores[0][:, -1, tiny.SEEN_LOGITS].contiguous(),
-        f"{kind}.greedy_ids": ids[0],
+        f"{kind}.conditioning": run.conditioning,
+        f"{kind}.prefill_scores": run.logits[0, :, tiny.SEEN_LOGITS].contiguous(),
+        f"{kind}.greedy_ids": run.ids,
+    }
+
+
+def record_sampler(model: str) -> dict[str, Tensor]:
+    logits, ids = tiny.sampler_inputs(model)
+    return {
+        f"sampler.{model}.{name}": sampling.run_theirs(settings, logits, ids)[:, tiny.SAMPLED_LOGITS]
+        for name, settings in sampling.cases(model).items()
     }
 
 
@@ -155,7 +136,7 @@ def record_flow(config: FlowConfig, name: str) -> dict[str, Tensor]:
     net = tiny.fill(CausalMaskedDiffWithXvec(input_size=width, encoder=encoder, decoder=decoder))
     tokens = tiny.FLOW_PROMPT_TOKENS + tiny.FLOW_TOKENS
     noise = tiny.gaussian((1, 80, 2 * tokens), 3)
-    with hushed(), _drawing({tuple(noise.shape): noise}), outputs_of(net.encoder_proj) as mu:
+    with quiet(), _drawing({tuple(noise.shape): noise}), outputs_of(net.encoder_proj) as mu:
         mel, _ = net.inference(
             token=tiny.ids(tokens, 4)[:, tiny.FLOW_PROMPT_TOKENS :],
             token_len=torch.tensor([tiny.FLOW_TOKENS]),
@@ -202,7 +183,7 @@ def record_hift() -> dict[str, Tensor]:
 
 @contextmanager
 def _drawing(noises: dict[tuple[int, ...], Tensor]) -> Iterator[None]:
-    """`torch.randn_like` gives these tensors for their shapes."""
+    """Make `torch.randn_like` return these tensors for their shapes."""
     draw = torch.randn_like
 
     def given(like: Tensor, **keywords: Any) -> Tensor:
@@ -214,7 +195,7 @@ def _drawing(noises: dict[tuple[int, ...], Tensor]) -> Iterator[None]:
 
 
 def main() -> None:
-    become_head()
+    apply_head_changes()
     with torch.inference_mode():
         recorded = {
             **record_llama(),
@@ -222,11 +203,13 @@ def main() -> None:
             **record_flow(tiny.TINY_FLOW, "flow"),
             **record_flow(tiny.TINY_MEANFLOW, "meanflow"),
             **record_hift(),
+            **record_sampler("english"),
+            **record_sampler("turbo"),
         }
     save_file({name: t.clone() for name, t in recorded.items()}, tiny.GOLDENS)
     for name, t in recorded.items():
-        print(f"{name:24s} {tuple(t.shape)!s:16s} {t.dtype}, largest {float(t.abs().max()):.3g}")
-    print(f"{tiny.GOLDENS.stat().st_size} bytes in {tiny.GOLDENS}")
+        sys.stdout.write(f"{name:32s} {tuple(t.shape)!s:16s} {t.dtype}\n")
+    sys.stdout.write(f"{tiny.GOLDENS.stat().st_size} bytes in {tiny.GOLDENS}\n")
 
 
 if __name__ == "__main__":

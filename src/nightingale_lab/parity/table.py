@@ -1,8 +1,8 @@
-"""One comparison is one row: how far apart the two sides are, how far they may be, and the verdict."""
+"""One comparison is one row: the difference between the two sides, its tolerance and the verdict."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -14,7 +14,7 @@ HEADER = ("family", "stage", "max error", "rel. error", "allowed", "verdict", "n
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """`relative` is ‖ours - theirs‖ / ‖theirs‖; ids are compared exactly and their error is a count."""
+    """`relative` is ‖ours - theirs‖ / ‖theirs‖. Ids are compared exactly; their error is a count."""
 
     family: str
     stage: str
@@ -29,14 +29,11 @@ class Row:
         error = self.relative if self.measure == "relative" else self.max_abs
         return error <= self.tolerance
 
-    @property
-    def allowed(self) -> str:
-        return "equal" if self.measure == "exact" else f"{self.measure[:3]} {self.tolerance:.0e}"
-
     def cells(self) -> tuple[str, ...]:
+        allowed = "equal" if self.measure == "exact" else f"{self.measure[:3]} {self.tolerance:.0e}"
         verdict = "ok" if self.passed else "MISSED"
         errors = (f"{self.max_abs:.2e}", f"{self.relative:.2e}")
-        return (self.family, self.stage, *errors, self.allowed, verdict, self.note)
+        return (self.family, self.stage, *errors, allowed, verdict, self.note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +41,7 @@ class Rows:
     """Collects the rows of one family."""
 
     family: str
-    rows: list[Row]
+    rows: list[Row] = field(default_factory=list)
 
     def close(
         self,
@@ -56,7 +53,7 @@ class Rows:
         absolute: float | None = None,
         note: str = "",
     ) -> None:
-        """Numbers that must agree within one of the two tolerances."""
+        """Add a row for numbers that must agree within one of the two tolerances."""
         assert (relative is None) != (absolute is None)
         max_abs = spread = float("inf")
         if ours.shape != theirs.shape:
@@ -64,14 +61,12 @@ class Rows:
         else:
             gap = ours.double() - theirs.double()
             max_abs, spread = float(gap.abs().max()), float(gap.norm() / theirs.double().norm())
-            # A NaN compares false with every bound, and must not pass for it.
+            # NaN compares false with every bound, so it becomes infinity.
             max_abs, spread = (x if x == x else float("inf") for x in (max_abs, spread))
-        self._add(
-            stage, max_abs, spread, "relative" if absolute is None else "absolute", relative or absolute, note
-        )
+        self._add(stage, max_abs, spread, "relative" if absolute is None else "absolute", relative or absolute, note)
 
     def same_ids(self, stage: str, ours: Tensor, theirs: Tensor, *, distinct: int) -> None:
-        """Ids that must be equal, and lively enough (`distinct` different ones) for that to mean a thing."""
+        """Add a row for ids that must be equal. Fewer than `distinct` different ones prove nothing and fail."""
         ours, theirs = ours.flatten(), theirs.flatten()
         kinds = len(set(theirs.tolist()))
         note = f"{len(theirs)} ids, {kinds} distinct"
@@ -84,7 +79,7 @@ class Rows:
         self._add(stage, float(wrong), wrong / max(len(theirs), 1), "exact", 0.0, note)
 
     def same_filter(self, stage: str, ours: Tensor, theirs: Tensor, *, relative: float) -> None:
-        """Logits of which some were struck out: the same ones kept, with the same values."""
+        """Add a row for filtered logits: the same entries kept, with the same values."""
         kept = torch.isfinite(theirs)
         note = f"{int(kept.sum())} of {kept.numel()} kept"
         if not torch.equal(torch.isfinite(ours), kept):
@@ -109,10 +104,7 @@ class Rows:
 
 
 def render(rows: list[Row]) -> str:
-    """The table, columns aligned."""
+    """Return the table as text with aligned columns."""
     lines = [HEADER, *(row.cells() for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)

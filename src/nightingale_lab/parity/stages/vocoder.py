@@ -1,22 +1,22 @@
-"""HiFT: pitch, excitation and samples, stage by stage and then as one."""
+"""HiFT: pitch, excitation and samples, each by itself and then all together."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
-from chatterbox.models.s3gen import S3Gen
-from table import Rows
-from taps import outputs_of
 from torch import Tensor
 
 from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale_lab.parity.hooks import outputs_of
+from nightingale_lab.parity.table import Rows
 
 SEED = 13
 
 
 @torch.inference_mode()
-def compare(rows: Rows, theirs: S3Gen, ours: Hift, mel: Tensor) -> None:
+def compare(rows: Rows, theirs: Any, ours: Hift, mel: Tensor) -> None:
     vocoder, frames = theirs.mel2wav, mel.shape[2]
     pitch = vocoder.f0_predictor(mel)
     voiced = int((pitch > 10).sum())
@@ -38,12 +38,19 @@ def compare(rows: Rows, theirs: S3Gen, ours: Hift, mel: Tensor) -> None:
 
     torch.manual_seed(SEED)
     wav, _ = vocoder.inference(speech_feat=mel)
-    our_source, _ = ours.m_source(ours.f0_predictor(mel), *draw_excitation(frames))
-    rows.close("waveform from mel alone", ours(mel, our_source), wav, absolute=1e-3)
+    rows.close("waveform from mel alone", run_ours(ours, mel, *draw_excitation(frames))[2], wav, absolute=1e-3)
+
+
+@torch.inference_mode()
+def run_ours(hift: Hift, mel: Tensor, phase: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return pitch, source and samples."""
+    pitch = hift.f0_predictor(mel)
+    source, _ = hift.m_source(pitch, phase, noise)
+    return pitch, source, hift(mel, source)
 
 
 def draw_excitation(frames: int) -> tuple[Tensor, Tensor]:
-    """Upstream's draws in upstream's order: the overtones' phases, then the noise."""
+    """Repeat upstream's draws in upstream's order: the phases of the harmonics, then the noise."""
     torch.manual_seed(SEED)
     half_turn = torch.tensor(math.pi)
     phase = -half_turn + torch.rand(1, 9, 1) * (half_turn + half_turn)
