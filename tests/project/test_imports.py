@@ -1,194 +1,250 @@
-"""Which room may import which, and what no room may do. The map is docs/architecture.md in code."""
+"""Import rules: which package may import which, no cycles, and where torch may appear.
+
+`MAY_IMPORT` is the import graph that docs/architecture.md draws; a test compares the two.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
-from pathlib import Path
+import re
+import subprocess
+import sys
 
 import pytest
+from project.source_tree import (
+    ROOT,
+    Import,
+    cycles,
+    import_graph,
+    imports_of,
+    modules,
+    needs_torch,
+    parse,
+    relative,
+)
 
-ROOT = Path(__file__).parents[2]
-SRC = ROOT / "src" / "nightingale"
-LINE_LIMIT = 400
-
-GROUND = {"errors", "clocks", "values", "files"}
+BASE = {"errors", "clocks", "types", "files"}
+INPUTS = BASE | {"text", "audio", "voices", "hub", "models", "wren"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "clocks": {"errors"},
-    "values": {"errors", "clocks"},
     "files": {"errors"},
-    "nn": GROUND,
-    "models": GROUND | {"nn"},
-    "text": GROUND,
-    "audio": GROUND,
-    "containers": GROUND,
-    "voices": GROUND,
-    "hub": GROUND,
-    "wren": GROUND,
-    "accel": GROUND | {"nn", "models"},
-    "engine": GROUND | {"nn", "models", "text", "audio", "voices", "hub", "accel", "wren"},
-    "compat": GROUND | {"engine", "text", "voices"},
-    "server": GROUND | {"engine", "containers", "voices"},
-    "bench": GROUND | {"engine", "audio", "text", "containers", "nn"},
-    "train": GROUND | {"nn", "models", "text", "audio", "voices", "wren"},
-    "cli": GROUND | {"engine", "containers", "voices", "hub", "wren", "server", "bench", "train"},
+    "types": {"errors", "clocks", "files"},
+    "text": BASE,
+    "audio": BASE,
+    "hub": BASE,
+    "wren": BASE,
+    "voices": BASE | {"audio"},
+    "models": BASE | {"wren"},
+    "decoding": BASE | {"text", "voices", "models"},
+    "backends": BASE | {"audio", "voices", "models", "wren", "decoding"},
+    "engine": INPUTS | {"decoding", "backends"},
+    "compat": BASE | {"text", "voices", "engine"},
+    "server": BASE | {"audio", "voices", "engine"},
+    "cli": BASE | {"audio", "voices", "hub", "wren", "engine", "server"},
 }
+BACKENDS = {"torch", "cuda", "cpu", "onnx"}
+# A backend may use the contract and what backends share, never another backend: each can be removed.
+BACKENDS_MAY_IMPORT = {name: {"base", "shared"} for name in BACKENDS} | {
+    "noise": {"base"},
+    "shared": {"base"},
+    "base": set(),
+    "": BACKENDS | {"base", "noise"},
+}
+READ_THE_VERSION = {"cli", "server"}
+"""Packages that may import `nightingale` itself, for `nightingale.__version__`."""
 NOT_IN_THE_PRODUCT = {"transformers", "diffusers", "librosa", "torchaudio", "gradio", "scipy"}
-
-# What a library must not do to the process it is a guest in.
-FORBIDDEN_CALLS = {
-    "print": "speak through return values and errors; only cli/ talks to people",
-    "basicConfig": "logging handlers belong to the application",
-    "addHandler": "logging handlers belong to the application",
-    "set_num_threads": "the thread count belongs to the application",
-    "set_num_interop_threads": "the thread count belongs to the application",
-    "set_default_dtype": "pass dtype=",
-    "set_default_device": "pass device=",
-}
-# `manual_seed` is fine on a torch.Generator of one's own and wrong on a module.
-GLOBAL_SEEDS = {
-    "torch.manual_seed",
-    "torch.random.manual_seed",
-    "torch.cuda.manual_seed",
-    "torch.cuda.manual_seed_all",
-    "random.seed",
-    "np.random.seed",
-    "numpy.random.seed",
-}
-# Training runs on machines that lack what cli/ is made of, so it has a program of its own. Being one, and not
-# a guest in one, it may seed the process.
-PROGRAMS = {SRC / "train" / "__main__.py"}
-# Sets the number for threads of the engine's own, and leaves that of all others as it was
-# (tests/engine/test_beside.py::test_a_threads_number_is_its_own).
-OWN_THREADS = SRC / "engine" / "beside.py"
+TORCH_FOLDERS = (
+    "nightingale.models.",
+    *(f"nightingale.backends.{name}." for name in (*sorted(BACKENDS), "shared")),
+    "nightingale.compat.",
+    "nightingale_lab.",
+)
+TORCH_FREE = ("engine", "decoding", "text", "audio", "voices", "server", "cli", "hub", "wren")
+PACKAGES = {name.split(".")[1] for name in modules() if name.startswith("nightingale.")} - {"__main__"}
 
 
-def source_files() -> list[Path]:
-    return sorted(SRC.rglob("*.py"))
+def may_have_torch(module: str) -> bool:
+    return f"{module}.".startswith(TORCH_FOLDERS)
 
 
-def room_of(path: Path, src: Path = SRC) -> str:
-    return path.relative_to(src).with_suffix("").parts[0]
+def problem_with(module: str, imported: str) -> str | None:
+    """Say why `module` may not import `imported`, or return None if it may."""
+    here, there = module.split("."), imported.split(".")
+    if imported.startswith("."):
+        return f"relative import {imported!r}; write the full name"
+    if there[0] in NOT_IN_THE_PRODUCT and here[0] == "nightingale":
+        return f"{there[0]} is not a dependency of the product"
+    if there[0] == "torch" and not may_have_torch(module):
+        return f"torch may not be imported in {module}"
+    if here[0] != "nightingale" or len(here) == 1 or here[1] == "__main__":
+        return None
+    if there[0] == "nightingale_lab":
+        return None if here[1] == "cli" else "only nightingale.cli may look up nightingale_lab"
+    if there[0] != "nightingale":
+        return None
+    if len(there) == 1:
+        return None if here[1] in READ_THE_VERSION else f"{here[1]} may not import the public module"
+    if here[1] == there[1] == "backends":
+        name, other = (here + [""])[2], (there + [""])[2]
+        allowed = BACKENDS_MAY_IMPORT.get(name, set()) | {name, ""}
+        return None if other in allowed else f"backends/{name} may not import backends/{other}"
+    if there[1] == "backends" and (there + [""])[2] not in ("", "base"):
+        return f"{here[1]} may not name a backend ({imported}); ask the registry in nightingale.backends"
+    if here[1] != there[1] and there[1] not in MAY_IMPORT.get(here[1], set()):
+        return f"{here[1]} may not import {there[1]}"
+    return None
 
 
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+def problems(module: str, imports: list[Import]) -> list[str]:
+    return [
+        f"line {i.line}: {problem}" for i in imports if (problem := problem_with(module, i.name)) is not None
+    ]
 
 
-def imports_of(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            module = "." * node.level + (node.module or "")
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in node.names)
+def test_every_package_is_in_the_import_graph() -> None:
+    assert PACKAGES == MAY_IMPORT.keys()
 
 
-def wrong_imports(room: str, tree: ast.Module) -> list[str]:
-    """Each import in this room that the map does not allow, in words."""
-    found = []
-    for name in imports_of(tree):
-        parts = name.split(".")
-        if name.startswith("."):
-            found.append(f"relative import {name!r}; write the full name")
-        elif parts[0] in NOT_IN_THE_PRODUCT:
-            found.append(f"{parts[0]} is not part of the product")
-        elif parts[0] == "nightingale" and len(parts) > 1 and room in MAY_IMPORT:
-            other = parts[1]
-            if other != room and other not in MAY_IMPORT[room] and other != "__version__":
-                found.append(f"{room} may not import {other}")
-    return found
+def test_the_import_graph_itself_has_no_cycle() -> None:
+    assert not cycles(MAY_IMPORT)
+    assert not cycles(BACKENDS_MAY_IMPORT)
 
 
-def wrong_calls(tree: ast.Module) -> list[str]:
-    """Each call that reaches out of the library into the process."""
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            spelled = ast.unparse(node.func)
-            last = spelled.rsplit(".", 1)[-1]
-            if last in FORBIDDEN_CALLS and not (last == "print" and "." in spelled):
-                found.append(f"line {node.lineno}: {spelled}(): {FORBIDDEN_CALLS[last]}")
-            if spelled in GLOBAL_SEEDS:
-                found.append(f"line {node.lineno}: {spelled}(): draw from the request's own generator")
-    return found
-
-
-def test_every_room_is_on_the_map() -> None:
-    rooms = {room_of(path) for path in source_files()} - {"__init__", "__main__"}
-    assert rooms <= MAY_IMPORT.keys(), f"not on the map: {sorted(rooms - MAY_IMPORT.keys())}"
-
-
-def test_each_room_imports_only_rooms_below_it() -> None:
+def test_each_package_imports_only_packages_below_it() -> None:
+    known = modules()
     found = [
-        f"{path.relative_to(ROOT)}: {wrong}"
-        for path in source_files()
-        for wrong in wrong_imports(room_of(path), tree_of(path))
+        f"{relative(path)} {problem}"
+        for name, path in known.items()
+        for problem in problems(name, imports_of(parse(path), known))
     ]
     assert not found, "\n".join(found)
 
 
-def test_only_the_loader_of_the_engine_opens_the_door_to_accel() -> None:
-    for path in (SRC / "engine").rglob("*.py"):
-        if path.name not in ("load.py", "swaps.py"):
-            assert not any(n.startswith("nightingale.backends.cuda") for n in imports_of(tree_of(path))), path
+def test_no_module_is_part_of_an_import_cycle() -> None:
+    graph = import_graph()
+    told = [
+        "cycle:\n"
+        + "\n".join(
+            f"  {relative(modules()[name])}:{graph[name][other].line} imports {other}"
+            for name in cycle
+            for other in sorted(graph[name].keys() & set(cycle))
+        )
+        for cycle in cycles(graph)
+    ]
+    assert not told, "\n".join(told)
 
 
-def test_no_file_outgrows_a_sitting() -> None:
-    found = {
-        str(path.relative_to(ROOT)): lines
-        for path in source_files()
-        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > LINE_LIMIT
+def test_torch_free_packages_never_import_a_module_that_imports_torch() -> None:
+    """Function-level imports count: a torch-free package reaches torch only through a Backend object."""
+    heavy = needs_torch()
+    assert "nightingale.models.chatterbox.t3.model" in heavy
+    found = [
+        f"{relative(modules()[name])}:{found.line} imports {other}"
+        for name, imports in import_graph().items()
+        if name.startswith("nightingale.") and not may_have_torch(name)
+        for other, found in imports.items()
+        if other in heavy and other.startswith("nightingale.") and may_have_torch(other)
+    ]
+    assert not found, "\n".join(found)
+
+
+IMPORT_WITHOUT_TORCH = """
+import importlib, sys, traceback
+from collections import defaultdict
+
+class NoTorch:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("torch", "triton"):
+            raise ModuleNotFoundError(f"{name} is blocked", name=name)
+
+sys.meta_path.insert(0, NoTorch())
+sys.modules["torch"] = None
+failed = defaultdict(list)
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        failed[f"{at.filename}:{at.lineno}: {error}"].append(name)
+for place, names in failed.items():
+    print(place, "stops", *names)
+"""
+
+
+def test_torch_free_packages_import_where_torch_is_missing() -> None:
+    wanted = [
+        name
+        for name in modules()
+        if name.startswith(tuple(f"nightingale.{package}" for package in TORCH_FREE))
+        or name in ("nightingale", "nightingale.backends", "nightingale.backends.base")
+    ]
+    assert len(wanted) > 100
+    command = [sys.executable, "-c", IMPORT_WITHOUT_TORCH, *wanted]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout, f"not importable without torch:\n{done.stdout}"
+
+
+def fenced_after(heading: str) -> list[str]:
+    """Return the fenced blocks of one section of docs/architecture.md."""
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    section = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    assert section, f"docs/architecture.md has no section {heading!r}"
+    return re.findall(r"```text\n(.*?)```", section[1], re.DOTALL)
+
+
+def test_the_architecture_page_draws_this_import_graph() -> None:
+    """Each row of the drawing lists packages; imports go to rows further down."""
+    (drawing,) = fenced_after("Import graph")
+    row_of = {
+        name: at
+        for at, line in enumerate(drawing.splitlines())
+        for name in re.findall(r"\w+", line.split("#")[0])
     }
-    assert not found, f"over {LINE_LIMIT} lines, split by responsibility: {found}"
-
-
-def test_no_room_below_cli_touches_the_process_it_lives_in() -> None:
-    found = [
-        f"{path.relative_to(ROOT)} {w}"
-        for path in source_files()
-        if room_of(path) != "cli" and path not in PROGRAMS
-        for w in wrong_calls(tree_of(path))
-        if not (path == OWN_THREADS and "set_num_threads" in w)
+    assert row_of.keys() == MAY_IMPORT.keys()
+    upwards = [
+        (name, other)
+        for name, allowed in MAY_IMPORT.items()
+        for other in allowed
+        if row_of[other] <= row_of[name]
     ]
-    assert not found, "\n".join(found)
+    assert not upwards, f"drawn above or beside what imports it: {upwards}"
 
 
-def test_every_module_says_what_it_is() -> None:
-    written = [path for path in source_files() if path.read_text().strip()]
-    silent = [str(path.relative_to(ROOT)) for path in written if not ast.get_docstring(tree_of(path))]
-    assert not silent, f"no module docstring: {silent}"
-
-
-@pytest.mark.parametrize(
-    ("room", "line", "complaint"),
-    [
-        ("engine", "from nightingale.audio.encoders import wav", "engine may not import containers"),
-        ("models", "import nightingale.engine.tts", "models may not import engine"),
-        ("text", "from nightingale import voices", "text may not import voices"),
-        ("nn", "from .rope import Rope", "relative import"),
-        ("audio", "import librosa.filters", "librosa is not part of the product"),
-    ],
-)
-def test_a_wrong_import_is_seen(room: str, line: str, complaint: str) -> None:
-    assert complaint in "\n".join(wrong_imports(room, ast.parse(line)))
+def test_the_architecture_page_lists_what_each_package_may_import() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", text, re.MULTILINE))
+    told = {name: set(re.findall(r"`(\w+)`", row)) for name, row in rows.items() if name in MAY_IMPORT}
+    assert told == {name: allowed - (set() if name in BASE else BASE) for name, allowed in MAY_IMPORT.items()}
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("module", "line", "complaint"),
     [
-        "print('hello')",
-        "torch.manual_seed(0)",
-        "torch.set_num_threads(1)",
-        "np.random.seed(1)",
-        "logging.basicConfig()",
+        ("nightingale.engine.worker", "import torch.nn", "torch may not be imported"),
+        ("nightingale.engine.worker", "from nightingale.server import app", "engine may not import server"),
+        ("nightingale.models.compact", "import nightingale.engine.tts", "models may not import engine"),
+        ("nightingale.text.frontend", "from nightingale import voices", "text may not import voices"),
+        ("nightingale.types", "from nightingale import __version__", "may not import the public module"),
+        ("nightingale.models.layers.rope", "from .rope import Rope", "relative import"),
+        ("nightingale.audio.read", "import librosa.filters", "librosa is not a dependency"),
+        ("nightingale.engine.tts", "import nightingale_lab.bench", "only nightingale.cli"),
+        ("nightingale.engine.load", "import nightingale.backends.torch.runner", "may not name a backend"),
+        ("nightingale.backends.cpu.runner", "import nightingale.backends.torch.runner", "may not import"),
+        ("nightingale.hub.find", "def f():\n    import nightingale.engine.tts", "line 2"),
+        ("nightingale.hub.find", "import_module('nightingale.engine.tts')", "hub may not import engine"),
     ],
 )
-def test_a_call_that_touches_the_process_is_seen(line: str) -> None:
-    assert wrong_calls(ast.parse(line))
+def test_a_forbidden_import_is_found(module: str, line: str, complaint: str) -> None:
+    assert complaint in "\n".join(problems(module, imports_of(ast.parse(line), modules())))
 
 
-def test_a_generator_of_ones_own_may_be_seeded() -> None:
-    assert not wrong_calls(ast.parse("torch.Generator().manual_seed(1)"))
+def test_an_import_for_types_only_is_ignored() -> None:
+    source = "if TYPE_CHECKING:\n    import nightingale.engine.tts\nelse:\n    import os\n"
+    assert [i.name for i in imports_of(ast.parse(source))] == ["os"]
+
+
+def test_a_cycle_is_found() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+    assert cycles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
