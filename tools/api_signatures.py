@@ -1,7 +1,7 @@
 """Print the signatures of the public Python API, one per line.
 
-tests/project/api.txt keeps them and tests/project/test_public_api.py compares, so that an accidental change of the
-API fails. After a change on purpose: `python tools/api_signatures.py > tests/project/api.txt`.
+tests/project/api.txt keeps them and tests/project/test_public_api.py compares, so that an accidental change
+fails. After a change on purpose: `python tools/api_signatures.py > tests/project/api.txt`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def signature(function: Any) -> str:
 
 
 def class_lines(name: str, kind: type) -> Iterator[str]:
-    """Yield the constructor, the public attributes and the public methods of a class, inherited ones included."""
+    """Yield the constructor, public attributes and public methods of a class, inherited ones included."""
     if issubclass(kind, Exception):
         bases = ", ".join(base.__name__ for base in kind.__bases__)
         constructor = signature(kind) if "__init__" in vars(kind) else ""
@@ -48,13 +48,10 @@ def class_lines(name: str, kind: type) -> Iterator[str]:
         return
     # Users do not construct what a method returns.
     yield f"class {name}{signature(kind) if hasattr(nightingale, name) or '.' in name else ''}"
-    fields = (
-        {field.name: field.type for field in dataclasses.fields(kind)}
-        if dataclasses.is_dataclass(kind)
-        else {}
-    )
-    for field, declared in fields.items():
-        yield f"{name}.{field}: {declared}"
+    declared = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    fields = {field.name: field.type for field in declared}
+    for field, annotation in fields.items():
+        yield f"{name}.{field}: {annotation}"
     for attribute in dir(kind):
         if not attribute.startswith("_") and attribute not in fields:
             value = inspect.getattr_static(kind, attribute)

@@ -1,7 +1,7 @@
 """Parse the repository's Python files. Every test in this folder that reads source code starts here.
 
-`modules()` maps dotted names to files; `imports_of()` lists the imports of a file, function-level ones included;
-`cycles()` finds the strongly connected components of a graph.
+`modules()` maps dotted names to files; `imports_of()` lists the imports of a file, function-level ones
+included; `cycles()` finds the strongly connected components of a graph.
 """
 
 from __future__ import annotations
@@ -147,10 +147,9 @@ def needs_torch() -> set[str]:
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield (line, text) of each docstring, those of attributes included."""
     for node in ast.walk(tree):
-        for child in getattr(node, "body", []) if isinstance(getattr(node, "body", []), list) else []:
-            if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
-                if isinstance(child.value.value, str):
-                    yield child.lineno, child.value.value
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))):
+                yield node.lineno, text
 
 
 def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -159,11 +158,9 @@ def identifiers(tree: ast.AST) -> Iterator[tuple[int, str]]:
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 yield node.lineno, name
-            case (
-                ast.Name(id=name, ctx=ast.Store())
-                | ast.arg(arg=name)
-                | ast.Attribute(attr=name, ctx=ast.Store())
-            ):
+            case ast.arg(arg=name):
+                yield node.lineno, name
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
                 yield node.lineno, name
 
 

@@ -86,10 +86,10 @@ def problem_with(module: str, imported: str) -> str | None:
     if len(there) == 1:
         return None if here[1] in READ_THE_VERSION else f"{here[1]} may not import the public module"
     if here[1] == there[1] == "backends":
-        name, other = (here + [""])[2], (there + [""])[2]
+        name, other = [*here, ""][2], [*there, ""][2]
         allowed = BACKENDS_MAY_IMPORT.get(name, set()) | {name, ""}
         return None if other in allowed else f"backends/{name} may not import backends/{other}"
-    if there[1] == "backends" and (there + [""])[2] not in ("", "base"):
+    if there[1] == "backends" and [*there, ""][2] not in ("", "base"):
         return f"{here[1]} may not name a backend ({imported}); ask the registry in nightingale.backends"
     if here[1] != there[1] and there[1] not in MAY_IMPORT.get(here[1], set()):
         return f"{here[1]} may not import {there[1]}"
@@ -103,7 +103,7 @@ def problems(module: str, imports: list[Import]) -> list[str]:
 
 
 def test_every_package_is_in_the_import_graph() -> None:
-    assert PACKAGES == MAY_IMPORT.keys()
+    assert MAY_IMPORT.keys() == PACKAGES
 
 
 def test_the_import_graph_itself_has_no_cycle() -> None:

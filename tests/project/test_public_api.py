@@ -1,4 +1,4 @@
-"""The public API: its signatures, and an import of it that is quick and free of heavy or optional packages."""
+"""The public API: its signatures, and an import that is quick and free of heavy or optional packages."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def test_help_is_printed_within_half_a_second() -> None:
 def help_took_s() -> float:
     """Return the wall time of `nightingale --help` less the time it waited for a free core.
 
-    On a busy machine plain wall time measures the other processes: 0.13 s of work took 0.7 s under a load of 12
-    on 2 cores. Time spent sleeping still counts.
+    On a busy machine plain wall time measures the other processes: 0.13 s of work took 0.7 s under a load of
+    12 on 2 cores. Time spent sleeping still counts.
     """
     schedstat = Path("/proc/self/schedstat")  # Linux: nanoseconds run, nanoseconds queued, time slices
     report = f"print(open({str(schedstat)!r}).read(), file=sys.stderr)" if schedstat.exists() else "pass"
