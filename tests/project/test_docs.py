@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import tomllib
 from pathlib import Path
 
 import pytest
-from project.source_tree import ROOT, load_tool
+from project.source_tree import ROOT, identifiers, load_tool, parse
 
 from nightingale.cli import doctor
 
@@ -94,6 +95,29 @@ def test_every_path_a_page_names_exists(page: Path) -> None:
         p for p in named_paths(page.read_text()) if not any((b / p.split("::")[0]).exists() for b in base)
     }
     assert not missing, f"{page.name} names missing paths: {sorted(missing)}"
+
+
+def defined_names(path: Path) -> set[str]:
+    """Return the classes, functions, methods and top-level names of a Python file, as `Class.method`."""
+    found = set()
+    for node in parse(path).body:
+        below = node.body if isinstance(node, ast.ClassDef) else []
+        for outer, inner in [(node, None), *((node, child) for child in below)]:
+            names = [name for part in (outer, inner) if part for _, name in list(identifiers(part))[:1]]
+            found.add(".".join(names))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_every_function_a_page_names_exists(page: Path) -> None:
+    """Pages name functions as `src/nightingale/engine/tts.py::TTS.open`."""
+    named = re.findall(r"`([\w/.]+\.py)::([\w.]+)`", page.read_text())
+    missing = [
+        f"{path}::{name}"
+        for path, name in named
+        if not (ROOT / path).exists() or name not in defined_names(ROOT / path)
+    ]
+    assert not missing, f"{page.name} names missing functions: {missing}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)

@@ -24,7 +24,6 @@ from project.source_tree import (
 )
 
 BASE = {"errors", "clocks", "types", "files"}
-INPUTS = BASE | {"text", "audio", "voices", "hub", "models", "wren"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "clocks": {"errors"},
@@ -35,20 +34,25 @@ MAY_IMPORT: dict[str, set[str]] = {
     "hub": BASE,
     "wren": BASE,
     "voices": BASE | {"audio"},
-    "models": BASE | {"wren"},
+    "models": BASE | {"audio", "wren"},
     "decoding": BASE | {"text", "voices", "models"},
     "backends": BASE | {"audio", "voices", "models", "wren", "decoding"},
-    "engine": INPUTS | {"decoding", "backends"},
-    "compat": BASE | {"text", "voices", "engine"},
-    "server": BASE | {"audio", "voices", "engine"},
-    "cli": BASE | {"audio", "voices", "hub", "wren", "engine", "server"},
+    "engine": BASE | {"text", "audio", "voices", "hub", "models", "wren", "decoding", "backends"},
+    "compat": BASE | {"text", "voices", "decoding", "engine"},
+    "server": BASE | {"audio", "voices", "backends", "engine"},
+    "cli": BASE | {"audio", "voices", "hub", "wren", "backends", "engine", "server"},
 }
 BACKENDS = {"torch", "cuda", "cpu", "onnx"}
+CONTRACT = {"base", "profiles", "selection"}
+"""Modules of backends/ that other packages may import, besides the registry in its __init__.py."""
 # A backend may use the contract and what backends share, never another backend: each can be removed.
-BACKENDS_MAY_IMPORT = {name: {"base", "shared"} for name in BACKENDS} | {
-    "noise": {"base"},
-    "shared": {"base"},
-    "base": set(),
+BACKENDS_MAY_IMPORT: dict[str, set[str]] = {
+    "profiles": set(),
+    "base": {"profiles"},
+    "selection": {"base", "profiles"},
+    "shared": {"base", "profiles"},
+    "noise": {"base", "profiles", "shared"},
+    **{name: {"base", "profiles", "shared"} for name in sorted(BACKENDS)},
     "": BACKENDS | {"base", "noise"},
 }
 READ_THE_VERSION = {"cli", "server"}
@@ -87,9 +91,9 @@ def problem_with(module: str, imported: str) -> str | None:
         return None if here[1] in READ_THE_VERSION else f"{here[1]} may not import the public module"
     if here[1] == there[1] == "backends":
         name, other = [*here, ""][2], [*there, ""][2]
-        allowed = BACKENDS_MAY_IMPORT.get(name, set()) | {name, ""}
+        allowed = BACKENDS_MAY_IMPORT.get(name, set()) | {name}
         return None if other in allowed else f"backends/{name} may not import backends/{other}"
-    if there[1] == "backends" and [*there, ""][2] not in ("", "base"):
+    if there[1] == "backends" and [*there, ""][2] not in CONTRACT | {""}:
         return f"{here[1]} may not name a backend ({imported}); ask the registry in nightingale.backends"
     if here[1] != there[1] and there[1] not in MAY_IMPORT.get(here[1], set()):
         return f"{here[1]} may not import {there[1]}"
@@ -177,7 +181,8 @@ def test_torch_free_packages_import_where_torch_is_missing() -> None:
         name
         for name in modules()
         if name.startswith(tuple(f"nightingale.{package}" for package in TORCH_FREE))
-        or name in ("nightingale", "nightingale.backends", "nightingale.backends.base")
+        or name in ("nightingale", "nightingale.backends", "nightingale.backends.noise")
+        or name in (f"nightingale.backends.{module}" for module in CONTRACT)
     ]
     assert len(wanted) > 100
     command = [sys.executable, "-c", IMPORT_WITHOUT_TORCH, *wanted]
@@ -186,22 +191,18 @@ def test_torch_free_packages_import_where_torch_is_missing() -> None:
     assert not done.stdout, f"not importable without torch:\n{done.stdout}"
 
 
-def fenced_after(heading: str) -> list[str]:
-    """Return the fenced blocks of one section of docs/architecture.md."""
+def section(heading: str) -> str:
+    """Return one section of docs/architecture.md."""
     text = (ROOT / "docs" / "architecture.md").read_text()
-    section = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
-    assert section, f"docs/architecture.md has no section {heading!r}"
-    return re.findall(r"```text\n(.*?)```", section[1], re.DOTALL)
+    found = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
+    assert found, f"docs/architecture.md has no section {heading!r}"
+    return found[1]
 
 
 def test_the_architecture_page_draws_this_import_graph() -> None:
     """Each row of the drawing lists packages; imports go to rows further down."""
-    (drawing,) = fenced_after("Import graph")
-    row_of = {
-        name: at
-        for at, line in enumerate(drawing.splitlines())
-        for name in re.findall(r"\w+", line.split("#")[0])
-    }
+    (drawing,) = re.findall(r"```text\n(.*?)```", section("Import graph"), re.DOTALL)
+    row_of = {name: at for at, line in enumerate(drawing.splitlines()) for name in re.findall(r"\w+", line)}
     assert row_of.keys() == MAY_IMPORT.keys()
     upwards = [
         (name, other)
@@ -213,9 +214,8 @@ def test_the_architecture_page_draws_this_import_graph() -> None:
 
 
 def test_the_architecture_page_lists_what_each_package_may_import() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    rows = dict(re.findall(r"^\| `(\w+)` \| ([^|]*) \|", text, re.MULTILINE))
-    told = {name: set(re.findall(r"`(\w+)`", row)) for name, row in rows.items() if name in MAY_IMPORT}
+    rows = re.findall(r"^\| `(\w+)` \|([^|]*)\|$", section("Import graph"), re.MULTILINE)
+    told = {name: set(re.findall(r"`(\w+)`", row)) for name, row in rows}
     assert told == {name: allowed - (set() if name in BASE else BASE) for name, allowed in MAY_IMPORT.items()}
 
 
