@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_torch import t3_of
 from parity.tiny import TINY_GPT2, TINY_LLAMA, fill, gaussian
 from torch import Tensor
 
@@ -28,7 +29,7 @@ from nightingale.engine.load import open_decoder, plan_for
 from nightingale.engine.model import Model
 from nightingale.backends.profiles import PROFILES
 from nightingale.decoding.random import generator
-from nightingale.backends.torch.runner import PlainRunner
+from nightingale.backends.torch.runner import TorchRunner
 from nightingale.decoding.speculative import ASK_AGAIN, Costs, Pace, SpeculativeDecoder
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.errors import ConfigError
@@ -60,7 +61,7 @@ def random_head(t3: T3) -> DraftHead:
     return fill(DraftHead(t3.config.backbone.width, blocks=1, inner=32))
 
 
-def draft_of(kind: str, name: str, nets: dict[str, T3], runner: PlainRunner, rows: int) -> Draft:
+def draft_of(kind: str, name: str, nets: dict[str, T3], runner: TorchRunner, rows: int) -> Draft:
     """lookup; the first layer; the target itself, which is always right; a member of the other kind."""
     if kind == "lookup":
         return LookupDraft()
@@ -69,7 +70,7 @@ def draft_of(kind: str, name: str, nets: dict[str, T3], runner: PlainRunner, row
     if kind == "guess":
         return HiddenStateDraft(runner, runner.t3, TorchDraftHead(runner.t3, random_head(runner.t3)))
     t3 = nets[name if kind == "same" else next(other for other in nets if other != name)]
-    own = PlainRunner(t3, **POOL, batched=runner.batched)  # type: ignore[arg-type]
+    own = TorchRunner(t3, **POOL, batched=runner.batched)  # type: ignore[arg-type]
     return ModelDraft(own, lambda decoding: prompt_for(t3, decoding, rows if kind == "same" else 1))
 
 
@@ -150,11 +151,11 @@ class Crowd:
 
 
 def plain(t3: T3, batched: bool) -> HostDecoder:
-    return HostDecoder(PlainRunner(t3, **POOL, batched=batched))  # type: ignore[arg-type]
+    return HostDecoder(TorchRunner(t3, **POOL, batched=batched))  # type: ignore[arg-type]
 
 
 def speculative(kind: str, name: str, nets: dict[str, T3], *, batched: bool, rows: int) -> SpeculativeDecoder:
-    runner = PlainRunner(nets[name], **POOL, batched=batched)  # type: ignore[arg-type]
+    runner = TorchRunner(nets[name], **POOL, batched=batched)  # type: ignore[arg-type]
     draft = draft_of(kind, name, nets, runner, rows)
     return SpeculativeDecoder(runner, draft, costs=FREE, after=1, longest=LONGEST)
 
@@ -206,7 +207,7 @@ class Broken:
 
 def test_a_draft_that_fails_costs_nobody_a_token(nets: dict[str, T3]) -> None:
     name, draft = "multilingual", Broken()
-    runner = PlainRunner(nets[name], **POOL, batched=True)  # type: ignore[arg-type]
+    runner = TorchRunner(nets[name], **POOL, batched=True)  # type: ignore[arg-type]
     draws = SpeculativeDecoder(runner, draft, costs=FREE, after=1, longest=LONGEST)
     check_same(Crowd(nets[name], name, draws).run(), Crowd(nets[name], name, plain(nets[name], True)).run())
     assert draft.asked > 5
@@ -214,7 +215,7 @@ def test_a_draft_that_fails_costs_nobody_a_token(nets: dict[str, T3]) -> None:
 
 def test_nobody_is_asked_before_the_first_sound_has_its_tokens(nets: dict[str, T3]) -> None:
     draft = Broken()
-    runner = PlainRunner(nets["turbo"], **POOL, batched=False)  # type: ignore[arg-type]
+    runner = TorchRunner(nets["turbo"], **POOL, batched=False)  # type: ignore[arg-type]
     crowd = Crowd(nets["turbo"], "turbo", SpeculativeDecoder(runner, draft, costs=FREE, after=5))
     crowd.begin(0)
     for _ in range(4):
@@ -273,8 +274,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
 
 
 @pytest.fixture
-def engine(noise_model: Model) -> Callable[[str], TTS]:
-    model = replace(noise_model, defaults=replace(noise_model.defaults, max_new_tokens=22, guarded=True))
+def engine(tiny_model: Model) -> Callable[[str], TTS]:
+    model = tiny_model.with_defaults(max_new_tokens=22, guarded=True)
     return lambda draft: TTS.over(model, replace(PROFILES["balanced"], slots=3, draft=draft))
 
 
@@ -309,19 +310,19 @@ def test_the_engine_says_the_same_when_requests_leave_and_begin_anew(
     assert metrics[3].accepted > 0.8 * metrics[3].drafted > 0, "the model guesses for itself"
 
 
-def test_a_draft_that_is_no_draft_is_refused(noise_model: Model) -> None:
+def test_a_draft_that_is_no_draft_is_refused(tiny_model: Model) -> None:
     for name in ("exit:0", "exit:2", "exit:x"):
         profile = replace(PROFILES["balanced"], draft=name)
         with pytest.raises(ConfigError, match="no such draft"):
-            open_decoder(noise_model, profile, plan_for(noise_model, profile))
+            open_decoder(tiny_model, profile, plan_for(tiny_model, profile))
 
 
 @pytest.mark.parametrize("way", ["int8", "graphs"])
-def test_a_draft_is_refused_where_it_would_not_be_exact(noise_model: Model, way: str) -> None:
+def test_a_draft_is_refused_where_it_would_not_be_exact(tiny_model: Model, way: str) -> None:
     profile = replace(PROFILES["balanced"], draft="lookup")
-    plan = plan_for(noise_model, profile)
+    plan = plan_for(tiny_model, profile)
     with pytest.raises(ConfigError, match="needs T3 in torch"):
-        open_decoder(noise_model, profile, replace(plan, t3=replace(plan.t3, way=way)))
+        open_decoder(tiny_model, profile, replace(plan, t3=replace(plan.t3, way=way)))
 
 
 def test_an_odd_token_costs_as_much_as_two_and_rows_in_turn_as_many() -> None:
@@ -332,15 +333,15 @@ def test_an_odd_token_costs_as_much_as_two_and_rows_in_turn_as_many() -> None:
     assert Pace(both).length(1) == 0, "a guided utterance is not guessed for"
 
 
-def test_weights_with_fewer_layers_are_a_draft(noise_model: Model, tmp_path: Any) -> None:
+def test_weights_with_fewer_layers_are_a_draft(tiny_model: Model, tmp_path: Any) -> None:
     from safetensors.torch import save_file
 
-    tensors = noise_model.networks.t3.first_layers(1).state_dict()
+    tensors = t3_of(tiny_model).first_layers(1).state_dict()
     save_file(
         {name: value.half().contiguous() for name, value in tensors.items()}, tmp_path / "d.safetensors"
     )
     profile = replace(PROFILES["balanced"], draft=str(tmp_path / "d.safetensors"))
-    draws = open_decoder(noise_model, profile, plan_for(noise_model, profile))
+    draws = open_decoder(tiny_model, profile, plan_for(tiny_model, profile))
     assert isinstance(draws, SpeculativeDecoder)
     assert draws.bytes > draws.runner.bytes
     assert torch.is_tensor(draws.runner.t3.speech_head.weight)  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_torch import t3_of
 
 from nightingale.decoding.decoding import Decoding, PromptText
 from nightingale.backends.torch.drafts import Ask, LookupDraft, continued
@@ -29,12 +30,12 @@ def test_look_up_goes_on_as_it_went_on_before(said: list[int], count: int, guess
     assert continued(said, count) == guessed
 
 
-def test_look_up_knows_the_voices_prompt(noise_model: Model) -> None:
-    defaults, voice = noise_model.defaults, noise_model.default_voice
+def test_look_up_knows_the_voices_prompt(tiny_model: Model) -> None:
+    defaults, voice = tiny_model.defaults, tiny_model.default_voice
     assert voice is not None
     voice = replace(voice, prompt_ids=torch.tensor([50, 51, 52, 53]))
     given: dict[str, Any] = {"defaults": defaults, "sampling": defaults.sampling, "text_ids": 3}
     told = PromptText(text="", text_ids=[], voice=voice, exaggeration=0.5)
-    decoding = Decoding(noise_model.networks.t3, **given, rng=torch.Generator(), told=told)
+    decoding = Decoding(t3_of(tiny_model), **given, rng=torch.Generator(), told=told)
     decoding.history += [9, 50, 51]
     assert LookupDraft().guess([Ask(slot=0, decoding=decoding, count=2)]) == [[52, 53]]

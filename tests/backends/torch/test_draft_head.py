@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_torch import t3_of
 from safetensors.torch import save_file
 
 from nightingale import TTS
@@ -19,29 +20,29 @@ from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.t3.draft_head import DraftHead
 
 
-def test_a_model_without_one_says_so(noise_model: Model, tmp_path: Path) -> None:
-    bare = replace(noise_model, voices=tmp_path / "voices")
+def test_a_model_without_one_says_so(tiny_model: Model, tmp_path: Path) -> None:
+    bare = replace(tiny_model, voices=tmp_path / "voices")
     with pytest.raises(ConfigError, match=r"no guess\.safetensors beside the weights of noise"):
         find_guess(bare, "guess")
     with pytest.raises(ConfigError, match="no such draft"):
-        find_guess(replace(noise_model, voices=None), "guess")
+        find_guess(replace(tiny_model, voices=None), "guess")
     with pytest.raises(ConfigError, match="train draft"):
         TTS.over(bare, "balanced+draft=guess")
 
 
-def test_a_file_is_known_by_what_it_holds(noise_model: Model, tmp_path: Path) -> None:
-    width = noise_model.networks.t3.config.backbone.width
+def test_a_file_is_known_by_what_it_holds(tiny_model: Model, tmp_path: Path) -> None:
+    width = t3_of(tiny_model).config.backbone.width
     save_file(DraftHead(width, blocks=2, inner=24).state_dict(), tmp_path / "guess.safetensors")
     save_file({"tfmr.layers.0.x": torch.zeros(1)}, tmp_path / "draft.safetensors")
-    head = find_guess(noise_model, str(tmp_path / "guess.safetensors"))
+    head = find_guess(tiny_model, str(tmp_path / "guess.safetensors"))
     assert head is not None
     assert (head.width, len(head.blocks)) == (width, 2)
-    assert find_guess(noise_model, str(tmp_path / "draft.safetensors")) is None
-    assert find_guess(noise_model, "turbo") is None
+    assert find_guess(tiny_model, str(tmp_path / "draft.safetensors")) is None
+    assert find_guess(tiny_model, "turbo") is None
     save_file(DraftHead(width + 8, blocks=1, inner=24).state_dict(), tmp_path / "other.safetensors")
     with pytest.raises(ConfigError, match="made for another model"):
-        find_guess(noise_model, str(tmp_path / "other.safetensors"))
-    guesser = open_guess(noise_model.networks.t3, head, fast=False, threads=None, longest=3)
+        find_guess(tiny_model, str(tmp_path / "other.safetensors"))
+    guesser = open_guess(t3_of(tiny_model), head, fast=False, threads=None, longest=3)
     assert isinstance(guesser, TorchDraftHead)
 
 

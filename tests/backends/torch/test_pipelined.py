@@ -22,19 +22,19 @@ TEXTS = ["Hello there, everyone.", "Another one.", "And a third, which is somewh
 
 
 @pytest.fixture
-def beside(noise_model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[TTS]:
+def beside(tiny_model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[TTS]:
     monkeypatch.setattr(load, "share_cores", lambda weights: Shares(1, 1, 1, 2))
-    with TTS.over(noise_model, "balanced") as tts:
-        assert isinstance(tts._worker.studio, PipelinedRenderer)
+    with TTS.over(tiny_model, "balanced") as tts:
+        assert isinstance(tts._worker.renderer, PipelinedRenderer)
         yield tts
 
 
 def test_the_sound_is_the_plain_ones(
-    beside: TTS, noise_model: Model, monkeypatch: pytest.MonkeyPatch
+    beside: TTS, tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(load, "share_cores", lambda weights: None)
-    with TTS.over(noise_model, "balanced") as plain:
-        assert isinstance(plain._worker.studio, TorchRenderer)
+    with TTS.over(tiny_model, "balanced") as plain:
+        assert isinstance(plain._worker.renderer, TorchRenderer)
         for seed, text in enumerate(TEXTS):
             ours, theirs = (tts.say(text, seed=seed).samples for tts in (beside, plain))
             assert np.array_equal(ours, theirs)

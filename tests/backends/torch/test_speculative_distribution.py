@@ -19,7 +19,7 @@ from nightingale.backends.torch.drafts import ExitDraft
 from nightingale.decoding.decoder import HostDecoder, Speaking
 from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.decoding.random import generator
-from nightingale.backends.torch.runner import PlainRunner
+from nightingale.backends.torch.runner import TorchRunner
 from nightingale.decoding.speculative import SpeculativeDecoder
 from nightingale.models.chatterbox.t3.model import T3
 
@@ -42,7 +42,7 @@ def drawn(
     defaults = replace(MODEL_DEFAULTS["wren"], max_new_tokens=FIRST)
     sampling = replace(defaults.sampling, temperature=temperature, cfg_weight=0.0)
     pool = {"slots": SLOTS, "rows_per_slot": 1, "capacity": 60, "batched": True, "spare": GUESSES}
-    runner = PlainRunner(t3, **pool)  # type: ignore[arg-type]
+    runner = TorchRunner(t3, **pool)  # type: ignore[arg-type]
     draws = HostDecoder(runner)
     if guessing:
         draws = SpeculativeDecoder(runner, ExitDraft(runner, layers=1), costs=FREE, after=1, longest=GUESSES)
