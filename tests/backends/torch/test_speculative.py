@@ -1,47 +1,43 @@
-"""Guessed or not, the tokens are the same: for every draft and family, in a crowd, and after faults."""
+"""Speculative decoding gives the tokens of plain decoding: for every draft and family, in batches, after faults."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from tiny_torch import t3_of
+from backends.conftest import voice_for
 from parity.tiny import TINY_GPT2, TINY_LLAMA, fill, gaussian
-from torch import Tensor
+from tiny_torch import t3_of
 
 from nightingale import TTS
-from nightingale.decoding.decoding import Decoding
-from nightingale.backends.torch.drafts import (
-    Ask,
-    Draft,
-    ExitDraft,
-    LookupDraft,
-    ModelDraft,
-    TorchDraftHead,
-    HiddenStateDraft,
-)
-from nightingale.decoding.decoder import Decoder, HostDecoder, Speaking
-from nightingale.models.defaults import MODEL_DEFAULTS
-from nightingale.engine.load import open_decoder, plan_for
+from nightingale.backends import BACKENDS
+from nightingale.backends.base import Decoder, Setup
+from nightingale.backends.profiles import PROFILES, Profile
+from nightingale.backends.selection import find_machine, select
+from nightingale.backends.torch.drafts import ExitDraft, TorchDraftHead
+from nightingale.backends.torch.runner import TorchRunner, to_logits
+from nightingale.decoding.decoding import Decoding, Prompt
+from nightingale.decoding.drafts import Draft, DraftRequest, HiddenStateDraft, LookupDraft, ModelDraft
+from nightingale.decoding.host_decoder import DecodeRow, HostDecoder
+from nightingale.decoding.kv_budget import KVBudget
+from nightingale.decoding.sampling import Logits
+from nightingale.decoding.speculative import RETRY_AFTER, Costs, DraftLength, SpeculativeDecoder
 from nightingale.engine.model import Model
-from nightingale.backends.profiles import PROFILES
-from nightingale.decoding.random import generator
-from nightingale.backends.torch.runner import TorchRunner
-from nightingale.decoding.speculative import ASK_AGAIN, Costs, Pace, SpeculativeDecoder
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.defaults import MODEL_DEFAULTS
 
-FREE = Costs(several=1.0, token=0.0, guess=0.0)
-"""Guessing costs nothing, so as much as possible is guessed."""
+FREE = Costs(several=1.0, token=0.0)
+"""Drafting costs nothing, so as many tokens as possible are drafted."""
 CONFIGS: dict[str, T3Config] = {"multilingual": TINY_LLAMA, "turbo": TINY_GPT2}
 BUDGET, PROMPT, LONGEST = 24, 6, 4
-POOL = {"slots": 4, "rows_per_slot": 2, "capacity": PROMPT + 4 + BUDGET, "spare": LONGEST}
+POOL = {"slots": 4, "rows_per_slot": 2, "capacity": PROMPT + 4 + BUDGET, "spare": LONGEST, "max_new_tokens": BUDGET}
 DRAFTS = ["lookup", "exit", "same", "other", "guess"]
 
 
@@ -50,35 +46,50 @@ def nets() -> dict[str, T3]:
     return {name: fill(T3(config)) for name, config in CONFIGS.items()}
 
 
-def prompt_for(t3: T3, decoding: Decoding, rows: int) -> Tensor:
-    """Another for each utterance, of another length."""
-    seed = decoding.rng.initial_seed() % 1000
-    return gaussian((rows, PROMPT + seed % 4, t3.config.backbone.width), seed)
+def embedded(t3: T3, prompt: Prompt) -> torch.Tensor:
+    """Return other embeddings for each seed, which the prompt carries as its text, of another length."""
+    seed = prompt.text_ids[0]
+    return gaussian((prompt.rows, PROMPT + seed % 4, t3.config.backbone.width), seed)
+
+
+class EmbeddedRunner(TorchRunner):
+    """A runner whose prompts are random embeddings instead of text and a voice."""
+
+    def prefill(self, slot: int, prompt: Prompt, *, max_tokens: int) -> Logits:
+        return to_logits(self.prefill_embeddings(slot, embedded(self.t3, prompt), max_tokens=max_tokens))
+
+
+def budget_for(t3: T3) -> KVBudget:
+    return KVBudget.dense(t3.config, MODEL_DEFAULTS["english"], itemsize=4)
 
 
 def random_head(t3: T3) -> DraftHead:
-    """It knows nothing, but its guesses are of T3's own kind."""
+    """Return a head that was never trained; its tokens are valid ones."""
     return fill(DraftHead(t3.config.backbone.width, blocks=1, inner=32))
 
 
-def draft_of(kind: str, name: str, nets: dict[str, T3], runner: TorchRunner, rows: int) -> Draft:
-    """lookup; the first layer; the target itself, which is always right; a member of the other kind."""
+def draft_of(kind: str, name: str, nets: dict[str, T3], runner: TorchRunner) -> Draft:
+    """Return a lookup, the first layer, the target itself, which is always right, or the other family."""
     if kind == "lookup":
         return LookupDraft()
     if kind == "exit":
         return ExitDraft(runner, layers=1)
     if kind == "guess":
-        return HiddenStateDraft(runner, runner.t3, TorchDraftHead(runner.t3, random_head(runner.t3)))
+        return HiddenStateDraft(runner, TorchDraftHead(runner.t3, random_head(runner.t3)))
     t3 = nets[name if kind == "same" else next(other for other in nets if other != name)]
-    own = TorchRunner(t3, **POOL, batched=runner.batched)  # type: ignore[arg-type]
-    return ModelDraft(own, lambda decoding: prompt_for(t3, decoding, rows if kind == "same" else 1))
+    own = EmbeddedRunner(t3, **POOL, batched=runner.batched)  # type: ignore[arg-type]
+
+    def prompt(decoding: Decoding) -> Prompt:
+        return replace(decoding.prompt, guided=decoding.prompt.guided and kind == "same")
+
+    return ModelDraft(own, prompt)
 
 
-class Crowd:
-    """What the worker does, and nothing else: begin, step, leave, move up."""
+class Batch:
+    """Drive a decoder as the worker does: prefill, decode, release, move."""
 
-    def __init__(self, t3: T3, name: str, draws: Decoder, **sampling: Any) -> None:
-        self.t3, self.draws = t3, draws
+    def __init__(self, t3: T3, name: str, decoder: Decoder, **sampling: Any) -> None:
+        self.t3, self.decoder = t3, decoder
         self.defaults = replace(MODEL_DEFAULTS[name], max_new_tokens=BUDGET)
         self.sampling = replace(self.defaults.sampling, **sampling)
         self.rows = 2 if self.sampling.cfg_weight > 0 else 1
@@ -90,25 +101,31 @@ class Crowd:
         decoding = self._decoding(seed)
         slot = len(self.running)
         self.running.append((seed, decoding))
-        self._note(seed, decoding, self.draws.begin(slot, decoding, prompt_for(self.t3, decoding, self.rows)))
+        self._note(seed, decoding, self.decoder.prefill(slot, decoding))
 
     def restart(self, seed: int, new_seed: int) -> None:
         slot = [s for s, _ in self.running].index(seed)
         decoding = self._decoding(new_seed)
         self.running[slot] = (new_seed, decoding)
-        first = self.draws.begin(slot, decoding, prompt_for(self.t3, decoding, self.rows))
-        self._note(new_seed, decoding, first)
+        self._note(new_seed, decoding, self.decoder.prefill(slot, decoding))
 
     def _decoding(self, seed: int) -> Decoding:
-        rng = generator(seed, "tokens")
-        return Decoding(self.t3, defaults=self.defaults, sampling=self.sampling, text_ids=9, rng=rng)
+        prompt = Prompt(
+            text="",
+            text_ids=[seed] * 9,
+            voice=voice_for(self.t3.config),
+            exaggeration=0.5,
+            guided=self.rows == 2,
+        )
+        vocab = self.t3.config.speech_vocab
+        return Decoding(prompt, vocab=vocab, defaults=self.defaults, sampling=self.sampling, seed=seed)
 
     def step(self) -> None:
-        speaking = [
-            Speaking(slot=slot, decoding=decoding, last_token=self.said[seed][-1])
+        rows = [
+            DecodeRow(slot, decoding, self.said[seed][-1])
             for slot, (seed, decoding) in enumerate(self.running)
         ]
-        for (seed, decoding), drawn in zip(list(self.running), self.draws.step(speaking), strict=True):
+        for (seed, decoding), drawn in zip(list(self.running), self.decoder.decode(rows), strict=True):
             assert not isinstance(drawn, Exception), drawn
             self._note(seed, decoding, drawn)
         for seed in [seed for seed, decoding in self.running if decoding.finished]:
@@ -118,20 +135,20 @@ class Crowd:
         for token in tokens:
             if not decoding.finished:
                 self.said.setdefault(seed, []).append(token)
-                decoding.note(token)
+                decoding.append(token)
 
     def leave(self, seed: int) -> None:
         slot, last = [s for s, _ in self.running].index(seed), len(self.running) - 1
-        tally = self.running[slot][1].tally
-        self.drafted, self.accepted = self.drafted + tally.drafted, self.accepted + tally.accepted
-        self.draws.leave(slot)
+        stats = self.running[slot][1].stats
+        self.drafted, self.accepted = self.drafted + stats.drafted, self.accepted + stats.accepted
+        self.decoder.release(slot)
         if slot != last:
-            self.draws.move(last, slot)
+            self.decoder.move(last, slot)
             self.running[slot] = self.running[last]
         self.running.pop()
 
-    def run(self) -> Crowd:
-        """Come one by one, leave early, begin anew, and speak on to the end."""
+    def run(self) -> Batch:
+        """Start one by one, cancel one, restart one, and decode the rest to the end."""
         self.begin(0)
         for _ in range(2):
             self.step()
@@ -151,16 +168,16 @@ class Crowd:
 
 
 def plain(t3: T3, batched: bool) -> HostDecoder:
-    return HostDecoder(TorchRunner(t3, **POOL, batched=batched))  # type: ignore[arg-type]
+    return HostDecoder(EmbeddedRunner(t3, **POOL, batched=batched), budget_for(t3))  # type: ignore[arg-type]
 
 
-def speculative(kind: str, name: str, nets: dict[str, T3], *, batched: bool, rows: int) -> SpeculativeDecoder:
-    runner = TorchRunner(nets[name], **POOL, batched=batched)  # type: ignore[arg-type]
-    draft = draft_of(kind, name, nets, runner, rows)
-    return SpeculativeDecoder(runner, draft, costs=FREE, after=1, longest=LONGEST)
+def speculative(kind: str, name: str, nets: dict[str, T3], *, batched: bool) -> SpeculativeDecoder:
+    runner = EmbeddedRunner(nets[name], **POOL, batched=batched)  # type: ignore[arg-type]
+    draft = draft_of(kind, name, nets, runner)
+    return SpeculativeDecoder(runner, draft, budget_for(runner.t3), costs=FREE, after=1, longest=LONGEST)
 
 
-def check_same(heard: Crowd, expected: Crowd) -> None:
+def check_same(heard: Batch, expected: Batch) -> None:
     """Who was interrupted may have come further or less far; what both said must be one beginning."""
     for seed in (2, 3, 11):
         assert heard.said[seed] == expected.said[seed], f"seed {seed}"
@@ -176,9 +193,9 @@ def check_same(heard: Crowd, expected: Crowd) -> None:
 def test_speculative_decoding_says_what_plain_decoding_says(
     name: str, kind: str, temperature: float, batched: bool, nets: dict[str, T3]
 ) -> None:
-    expected = Crowd(nets[name], name, plain(nets[name], False), temperature=temperature).run()
-    draws = speculative(kind, name, nets, batched=batched, rows=expected.rows)
-    heard = Crowd(nets[name], name, draws, temperature=temperature).run()
+    expected = Batch(nets[name], name, plain(nets[name], False), temperature=temperature).run()
+    draws = speculative(kind, name, nets, batched=batched)
+    heard = Batch(nets[name], name, draws, temperature=temperature).run()
     check_same(heard, expected)
     assert heard.accepted <= heard.drafted
     if kind != "lookup":
@@ -190,74 +207,75 @@ def test_speculative_decoding_says_what_plain_decoding_says(
 class Broken:
     """A draft that fails for some, and guesses nonsense for others."""
 
-    bytes = 0
+    kv_bytes = 0
 
     def __init__(self) -> None:
         self.asked = 0
 
-    def guess(self, asks: list[Ask]) -> list[list[int]]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
         self.asked += 1
-        if any(ask.slot % 2 for ask in asks):
+        if any(request.slot % 2 for request in requests):
             raise ArithmeticError("this draft knows nobody in an odd slot")
-        return [[5] * ask.count for ask in asks]
+        return [[5] * request.count for request in requests]
 
-    def leave(self, slot: int) -> None: ...
+    def release(self, slot: int) -> None: ...
     def move(self, source: int, target: int) -> None: ...
 
 
 def test_a_draft_that_fails_costs_nobody_a_token(nets: dict[str, T3]) -> None:
     name, draft = "multilingual", Broken()
-    runner = TorchRunner(nets[name], **POOL, batched=True)  # type: ignore[arg-type]
-    draws = SpeculativeDecoder(runner, draft, costs=FREE, after=1, longest=LONGEST)
-    check_same(Crowd(nets[name], name, draws).run(), Crowd(nets[name], name, plain(nets[name], True)).run())
+    runner = EmbeddedRunner(nets[name], **POOL, batched=True)  # type: ignore[arg-type]
+    draws = SpeculativeDecoder(runner, draft, budget_for(runner.t3), costs=FREE, after=1, longest=LONGEST)
+    check_same(Batch(nets[name], name, draws).run(), Batch(nets[name], name, plain(nets[name], True)).run())
     assert draft.asked > 5
 
 
 def test_nobody_is_asked_before_the_first_sound_has_its_tokens(nets: dict[str, T3]) -> None:
     draft = Broken()
-    runner = TorchRunner(nets["turbo"], **POOL, batched=False)  # type: ignore[arg-type]
-    crowd = Crowd(nets["turbo"], "turbo", SpeculativeDecoder(runner, draft, costs=FREE, after=5))
-    crowd.begin(0)
+    runner = EmbeddedRunner(nets["turbo"], **POOL, batched=False)  # type: ignore[arg-type]
+    decoder = SpeculativeDecoder(runner, draft, budget_for(runner.t3), costs=FREE, after=5)
+    batch = Batch(nets["turbo"], "turbo", decoder)
+    batch.begin(0)
     for _ in range(4):
         assert draft.asked == 0
-        crowd.step()
-    assert len(crowd.said[0]) == 5
-    crowd.step()
+        batch.step()
+    assert len(batch.said[0]) == 5
+    batch.step()
     assert draft.asked == 1
 
 
 def test_the_pace_follows_what_was_accepted() -> None:
-    pace = Pace(Costs(several=1.0, token=0.05, guess=0.1))
-    first = pace.length(1)
+    length = DraftLength(Costs(several=1.0, token=0.05, draft=0.1))
+    first = length.next(1)
     for _ in range(20):
-        pace.learn(4, 4)
-    assert pace.length(1) > first > 0
+        length.update(4, 4)
+    assert length.next(1) > first > 0
     for _ in range(60):
-        pace.learn(1, 0)
-    assert [pace.length(1) for _ in range(ASK_AGAIN)] == [0] * (ASK_AGAIN - 1) + [1]
+        length.update(1, 0)
+    assert [length.next(1) for _ in range(RETRY_AFTER)] == [0] * (RETRY_AFTER - 1) + [1]
 
 
 def test_a_draft_that_could_never_pay_is_never_asked() -> None:
-    pace = Pace(Costs(several=9.0, token=0.5, guess=0.3))
-    assert {pace.length(1) for _ in range(3 * ASK_AGAIN)} == {0}
+    length = DraftLength(Costs(several=9.0, token=0.5, draft=0.3))
+    assert {length.next(1) for _ in range(3 * RETRY_AFTER)} == {0}
 
 
 def test_guesses_are_fewer_in_company_where_each_token_costs() -> None:
-    costs = Costs(several=1.0, token=0.2, guess=0.0)
-    assert Pace(costs).length(1) > Pace(costs).length(8)
+    costs = Costs(several=1.0, token=0.2)
+    assert DraftLength(costs).next(1) > DraftLength(costs).next(8)
 
 
 def test_who_is_passed_over_in_turn_is_not_guessed_for_in_company() -> None:
-    costs = Costs(several=1.2, token=0.1, guess=0.1, in_turn=True)
-    assert Pace(costs).length(1) > 0
-    assert {Pace(costs).length(company) for company in (2, 3, 8)} == {0}
+    costs = Costs(several=1.2, token=0.1, draft=0.1, sequential=True)
+    assert DraftLength(costs).next(1) > 0
+    assert {DraftLength(costs).next(company) for company in (2, 3, 8)} == {0}
 
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
     """What each request drew in its last attempt, by its seed."""
     kept: dict[int, list[int]] = {}
-    accept, begin = Utterance.accept, Utterance._begin_attempt
+    accept, begin = Utterance.accept, Utterance._start_attempt
 
     def accepted(self: Utterance, token: int) -> None:
         accept(self, token)
@@ -268,8 +286,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
         kept[self.request.seed] = []
 
     monkeypatch.setattr(Utterance, "accept", accepted)
-    monkeypatch.setattr(Utterance, "_begin_attempt", begun)
-    monkeypatch.setattr(Costs, "with_guess", lambda *_: FREE)
+    monkeypatch.setattr(Utterance, "_start_attempt", begun)
+    monkeypatch.setattr(Costs, "with_draft", lambda *_: FREE)
     return kept
 
 
@@ -282,14 +300,14 @@ def engine(tiny_model: Model) -> Callable[[str], TTS]:
 def test_the_engine_says_the_same_when_requests_leave_and_begin_anew(
     engine: Callable[[str], TTS], drawn: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    heed = Utterance._heed
+    heed = Utterance._apply
 
     def once(self: Utterance, guard: Any) -> None:
         heed(self, guard)
-        if self.request.seed == 1 and self._attempt == 0 and self.decoding.drawn == 14:
+        if self.request.seed == 1 and self._attempt == 0 and self.decoding.appended == 14:
             self.must_restart = True
 
-    monkeypatch.setattr(Utterance, "_heed", once)
+    monkeypatch.setattr(Utterance, "_apply", once)
     heard, metrics = [], []
     for draft in ("", "exit:1", "lookup", "noise"):
         with engine(draft) as tts:
@@ -310,27 +328,39 @@ def test_the_engine_says_the_same_when_requests_leave_and_begin_anew(
     assert metrics[3].accepted > 0.8 * metrics[3].drafted > 0, "the model guesses for itself"
 
 
+def opened(model: Model, draft: str) -> Decoder:
+    profile: Profile = replace(PROFILES["exact"], draft=draft)
+    plan = select(BACKENDS, model.info, find_machine(BACKENDS, "cpu"), profile)
+    assert plan.decoder.backend.name == "torch"
+    return plan.decoder.backend.open_decoder(model.source, plan.decoder.setup)
+
+
 def test_a_draft_that_is_no_draft_is_refused(tiny_model: Model) -> None:
     for name in ("exit:0", "exit:2", "exit:x"):
-        profile = replace(PROFILES["balanced"], draft=name)
         with pytest.raises(ConfigError, match="no such draft"):
-            open_decoder(tiny_model, profile, plan_for(tiny_model, profile))
+            opened(tiny_model, name)
 
 
-@pytest.mark.parametrize("way", ["int8", "graphs"])
-def test_a_draft_is_refused_where_it_would_not_be_exact(tiny_model: Model, way: str) -> None:
-    profile = replace(PROFILES["balanced"], draft="lookup")
-    plan = plan_for(tiny_model, profile)
-    with pytest.raises(ConfigError, match="needs T3 in torch"):
-        open_decoder(tiny_model, profile, replace(plan, t3=replace(plan.t3, way=way)))
+@pytest.mark.parametrize(("backend", "precision"), [("onnx", "int8"), ("cpu", "int8"), ("cuda", "bfloat16")])
+def test_a_draft_is_refused_where_it_would_not_be_exact(
+    tiny_model: Model, backend: str, precision: str
+) -> None:
+    """int8 and CUDA graphs have no exact drafts, so such profiles fall back to PyTorch, and say why."""
+    profile = replace(PROFILES["fast"], draft="lookup")
+    machine = find_machine(BACKENDS, "cpu")
+    (found,) = [one for one in BACKENDS if one.name == backend]
+    setup = Setup(profile=profile, machine=replace(machine, instructions="sm_90"), precision=precision)
+    reason = found.unsupported_reason("decoder", tiny_model.info, setup)
+    assert reason is not None
+    assert "draft" in reason
 
 
 def test_an_odd_token_costs_as_much_as_two_and_rows_in_turn_as_many() -> None:
-    costs = Costs(several=1.2, token=0.1, guess=0.0, by_twos=True)
+    costs = Costs(several=1.2, token=0.1, by_twos=True)
     assert [round(costs.of_pass(tokens), 3) for tokens in (1, 2, 3, 4)] == [1.0, 1.3, 1.5, 1.5]
     both = costs.row_by_row(2)
     assert [round(both.of_pass(tokens), 3) for tokens in (1, 2, 3, 4)] == [1.0, 2.6, 3.0, 3.0]
-    assert Pace(both).length(1) == 0, "a guided utterance is not guessed for"
+    assert DraftLength(both).next(1) == 0, "a guided utterance is not guessed for"
 
 
 def test_weights_with_fewer_layers_are_a_draft(tiny_model: Model, tmp_path: Any) -> None:
@@ -340,8 +370,8 @@ def test_weights_with_fewer_layers_are_a_draft(tiny_model: Model, tmp_path: Any)
     save_file(
         {name: value.half().contiguous() for name, value in tensors.items()}, tmp_path / "d.safetensors"
     )
-    profile = replace(PROFILES["balanced"], draft=str(tmp_path / "d.safetensors"))
-    draws = open_decoder(tiny_model, profile, plan_for(tiny_model, profile))
-    assert isinstance(draws, SpeculativeDecoder)
-    assert draws.bytes > draws.runner.bytes
-    assert torch.is_tensor(draws.runner.t3.speech_head.weight)  # type: ignore[attr-defined]
+    decoder = opened(tiny_model, str(tmp_path / "d.safetensors"))
+    assert isinstance(decoder, SpeculativeDecoder)
+    assert decoder.kv_bytes > decoder.runner.kv_bytes
+    assert isinstance(decoder._draft, ModelDraft)
+    assert decoder._draft._runner.t3.config.backbone.layers == 1  # type: ignore[attr-defined]
