@@ -20,7 +20,7 @@ from nightingale.engine import profiles
 from nightingale.backends.torch.pipelined import PipelinedRenderer
 from nightingale.engine.model import Model
 from nightingale.backends.torch.runner import PlainRunner
-from nightingale.engine.session import Pieces
+from nightingale.engine.session import SegmentQueue
 from nightingale.backends.torch.renderer import Block, TorchRenderer
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.errors import EngineFault, NightingaleError, QueueFull
@@ -109,7 +109,7 @@ def test_requests_join_and_leave_while_others_speak(noise_model: Model, profile:
     streams = [tts.stream(t, seed=i, **w) for i, (t, w) in enumerate(zip(TEXTS, wishes, strict=True))]
     for stream in reversed(streams):
         assert sum(len(chunk.samples) for chunk in stream) == 24 * 960
-    assert tts._worker.scheduler.idle
+    assert tts._worker.scheduler.is_idle
 
 
 def test_a_listener_who_leaves_frees_the_slot(noise_model: Model) -> None:
@@ -117,7 +117,7 @@ def test_a_listener_who_leaves_frees_the_slot(noise_model: Model) -> None:
     stream = tts.stream("This would go on for a long while.", seed=1)
     next(stream)
     stream.close()
-    assert within(5, lambda: tts._worker.scheduler.idle and not tts._worker._jobs)
+    assert within(5, lambda: tts._worker.scheduler.is_idle and not tts._worker._jobs)
     assert len(tts.say("Now I can speak.", seed=2).samples) > 0
 
 
@@ -131,7 +131,7 @@ def test_a_full_line_is_refused_at_once_and_recovers(noise_model: Model) -> None
     for stream in opened:
         stream.close()
         list(stream)
-    assert within(10, lambda: tts._worker.scheduler.idle)
+    assert within(10, lambda: tts._worker.scheduler.is_idle)
     assert len(tts.say(TEXTS[2], seed=1).samples) > 0
 
 
@@ -150,7 +150,7 @@ def test_who_fails_fails_alone(noise_model: Model, profile: str, monkeypatch: py
     with pytest.raises(EngineFault, match="a fault was planted here"):
         list(bad)
     assert sum(len(chunk.samples) for chunk in good) == 960 * want
-    assert within(5, lambda: tts._worker.scheduler.idle)
+    assert within(5, lambda: tts._worker.scheduler.is_idle)
 
 
 def test_out_of_memory_in_a_prompt_ends_that_request_only(
@@ -197,7 +197,7 @@ def sleepy(model: Model, profile: str, **plan: Any) -> TTS:
 
 def asleep(tts: TTS) -> int:
     """How many have more to say, and wait for their listener."""
-    return sum(job.parked and job.piece is not None for job in list(tts._worker._jobs.values()))
+    return sum(job.parked and job.segment is not None for job in list(tts._worker._jobs.values()))
 
 
 def joined(stream: Iterator[Any]) -> Any:
@@ -212,7 +212,7 @@ def test_listeners_who_do_not_read_give_up_their_slots_and_lose_nothing(
     sleepers = [tts.stream(BOOK, seed=i) for i in range(8)]
     firsts = [next(stream).samples for stream in sleepers]
     assert within(LIMIT_S, lambda: asleep(tts) == 8)
-    assert tts._worker.scheduler.idle
+    assert tts._worker.scheduler.is_idle
     assert not tts._worker._has_work()
     assert max(sum(chunk.seconds for chunk in s._session._chunks) for s in sleepers) < 1
     ninth: list[Any] = []
@@ -222,7 +222,7 @@ def test_listeners_who_do_not_read_give_up_their_slots_and_lose_nothing(
     assert ninth, "the ninth waits for eight who sleep"
     assert asleep(tts) == 8
     heard = [np.concatenate([first, joined(s)]) for first, s in zip(firsts, sleepers, strict=True)]
-    assert within(LIMIT_S, lambda: tts._worker.scheduler.idle and not tts._worker._jobs)
+    assert within(LIMIT_S, lambda: tts._worker.scheduler.is_idle and not tts._worker._jobs)
     for seed, samples in enumerate(heard):
         assert len(samples) == BOOK_SAMPLES
         if profile == "exact":
@@ -271,15 +271,15 @@ def test_text_is_not_cut_under_the_lock(noise_model: Model, monkeypatch: pytest.
     """Whoever opens a request while another's text is being cut does not wait for that."""
     tts = sleepy(noise_model, "balanced")
     cutting, go_on = threading.Event(), threading.Event()
-    plain, calls = Pieces.next, iter([False, True])
+    plain, calls = SegmentQueue.next, iter([False, True])
 
-    def slow(self: Pieces) -> Any:
+    def slow(self: SegmentQueue) -> Any:
         if next(calls, False):  # the second piece, which is cut when the first was rendered
             cutting.set()
             assert go_on.wait(LIMIT_S)
         return plain(self)
 
-    monkeypatch.setattr(Pieces, "next", slow)
+    monkeypatch.setattr(SegmentQueue, "next", slow)
     first = tts.stream(BOOK, seed=1)
     assert cutting.wait(LIMIT_S)
     opened: list[Any] = []
@@ -298,9 +298,9 @@ def test_what_is_added_just_before_the_end_is_said(
     """The end of the text may come between the look for a piece and the look for the end."""
     tts = sleepy(noise_model, "balanced")
     session = tts.session(seed=1)
-    plain, held = Pieces.next, threading.Event()
+    plain, held = SegmentQueue.next, threading.Event()
 
-    def late(self: Pieces) -> Any:
+    def late(self: SegmentQueue) -> Any:
         piece = plain(self)
         if piece is None and not held.is_set():
             held.set()
@@ -309,7 +309,7 @@ def test_what_is_added_just_before_the_end_is_said(
         return piece
 
     assert within(LIMIT_S, lambda: all(job.parked for job in list(tts._worker._jobs.values())))
-    monkeypatch.setattr(Pieces, "next", late)
+    monkeypatch.setattr(SegmentQueue, "next", late)
     session.push("This is said first, and it is long enough. ")
     session.flush()
     assert sum(len(chunk.samples) for chunk in session) >= 2 * 6 * 960
@@ -334,7 +334,7 @@ def test_a_thousand_requests_leave_nothing_behind(
             list(stream)
         else:
             stream.close()
-    assert within(LIMIT_S, lambda: tts._worker.scheduler.idle and not tts._worker._jobs)
+    assert within(LIMIT_S, lambda: tts._worker.scheduler.is_idle and not tts._worker._jobs)
     gc.collect()
     assert tts._worker.draws.bytes == pool
     assert sum(1 for thing in gc.get_objects() if type(thing) is torch.Tensor) <= before + 20

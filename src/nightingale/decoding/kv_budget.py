@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from nightingale.decoding.decoding import budget_tokens
 from nightingale.models.defaults import ModelDefaults
-from nightingale.engine.requests.segments import Piece
+from nightingale.engine.requests.segments import TextSegment
 from nightingale.engine.session import Request
 from nightingale.models.chatterbox.t3.model import T3
 
@@ -26,21 +26,21 @@ class KVBudget:
     filled: Count
     """What one that has so many tokens can see."""
 
-    def need(self, piece: Piece, request: Request) -> int:
+    def need(self, segment: TextSegment, request: Request) -> int:
         """Before it begins: of the longest that it may become."""
-        rows, prompt = self._prompt(piece, request)
-        return rows * self.needed(prompt, budget_tokens(len(piece.text_ids), self.defaults))
+        rows, prompt = self._prompt(segment, request)
+        return rows * self.needed(prompt, budget_tokens(len(segment.text_ids), self.defaults))
 
-    def held(self, piece: Piece, request: Request, tokens: int) -> int:
+    def held(self, segment: TextSegment, request: Request, tokens: int) -> int:
         """When it is spoken."""
-        rows, prompt = self._prompt(piece, request)
+        rows, prompt = self._prompt(segment, request)
         return rows * self.filled(prompt, tokens)
 
-    def _prompt(self, piece: Piece, request: Request) -> tuple[int, int]:
+    def _prompt(self, segment: TextSegment, request: Request) -> tuple[int, int]:
         """Its rows, and their positions."""
-        if not piece.text_ids:
+        if not segment.text_ids:
             return 0, 0  # a pause
-        positions = self.t3.prompt_length(len(piece.text_ids))
+        positions = self.t3.prompt_length(len(segment.text_ids))
         if not self.t3.config.perceiver:  # what it is shown of the voice stands bare, however short it is
             most = self.t3.config.prompt_tokens
             positions += min(len(request.voice.prompt_ids), most) - most

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.decoding import DraftStats
-from nightingale.engine.rendering.gaps import Gaps
-from nightingale.engine.requests.segments import Piece
+from nightingale.engine.rendering.gaps import ChunkGapStats
+from nightingale.engine.requests.segment_queue import SegmentQueue as SegmentQueue
+from nightingale.engine.requests.segments import TextSegment
 from nightingale.errors import NightingaleError
 from nightingale.types import AudioChunk, SegmentStart, Metrics, Samples, Sampling
 from nightingale.voices.voice import Voice
@@ -33,7 +34,7 @@ class Request:
 
 
 class Session:
-    """One request. `pieces` may still be arriving while the first of them is heard."""
+    """One request. `segments` may still be arriving while the first of them is heard."""
 
     def __init__(self, request: Request, *, ahead_seconds: float, on_change: Callable[[], None]) -> None:
         """on_change: called when the listener has read or left, so that the worker may go on."""
@@ -51,9 +52,9 @@ class Session:
         self._begins: SegmentStart | None = None
         """What the next samples begin."""
 
-    def reached(self, piece: Piece) -> None:
-        """All before this piece was rendered, and it comes next."""
-        self._begins = SegmentStart(text=piece.text if piece.text_ids else "", pause_samples=piece.pause_samples)
+    def reached(self, segment: TextSegment) -> None:
+        """All before this segment was rendered, and it comes next."""
+        self._begins = SegmentStart(text=segment.text if segment.text_ids else "", pause_samples=segment.pause_samples)
 
     def put(self, samples: Samples) -> None:
         """The worker has rendered something."""
@@ -142,13 +143,13 @@ class Timing:
     samples: int = 0
     tokens: int = 0
     retries: int = 0
-    """Pieces that went wrong and were drawn again."""
+    """Segments that went wrong and were drawn again."""
     stage_ms: dict[str, float] = field(default_factory=dict)
     tally: DraftStats = field(default_factory=DraftStats)
     """Of guesses at tokens to come."""
     memory_bytes: int = 0
-    """Of T3's memory, for the longest of its pieces."""
-    gaps: Gaps = field(default_factory=Gaps)
+    """Of T3's memory, for the longest of its segments."""
+    gaps: ChunkGapStats = field(default_factory=ChunkGapStats)
     """Between one chunk and the next."""
     _last_chunk_s: float | None = None
     _booking: threading.Lock = field(default_factory=threading.Lock)
@@ -163,7 +164,7 @@ class Timing:
         self.samples += samples
 
     def remembered(self, count: int) -> None:
-        """A piece had filled so many bytes of T3's memory when it was spoken."""
+        """A segment had filled so many bytes of T3's memory when it was spoken."""
         self.memory_bytes = max(self.memory_bytes, count)
 
     def end(self) -> None:
@@ -186,7 +187,7 @@ class Timing:
             tokens=self.tokens,
             retries=self.retries,
             stage_ms=dict(self.stage_ms),
-            chunk_gaps_ms=tuple(self.gaps.kept_ms),
+            chunk_gaps_ms=tuple(self.gaps.sample_ms),
             chunk_gaps=self.gaps.count,
             drafted=self.tally.drafted,
             accepted=self.tally.accepted,
@@ -194,41 +195,3 @@ class Timing:
             chunk_gap_mean_ms=self.gaps.sum_ms / max(1, self.gaps.count),
             chunk_gap_longest_ms=self.gaps.longest_ms,
         )
-
-
-class Pieces:
-    """The pieces of a request's text, in order; more may be added until it is closed."""
-
-    def __init__(self, known: Iterator[Piece] | None = None, *, reached: Callable[[Piece], None]) -> None:
-        """reached: told of each piece as it is taken, which is when all before it was rendered."""
-        self._known, self._reached = known, reached
-        self._added: deque[Piece] = deque()
-        self._lock = threading.Lock()
-        self._closed = known is not None
-
-    def add(self, piece: Piece) -> None:
-        with self._lock:
-            self._added.append(piece)
-
-    def close(self) -> None:
-        self._closed = True
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
-
-    @property
-    def waiting(self) -> bool:
-        """Whether there is a piece to take, or the news that none will come."""
-        return bool(self._added) or self._closed
-
-    def next(self) -> Piece | None:
-        """The next piece, or None if there is none yet (or, when closed, none any more)."""
-        if self._known is not None:
-            piece = next(self._known, None)
-        else:
-            with self._lock:
-                piece = self._added.popleft() if self._added else None
-        if piece is not None:
-            self._reached(piece)
-        return piece

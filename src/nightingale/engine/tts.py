@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 
 from nightingale.clocks import CLOCKS
-from nightingale.engine.requests.controls import Control, offered, settle
+from nightingale.engine.requests.controls import Control, available_controls, build_request
 from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.engine.requests.stream_handle import Stream
 from nightingale.engine.requests.live import LiveSession
 from nightingale.engine.load import fitted, load_model, open_decoder, open_renderer, plan_for
 from nightingale.engine.model import Model, default_model
-from nightingale.engine.requests.segments import MAX_CHARS, Piece, cut
+from nightingale.engine.requests.segments import MAX_CHARS, TextSegment, segment_text
 from nightingale.engine.plan import Plan
 from nightingale.engine.profiles import Profile, profile_named
-from nightingale.engine.session import Pieces, Session, Timing
-from nightingale.engine.voice_lookup import Voicing
+from nightingale.engine.session import SegmentQueue, Session, Timing
+from nightingale.engine.voice_lookup import VoiceResolver
 from nightingale.engine.worker import Worker
 from nightingale.text.frontend import Frontend
 from nightingale.text.languages import LANGUAGES, check_language
@@ -65,10 +65,10 @@ class TTS:
     ) -> None:
         """model: a name of `nightingale models list`, a folder, or None for the voice in the box.
 
-        profile: "exact" renders each piece of text whole, as upstream does; "balanced" streams it; "fast"
+        profile: "exact" renders each segment of text whole, as upstream does; "balanced" streams it; "fast"
         streams it with all the speed this machine has (`plan` says which). None is the model's own choice.
-        max_chars: a longer text is refused; it says nothing about memory, since text is cut and spoken piece
-        by piece.
+        max_chars: a longer text is refused; it says nothing about memory, since text is cut and spoken segment
+        by segment.
         """
         name = default_model() if model is None else model
         wanted = profile or (MODEL_DEFAULTS[str(name)].profile if str(name) in MODEL_DEFAULTS else None)
@@ -102,7 +102,7 @@ class TTS:
         for refusal in self._plan.refusals:
             log.warning("%s, %s: %s", model.name, profile.name, refusal)
         self._model = model = fitted(model, self._plan)
-        self._voicing = Voicing(model)
+        self._voices = VoiceResolver(model)
         studio = open_renderer(model, profile, self._plan)
         threads = studio.shares.t3 if studio.shares else None
         self._worker = Worker(model, profile, open_decoder(model, profile, self._plan, threads=threads), studio)
@@ -150,7 +150,7 @@ class TTS:
     @property
     def controls(self) -> dict[str, Control]:
         """What it can be told besides text, voice, language and seed."""
-        return offered(self._model.defaults)
+        return available_controls(self._model.defaults)
 
     @property
     def occupancy(self) -> Occupancy:
@@ -180,7 +180,7 @@ class TTS:
         same samples, in the profile "exact" always, in the others if nobody else is speaking meanwhile.
         """
         session = self.open(text, voice=voice, language=language, seed=seed, normalize=normalize, **controls)
-        return Stream(session, keep=self)
+        return Stream(session, owner=self)
 
     def say(
         self,
@@ -226,11 +226,11 @@ class TTS:
 
     def voice(self, reference: str | Path) -> Voice:
         """A voice by name, from a voice file, or from a clip (computed once, then kept by content hash)."""
-        return self._voicing.find(reference)
+        return self._voices.find(reference)
 
     def learn(self, clip: bytes, *, name: str, max_seconds: float) -> Voice:
         """A voice from the bytes of a sound file that came from a stranger; nothing is kept of it."""
-        return self._voicing.learn(clip, name=name, max_seconds=max_seconds)
+        return self._voices.learn(clip, name=name, max_seconds=max_seconds)
 
     def close(self) -> None:
         """End what is being said, and the engine's thread. Also done when the object is forgotten."""
@@ -258,7 +258,7 @@ class TTS:
         """
         defaults = self._model.defaults
         session = self._session(voice, seed, controls)
-        pieces = cut(
+        segments = segment_text(
             self._frontend(normalize),
             text,
             language,
@@ -270,7 +270,7 @@ class TTS:
             closing_ms=defaults.closing_pause_ms,
         )
         session.timing.lap("text", session.timing.opened_s)
-        self._worker.submit(session, Pieces(_timed(pieces, session.timing), reached=session.reached))
+        self._worker.submit(session, SegmentQueue(_timed(segments, session.timing), reached=session.reached))
         return session
 
     def session(
@@ -284,17 +284,17 @@ class TTS:
     ) -> LiveSession:
         """Text in as it is written, audio out while it still arrives. `controls` are those of `stream`."""
         session = self._session(voice, seed, controls)
-        pieces = Pieces(reached=session.reached)
-        self._worker.submit(session, pieces)
+        segments = SegmentQueue(reached=session.reached)
+        self._worker.submit(session, segments)
         return LiveSession(
             session,
-            pieces,
+            segments,
             frontend=self._frontend(normalize),
             defaults=self._model.defaults,
             language=language,
             max_chars=self._max_chars,
             wake=self._worker.wake,
-            keep=self,
+            owner=self,
         )
 
     def check(
@@ -306,7 +306,7 @@ class TTS:
         **controls: float | None,
     ) -> None:
         """Refuse what `session` would refuse, without opening one."""
-        settle(self._model.defaults, self._voicing.resolve(voice), seed, controls)
+        build_request(self._model.defaults, self._voices.resolve(voice), seed, controls)
         if language is not None and (language or len(self.languages) == 1):
             check_language(language, self.languages)
 
@@ -317,19 +317,19 @@ class TTS:
     def _session(
         self, voice: Voice | str | Path | None, seed: int | None, controls: dict[str, float | None]
     ) -> Session:
-        request = settle(self._model.defaults, self._voicing.resolve(voice), seed, controls)
+        request = build_request(self._model.defaults, self._voices.resolve(voice), seed, controls)
         return Session(request, ahead_seconds=self._profile.ahead_seconds, on_change=self._worker.wake)
 
 
-def _timed(pieces: Iterator[Piece], timing: Timing) -> Iterator[Piece]:
-    """The pieces, each made while the one before it is heard; what that takes is booked on the text."""
+def _timed(segments: Iterator[TextSegment], timing: Timing) -> Iterator[TextSegment]:
+    """The segments, each made while the one before it is heard; what that takes is booked on the text."""
     while True:
         at = time.perf_counter()
-        piece = next(pieces, None)
+        segment = next(segments, None)
         timing.lap("text", at)
-        if piece is None:
+        if segment is None:
             return
-        yield piece
+        yield segment
 
 
 def audio_of(session: Session, chunks: Iterable[AudioChunk]) -> Audio:

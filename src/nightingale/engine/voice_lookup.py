@@ -1,4 +1,4 @@
-"""Which voice is meant: a value, a name, a file, or a clip that becomes one."""
+"""Resolution of the voice of a request: a `Voice`, a name, a voice file, or a clip that is enrolled."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from nightingale.voices.cache import enrolled
 from nightingale.voices.voice import Voice
 
 
-class Voicing:
-    """The voices one model can wear."""
+class VoiceResolver:
+    """Find or make the voices of one model."""
 
     def __init__(self, model: Model) -> None:
         self._model = model
 
     def resolve(self, voice: Voice | str | Path | None) -> Voice:
+        """Return the voice that a request means; None means the model's default voice."""
         if isinstance(voice, Voice):
             self._check_fits(voice)
             return voice
@@ -34,6 +35,42 @@ class Voicing:
             )
         return self._model.default_voice
 
+    def find(self, reference: str | Path) -> Voice:
+        """Return a voice by name, from a voice file, or from a clip (enrolled once, then cached)."""
+        model, path = self._model, Path(reference).expanduser()
+        if library.is_name(str(reference)) and not path.is_file():
+            voice = library.load(str(reference), model.voices)
+        elif not path.is_file():
+            raise VoiceNotFound(
+                "no such voice",
+                got=repr(str(reference)),
+                allowed="a voice's name, a voice file, or a wav, flac, ogg or mp3 clip",
+                fix="See `nightingale voices list`, or check the path.",
+            )
+        elif path.suffix == ".safetensors":
+            voice = Voice.load(path)
+        elif path.suffix == ".pt":
+            voice = Voice.from_conds_pt(path, family=model.voice_family, name=path.stem)
+        else:
+            voice = enrolled(
+                path, model.voice_family, model.fingerprint, lambda: self.learn(path, name=path.stem)
+            )
+        self._check_fits(voice)
+        return voice
+
+    def learn(self, clip: Path | bytes, *, name: str, max_seconds: float = MAX_SECONDS) -> Voice:
+        """Make a voice from a clip, without looking for it in the cache or storing it there."""
+        model = self._model
+        return enroll_file(
+            clip,
+            name=name,
+            family=model.voice_family,
+            encoders=model.encoders(),
+            defaults=model.defaults,
+            prompt_tokens=model.networks.t3.config.prompt_tokens,
+            max_seconds=max_seconds,
+        ).voice
+
     def _check_fits(self, voice: Voice) -> None:
         model = self._model
         widths = (model.networks.t3.config.speaker_width, model.networks.flow.config.speaker_width)
@@ -45,43 +82,3 @@ class Voicing:
                 allowed=f"family {model.voice_family!r}, sizes {widths}, for the model {model.name!r}",
                 fix="Choose one of this family (`nightingale voices list`), or make it again from its clip.",
             )
-
-    def find(self, reference: str | Path) -> Voice:
-        """A voice by name, from a voice file, or from a clip (computed once, then kept by content hash)."""
-        path = Path(reference).expanduser()
-        if library.is_name(str(reference)) and not path.is_file():
-            voice = library.load(str(reference), self._model.voices)
-        elif not path.is_file():
-            raise VoiceNotFound(
-                "no such voice",
-                got=repr(str(reference)),
-                allowed="a voice's name, a voice file, or a wav, flac, ogg or mp3 clip",
-                fix="See `nightingale voices list`, or check the path.",
-            )
-        elif path.suffix == ".safetensors":
-            voice = Voice.load(path)
-        elif path.suffix == ".pt":
-            voice = Voice.from_conds_pt(path, family=self._model.voice_family, name=path.stem)
-        else:
-            model = self._model
-            voice = enrolled(
-                path, model.voice_family, model.fingerprint, lambda: self._enroll(path, name=path.stem)
-            )
-        self._check_fits(voice)
-        return voice
-
-    def learn(self, clip: bytes, *, name: str, max_seconds: float) -> Voice:
-        """A voice from a clip's bytes; nothing is looked up and nothing is kept."""
-        return self._enroll(clip, name=name, max_seconds=max_seconds)
-
-    def _enroll(self, source: Path | bytes, *, name: str, max_seconds: float = MAX_SECONDS) -> Voice:
-        model = self._model
-        return enroll_file(
-            source,
-            name=name,
-            family=model.voice_family,
-            encoders=model.encoders(),
-            defaults=model.defaults,
-            prompt_tokens=model.networks.t3.config.prompt_tokens,
-            max_seconds=max_seconds,
-        ).voice

@@ -24,11 +24,11 @@ from nightingale.backends.torch.paged import room_for
 from nightingale.decoding.decoder import Decoder, Speaking
 from nightingale.engine.faults import engine_closed, engine_failed
 from nightingale.engine.model import Model
-from nightingale.engine.requests.segments import Piece
+from nightingale.engine.requests.segments import TextSegment
 from nightingale.engine.profiles import Profile
 from nightingale.decoding.random import nth_seed
 from nightingale.engine.scheduler import Scheduler
-from nightingale.engine.session import Pieces, Session
+from nightingale.engine.session import SegmentQueue, Session
 from nightingale.backends.torch.renderer import Block, RenderFuture, Renderer
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.errors import NightingaleError, QueueFull
@@ -48,10 +48,10 @@ class Job:
     """A request in the worker's hands."""
 
     session: Session
-    pieces: Pieces
+    segments: SegmentQueue
     begun: int = 0
-    """How many pieces were begun."""
-    piece: Piece | None = None
+    """How many segments were begun."""
+    segment: TextSegment | None = None
     """The next to be spoken."""
     utterance: Utterance | None = None
     """What is being spoken."""
@@ -61,7 +61,7 @@ class Job:
     @property
     def may_go_on(self) -> bool:
         """Whether what it waits for has come: its listener has caught up, or there is news of its text."""
-        return self.parked and (self.pieces.waiting if self.piece is None else not self.session.is_ahead)
+        return self.parked and (self.segments.waiting if self.segment is None else not self.session.is_ahead)
 
 
 class Worker:
@@ -80,7 +80,7 @@ class Worker:
         self._stopped = False
         self._thread: threading.Thread | None = None
 
-    def submit(self, session: Session, pieces: Pieces) -> None:
+    def submit(self, session: Session, segments: SegmentQueue) -> None:
         """Join the line; QueueFull at once if it is too long."""
         with self._changed:
             if self._stopped:
@@ -88,7 +88,7 @@ class Worker:
             self._check_sleepers()
             ticket = next(self._tickets)
             self.scheduler.submit(ticket)
-            self._jobs[ticket] = Job(session=session, pieces=pieces)
+            self._jobs[ticket] = Job(session=session, segments=segments)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="nightingale", daemon=True)
                 self._thread.start()
@@ -134,19 +134,19 @@ class Worker:
         return (
             bool(self._ready)
             or bool(self._launched)
-            or self.scheduler.may_admit
+            or self.scheduler.can_admit
             or self._is_decoding()
             or any(job.session.cancelled or job.may_go_on for job in jobs)
         )
 
     def _may_decode(self, ticket: int) -> bool:
-        """A piece that was begun is spoken to its end, however far its listener is behind: see `_go_on`."""
+        """A segment that was begun is spoken to its end, however far its listener is behind: see `_go_on`."""
         spoken = self._jobs[ticket].utterance
         return spoken is not None and not spoken.decoding.finished
 
     def _check_sleepers(self) -> None:
         """Who sleeps holds no slot, but half a minute of audio or more. Called under the lock."""
-        asleep = sum(job.parked and job.piece is not None for job in self._jobs.values())
+        asleep = sum(job.parked and job.segment is not None for job in self._jobs.values())
         if asleep >= self.profile.sleepers_limit:
             raise QueueFull(
                 "too many listeners do not read what was spoken for them",
@@ -186,23 +186,23 @@ class Worker:
             ticket = line[0] if counted and line and line[0] not in self.scheduler.needs_bytes else None
         if ticket is not None:
             job = self._jobs[ticket]
-            job.piece = job.piece or job.pieces.next()
-            need = self.room.need(job.piece, job.session.request) if job.piece else 0
+            job.segment = job.segment or job.segments.next()
+            need = self.room.need(job.segment, job.session.request) if job.segment else 0
             self.scheduler.needs_bytes[ticket] = need
 
     def _begin(self, ticket: int, slot: int) -> None:
-        """Read the prompt of the next piece, and draw its first token."""
+        """Read the prompt of the next segment, and draw its first token."""
         job = self._jobs[ticket]
-        job.piece = job.piece or job.pieces.next()
-        if job.piece is None:
+        job.segment = job.segment or job.segments.next()
+        if job.segment is None:
             self._release(ticket)
             self._go_on(ticket, job)
             return
         timing, at = job.session.timing, time.perf_counter()
         timing.admitted_s = timing.admitted_s or at
-        if not job.piece.text_ids:  # a pause, and nothing else
-            job.session.put(np.zeros(job.piece.pause_samples, np.float32))
-            job.piece = None
+        if not job.segment.text_ids:  # a pause, and nothing else
+            job.session.put(np.zeros(job.segment.pause_samples, np.float32))
+            job.segment = None
             self._release(ticket)
             self._go_on(ticket, job)
             return
@@ -210,13 +210,13 @@ class Worker:
         job.utterance = Utterance(
             self.model,
             self.profile,
-            job.piece,
+            job.segment,
             job.session.request,
             seed=seed,
             rendering=self.studio.open(job.session.request.voice, seed=seed),
             tally=timing.tally,
         )
-        job.begun, job.piece = job.begun + 1, None
+        job.begun, job.segment = job.begun + 1, None
         tokens = self.draws.begin(slot, job.utterance.decoding, job.utterance.prompt())
         timing.lap("prefill", at)
         self._accept(ticket, tokens)
@@ -255,7 +255,7 @@ class Worker:
             self._accept(ticket, self.draws.begin(slot, spoken.decoding, spoken.prompt()))
             return
         if spoken.decoding.finished:
-            held = self.room.held(spoken.piece, spoken.request, spoken.decoding.drawn)
+            held = self.room.held(spoken.segment, spoken.request, spoken.decoding.drawn)
             self._jobs[ticket].session.timing.remembered(held)
             self._release(ticket)  # its memory is free while its last block still waits to be rendered
         self._line_up(ticket, spoken)
@@ -326,7 +326,7 @@ class Worker:
     def _is_busy(self) -> bool:
         """Whether there is something to do before the next sound is ready."""
         with self._changed:
-            waiting = self.scheduler.may_admit
+            waiting = self.scheduler.can_admit
         return waiting or self._is_decoding() or (bool(self._ready) and self._has_room())
 
     def _is_decoding(self) -> bool:
@@ -345,21 +345,21 @@ class Worker:
             self._go_on(ticket, job)
 
     def _go_on(self, ticket: int, job: Job) -> None:
-        """Back in line with the next piece, or wait for the listener, or for text, or the end.
+        """Back in line with the next segment, or wait for the listener, or for text, or the end.
 
-        Here, between two pieces, and nowhere else a listener who falls behind is waited for: so nobody holds
-        a slot who does not use it, and what waits to be heard is bounded all the same, for a piece is.
+        Here, between two segments, and nowhere else a listener who falls behind is waited for: so nobody holds
+        a slot who does not use it, and what waits to be heard is bounded all the same, for a segment is.
         """
         # Asked first: what is added just before the end belongs to it.
-        closed = job.pieces.closed
+        closed = job.segments.closed
         # Outside the lock: text is cut here, and whoever opens a request need not wait for that.
-        job.piece = job.piece or job.pieces.next()
-        over = job.piece is None and closed
+        job.segment = job.segment or job.segments.next()
+        over = job.segment is None and closed
         with self._changed:
             if over:
                 del self._jobs[ticket]
             else:
-                job.parked = job.piece is None or job.session.is_ahead
+                job.parked = job.segment is None or job.session.is_ahead
                 if not job.parked:
                     self.scheduler.submit(ticket, limited=False)
         if over:  # not under the lock: a listener who holds his own may be waiting for it
@@ -369,7 +369,7 @@ class Worker:
         with self._changed:
             running = self.scheduler.running
             slot = running.index(ticket) if ticket in running else None
-            move = self.scheduler.leave(ticket)
+            move = self.scheduler.remove(ticket)
         if slot is not None:
             self.draws.leave(slot)
         if move is not None:

@@ -1,4 +1,4 @@
-"""One piece of text being spoken: tokens as they are drawn, blocks as they become audible."""
+"""One segment of text being spoken: tokens as they are drawn, blocks as they become audible."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from nightingale.decoding.decoding import Decoding, DraftStats, PromptText, prom
 from nightingale.decoding.guards import ATTEMPTS, Action, Guard, limits_for, retry_seed
 from nightingale.models.defaults import SILENCE_TOKEN
 from nightingale.engine.model import Model
-from nightingale.engine.requests.segments import Piece
+from nightingale.engine.requests.segments import TextSegment
 from nightingale.engine.profiles import Profile
 from nightingale.decoding.random import generator
 from nightingale.decoding.sampling import is_greedy
 from nightingale.engine.session import Request, Timing
-from nightingale.engine.rendering.time_stretch import Stretcher
+from nightingale.engine.rendering.time_stretch import TimeStretcher
 from nightingale.backends.torch.renderer import Block, Cut, RenderStream
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
 from nightingale.types import Samples
@@ -31,7 +31,7 @@ class Utterance:
         self,
         model: Model,
         profile: Profile,
-        piece: Piece,
+        segment: TextSegment,
         request: Request,
         *,
         seed: int,
@@ -39,7 +39,7 @@ class Utterance:
         tally: DraftStats | None = None,
     ) -> None:
         self._tally = tally
-        self.model, self.profile, self.piece, self.request = model, profile, piece, request
+        self.model, self.profile, self.segment, self.request = model, profile, segment, request
         self._seed = seed
         self._attempt = 0
         self._begin_attempt()
@@ -49,7 +49,7 @@ class Utterance:
         self.in_company = False
         """Others are speaking too."""
         self._rendering = rendering
-        self._speed = Stretcher(CLOCKS.sample_rate_hz, request.speed)
+        self._speed = TimeStretcher(CLOCKS.sample_rate_hz, request.speed)
         self._block = model.defaults.first_block_tokens or profile.first_block_tokens
 
     def _begin_attempt(self) -> None:
@@ -59,18 +59,18 @@ class Utterance:
             self.model.networks.t3,
             defaults=defaults,
             sampling=sampling,
-            text_ids=len(self.piece.text_ids),
+            text_ids=len(self.segment.text_ids),
             rng=generator(retry_seed(self._seed, self._attempt), "tokens"),
             told=PromptText(
-                text=self.piece.text,
-                text_ids=self.piece.text_ids,
+                text=self.segment.text,
+                text_ids=self.segment.text_ids,
                 voice=self.request.voice,
                 exaggeration=self.request.exaggeration,
             ),
             tally=self._tally,
         )
         again = self._attempt + 1 < ATTEMPTS and not is_greedy(sampling)
-        limits = limits_for(self.piece.text, ceiling=self.decoding.budget)
+        limits = limits_for(self.segment.text, ceiling=self.decoding.budget)
         guard = Guard(limits, stop_id=STOP_SPEECH, silence=defaults.silence_ids, may_retry=again)
         self._guard = guard if defaults.guarded else None
         self._new: list[int] = []
@@ -89,7 +89,7 @@ class Utterance:
         """What T3 reads first."""
         return prompt_of(
             self.model.networks.t3,
-            self.piece.text_ids,
+            self.segment.text_ids,
             self.request.voice,
             defaults=self.model.defaults,
             sampling=self.request.sampling,
@@ -168,4 +168,4 @@ class Utterance:
         if block.final and self.model.defaults.drop_last_token and self._tokens > 1:
             samples = samples[: len(samples) - CLOCKS.samples_per_token]  # which the family garbles
         samples = self._speed.push(samples, final=block.final)
-        return np.pad(samples, (0, self.piece.pause_samples)) if block.final else samples
+        return np.pad(samples, (0, self.segment.pause_samples)) if block.final else samples

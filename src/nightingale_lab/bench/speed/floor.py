@@ -62,10 +62,10 @@ def _distances(model: Any, text: str) -> list[Distance]:
 
     from nightingale.backends.torch.mel_stream import audible, render_mel
     from nightingale.backends.torch.sample_stream import render_samples
-    from nightingale.engine.voice_lookup import Voicing
+    from nightingale.engine.voice_lookup import VoiceResolver
 
     t3, flow, hift = model.networks.t3, model.networks.flow, model.networks.hift
-    voice = Voicing(model).resolve(None)
+    voice = VoiceResolver(model).resolve(None)
     device = t3.speech_head.weight.device
     wait: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     ids, steps_s = _timed_tokens(model, text, voice, wait)
