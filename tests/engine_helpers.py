@@ -6,12 +6,11 @@ import gc
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from nightingale import TTS
+from nightingale.backends.profiles import Profile
 from nightingale.engine.model import Model
-from nightingale.engine.profiles import Profile
 from nightingale.errors import NightingaleError
 
 LIMIT_S = 30.0
@@ -21,7 +20,7 @@ TOKEN_SAMPLES = 960
 
 def open_engine(model: Model, profile: str | Profile = "balanced", **defaults: Any) -> TTS:
     """Return an engine for a model with some of its defaults changed."""
-    return TTS.over(replace(model, defaults=replace(model.defaults, **defaults)), profile)
+    return TTS.over(model.with_defaults(**defaults), profile)
 
 
 def wait_until(condition: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from engine_helpers import LIMIT_S, TOKEN_SAMPLES, call_in_thread, is_drained, open_engine, wait_until
 
+from nightingale.backends.profiles import PROFILES
 from nightingale.engine.model import Model
-from nightingale.engine.profiles import PROFILES
 from nightingale.engine.worker import Worker
 from nightingale.errors import EngineFault, MemoryFull, TextError
 
@@ -73,7 +73,7 @@ def test_a_tokenizer_error_in_a_later_segment_ends_its_request_alone(
             return list(text.encode())
 
     model = replace(noise_model, frontend=replace(noise_model.frontend, tokenizer=FailingTokenizer()))
-    tts = open_engine(model, profile, max_new_tokens=4, fill_pieces=False)
+    tts = open_engine(model, profile, max_new_tokens=4, fill_segments=False)
     sentence = "This page can be read by the model. "
     failing = tts.stream(sentence * 5 + "This page is a bad one, however. " + sentence * 5, seed=1)
     healthy = tts.stream(sentence * 8, seed=2)
@@ -102,7 +102,7 @@ def test_a_normalizer_error_after_a_stalled_reader_ends_its_request_alone(
 
     model = replace(noise_model, frontend=replace(noise_model.frontend, spell_out=spell_out))
     stalling = replace(PROFILES[profile], ahead_seconds=0.2)
-    tts = open_engine(model, stalling, max_new_tokens=4, fill_pieces=False)
+    tts = open_engine(model, stalling, max_new_tokens=4, fill_segments=False)
     failing = tts.stream("\n\n".join(["This page can be read."] * 5 + ["A bad page."]), seed=1)
     jobs = tts._worker._jobs
     assert wait_until(lambda: any(job.parked and job.segment is not None for job in list(jobs.values())))
@@ -130,15 +130,15 @@ def test_an_error_in_prefill_frees_the_slot(
     noise_model: Model, profile: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tts = open_engine(noise_model, profile, max_new_tokens=4)
-    runner: Any = tts._worker.draws.runner  # type: ignore[attr-defined]
-    plain, fails = runner.begin, iter([True, False])
+    decoder = tts._worker.decoder
+    plain, fails = decoder.prefill, iter([True, False])
 
-    def begin(*args: Any, **options: Any) -> Any:
+    def prefill(*args: Any, **options: Any) -> Any:
         if next(fails, False):
             raise MemoryError("out of memory")
         return plain(*args, **options)
 
-    monkeypatch.setattr(runner, "begin", begin)
+    monkeypatch.setattr(decoder, "prefill", prefill)
     fault = call_in_thread(lambda: tts.say("First.", seed=1))
     assert isinstance(fault, EngineFault)
     assert "out of memory" in str(fault)
@@ -148,10 +148,9 @@ def test_an_error_in_prefill_frees_the_slot(
 
 SHUTDOWN = """
 import sys
-from dataclasses import replace
 from nightingale import TTS
 model = TTS("noise")._model
-tts = TTS.over(replace(model, defaults=replace(model.defaults, max_new_tokens=400)), "balanced")
+tts = TTS.over(model.with_defaults(max_new_tokens=400), "balanced")
 stream = tts.stream("This is spoken while the program ends.", seed=1)
 print(len(next(stream).samples), flush=True)
 {}

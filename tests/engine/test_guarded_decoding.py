@@ -24,12 +24,12 @@ def scripted(noise_model: Model, monkeypatch: pytest.MonkeyPatch) -> Callable[..
     def make(script: Callable[[int, int], int], profile: str = "exact") -> TTS:
         attempts: list[Decoding] = []
 
-        def draw(self: Decoding, logits: Any) -> int:
+        def sample(self: Decoding, logits: Any) -> int:
             if self not in attempts:
                 attempts.append(self)
-            return script(attempts.index(self), self.drawn)
+            return script(attempts.index(self), self.appended)
 
-        monkeypatch.setattr(Decoding, "draw", draw)
+        monkeypatch.setattr(Decoding, "sample", sample)
         return open_engine(noise_model, profile, guarded=True, max_new_tokens=600)
 
     return make

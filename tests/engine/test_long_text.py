@@ -14,9 +14,9 @@ import pytest
 from engine_helpers import is_drained, open_engine, wait_until
 
 from nightingale import TTS, EmptyText, UnsupportedLanguage
-from nightingale.decoding.random import nth_seed
+from nightingale.backends.profiles import PROFILES
+from nightingale.decoding.seeds import nth_seed
 from nightingale.engine.model import Model
-from nightingale.engine.profiles import PROFILES
 from nightingale.engine.requests.segments import segment_text
 from nightingale.text.languages import check_language
 
@@ -157,7 +157,7 @@ def test_a_bad_text_is_refused_when_the_stream_is_opened(
 
 def test_a_segment_of_a_long_text_equals_the_segment_alone(noise_model: Model) -> None:
     """Voice and level cannot drift: only the voice is carried from one segment to the next."""
-    tts = open_engine(noise_model, "exact", max_new_tokens=6, split_chars=60, fill_pieces=False)
+    tts = open_engine(noise_model, "exact", max_new_tokens=6, split_chars=60, fill_segments=False)
     segments = list(segment_text(noise_model.frontend, PARAGRAPH, None, split_chars=60))
     assert len(segments) > 5
     alone = [tts.say(s.text, seed=nth_seed(3, number)).samples for number, s in enumerate(segments)]

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from nightingale.decoding.decoding import BUDGET_FLOOR_TOKENS, budget_tokens
-from nightingale.decoding.random import SEED_LIMIT, nth_seed
+from nightingale.decoding.decoding import MIN_BUDGET_TOKENS, token_budget
+from nightingale.decoding.seeds import SEED_LIMIT, nth_seed
 from nightingale.engine.requests.segments import MAX_CHARS, PAUSE_MS, parse_pauses, segment_text
 from nightingale.errors import EmptyText, TextError, TextTooLong, UnsupportedLanguage
 from nightingale.models.defaults import MODEL_DEFAULTS
@@ -256,19 +256,19 @@ def test_tags_of_sounds_stay_in_the_text(split_chars: int | None) -> None:
 def test_only_wren_has_a_budget_by_text_ids() -> None:
     for name, defaults in MODEL_DEFAULTS.items():
         assert (defaults.tokens_per_text_id is not None) == (name == "wren")
-    assert budget_tokens(5, MODEL_DEFAULTS["english"]) == 1000
-    assert budget_tokens(5, MODEL_DEFAULTS["turbo"]) == 1001
+    assert token_budget(5, MODEL_DEFAULTS["english"]) == 1000
+    assert token_budget(5, MODEL_DEFAULTS["turbo"]) == 1001
 
 
 def test_a_short_text_has_a_short_budget() -> None:
     wren = replace(MODEL_DEFAULTS["wren"], tokens_per_text_id=6.0, max_new_tokens=750)
-    assert budget_tokens(2, wren) == BUDGET_FLOOR_TOKENS + 12
-    assert budget_tokens(1000, wren) == 750
+    assert token_budget(2, wren) == MIN_BUDGET_TOKENS + 12
+    assert token_budget(1000, wren) == 750
 
 
 def test_each_segment_has_its_own_seed_and_the_first_the_seed_of_the_request() -> None:
     seeds = [nth_seed(7, number) for number in range(50)]
-    assert seeds[0] == 7
+    assert seeds[:2] == [7, 4209573609]
     assert len(set(seeds)) == 50
     assert all(0 <= seed < SEED_LIMIT for seed in seeds)
     assert nth_seed(8, 1) != nth_seed(7, 1)

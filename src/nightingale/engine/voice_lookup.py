@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from nightingale.audio.read import MAX_SECONDS
-from nightingale.engine.cloning import enroll_file
+from nightingale.backends import BACKENDS
+from nightingale.backends.base import Encoders, Setup
+from nightingale.engine.cloning import clone_file
 from nightingale.engine.model import Model
 from nightingale.errors import VoiceError, VoiceNotFound
 from nightingale.voices import library
@@ -16,8 +18,9 @@ from nightingale.voices.voice import Voice
 class VoiceResolver:
     """Find or make the voices of one model."""
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
+    def __init__(self, model: Model, setup: Setup) -> None:
+        """setup: the device and profile that the engine runs with."""
+        self._model, self._setup = model, setup
 
     def resolve(self, voice: Voice | str | Path | None) -> Voice:
         """Return the voice that a request means; None means the model's default voice."""
@@ -61,19 +64,33 @@ class VoiceResolver:
     def learn(self, clip: Path | bytes, *, name: str, max_seconds: float = MAX_SECONDS) -> Voice:
         """Make a voice from a clip, without looking for it in the cache or storing it there."""
         model = self._model
-        return enroll_file(
+        voice, _ = clone_file(
             clip,
             name=name,
             family=model.voice_family,
-            encoders=model.encoders(),
-            defaults=model.defaults,
-            prompt_tokens=model.networks.t3.config.prompt_tokens,
+            encoders=self._encoders(),
+            info=model.info,
             max_seconds=max_seconds,
-        ).voice
+        )
+        return voice
+
+    def _encoders(self) -> Encoders:
+        """Open the encoders of the first backend that has them."""
+        for backend in reversed(BACKENDS):
+            if backend.unsupported_reason("renderer", self._model.info, self._setup) is not None:
+                continue
+            encoders = backend.open_encoders(self._model.source, self._setup)
+            if encoders is not None:
+                return encoders
+        raise VoiceError(
+            f"no installed backend can clone voices for the model {self._model.name!r}",
+            fix="Install PyTorch: pip install 'nightingale-tts[torch]'.",
+        )
 
     def _check_fits(self, voice: Voice) -> None:
         model = self._model
-        widths = (model.networks.t3.config.speaker_width, model.networks.flow.config.speaker_width)
+        preset = model.info.preset
+        widths = (preset.t3.speaker_width, preset.flow.speaker_width)
         sizes = (len(voice.speaker), len(voice.flow_speaker))
         if voice.family != model.voice_family or sizes != widths:
             raise VoiceError(

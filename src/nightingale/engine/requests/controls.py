@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from nightingale.decoding.random import SEED_LIMIT, fresh_seed
+from nightingale.decoding.seeds import SEED_LIMIT, fresh_seed
 from nightingale.engine.faults import check_range
 from nightingale.engine.rendering.time_stretch import MAX_SPEED, MIN_SPEED
 from nightingale.engine.session import Request
