@@ -13,7 +13,7 @@ from tiny_torch import t3_of
 
 from nightingale import TTS
 from nightingale.decoding import kv_retention as budgets
-from nightingale.decoding.kv_retention import LEAST, STRIDE, AttentionTable
+from nightingale.decoding.kv_retention import MIN_WINDOW, WINDOW_STEP, AttentionTable
 from nightingale.backends.torch.paged import PagedDecoder, cells_of, room_for
 from nightingale.engine.load import open_decoder, plan_for
 from nightingale.engine.model import Model
@@ -34,7 +34,7 @@ TABLE = AttentionTable(
 def table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AttentionTable:
     """The stand-in's, as if it had been measured."""
     TABLE.save(tmp_path / "noise.json")
-    monkeypatch.setattr(budgets, "places", lambda model, folder: [tmp_path / "noise.json"])
+    monkeypatch.setattr(budgets, "table_paths", lambda model, folder: [tmp_path / "noise.json"])
     return TABLE
 
 
@@ -84,9 +84,9 @@ def test_budgets_are_shares_of_an_utterance_and_go_where_heads_look_widely(perce
     mean = sum(map(sum, windows)) / 4
     assert 0.85 * TABLE.tokens * percent / 100 <= mean <= TABLE.tokens * percent / 100
     (narrow, wide), (one, other) = windows
-    assert LEAST <= narrow <= one == other <= wide <= TABLE.tokens
+    assert MIN_WINDOW <= narrow <= one == other <= wide <= TABLE.tokens
     assert narrow < wide
-    assert all(window % STRIDE == 0 or window == TABLE.tokens for layer in windows for window in layer)
+    assert all(window % WINDOW_STEP == 0 or window == TABLE.tokens for layer in windows for window in layer)
 
 
 def test_a_table_is_what_was_saved(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_damaged_table_is_refused(damage: str, tmp_path: Path) -> None:
 
 def test_a_model_without_a_table_is_not_cut_and_says_how_to_measure_one(tiny_model: Model) -> None:
     with pytest.raises(
-        ConfigError, match=r"(?s)no table of attention.*nightingale\.bench\.attention --model noise"
+        ConfigError, match=r"(?s)no attention table.*nightingale_lab\.bench\.attention --model noise"
     ):
         cells_of(tiny_model, replace(BALANCED, keep=50))
 
@@ -112,7 +112,7 @@ def test_another_models_table_is_refused(
     tiny_model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     replace(TABLE, entropy=TABLE.entropy[:1], spoken=TABLE.spoken[:1]).save(tmp_path / "t.json")
-    monkeypatch.setattr(budgets, "places", lambda model, folder: [tmp_path / "t.json"])
+    monkeypatch.setattr(budgets, "table_paths", lambda model, folder: [tmp_path / "t.json"])
     with pytest.raises(CheckpointError, match="belongs to another model"):
         cells_of(tiny_model, replace(BALANCED, keep=50))
 
@@ -209,9 +209,9 @@ def test_admission_is_by_bytes_where_they_are_counted() -> None:
         line.needs_bytes[ticket] = need
     assert line.admit() == (1, 0)
     assert line.used_bytes == 60
-    assert not line.may_admit, "the second does not fit"
+    assert not line.can_admit, "the second does not fit"
     assert line.admit() is None, "and the third does not overtake it"
-    line.leave(1)
+    line.remove(1)
     assert [line.admit(), line.admit(), line.admit()] == [(2, 0), (3, 1), None]
     assert line.used_bytes == 60
 
