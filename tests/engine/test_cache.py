@@ -16,7 +16,7 @@ from nightingale.decoding.kv_retention import LEAST, STRIDE, AttentionTable
 from nightingale.backends.torch.paged import PagedDecoder, cells_of, room_for
 from nightingale.engine.load import open_decoder, plan_for
 from nightingale.engine.model import Model
-from nightingale.engine.profiles import BALANCED, EXACT, PROFILES, Profile, profile_named
+from nightingale.backends.profiles import BALANCED, EXACT, PROFILES, Profile, profile_named
 from nightingale.engine.scheduler import Scheduler
 from nightingale.errors import CheckpointError, ConfigError, MemoryFull
 

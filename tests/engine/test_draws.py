@@ -15,7 +15,7 @@ from nightingale.decoding.decoder import GraphDecoder
 from nightingale.engine.load import plan_for
 from nightingale.engine.model import Model
 from nightingale.engine.plan import Plan
-from nightingale.engine.profiles import PROFILES, Profile
+from nightingale.backends.profiles import PROFILES, Profile
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.errors import EngineFault
 

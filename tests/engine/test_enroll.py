@@ -135,7 +135,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], str]] = {
     "silence": (lambda at: write(at / "a.wav", np.zeros(2 * RATE)), "silent"),
     "near silence": (lambda at: write(at / "a.wav", clip(2.0, level=1e-5) * 1e-2), "silent"),
     "nothing": (lambda at: write(at / "a.wav", np.zeros(0)), "no sound"),
-    "NaN": (lambda at: write(at / "a.wav", np.full(2 * RATE, np.nan), subtype="FLOAT"), "not sound"),
+    "NaN": (lambda at: write(at / "a.wav", np.full(2 * RATE, np.nan), subtype="FLOAT"), "not finite"),
     "text": (lambda at: _file(at / "a.wav", b"This is not a recording."), "cannot be decoded"),
     "empty": (lambda at: _file(at / "a.wav", b""), "empty"),
     "half a header": (lambda at: _file(at / "a.flac", _flac()[:30]), "cannot be decoded"),

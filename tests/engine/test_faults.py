@@ -14,7 +14,7 @@ import pytest
 
 from nightingale import TTS
 from nightingale.engine.model import Model
-from nightingale.engine.profiles import PROFILES
+from nightingale.backends.profiles import PROFILES
 from nightingale.engine.worker import Worker
 from nightingale.errors import EngineFault, MemoryFull, NightingaleError, TextError
 

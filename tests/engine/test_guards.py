@@ -20,7 +20,7 @@ from nightingale.decoding.guards import (
     retry_seed,
 )
 from nightingale.models.defaults import MODEL_DEFAULTS, SILENCE_TOKEN
-from nightingale.decoding.random import SEED_LIMIT
+from nightingale.decoding.seeds import SEED_LIMIT
 
 STOP = 6562
 SILENCE = frozenset({SILENCE_TOKEN})

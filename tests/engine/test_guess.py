@@ -16,7 +16,7 @@ from nightingale.engine.load import open_guess
 from nightingale.engine.model import Model
 from nightingale.backends.torch.speculation import find_guess
 from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.t3.guess import DraftHead
+from nightingale.models.chatterbox.t3.draft_head import DraftHead
 
 
 def test_a_model_without_one_says_so(noise_model: Model, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from nightingale import TTS, AsyncTTS
 from nightingale.engine.model import Model
-from nightingale.engine.profiles import PROFILES
+from nightingale.backends.profiles import PROFILES
 from nightingale.engine.session import Session
 from nightingale.errors import EmptyText, TextError
 

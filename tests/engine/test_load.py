@@ -18,11 +18,12 @@ from torch import Tensor
 from nightingale import TTS, CheckpointError, ConfigError, ModelMissing, VoiceError
 from nightingale.engine import load as load_module
 from nightingale.models.defaults import MODEL_DEFAULTS
-from nightingale.engine.profiles import PROFILES
+from nightingale.backends.profiles import PROFILES
 from nightingale.engine.standin import NOISE
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
-from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder, VoiceEncoderConfig
-from nightingale.models.chatterbox.encoders.xvector import XVector, XVectorConfig
+from nightingale.models.chatterbox.encoders.config import VoiceEncoderConfig, XVectorConfig
+from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
+from nightingale.models.chatterbox.encoders.xvector import XVector
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import Preset
 from nightingale.models.chatterbox.s3gen.flow import Flow

@@ -20,7 +20,7 @@ from nightingale_lab.train.hidden_states import overhear
 from nightingale.decoding.random import generator
 from nightingale.backends.torch.runner import PlainRunner, Turn
 from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.t3.guess import HALVES
+from nightingale.models.chatterbox.t3.draft_head import HALVES
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale_lab.train.overheard import Overheard, train_overheard
 

@@ -18,7 +18,7 @@ from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.engine.load import plan_for, plan_named
 from nightingale.engine.model import Model
 from nightingale.engine.plan import Machine, Plan, Sizes, make_plan
-from nightingale.engine.profiles import PROFILES, profile_named
+from nightingale.backends.profiles import PROFILES, profile_named
 from nightingale.errors import NightingaleError
 from nightingale.models.chatterbox.presets import PRESETS
 

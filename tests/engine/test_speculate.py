@@ -26,14 +26,14 @@ from nightingale.decoding.decoder import Decoder, HostDecoder, Speaking
 from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.engine.load import open_decoder, plan_for
 from nightingale.engine.model import Model
-from nightingale.engine.profiles import PROFILES
+from nightingale.backends.profiles import PROFILES
 from nightingale.decoding.random import generator
 from nightingale.backends.torch.runner import PlainRunner
 from nightingale.decoding.speculative import ASK_AGAIN, Costs, Pace, SpeculativeDecoder
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.t3.config import T3Config
-from nightingale.models.chatterbox.t3.guess import DraftHead
+from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 
 FREE = Costs(several=1.0, token=0.0, guess=0.0)

@@ -25,7 +25,7 @@ from nightingale.backends.torch.runner import PlainRunner, Trial, Turn
 from nightingale.decoding.sampling import compose_sampler, draw
 from nightingale.decoding.speculative import SpeculativeDecoder
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, LlamaConfig
-from nightingale.models.chatterbox.t3.guess import HALVES, DraftHead
+from nightingale.models.chatterbox.t3.draft_head import HALVES, DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Sampling
 

@@ -19,8 +19,9 @@ from torch import Tensor
 from nightingale.backends.onnx.graph import Writer
 from nightingale.backends.onnx.protobuf import FLOAT, INT64
 from nightingale.backends.onnx.runner import bind, open_session
-from nightingale.models.chatterbox.t3.guess import HALVES, DraftHead
+from nightingale.models.chatterbox.t3.draft_head import HALVES, DraftHead
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.decoding.sampling import Logits
 from nightingale.types import Sampling
 
 RACING = 32
@@ -29,31 +30,48 @@ LEAST = 1e-30
 """Of the share of the likeliest that is kept: where nothing is dropped its logarithm must still be finite."""
 
 
+def open_draft_head(t3: T3, head: DraftHead, *, threads: int, longest: int) -> OnnxDraftHead:
+    """Open a draft head, with chains of up to `longest` tokens where embeddings depend on the token alone."""
+    if t3.config.learned_positions is not None:
+        return OnnxDraftHead(t3, head, threads=threads)
+    return OnnxDraftChain(t3, head, threads=threads, longest=longest)
+
+
 class OnnxDraftHead:
-    """(rows, width) thoughts and embeddings of what was drawn of them -> the next thoughts, and scores."""
+    """Run a draft head on ONNX Runtime, one token at a time."""
+
+    def __init__(self, t3: T3, head: DraftHead, *, threads: int) -> None:
+        self._t3, self._head = t3, head
+        self._session = open_session(_Guesses(t3, head).one(), threads)
+
+    @torch.inference_mode()
+    def start(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
+        return self._head.begin(torch.from_numpy(hidden)).numpy()
+
+    @torch.inference_mode()
+    def step(self, state: NDArray[np.float32], token: int, position: int) -> tuple[NDArray[np.float32], Logits]:
+        embedded = self._t3.embed_speech(torch.full((len(state), 1), token), position)[:, 0]
+        following, logits = self._session.run(
+            ["thought.1", "scores.1"], {"thought": state, "said": embedded.numpy()}
+        )
+        return following, logits
+
+
+class OnnxDraftChain(OnnxDraftHead):
+    """A draft head that also proposes several tokens in one call. Everything is prepared when it is opened."""
 
     def __init__(self, t3: T3, head: DraftHead, *, threads: int, longest: int) -> None:
-        """longest: guesses in a row, at most. All is made ready here: a first sound must not wait."""
-        self._head, self._alone = head, open_session(_Guesses(t3, head).one(), threads)
+        super().__init__(t3, head, threads=threads)
         self._chains = [
             _Chain(open_session(_Guesses(t3, head).several(count), threads), count, head.width)
             for count in range(1, longest + 1)
         ]
 
-    def begin(self, thoughts: Tensor) -> Tensor:
-        return self._head.begin(thoughts)
-
-    def __call__(self, thought: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
-        given = {"thought": thought.numpy(), "said": said.numpy()}
-        following, scores = self._alone.run(["thought.1", "scores.1"], given)
-        return torch.from_numpy(following), torch.from_numpy(scores)
-
     def chain(
-        self, thoughts: Tensor, token: int, chances: list[NDArray[np.float64]], sampling: Sampling
+        self, hidden: NDArray[np.float32], token: int, uniforms: NDArray[np.float64], sampling: Sampling
     ) -> list[int]:
-        """So many tokens as there are chances of draws, each (vocab,), after a token drawn of T3's thoughts
-        (1, …). Only where embeddings depend on nothing but the token."""
-        return self._chains[len(chances) - 1].run(thoughts, token, chances, sampling)
+        """Return one token for each draw, whose uniforms are (draws, vocab), after a token and its hidden state."""
+        return self._chains[len(uniforms) - 1].run(hidden, token, uniforms, sampling)
 
 
 class _Chain:
@@ -61,14 +79,14 @@ class _Chain:
 
     def __init__(self, session: Any, count: int, width: int) -> None:
         self._session, self._binding = session, session.io_binding()
-        vocab = next(given.shape[1] for given in session.get_inputs() if given.name == "missed")
+        vocab = next(given.shape[1] for given in session.get_inputs() if given.name == "uniform")
         self._thoughts = np.zeros((1, (1 + HALVES) * width), np.float32)
-        self._missed = np.zeros((count, vocab), np.float32)
+        self._uniform = np.zeros((count, vocab), np.float32)
         self._heat, self._reach = np.zeros(1, np.float32), np.zeros(1, np.float32)
         self._token, self._tokens = np.zeros(1, np.int64), np.zeros(count, np.int64)
         given: dict[str, NDArray[Any]] = {
             "thoughts": self._thoughts,
-            "missed": self._missed,
+            "uniform": self._uniform,
             "heat": self._heat,
             "reach": self._reach,
             "token": self._token,
@@ -78,11 +96,10 @@ class _Chain:
         bind(self._binding.bind_output, "tokens", self._tokens)
 
     def run(
-        self, thoughts: Tensor, token: int, chances: list[NDArray[np.float64]], sampling: Sampling
+        self, hidden: NDArray[np.float32], token: int, uniforms: NDArray[np.float64], sampling: Sampling
     ) -> list[int]:
-        self._thoughts[:], self._token[:] = thoughts.numpy(), token
-        for row, chance in zip(self._missed, chances, strict=True):
-            np.subtract(1.0, chance, out=row, casting="same_kind")
+        self._thoughts[:], self._token[:] = hidden, token
+        self._uniform[:] = uniforms
         self._heat[:], self._reach[:] = 1 / sampling.temperature, math.log(max(sampling.min_p, LEAST))
         self._session.run_with_iobinding(self._binding)
         return [int(token) for token in self._tokens]
@@ -113,7 +130,7 @@ class _Guesses(Writer):
         g = self.graph
         g.input("thoughts", FLOAT, (1, (1 + HALVES) * self._width))
         g.input("token", INT64, (1,))
-        g.input("missed", FLOAT, (count, self._vocab))
+        g.input("uniform", FLOAT, (count, self._vocab))
         g.input("heat", FLOAT, (1,))
         g.input("reach", FLOAT, (1,))
         table = self._weight("embedding", FLOAT, self._embedding)
@@ -122,7 +139,7 @@ class _Guesses(Writer):
         g.small("few", INT64, (1,), np.array([min(RACING, self._vocab)], np.int64).tobytes())
         every = range(1, count + 1)
         each = {"axis": 0, "num_outputs": count}
-        g.node("Split", ["missed"], [f"missed.{n}" for n in every], attributes=each)
+        g.node("Split", ["uniform"], [f"uniform.{n}" for n in every], attributes=each)
         thought, token = self._begin(), "token"
         for n in every:
             said = g.node("Gather", [table, token], [f"said.{n}"], attributes={"axis": 0})
@@ -153,15 +170,15 @@ class _Guesses(Writer):
         return following, self.linear(f"scores.{number}", following, [self.source("head")], bias)
 
     def _draw(self, number: int, scores: str) -> str:
-        """The first in the race (decoding/random.py), by logarithms."""
+        """The first in the race (decoding/sampling.py), by logarithms."""
         g, at = self.graph, f"draw.{number}."
         g.node("TopK", [scores, "few"], [at + "scores", at + "ids"], attributes={"axis": -1, "sorted": 0})
         g.node("Mul", [at + "scores", "heat"], [at + "warm"])
         g.node("ReduceMax", [at + "warm"], [at + "most"], attributes={"keepdims": 1})
         g.node("Add", [at + "most", "reach"], [at + "least"])
         g.node("Less", [at + "warm", at + "least"], [at + "dropped"])
-        g.node("GatherElements", [f"missed.{number}", at + "ids"], [at + "missed"], attributes={"axis": 1})
-        g.node("Log", [at + "missed"], [at + "sooner"])
+        g.node("GatherElements", [f"uniform.{number}", at + "ids"], [at + "uniform"], attributes={"axis": 1})
+        g.node("Log", [at + "uniform"], [at + "sooner"])
         g.node("Neg", [at + "sooner"], [at + "later"])
         g.node("Log", [at + "later"], [at + "waits"])
         g.node("Sub", [at + "warm", at + "waits"], [at + "racing"])

@@ -161,7 +161,7 @@ class EngineSubject:
         import torch
 
         from nightingale.backends.torch.mel_stream import MelStream, audible, prepare_prompt, render_mel
-        from nightingale.engine.profiles import BALANCED
+        from nightingale.backends.profiles import BALANCED
         from nightingale.backends.torch.sample_stream import SampleStream, render_samples
 
         flow, hift = self.model.networks.flow, self.model.networks.hift
