@@ -1,4 +1,4 @@
-"""Run the Python snippets and `say` commands of the documents, with the test-signal model in place of a download."""
+"""Run the Python snippets and `say` commands of the documents; the model "noise" replaces downloads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from nightingale import TTS, save
 from nightingale.cli.main import app
-from nightingale.engine import standin
+from nightingale.engine import load
 from nightingale.types import AudioChunk
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ SAY_COMMANDS = [
 
 @pytest.fixture(autouse=True)
 def _work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief: TTS) -> None:
-    monkeypatch.setattr(standin, "load_noise", lambda: brief._model)
+    monkeypatch.setattr(load, "load_noise", lambda: brief._model)
     monkeypatch.chdir(tmp_path)
 
 
