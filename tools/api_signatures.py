@@ -6,8 +6,10 @@ fails. After a change on purpose: `python tools/api_signatures.py > tests/projec
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,6 +67,20 @@ def class_lines(name: str, kind: type) -> Iterator[str]:
                 yield f"{prefix}{name}.{attribute}{signature(value)}"
             else:
                 yield f"{name}.{attribute} = {value!r}"
+    yield from (f"{name}.{attribute}" for attribute in sorted(instance_attributes(kind) - set(dir(kind))))
+
+
+def instance_attributes(kind: type) -> set[str]:
+    """Return the public names that the methods of a class assign to `self`."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
+    return {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and ast.unparse(node.value) == "self"
+        and not node.attr.startswith("_")
+    }
 
 
 def public_objects() -> dict[str, Any]:

@@ -28,17 +28,23 @@ GLOBAL_SEEDS = {
     "np.random.seed",
     "numpy.random.seed",
 }
-# Training is a program of its own (machines that train lack what cli/ needs), so it may seed the process.
-PROGRAMS = {SRC / "nightingale_lab" / "train" / "__main__.py"}
+# Programs of their own may seed the process: training (machines that train lack what cli/ needs), and the
+# comparison with upstream, whose networks use the global generator.
+PROGRAMS = [SRC / "nightingale_lab" / name for name in ("train/__main__.py", "parity", "upstream")]
 # It sets the thread count of its own threads only, as
 # tests/engine/test_beside.py::test_a_threads_number_is_its_own shows.
-OWN_THREADS = SRC / "nightingale" / "backends" / "torch" / "pipelined.py"
+OWN_THREADS = SRC / "nightingale" / "backends" / "torch" / "devices.py"
 
 
 def library_files() -> list[Path]:
     """Return the files of src/ that run inside the process of another program."""
-    files = [path for path in python_files() if path.is_relative_to(SRC) and path not in PROGRAMS]
-    return [path for path in files if "cli" not in path.relative_to(SRC).parts]
+    return [
+        path
+        for path in python_files()
+        if path.is_relative_to(SRC)
+        and "cli" not in path.relative_to(SRC).parts
+        and not any(path.is_relative_to(program) for program in PROGRAMS)
+    ]
 
 
 def forbidden_calls(tree: ast.AST) -> list[tuple[str, str]]:
