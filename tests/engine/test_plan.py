@@ -141,12 +141,12 @@ def test_the_doctor_prints_a_plan_as_a_table_and_as_json() -> None:
 def test_eight_bits_are_planned_where_they_pay_and_refused_in_words_elsewhere(
     noise_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(able, "refusal", lambda config: None)
+    monkeypatch.setattr(able, "unsupported_reason", lambda config: None)
     made = plan_for(noise_model, PROFILES["fast"])
     assert (made.t3.way, made.t3.dtype, made.refusals) == ("int8", "int8", [])
     assert plan_for(noise_model, PROFILES["balanced"]).t3.dtype == "float32"
-    monkeypatch.setattr(able, "refusal", lambda config: "products in int8 are no faster")
-    monkeypatch.setattr(able, "exact_refusal", lambda config: None)
+    monkeypatch.setattr(able, "unsupported_reason", lambda config: "products in int8 are no faster")
+    monkeypatch.setattr(able, "float32_unsupported_reason", lambda config: None)
     made = plan_for(noise_model, PROFILES["fast"])
     assert (made.t3.way, made.t3.dtype) == ("onnx", "float32")
     assert made.refusals == ["t3: no int8: products in int8 are no faster"]
@@ -155,12 +155,12 @@ def test_eight_bits_are_planned_where_they_pay_and_refused_in_words_elsewhere(
 def test_machine_code_is_preferred_where_it_can_be_and_missed_without_a_warning(
     noise_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(able, "refusal", lambda config: None)
-    monkeypatch.setattr(native_able, "refusal", lambda config, home: None)
+    monkeypatch.setattr(able, "unsupported_reason", lambda config: None)
+    monkeypatch.setattr(native_able, "unsupported_reason", lambda config, cache_dir: None)
     made = plan_for(noise_model, PROFILES["fast"])
     assert (made.t3.way, made.t3.dtype) == ("native", "int8")
     assert plan_for(noise_model, profile_named("fast+draft=lookup")).t3.way not in ("native", "int8")
-    monkeypatch.setattr(native_able, "refusal", lambda config, home: "llvmlite is not installed")
+    monkeypatch.setattr(native_able, "unsupported_reason", lambda config, cache_dir: "llvmlite is not installed")
     made = plan_for(noise_model, PROFILES["fast"])
     assert (made.t3.way, made.t3.foregone) == ("int8", ("no native: llvmlite is not installed",))
     assert made.refusals == []
@@ -169,7 +169,7 @@ def test_machine_code_is_preferred_where_it_can_be_and_missed_without_a_warning(
 def test_what_nobody_was_promised_is_told_in_the_plan_and_not_in_a_warning(
     noise_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(able, "exact_refusal", lambda config: "onnxruntime is not installed")
+    monkeypatch.setattr(able, "float32_unsupported_reason", lambda config: "onnxruntime is not installed")
     made = plan_for(noise_model, PROFILES["balanced"])
     assert made.t3.way == "plain"
     assert made.t3.foregone == ("no onnx: onnxruntime is not installed",)
@@ -183,11 +183,11 @@ def test_what_nobody_was_promised_is_told_in_the_plan_and_not_in_a_warning(
 def test_what_needs_t3_in_torch_has_it_in_torch(
     noise_model: Model, monkeypatch: pytest.MonkeyPatch, switch: str, dtype: str
 ) -> None:
-    monkeypatch.setattr(able, "exact_refusal", lambda config: None)
+    monkeypatch.setattr(able, "float32_unsupported_reason", lambda config: None)
     profile = profile_named(f"balanced+{switch}")
     assert plan_for(replace(noise_model, dtype=dtype), profile).t3.way == "plain"
     assert plan_for(noise_model, profile_named("balanced+slots=2")).t3.way == "onnx"
-    monkeypatch.setattr(able, "refusal", lambda config: None)
+    monkeypatch.setattr(able, "unsupported_reason", lambda config: None)
     assert plan_for(noise_model, profile_named("fast+slots=2")).t3.way == "int8"
     assert plan_for(noise_model, profile_named("fast+draft=lookup")).t3.way == "onnx"
     if dtype == "auto":

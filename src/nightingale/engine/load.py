@@ -42,7 +42,7 @@ from nightingale.voices.home import cache_folder
 from nightingale.voices.voice import Voice
 
 if TYPE_CHECKING:
-    from nightingale.backends.shared.packed_t3 import Form, Packed
+    from nightingale.backends.shared.packed_t3 import PackedWeights, WeightFormat
 
 STEPS_AHEAD = 4
 """Steps that a device which draws by itself is asked for at a time; so late are their tokens read."""
@@ -212,16 +212,17 @@ def open_decoder(model: Model, profile: Profile, plan: Plan, *, threads: int | N
     pool: dict[str, Any] = {"slots": profile.slots, "rows_per_slot": rows, "capacity": capacity}
     how: dict[str, Any] = {"batched": profile.batched, "spare": spare_for(profile)}
     if plan.t3.way == NATIVE.way:
-        from nightingale.backends.cpu.capabilities import form, open_runner
+        from nightingale.backends.cpu.capabilities import open_runner, weight_format
 
-        packed = _packed(model, form())
+        packed = _packed(model, weight_format())
         how = {"batched": profile.batched, "threads": threads}
-        return HostDecoder(open_runner(t3, packed, home=code_home(), **pool, **how))
+        return HostDecoder(open_runner(t3, packed, cache_dir=code_home(), **pool, **how))
     if plan.t3.way in (INT8.way, ONNX.way):
-        from nightingale.backends.shared.packed_t3 import FOR_ONNX
+        from nightingale.backends.onnx.graph import GRAPH_FILE, OnnxFormat
         from nightingale.backends.onnx.runner import CpuRunner, exact_graph
 
-        graph = _packed(model, FOR_ONNX).graph if plan.t3.way == INT8.way else exact_graph(t3)
+        int8 = plan.t3.way == INT8.way
+        graph = _packed(model, OnnxFormat()).folder / GRAPH_FILE if int8 else exact_graph(t3)
         swift = CpuRunner(t3, graph, **pool, **how, threads=threads)
         return open_speculation(model, profile, swift, threads) if profile.draft else HostDecoder(swift)
     from nightingale.backends.torch.paged import PagedDecoder, open_cells
@@ -232,14 +233,15 @@ def open_decoder(model: Model, profile: Profile, plan: Plan, *, threads: int | N
     return draws if cells is None else PagedDecoder(draws)
 
 
-def _packed(model: Model, form: Form) -> Packed:
+def _packed(model: Model, weight_format: WeightFormat) -> PackedWeights:
     """T3 in eight bits, made now if it is not there yet."""
     from nightingale.backends.shared.packed_t3 import digest_of_file, digest_of_tensors, pack
 
     t3, home, file = model.networks.t3, cache_folder().parent / "int8", model.t3_file
     tensors = t3.state_dict() if file is None else read_tensors(file)
-    source = digest_of_tensors(tensors) if file is None else digest_of_file(file, home=home)
-    return pack(t3.config, tensors, home=home, source=source, mapped=file is not None, form=form)
+    source = digest_of_tensors(tensors) if file is None else digest_of_file(file, cache_dir=home)
+    mapped = file is not None
+    return pack(t3.config, tensors, weight_format, cache_dir=home, source=source, mapped=mapped)
 
 
 def _cell_kernel(t3: T3) -> Callable[..., Any] | None:

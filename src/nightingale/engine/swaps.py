@@ -26,23 +26,23 @@ def code_home() -> Path:
 
 
 def _no_native(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
-    from nightingale.backends.cpu.capabilities import refusal
+    from nightingale.backends.cpu.capabilities import unsupported_reason
 
-    return _needs_floats(profile) or refusal(sizes.t3, home=code_home())
+    return _needs_floats(profile) or unsupported_reason(sizes.t3, cache_dir=code_home())
 
 
 def _no_int8(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
-    from nightingale.backends.onnx.capabilities import refusal
+    from nightingale.backends.onnx.capabilities import unsupported_reason
 
-    return _needs_floats(profile) or refusal(sizes.t3)
+    return _needs_floats(profile) or unsupported_reason(sizes.t3)
 
 
 def _no_onnx(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
-    from nightingale.backends.onnx.capabilities import exact_refusal
+    from nightingale.backends.onnx.capabilities import float32_unsupported_reason
 
     if dtype != "float32":
         return f"it computes in float32, not in {dtype}"
-    return _needs_layers(profile) or exact_refusal(sizes.t3)
+    return _needs_layers(profile) or float32_unsupported_reason(sizes.t3)
 
 
 def _needs_floats(profile: Profile) -> str | None:
@@ -60,15 +60,15 @@ def _needs_layers(profile: Profile) -> str | None:
 
 
 def _no_bytes(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
-    from nightingale.backends.cpu.capabilities import layers_refusal
+    from nightingale.backends.cpu.capabilities import layers_unsupported_reason
 
-    return layers_refusal(code_home())
+    return layers_unsupported_reason(code_home())
 
 
 def _no_halves(sizes: Sizes, machine: Machine, profile: Profile, dtype: str) -> str | None:  # noqa: ARG001
-    from nightingale.backends.cpu.bf16 import refusal
+    from nightingale.backends.cpu.bf16 import bf16_unsupported_reason
 
-    return refusal(torch.get_num_threads())
+    return bf16_unsupported_reason(torch.get_num_threads())
 
 
 NATIVE = Guest(
@@ -118,14 +118,14 @@ def swapped(networks: Networks, plan: Plan) -> Networks:
     """With flow and vocoder as the plan wants them; the networks given stay as they are."""
     flow, hift = networks.flow, networks.hift
     if HALVES.way in (plan.flow.way, plan.vocoder.way):
-        from nightingale.backends.cpu.bf16 import halved_flow, halved_vocoder
+        from nightingale.backends.cpu.bf16 import bf16_flow, bf16_vocoder
 
-        flow = halved_flow(flow) if plan.flow.way == HALVES.way else flow
-        hift = halved_vocoder(hift) if plan.vocoder.way == HALVES.way else hift
+        flow = bf16_flow(flow) if plan.flow.way == HALVES.way else flow
+        hift = bf16_vocoder(hift) if plan.vocoder.way == HALVES.way else hift
     if BYTES.way in (plan.flow.way, plan.vocoder.way):
-        from nightingale.backends.cpu.capabilities import workshop
-        from nightingale.backends.cpu.int8_networks import rounded_flow, rounded_vocoder
+        from nightingale.backends.cpu.capabilities import kernel_context
+        from nightingale.backends.cpu.int8_networks import int8_flow, int8_vocoder
 
-        flow = rounded_flow(flow, workshop(code_home())) if plan.flow.way == BYTES.way else flow
-        hift = rounded_vocoder(hift, workshop(code_home())) if plan.vocoder.way == BYTES.way else hift
+        flow = int8_flow(flow, kernel_context(code_home())) if plan.flow.way == BYTES.way else flow
+        hift = int8_vocoder(hift, kernel_context(code_home())) if plan.vocoder.way == BYTES.way else hift
     return replace(networks, flow=flow, hift=hift)
