@@ -34,7 +34,7 @@ from nightingale.decoding.decoding import Decoding, DraftStats, PromptText, prom
 from nightingale.decoding.decoder import Decoder, HostDecoder, Speaking
 from nightingale.engine.load import load_model
 from nightingale.engine.model import Model, default_model
-from nightingale.engine.profiles import BALANCED
+from nightingale.backends.profiles import BALANCED
 from nightingale.decoding.random import generator
 from nightingale.backends.torch.runner import PlainRunner, Trial, Verifier
 from nightingale.decoding.speculative import LONGEST, Costs, SpeculativeDecoder

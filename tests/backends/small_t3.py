@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, NANO, Gpt2Config, LlamaConfig, T3Config
@@ -37,5 +39,6 @@ def prompt(rows: int, time: int, seed: int) -> Tensor:
     return torch.randn(rows, time, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
-def relative_error(logits: Tensor, exact: Tensor) -> float:
-    return float((logits - exact).square().mean().sqrt() / exact.std())
+def relative_error(got: ArrayLike, exact: ArrayLike) -> float:
+    got, exact = np.asarray(got), np.asarray(exact)
+    return float(np.sqrt(np.square(got - exact).mean()) / exact.std())

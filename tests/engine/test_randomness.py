@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nightingale import TTS
-from nightingale.decoding.random import SEED_LIMIT, NoiseTape, RaceTape, fresh_seed, generator
+from nightingale.decoding.seeds import SEED_LIMIT, NoiseTape, RaceTape, fresh_seed, generator
 from nightingale.decoding.sampling import draw
 
 

@@ -14,13 +14,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from nightingale_lab.bench.seams import seam_report
-from nightingale.backends.torch.sample_stream import SampleStream, harmonic_phase, render_samples, source_noise
+from nightingale.backends.torch.sample_stream import (
+    SampleStream,
+    harmonic_phase,
+    render_samples,
+    source_noise,
+)
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.hift.reach import lookahead_samples, mel_reach, source_reach
 from nightingale.models.chatterbox.hift.stream import HiftStream
 from nightingale.types import Samples
+from nightingale_lab.bench.seams import seam_report
 
 FRAMES = 79
 CUTS = {

@@ -117,13 +117,13 @@ def test_the_self_test_detects_a_missing_position(rotary: bool) -> None:
     """With ONNX Runtime, which runs everywhere: once with the whole prompt, once with a prompt that is cut."""
     pytest.importorskip("onnxruntime")
     from nightingale.backends.onnx.graph import GRAPH_FILE, OnnxFormat
-    from nightingale.backends.onnx.runner import CpuRunner
+    from nightingale.backends.onnx.runner import OnnxRunner
 
-    def open_runner(t3: T3, folder: Path, first: int) -> CpuRunner:
+    def open_runner(t3: T3, folder: Path, first: int) -> OnnxRunner:
         packed = pack(t3.config, t3.state_dict(), OnnxFormat(), cache_dir=folder, source="test")
-        runner = CpuRunner(t3, packed.folder / GRAPH_FILE, **capabilities.TEST_POOL)
-        begin = runner.begin
-        runner.begin = lambda slot, prompt: begin(slot, prompt[:, first:])  # type: ignore[method-assign]
+        runner = OnnxRunner(t3, packed.folder / GRAPH_FILE, **capabilities.TEST_POOL)
+        prefill = runner.prefill_embeddings
+        runner.prefill_embeddings = lambda slot, x: prefill(slot, x[:, first:])  # type: ignore[method-assign]
         return runner
 
     config = capabilities.TEST_CONFIGS[rotary]

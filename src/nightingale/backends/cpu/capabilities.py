@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from nightingale.backends.shared.capability_checks import (
     width_reason,
 )
 from nightingale.backends.shared.packed_t3 import PackedWeights, WeightFormat, pack
+from nightingale.decoding.runner import StepInput
 from nightingale.models.chatterbox.hift.generator import Snake
 from nightingale.models.chatterbox.s3gen.estimator import Attend
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, NANO, Gpt2Config, LlamaConfig, T3Config
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from nightingale.backends.cpu.int8_networks import KernelContext
     from nightingale.backends.cpu.kernels.jit import CompiledModule
     from nightingale.backends.cpu.kernels.target import Target
-    from nightingale.backends.cpu.runner import NativeRunner
+    from nightingale.backends.cpu.runner import Int8Runner
 
 PACKAGE: Final = "llvmlite"
 WIDTH_MULTIPLE, HEAD_DIM_MULTIPLE = 128, 32
@@ -50,7 +51,7 @@ TEST_CONFIGS: Final = {
 }
 """T3 of the self-test, with rotary positions and without."""
 TEST_POOL: Final[dict[str, Any]] = {
-    "slots": 1, "rows_per_slot": 2, "capacity": 48, "batched": True, "threads": 2
+    "slots": 1, "rows_per_slot": 2, "capacity": 48, "batched": True, "max_new_tokens": 8, "threads": 2
 }  # fmt: skip
 ATTENTION_GAIN: Final = 6.0
 """Scales the attention's output in the self-test, so that a wrong position changes the logits."""
@@ -107,13 +108,13 @@ def _self_test_reason(error_of: Callable[[], float], fast_isas: Collection[str] 
     return None
 
 
-def open_runner(t3: T3, packed: PackedWeights, *, cache_dir: Path | None = None, **pool: Any) -> NativeRunner:
+def open_runner(t3: T3, packed: PackedWeights, *, cache_dir: Path | None = None, **pool: Any) -> Int8Runner:
     """Open a runner over weights in `weight_format()`; `pool` is passed on to it."""
-    from nightingale.backends.cpu.runner import NativeRunner
+    from nightingale.backends.cpu.runner import Int8Runner
 
     backbone = t3.config.backbone
     module = _t3_module(backbone.width // backbone.heads, isinstance(backbone, LlamaConfig), cache_dir)
-    return NativeRunner(t3, packed, module, **pool)
+    return Int8Runner(t3, packed, module, **pool)
 
 
 def weight_format() -> WeightFormat:
@@ -156,12 +157,6 @@ def _target() -> Target:
     return target
 
 
-class _Turn(NamedTuple):
-    slot: int
-    token: int
-    position: int
-
-
 def open_test_runner(t3: T3, folder: Path, *, code_cache: Path | None = None) -> Any:
     packed = pack(t3.config, t3.state_dict(), weight_format(), cache_dir=folder, source="self-test")
     return open_runner(t3, packed, cache_dir=code_cache, **TEST_POOL)
@@ -182,10 +177,10 @@ def t3_test_error(config: T3Config, open_runner: Callable[[T3, Path], Any] = ope
     exact = [t3.next_logits(prompt, kv_cache)]
     with TemporaryDirectory(prefix="nightingale-test-") as folder:
         runner = open_runner(t3, Path(folder))
-        logits = [runner.begin(0, prompt)]
+        logits = [runner.prefill_embeddings(0, prompt)]
         for position, token in enumerate((7, 4000), 1):
             exact.append(t3.next_logits(t3.embed_speech(torch.full((2, 1), token), position), kv_cache))
-            logits.append(runner.step([_Turn(slot=0, token=token, position=position)])[0])
+            logits.append(torch.from_numpy(runner.step([StepInput(slot=0, token=token, position=position)])[0]))
     return max(_relative_error(a, b) for a, b in zip(logits, exact, strict=True))
 
 

@@ -1,7 +1,7 @@
 """The draft head of speculative decoding by ONNX Runtime, in int8: a draft must be cheap, not exact.
 
-A chain of several drafts is one call: each token is sampled inside the graph, with the random numbers that the
-decoder will use for it, and its embedding is fed to the next. Of the sampling rules the graph knows
+A chain of several drafts is one call: each token is sampled inside the graph, with the random numbers that
+the decoder will use for it, and its embedding is fed to the next. Of the sampling rules the graph knows
 temperature and min-p; with others its drafts are accepted less often. The reference of a single draft is
 `TorchDraftHead` in backends/torch/drafts.py (tests/backends/onnx/test_float32_runner.py).
 """
@@ -14,12 +14,12 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from nightingale.backends.onnx.graph import GraphBuilder
 from nightingale.backends.onnx.protobuf import FLOAT, INT64
 from nightingale.backends.onnx.runner import bind, open_session
-from nightingale.models.chatterbox.t3.guess import HALVES, DraftHead
+from nightingale.decoding.sampling import Logits
+from nightingale.models.chatterbox.t3.draft_head import HALVES, DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Sampling
 
@@ -29,39 +29,47 @@ MIN_MIN_P: Final = 1e-30
 """A min-p of zero is raised to this one, whose logarithm is finite."""
 
 
+def open_draft_head(t3: T3, head: DraftHead, *, threads: int, longest: int) -> OnnxDraftHead:
+    """Open a draft head, with chains of up to `longest` tokens where embeddings depend on the token alone."""
+    if t3.config.learned_positions is not None:
+        return OnnxDraftHead(t3, head, threads=threads)
+    return OnnxDraftChain(t3, head, threads=threads, longest=longest)
+
+
 class OnnxDraftHead:
-    """Hidden states and embeddings of the tokens after them -> the next hidden states, and logits."""
+    """Run a draft head on ONNX Runtime, one token at a time."""
+
+    def __init__(self, t3: T3, head: DraftHead, *, threads: int) -> None:
+        self._t3, self._head = t3, head
+        self._session = open_session(_DraftGraph(t3, head).single(), threads)
+
+    @torch.inference_mode()
+    def start(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
+        return self._head.begin(torch.from_numpy(hidden)).numpy()
+
+    @torch.inference_mode()
+    def step(self, state: NDArray[np.float32], token: int, position: int) -> tuple[NDArray[np.float32], Logits]:
+        embedding = self._t3.embed_speech(torch.full((len(state), 1), token), position)[:, 0]
+        inputs = {"hidden": state, "embedding": embedding.numpy()}
+        following, logits = self._session.run(["hidden.1", "logits.1"], inputs)
+        return following, logits
+
+
+class OnnxDraftChain(OnnxDraftHead):
+    """A draft head that also proposes several tokens in one call. Everything is prepared when it is opened."""
 
     def __init__(self, t3: T3, head: DraftHead, *, threads: int, longest: int) -> None:
-        """Compile the graphs of all chains of up to `longest` drafts, so that no request waits for one."""
-        self._head, self._single = head, open_session(_DraftGraph(t3, head).single(), threads)
+        super().__init__(t3, head, threads=threads)
         self._chains = [
             _Chain(open_session(_DraftGraph(t3, head).chain(count), threads), count, head.width)
             for count in range(1, longest + 1)
         ]
 
-    def begin(self, hidden_states: Tensor) -> Tensor:
-        return self._head.begin(hidden_states)
-
-    def __call__(self, hidden: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
-        inputs = {"hidden": hidden.numpy(), "embedding": embedding.numpy()}
-        following, logits = self._single.run(["hidden.1", "logits.1"], inputs)
-        return torch.from_numpy(following), torch.from_numpy(logits)
-
     def chain(
-        self, hidden_states: Tensor, token: int, chances: list[NDArray[np.float64]], sampling: Sampling
+        self, hidden: NDArray[np.float32], token: int, uniforms: NDArray[np.float64], sampling: Sampling
     ) -> list[int]:
-        """Draft as many tokens as there are `chances`, after a token that was sampled from T3's hidden states.
-
-        It is exact only where a token's embedding does not depend on its position.
-
-        Args:
-            hidden_states: (1, (1 + HALVES) · width), of T3.
-            token: The token that was sampled from them.
-            chances: The uniform random numbers (vocab,) of each draft.
-            sampling: Its temperature and min-p.
-        """
-        return self._chains[len(chances) - 1].run(hidden_states, token, chances, sampling)
+        """Return one token for each row of `uniforms` (draws, vocab), after a token and its hidden state."""
+        return self._chains[len(uniforms) - 1].run(hidden, token, uniforms, sampling)
 
 
 class _Chain:
@@ -69,10 +77,10 @@ class _Chain:
 
     def __init__(self, session: Any, count: int, width: int) -> None:
         self._session, self._binding = session, session.io_binding()
-        vocab = next(given.shape[1] for given in session.get_inputs() if given.name == "survival")
+        vocab = next(given.shape[1] for given in session.get_inputs() if given.name == "uniforms")
         self._inputs: dict[str, NDArray[Any]] = {
             "hidden_states": np.zeros((1, (1 + HALVES) * width), np.float32),
-            "survival": np.zeros((count, vocab), np.float32),
+            "uniforms": np.zeros((count, vocab), np.float32),
             "inverse_temperature": np.zeros(1, np.float32),
             "log_min_p": np.zeros(1, np.float32),
             "token": np.zeros(1, np.int64),
@@ -83,14 +91,17 @@ class _Chain:
         bind(self._binding.bind_output, "tokens", self._tokens)
 
     def run(
-        self, hidden_states: Tensor, token: int, chances: list[NDArray[np.float64]], sampling: Sampling
+        self, hidden: NDArray[np.float32], token: int, uniforms: NDArray[np.float64], sampling: Sampling
     ) -> list[int]:
-        inputs = self._inputs
-        inputs["hidden_states"][:], inputs["token"][:] = hidden_states.numpy(), token
-        for row, chance in zip(inputs["survival"], chances, strict=True):
-            np.subtract(1.0, chance, out=row, casting="same_kind")
-        inputs["inverse_temperature"][:] = 1 / sampling.temperature
-        inputs["log_min_p"][:] = math.log(max(sampling.min_p, MIN_MIN_P))
+        values: dict[str, Any] = {
+            "hidden_states": hidden,
+            "uniforms": uniforms,
+            "inverse_temperature": 1 / sampling.temperature,
+            "log_min_p": math.log(max(sampling.min_p, MIN_MIN_P)),
+            "token": token,
+        }
+        for name, value in values.items():
+            self._inputs[name][:] = value
         self._session.run_with_iobinding(self._binding)
         return [int(token) for token in self._tokens]
 
@@ -119,7 +130,7 @@ class _DraftGraph(GraphBuilder):
         g = self.graph
         g.input("hidden_states", FLOAT, (1, (1 + HALVES) * self._width))
         g.input("token", INT64, (1,))
-        g.input("survival", FLOAT, (count, self._vocab))
+        g.input("uniforms", FLOAT, (count, self._vocab))
         g.input("inverse_temperature", FLOAT, (1,))
         g.input("log_min_p", FLOAT, (1,))
         table = self.weight("speech_embedding", FLOAT, self._embedding)
@@ -127,11 +138,11 @@ class _DraftGraph(GraphBuilder):
         self.weight("axis_0", INT64, torch.tensor([0]))
         self.weight("candidates", INT64, torch.tensor([min(CANDIDATES, self._vocab)]))
         numbers = range(1, count + 1)
-        g.node("Split", ["survival"], [f"survival.{n}" for n in numbers], axis=0, num_outputs=count)
+        g.node("Split", ["uniforms"], [f"uniforms.{n}" for n in numbers], axis=0, num_outputs=count)
         hidden, token, tokens = self._begin(), "token", []
         for n in numbers:
             hidden, logits = self._draft(n, hidden, g.node("Gather", [table, token], axis=0))
-            token = self._sample(logits, f"survival.{n}")
+            token = self._sample(logits, f"uniforms.{n}")
             tokens.append(token)
         g.node("Concat", tokens, ["tokens"], axis=0)
         g.output("tokens", INT64, (count,))
@@ -156,17 +167,17 @@ class _DraftGraph(GraphBuilder):
         bias = f"{at}head.bias" if self._has_bias else None
         return following, self.linear(f"logits.{number}", following, [self.source("head")], bias)
 
-    def _sample(self, logits: str, survival: str) -> str:
-        """Sample by the exponential race of decoding/random.py, in logarithms.
+    def _sample(self, logits: str, uniforms: str) -> str:
+        """Sample by the exponential race of decoding/sampling.py, in logarithms.
 
-        token = argmax(logit / temperature - log(-log(1 - chance))) over the candidates that min-p leaves.
+        token = argmax(logit / temperature - log(-log(uniform))) over the candidates that min-p leaves.
         """
         g, top = self.graph, f"{logits}.top"
         g.node("TopK", [logits, "candidates"], [top, f"{top}.ids"], axis=-1, sorted=0)
         scaled = g.node("Mul", [top, "inverse_temperature"])
         threshold = g.node("Add", [g.node("ReduceMax", [scaled], keepdims=1), "log_min_p"])
-        survivals = g.node("GatherElements", [survival, f"{top}.ids"], axis=1)
-        log_arrival = g.node("Log", [g.node("Neg", [g.node("Log", [survivals])])])
+        chosen = g.node("GatherElements", [uniforms, f"{top}.ids"], axis=1)
+        log_arrival = g.node("Log", [g.node("Neg", [g.node("Log", [chosen])])])
         race = g.node("Sub", [scaled, log_arrival])
         race = g.node("Where", [g.node("Less", [scaled, threshold]), "minus_infinity", race])
         winner = g.node("ArgMax", [race], axis=-1, keepdims=1)

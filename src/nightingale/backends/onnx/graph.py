@@ -32,7 +32,7 @@ from nightingale.backends.shared.packed_t3 import WEIGHTS
 from nightingale.backends.shared.quantize import QuantizedWeight, quantize_weights
 from nightingale.backends.shared.tensor_file import TensorFileWriter, TensorLocation, TensorSource
 from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
-from nightingale.models.chatterbox.t3.guess import HALVES, halfway
+from nightingale.models.chatterbox.t3.draft_head import HALVES, halfway
 
 EPSILON = 1e-5
 INT8_INPUTS = 4

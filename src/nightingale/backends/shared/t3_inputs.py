@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,17 +15,6 @@ from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.rope import rotations
 
 Floats = NDArray[np.float32]
-
-
-class Turn(Protocol):
-    """The next token of one utterance, as in backends/torch/runner.py."""
-
-    @property
-    def slot(self) -> int: ...
-    @property
-    def token(self) -> int: ...
-    @property
-    def position(self) -> int: ...
 
 
 class InputEmbeddings:
