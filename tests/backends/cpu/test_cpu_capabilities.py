@@ -114,7 +114,7 @@ def test_the_self_test_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("rotary", [True, False])
 def test_the_self_test_detects_a_missing_position(rotary: bool) -> None:
-    """With ONNX Runtime, which runs everywhere: once with the whole prompt, once with a prompt that is cut."""
+    """With ONNX Runtime, which runs everywhere: once with the whole prompt, once without its beginning."""
     pytest.importorskip("onnxruntime")
     from nightingale.backends.onnx.graph import GRAPH_FILE, OnnxFormat
     from nightingale.backends.onnx.runner import OnnxRunner

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 pytest.importorskip("llvmlite")
+from backends.cpu.rendered import mel_of, noise, rms_error, samples_of
 from backends.int8_reference import ReferenceInt8Linear
 
 from nightingale.backends.cpu import capabilities
@@ -28,20 +29,16 @@ from nightingale.backends.cpu.kernels import target
 from nightingale.backends.cpu.kernels.target import Isa, detect_target
 from nightingale.backends.shared import capability_checks
 from nightingale.backends.shared.quantize import block_size_for, quantize_blocks
-from nightingale.backends.torch.mel_stream import MelStream
-from nightingale.backends.torch.sample_stream import SampleStream
 from nightingale.models.chatterbox.hift.generator import Hift, Snake
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.estimator import Attend
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.layers.conv import same_conv
 from nightingale.models.layers.weight_layout import for_rendering
-from nightingale.voices.voice import Voice
 
 if isinstance(found := detect_target(), str):
     pytest.skip(found, allow_module_level=True)
 WREN = PRESETS["wren"]
-IDS = [5, 800, 17, 6000, 42, 42, 9, 1]
 
 
 @pytest.fixture(autouse=True)
@@ -53,14 +50,6 @@ def without_gradients() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def context() -> KernelContext:
     return capabilities.kernel_context()
-
-
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def error(got: Tensor, wanted: Tensor) -> float:
-    return float((got - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
 
 
 def dequantized(x: Tensor, block: int) -> Tensor:
@@ -85,10 +74,10 @@ def test_a_linear_layer_matches_the_reference(
 ) -> None:
     layer, x = nn.Linear(inputs, outputs, bias=bias), noise(2, rows, inputs)
     wanted = ReferenceInt8Linear(layer.weight, layer.bias)(x)
-    assert error(Int8Linear(layer, context)(x), wanted) < 1e-5
-    assert 0 < error(wanted, layer(x)) < 0.01
+    assert rms_error(Int8Linear(layer, context)(x), wanted) < 1e-5
+    assert 0 < rms_error(wanted, layer(x)) < 0.01
     turned = x.transpose(0, 1).contiguous().transpose(0, 1)
-    assert error(Int8Linear(layer, context)(turned), wanted) < 1e-5, "whatever its strides are"
+    assert rms_error(Int8Linear(layer, context)(turned), wanted) < 1e-5, "whatever its strides are"
 
 
 @pytest.mark.parametrize(("channels", "outputs"), [(16, 4), (32, 32), (192, 64), (256, 80)])
@@ -101,8 +90,8 @@ def test_a_convolution_matches_the_reference(
     x = noise(2, channels, columns)
     got, padded = Int8Conv1d(layer, context)(x), F.pad(x, (layer.left, layer.right))
     assert got.shape == (2, outputs, columns)
-    assert error(got, reference_conv1d(layer, padded)) < 1e-5
-    assert 0 < error(got, layer(x)) < 0.02
+    assert rms_error(got, reference_conv1d(layer, padded)) < 1e-5
+    assert 0 < rms_error(got, layer(x)) < 0.02
 
 
 def test_zeros_stay_zeros(context: KernelContext) -> None:
@@ -135,8 +124,8 @@ def test_attention_with_quantized_keys_is_close_to_torch(
     own, plain = Int8Attend(context), Attend()
     got = own(q, k, v, None)
     rounded = [dequantized(x.reshape(-1, 64), 64).view(x.shape).float() for x in (q, k)]
-    assert error(got, plain(*rounded, v, None)) < 1e-5, "the same quantization in torch"
-    assert error(got, plain(q, k, v, None)) < 0.02
+    assert rms_error(got, plain(*rounded, v, None)) < 1e-5, "the same quantization in torch"
+    assert rms_error(got, plain(q, k, v, None)) < 0.02
     mask = torch.ones(1, 1, queries, keys, dtype=torch.bool).tril()
     assert torch.equal(own(q, k, v, mask), plain(q, k, v, mask)), "with a mask, torch computes it"
     few = q[:, :, :15]
@@ -188,40 +177,19 @@ def hift() -> Hift:
     return Hift(WREN.hift).eval().requires_grad_(False)
 
 
-def mel_of(flow: Flow) -> Tensor:
-    voice = Voice.checked(
-        name="random",
-        family="wren",
-        speaker=torch.rand(256, generator=torch.Generator().manual_seed(2)),
-        prompt_ids=torch.zeros(0, dtype=torch.int64),
-        flow_prompt_ids=torch.arange(6),
-        flow_prompt_mel=noise(12, 80),
-        flow_speaker=noise(WREN.flow.speaker_width),
-    )
-    stream = MelStream(flow, voice, seed=1, streaming=True)
-    return torch.cat([stream.push(IDS[:5], final=False), stream.push(IDS[5:], final=True)], dim=1)
-
-
-def samples_of(hift: Hift) -> Tensor:
-    stream = SampleStream(hift, seed=1, streaming=True)
-    mel = noise(80, 24)
-    parts = [stream.push(mel[:, :10], final=False), stream.push(mel[:, 10:], final=True)]
-    return torch.cat([torch.from_numpy(part) for part in parts])
-
-
-def test_a_int8_flow_says_nearly_the_same(flow: Flow, context: KernelContext) -> None:
+def test_an_int8_flow_is_close_to_float32(flow: Flow, context: KernelContext) -> None:
     rounded = int8_flow(flow, context)
-    assert 0 < error(mel_of(rounded), mel_of(flow)) < 0.03
+    assert 0 < rms_error(mel_of(rounded), mel_of(flow)) < 0.03
     assert int8_flow(rounded, context) is rounded
     for_rendering(rounded)
-    assert 0 < error(mel_of(rounded), mel_of(flow)) < 0.03
+    assert 0 < rms_error(mel_of(rounded), mel_of(flow)) < 0.03
     left = [name for name, part in rounded.named_modules() if isinstance(part, nn.Linear)]
     assert all("time_" in name or ".mlp." in name or "affine" in name or "proj" in name for name in left)
 
 
-def test_a_int8_vocoder_sounds_nearly_the_same(hift: Hift, context: KernelContext) -> None:
+def test_an_int8_vocoder_is_close_to_float32(hift: Hift, context: KernelContext) -> None:
     rounded = int8_vocoder(hift, context)
-    assert 0 < error(samples_of(rounded), samples_of(hift)) < 0.1
+    assert 0 < rms_error(samples_of(rounded), samples_of(hift)) < 0.1
     assert int8_vocoder(rounded, context) is rounded
     kept = (rounded.conv_pre, rounded.conv_post, rounded.f0_predictor, *rounded.source_downs)
     assert not any(isinstance(part, Int8Conv1d) for net in kept for part in net.modules())

@@ -174,7 +174,9 @@ def test_a_chain_samples_what_single_drafts_would(t3: T3) -> None:
     for first in range(40):
         hidden = torch.randn(1, (1 + HALVES) * t3.config.backbone.width, generator=rng).numpy()
         state, token = head.begin(torch.from_numpy(hidden)), first
-        for number, drafted in enumerate(ours.chain(hidden, first, uniform_rows(first, 0, 3, vocab), sampling)):
+        for number, drafted in enumerate(
+            ours.chain(hidden, first, uniform_rows(first, 0, 3, vocab), sampling)
+        ):
             # Not TorchDraftHead.step: a chain embeds tokens without positions.
             state = head(state, t3.speech_emb(torch.tensor([token])))
             logits = t3.speech_head(state)[0].detach().numpy()

@@ -108,7 +108,9 @@ def test_a_batch_gives_the_same_logits_as_its_utterances_alone(made: Made) -> No
     together, alone = runner_of(made), runner_of(made, batched=False)
     for slot, (rows, time) in enumerate([(2, 5), (1, 11), (2, 8)]):
         x = prompt(rows, time, slot)
-        torch.testing.assert_close(together.prefill_embeddings(slot, x), alone.prefill_embeddings(slot, x), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            together.prefill_embeddings(slot, x), alone.prefill_embeddings(slot, x), atol=1e-5, rtol=0
+        )
     for position in range(1, 6):
         turns = [StepInput(slot, 10 * slot + position, position) for slot in range(3)]
         for a, b in zip(together.step(turns), alone.step(turns), strict=True):
@@ -213,7 +215,10 @@ def test_nothing_special_happens_at_the_edge_of_a_block(made: Made, length: int)
     for position, token in enumerate(tokens, 1):
         assert relative_error(runner.step([StepInput(1, token, position)])[0], exact[position]) < MAX_ERROR
     shared = torch.cat([x, prompt(2, 5, 9)], dim=1)
-    assert relative_error(runner.prefill_embeddings(0, shared), reference_logits(made.t3, shared, [])[0]) < MAX_ERROR
+    assert (
+        relative_error(runner.prefill_embeddings(0, shared), reference_logits(made.t3, shared, [])[0])
+        < MAX_ERROR
+    )
 
 
 def test_t3_without_its_backbone_still_embeds_prompts(made: Made) -> None:
