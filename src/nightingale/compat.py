@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from nightingale.engine import TTS
-from nightingale.decoding.random import SEED_LIMIT
+from nightingale.decoding.seeds import SEED_LIMIT
 from nightingale.errors import ConfigError
 from nightingale.text.languages import LANGUAGES
 from nightingale.voices.voice import Voice

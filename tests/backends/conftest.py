@@ -12,9 +12,9 @@ from torch import Tensor
 
 from nightingale.backends.cuda.batched_sampling import Order
 from nightingale.decoding.decoding import Decoding
-from nightingale.models.defaults import MODEL_DEFAULTS, ModelDefaults
 from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.defaults import MODEL_DEFAULTS, ModelDefaults
 from nightingale.types import Sampling
 
 TINY_WREN = replace(
@@ -56,8 +56,7 @@ class Family:
     def plain(self, prompt: Tensor, sampling: Sampling, *, budget: int, seed: int = 0) -> list[int]:
         """The tokens of decoding/decoding.py's loop."""
         defaults = replace(self.defaults, max_new_tokens=budget, tokens_per_text_id=None)
-        rng = torch.Generator().manual_seed(seed)
-        decoding = Decoding(self.t3, defaults=defaults, sampling=sampling, text_ids=9, rng=rng)
+        decoding = Decoding(self.t3, defaults=defaults, sampling=sampling, text_ids=9, seed=seed)
         memory = self.t3.new_kv_cache(rows=len(prompt), capacity=prompt.shape[1] + budget)
         x, tokens = prompt, []
         while not decoding.finished:

@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from nightingale import TTS, EmptyText, UnsupportedLanguage
+from nightingale.backends.torch.renderer import Block, TorchRenderer
+from nightingale.decoding.seeds import nth_seed
 from nightingale.engine import profiles
 from nightingale.engine.model import Model
 from nightingale.engine.requests.segments import PAUSE_MS, cut
-from nightingale.decoding.random import nth_seed
-from nightingale.backends.torch.renderer import Block, TorchRenderer
 from nightingale.text.languages import check_language
 from nightingale.text.sentences import Ending
 from nightingale.types import Samples

@@ -11,9 +11,7 @@ import torch
 from torch import Tensor
 
 from nightingale.decoding.decoding import speak
-from nightingale.models.defaults import ENGLISH, MODEL_DEFAULTS, TURBO
 from nightingale.engine.model import Model
-from nightingale.decoding.random import generator
 from nightingale.errors import TextTooLong
 from nightingale.models.chatterbox.t3 import config as t3_config
 from nightingale.models.chatterbox.t3.config import (
@@ -24,6 +22,7 @@ from nightingale.models.chatterbox.t3.config import (
     T3Config,
 )
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.defaults import ENGLISH, MODEL_DEFAULTS, TURBO
 from nightingale.models.layers.kv_cache import KVCache, NoMemory
 from nightingale.types import Sampling
 from nightingale.voices.voice import Voice
@@ -104,7 +103,7 @@ def said(t3: T3, voice: Voice, *, text: list[int] = TEXT, seed: int = 0, **chang
             defaults=defaults,
             sampling=changes.pop("sampling", PLAIN),
             exaggeration=exaggeration,
-            rng=generator(seed, "tokens"),
+            seed=seed,
         )
     )
 
@@ -247,7 +246,7 @@ def test_two_interleaved_utterances_do_not_hear_each_other(noise_model: Model) -
             defaults=replace(MODEL_DEFAULTS["noise"], max_new_tokens=8),
             sampling=MODEL_DEFAULTS["noise"].sampling,
             exaggeration=0.5,
-            rng=generator(seed, "tokens"),
+            seed=seed,
         )
 
     alone = [list(start(1)), list(start(2))]

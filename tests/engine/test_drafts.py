@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from nightingale.decoding.decoding import Decoding, PromptText
 from nightingale.backends.torch.drafts import Ask, LookupDraft, continued
+from nightingale.decoding.decoding import Decoding, PromptText
 from nightingale.engine.model import Model
 
 
@@ -35,6 +35,6 @@ def test_look_up_knows_the_voices_prompt(noise_model: Model) -> None:
     voice = replace(voice, prompt_ids=torch.tensor([50, 51, 52, 53]))
     given: dict[str, Any] = {"defaults": defaults, "sampling": defaults.sampling, "text_ids": 3}
     told = PromptText(text="", text_ids=[], voice=voice, exaggeration=0.5)
-    decoding = Decoding(noise_model.networks.t3, **given, rng=torch.Generator(), told=told)
+    decoding = Decoding(noise_model.networks.t3, **given, seed=0, told=told)
     decoding.history += [9, 50, 51]
     assert LookupDraft().guess([Ask(slot=0, decoding=decoding, count=2)]) == [[52, 53]]

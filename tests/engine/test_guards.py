@@ -19,8 +19,8 @@ from nightingale.decoding.guards import (
     limits_for,
     retry_seed,
 )
+from nightingale.decoding.seeds import SEED_LIMIT
 from nightingale.models.defaults import MODEL_DEFAULTS, SILENCE_TOKEN
-from nightingale.decoding.random import SEED_LIMIT
 
 STOP = 6562
 SILENCE = frozenset({SILENCE_TOKEN})

@@ -13,15 +13,14 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from nightingale import TTS
+from nightingale.backends.torch.runner import PlainRunner, Turn
 from nightingale.cli.main import app
 from nightingale.decoding.decoding import Decoding, prompt_of
 from nightingale.engine.model import Model
-from nightingale_lab.train.hidden_states import overhear
-from nightingale.decoding.random import generator
-from nightingale.backends.torch.runner import PlainRunner, Turn
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.t3.guess import HALVES
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale_lab.train.hidden_states import overhear
 from nightingale_lab.train.overheard import Overheard, train_overheard
 
 LINES = ["Hello there.", "A bird sang.", "It is late.", "Good night, all."] * 3
@@ -42,7 +41,7 @@ def test_it_is_what_the_engine_would_tell_a_draft(noise_model: Model, heard: dic
     runner = PlainRunner(t3, slots=1, rows_per_slot=len(prompt), capacity=400, batched=False)
     runner.listen()
     decoding = Decoding(
-        t3, defaults=defaults, sampling=defaults.sampling, text_ids=len(ids), rng=generator(3, "tokens")
+        t3, defaults=defaults, sampling=defaults.sampling, text_ids=len(ids), seed=3
     )
     scores, thoughts = runner.begin(0, prompt), []
     while not decoding.finished:

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from nightingale.decoding.decoding import BUDGET_FLOOR_TOKENS, budget_tokens
-from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale.decoding.seeds import SEED_LIMIT, nth_seed
 from nightingale.engine.requests.segments import MAX_CHARS, cut, parse_pauses, pieces_of
-from nightingale.decoding.random import SEED_LIMIT, nth_seed
 from nightingale.errors import EmptyText, TextError, TextTooLong, UnsupportedLanguage
+from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.text.frontend import Frontend
 from nightingale.text.languages import check_language
 

@@ -12,29 +12,28 @@ from parity.tiny import TINY_GPT2, TINY_LLAMA, fill, gaussian
 from torch import Tensor
 
 from nightingale import TTS
-from nightingale.decoding.decoding import Decoding
 from nightingale.backends.torch.drafts import (
     Ask,
     Draft,
     ExitDraft,
+    HiddenStateDraft,
     LookupDraft,
     ModelDraft,
     TorchDraftHead,
-    HiddenStateDraft,
 )
+from nightingale.backends.torch.runner import PlainRunner
 from nightingale.decoding.decoder import Decoder, HostDecoder, Speaking
-from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale.decoding.decoding import Decoding
+from nightingale.decoding.speculative import ASK_AGAIN, Costs, Pace, SpeculativeDecoder
 from nightingale.engine.load import open_decoder, plan_for
 from nightingale.engine.model import Model
 from nightingale.engine.profiles import PROFILES
-from nightingale.decoding.random import generator
-from nightingale.backends.torch.runner import PlainRunner
-from nightingale.decoding.speculative import ASK_AGAIN, Costs, Pace, SpeculativeDecoder
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.models.chatterbox.t3.guess import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.defaults import MODEL_DEFAULTS
 
 FREE = Costs(several=1.0, token=0.0, guess=0.0)
 """Guessing costs nothing, so as much as possible is guessed."""
@@ -51,7 +50,7 @@ def nets() -> dict[str, T3]:
 
 def prompt_for(t3: T3, decoding: Decoding, rows: int) -> Tensor:
     """Another for each utterance, of another length."""
-    seed = decoding.rng.initial_seed() % 1000
+    seed = decoding.seed % 1000
     return gaussian((rows, PROMPT + seed % 4, t3.config.backbone.width), seed)
 
 
@@ -99,8 +98,7 @@ class Crowd:
         self._note(new_seed, decoding, first)
 
     def _decoding(self, seed: int) -> Decoding:
-        rng = generator(seed, "tokens")
-        return Decoding(self.t3, defaults=self.defaults, sampling=self.sampling, text_ids=9, rng=rng)
+        return Decoding(self.t3, defaults=self.defaults, sampling=self.sampling, text_ids=9, seed=seed)
 
     def step(self) -> None:
         speaking = [

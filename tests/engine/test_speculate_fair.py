@@ -14,14 +14,13 @@ from backends.conftest import CONFIGS
 from engine.test_speculate import FREE
 from parity.tiny import fill, gaussian
 
-from nightingale.decoding.decoding import Decoding
 from nightingale.backends.torch.drafts import ExitDraft
-from nightingale.decoding.decoder import HostDecoder, Speaking
-from nightingale.models.defaults import MODEL_DEFAULTS
-from nightingale.decoding.random import generator
 from nightingale.backends.torch.runner import PlainRunner
+from nightingale.decoding.decoder import HostDecoder, Speaking
+from nightingale.decoding.decoding import Decoding
 from nightingale.decoding.speculative import SpeculativeDecoder
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.defaults import MODEL_DEFAULTS
 
 FIRST, FEW, SLOTS, GUESSES = 5, 1000, 50, 3
 BINS = 40
@@ -51,7 +50,7 @@ def drawn(
     accepted = 0
     for begun in range(first_seed, first_seed + utterances, SLOTS):
         decodings = [
-            Decoding(t3, defaults=defaults, sampling=sampling, text_ids=9, rng=generator(seed, "tokens"))
+            Decoding(t3, defaults=defaults, sampling=sampling, text_ids=9, seed=seed)
             for seed in range(begun, begun + SLOTS)
         ]
         said = [draws.begin(n, decoding, prompt) for n, decoding in enumerate(decodings)]

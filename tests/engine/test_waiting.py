@@ -5,16 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from backends.watching import WAITS, HostWatch
 from engine.test_draws import FAST, planned
 
-from nightingale.decoding.decoding import Decoding, prompt_of
+from nightingale.backends.torch.renderer import Block, CudaGraphRenderer
 from nightingale.decoding.decoder import GraphDecoder, Speaking
+from nightingale.decoding.decoding import Decoding, prompt_of
 from nightingale.engine.load import open_decoder, open_renderer
 from nightingale.engine.model import Model
 from nightingale.engine.session import Timing
-from nightingale.backends.torch.renderer import Block, CudaGraphRenderer
 
 ASKS = (*WAITS, "aten.item")
 
@@ -29,7 +28,7 @@ def test_a_step_and_a_new_prompt_ask_nothing(noise_model: Model) -> None:
     t3, defaults, voice = noise_model.networks.t3, noise_model.defaults, noise_model.default_voice
     assert voice is not None
     options: dict[str, Any] = {"defaults": defaults, "sampling": defaults.sampling}
-    decoding = Decoding(t3, **options, text_ids=5, rng=torch.Generator())
+    decoding = Decoding(t3, **options, text_ids=5, seed=0)
     with HostWatch() as watch:
         prompt = prompt_of(t3, [5, 6, 7], voice, **options, exaggeration=0.5)
         draws.begin(0, decoding, prompt)

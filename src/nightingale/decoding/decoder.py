@@ -12,8 +12,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from nightingale.decoding.decoding import Decoding
 from nightingale.backends.torch.runner import Runner, Turn
+from nightingale.decoding.decoding import Decoding
 from nightingale.types import Sampling
 
 Drawn = list[int] | Exception
@@ -127,7 +127,7 @@ class GraphDecoder:
     """Several steps are launched at a time, and their tokens read while the next ones run.
 
     So tokens come late by as many steps as were launched, and a few more may be drawn for somebody who has
-    ended. A seed gives the same tokens each time and in any company, but not those of `HostDecoder`.
+    ended. A seed gives the same tokens each time and in any company: in float32, those of `HostDecoder`.
     """
 
     at_once = 16  # who begins together is rendered together
@@ -146,7 +146,7 @@ class GraphDecoder:
             slot,
             prompt,
             sampling=decoding.sampling,
-            seed=decoding.rng.initial_seed(),
+            seed=decoding.seed,
             budget=decoding.budget,
         )
         return []

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nightingale.models.defaults import ModelDefaults
-from nightingale.decoding.random import Chances, RaceTape
+from nightingale.decoding.philox import stream_key
 from nightingale.decoding.sampling import NEVER, Logits, Seen, compose_sampler, draw, guide, is_greedy
 from nightingale.errors import TextTooLong
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH, Gpt2Config
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.defaults import ModelDefaults
 from nightingale.types import Sampling
 from nightingale.voices.voice import Voice
 
@@ -85,11 +85,12 @@ class Decoding:
         defaults: ModelDefaults,
         sampling: Sampling,
         text_ids: int,
-        rng: torch.Generator,
+        seed: int,
         told: PromptText | None = None,
         tally: DraftStats | None = None,
     ) -> None:
-        self.defaults, self.sampling, self.rng = defaults, sampling, rng
+        self.defaults, self.sampling, self.seed = defaults, sampling, seed
+        self.key = stream_key(seed, "tokens")
         self.told, self.tally = told, tally or DraftStats()
         self.budget = budget_tokens(text_ids, defaults)
         self.drawn = 0
@@ -97,7 +98,6 @@ class Decoding:
         self.history: list[int] = []
         """What was drawn here, noted or not yet."""
         self._sampler, self.greedy = compose_sampler(defaults.sampler, sampling), is_greedy(sampling)
-        self._tape = RaceTape(rng, width=t3.config.speech_vocab)
         self.seen = np.zeros(t3.config.speech_vocab, np.bool_)
         self.seen[START_SPEECH] = True
 
@@ -116,7 +116,6 @@ class Decoding:
             self.seen[START_SPEECH] = False
         self.seen[token] = True
         self.history.append(token)
-        self._tape.forget_before(len(self.history))
         return token
 
     def guided(self, scores: Tensor) -> Logits:
@@ -125,12 +124,7 @@ class Decoding:
 
     def choose(self, guided: Logits, seen: Seen, draw_number: int) -> int:
         """The id that one draw gives for these scores (vocab,): the same whenever it is asked."""
-        chances = None if self.greedy else self.chances(draw_number)
-        return draw(self._sampler(guided, seen), chances)
-
-    def chances(self, draw_number: int) -> Chances:
-        """What a draw is decided by, (vocab,): of this one or of one to come."""
-        return self._tape.read(draw_number)
+        return draw(self._sampler(guided, seen), None if self.greedy else self.key, draw_number)
 
     def note(self, token: int) -> None:
         """Count a token that was drawn, here or elsewhere, and know the end."""
@@ -170,11 +164,11 @@ def speak(
     defaults: ModelDefaults,
     sampling: Sampling,
     exaggeration: float,
-    rng: torch.Generator,
+    seed: int,
 ) -> Iterator[int]:
     """Speech ids of one utterance by itself: the plain loop that every faster way is measured against."""
     x = prompt_of(t3, text_ids, voice, defaults=defaults, sampling=sampling, exaggeration=exaggeration)
-    decoding = Decoding(t3, defaults=defaults, sampling=sampling, text_ids=len(text_ids), rng=rng)
+    decoding = Decoding(t3, defaults=defaults, sampling=sampling, text_ids=len(text_ids), seed=seed)
     memory = t3.new_kv_cache(rows=len(x), capacity=x.shape[1] + decoding.budget)
     while not decoding.finished:
         token = decoding.accept(t3.next_logits(x, memory))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nightingale.decoding.random import Chances, waits
+from nightingale.decoding.philox import uniform
 from nightingale.types import Sampling
 
 Logits = NDArray[np.float32]
@@ -64,16 +64,16 @@ def top_k(count: int) -> Step:
 
 
 def top_p(mass: float) -> Step:
-    """Keep the likeliest ids that together hold `mass`, and at least one."""
+    """Keep the likeliest ids that together hold `mass`, at least one, and those as likely as the last."""
 
     def step(scores: Logits, _: Seen) -> Logits:
-        left = np.flatnonzero(scores != NEVER)
-        ascending = left[np.argsort(scores[left])]
-        likely = np.exp(scores[ascending] - scores.max())
-        unlikely = np.cumsum(likely / likely.sum()) <= 1 - mass
-        kept = scores.copy()
-        kept[ascending[:-1][unlikely[:-1]]] = NEVER
-        return kept
+        ascending = np.sort(scores[scores != NEVER])
+        if len(ascending) == 0:
+            return scores
+        # float64, as in backends/cuda/batched_sampling.py: both must cut at the same id.
+        likely = np.exp((ascending - ascending[-1]).astype(np.float64))
+        unlikely = int(np.count_nonzero(np.cumsum(likely / likely.sum()) <= 1 - mass))
+        return np.where(scores < ascending[min(unlikely, len(ascending) - 1)], NEVER, scores)
 
     return step
 
@@ -104,16 +104,18 @@ def is_greedy(sampling: Sampling) -> bool:
     return sampling.temperature < COLDEST
 
 
-def draw(scores: Logits, chances: Chances | None) -> int:
-    """One id: the first in the race over these chances (RaceTape), or the likeliest where there are none.
+def draw(scores: Logits, key: int | None, number: int) -> int:
+    """Sample one id: draw `number` of the stream with this key, or the likeliest id if there is no key.
 
-    The draw happens on the CPU, so that a seed means the same on every device.
+    It is an exponential race: each id arrives after -log(u), u uniform and its own for this draw, divided by
+    its probability, and the first is drawn. That is the Gumbel-max trick: argmax of logit - log(-log(u)).
+    Two models that sample with the same numbers draw the same id as often as their probabilities agree, so a
+    draft samples as its target does. backends/cuda/batched_sampling.py draws the same ids.
     """
-    most = scores.max()
-    if not math.isfinite(most):
+    if not math.isfinite(scores.max()):
         raise ArithmeticError("T3's scores are not finite numbers")
-    if chances is None:
+    if key is None:
         return int(scores.argmax())
-    racing = np.flatnonzero(scores != NEVER)
-    likely = np.exp(scores[racing] - most)
-    return int(racing[np.argmax(likely / waits(chances[racing]))])
+    left = np.flatnonzero(scores != NEVER)
+    waits = -np.log(uniform(key, number, left))
+    return int(left[np.argmax(scores[left] - np.log(waits))])

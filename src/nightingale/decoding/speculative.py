@@ -1,8 +1,8 @@
 """Several tokens a pass, and the same tokens: T3 reads a draft's guesses, and keeps what it would have drawn.
 
 Why it is exact. A draw is decided by the scores and by random numbers that belong to its place in the
-utterance (RaceTape). One pass of T3 over the last token and k guesses gives the scores of k + 1 draws. They
-are drawn in order, each with its own numbers and with the penalties of those before it, as if each had been a
+utterance (decoding/philox.py). One pass of T3 over the last token and k guesses gives the scores of k + 1
+draws. They are drawn in order, each with its own numbers and with the penalties of those before it, as if each had been a
 step of its own; the first that is not the guess ends it, for the scores after it followed something else. So
 nothing is accepted or rejected by chance: tokens are those of plain decoding, greedy or sampled, as far as a
 pass over several tokens gives the scores of as many steps (sums may round differently, as in a batch).
@@ -20,10 +20,10 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
-from nightingale.decoding.decoding import Decoding
 from nightingale.backends.torch.drafts import Ask, Draft
-from nightingale.decoding.decoder import Drawn, HostDecoder, Speaking
 from nightingale.backends.torch.runner import Trial, Verifier
+from nightingale.decoding.decoder import Drawn, HostDecoder, Speaking
+from nightingale.decoding.decoding import Decoding
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
 from nightingale.models.chatterbox.t3.model import T3
 

@@ -26,7 +26,7 @@ from nightingale.engine.faults import engine_closed, engine_failed
 from nightingale.engine.model import Model
 from nightingale.engine.requests.segments import Piece
 from nightingale.engine.profiles import Profile
-from nightingale.decoding.random import nth_seed
+from nightingale.decoding.seeds import nth_seed
 from nightingale.engine.scheduler import Scheduler
 from nightingale.engine.session import Pieces, Session
 from nightingale.backends.torch.renderer import Block, RenderFuture, Renderer

@@ -16,12 +16,12 @@ from engine.test_speculate import FREE, Crowd, check_same, random_head
 
 from nightingale.backends.onnx import capabilities as able
 from nightingale.backends.onnx.draft_head import OnnxDraftHead
-from nightingale.backends.shared.packed_t3 import digest_of_tensors, pack
 from nightingale.backends.onnx.runner import CpuRunner, exact_graph
-from nightingale.backends.torch.drafts import TorchDraftHead, HiddenStateDraft
-from nightingale.decoding.decoder import HostDecoder
-from nightingale.decoding.random import RaceTape
+from nightingale.backends.shared.packed_t3 import digest_of_tensors, pack
+from nightingale.backends.torch.drafts import HiddenStateDraft, TorchDraftHead
 from nightingale.backends.torch.runner import PlainRunner, Trial, Turn
+from nightingale.decoding.decoder import HostDecoder
+from nightingale.decoding.philox import uniform_rows
 from nightingale.decoding.sampling import compose_sampler, draw
 from nightingale.decoding.speculative import SpeculativeDecoder
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, LlamaConfig
@@ -153,12 +153,11 @@ def test_a_chain_draws_what_single_guesses_would(t3: T3) -> None:
     same = []
     for token in range(40):
         thoughts = torch.randn(1, (1 + HALVES) * t3.config.backbone.width, generator=rng)
-        tape = RaceTape(rng, width=vocab)
-        chances = [tape.read(number) for number in range(3)]
+        guesses = ours.chain(thoughts, token, uniform_rows(token, 0, 3, vocab), sampling)
         thought, said = plain.begin(thoughts), token
-        for guessed, chance in zip(ours.chain(thoughts, token, chances, sampling), chances, strict=True):
+        for number, guessed in enumerate(guesses):
             thought, scores = plain(thought, t3.speech_emb(torch.tensor([said])))
-            said = draw(sampler(scores[0].detach().numpy(), np.zeros(vocab, np.bool_)), chance)
+            said = draw(sampler(scores[0].detach().numpy(), np.zeros(vocab, np.bool_)), token, number)
             same.append(said == guessed)
             if not same[-1]:
                 break

@@ -49,11 +49,11 @@ class OnnxDraftHead:
         return torch.from_numpy(following), torch.from_numpy(scores)
 
     def chain(
-        self, thoughts: Tensor, token: int, chances: list[NDArray[np.float64]], sampling: Sampling
+        self, thoughts: Tensor, token: int, uniforms: NDArray[np.float64], sampling: Sampling
     ) -> list[int]:
-        """So many tokens as there are chances of draws, each (vocab,), after a token drawn of T3's thoughts
-        (1, …). Only where embeddings depend on nothing but the token."""
-        return self._chains[len(chances) - 1].run(thoughts, token, chances, sampling)
+        """One token for each draw's uniforms (draws, vocab), after a token drawn of T3's thoughts (1, …).
+        Only where embeddings depend on nothing but the token."""
+        return self._chains[len(uniforms) - 1].run(thoughts, token, uniforms, sampling)
 
 
 class _Chain:
@@ -61,14 +61,14 @@ class _Chain:
 
     def __init__(self, session: Any, count: int, width: int) -> None:
         self._session, self._binding = session, session.io_binding()
-        vocab = next(given.shape[1] for given in session.get_inputs() if given.name == "missed")
+        vocab = next(given.shape[1] for given in session.get_inputs() if given.name == "uniform")
         self._thoughts = np.zeros((1, (1 + HALVES) * width), np.float32)
-        self._missed = np.zeros((count, vocab), np.float32)
+        self._uniform = np.zeros((count, vocab), np.float32)
         self._heat, self._reach = np.zeros(1, np.float32), np.zeros(1, np.float32)
         self._token, self._tokens = np.zeros(1, np.int64), np.zeros(count, np.int64)
         given: dict[str, NDArray[Any]] = {
             "thoughts": self._thoughts,
-            "missed": self._missed,
+            "uniform": self._uniform,
             "heat": self._heat,
             "reach": self._reach,
             "token": self._token,
@@ -78,11 +78,10 @@ class _Chain:
         bind(self._binding.bind_output, "tokens", self._tokens)
 
     def run(
-        self, thoughts: Tensor, token: int, chances: list[NDArray[np.float64]], sampling: Sampling
+        self, thoughts: Tensor, token: int, uniforms: NDArray[np.float64], sampling: Sampling
     ) -> list[int]:
         self._thoughts[:], self._token[:] = thoughts.numpy(), token
-        for row, chance in zip(self._missed, chances, strict=True):
-            np.subtract(1.0, chance, out=row, casting="same_kind")
+        self._uniform[:] = uniforms
         self._heat[:], self._reach[:] = 1 / sampling.temperature, math.log(max(sampling.min_p, LEAST))
         self._session.run_with_iobinding(self._binding)
         return [int(token) for token in self._tokens]
@@ -113,7 +112,7 @@ class _Guesses(Writer):
         g = self.graph
         g.input("thoughts", FLOAT, (1, (1 + HALVES) * self._width))
         g.input("token", INT64, (1,))
-        g.input("missed", FLOAT, (count, self._vocab))
+        g.input("uniform", FLOAT, (count, self._vocab))
         g.input("heat", FLOAT, (1,))
         g.input("reach", FLOAT, (1,))
         table = self._weight("embedding", FLOAT, self._embedding)
@@ -122,7 +121,7 @@ class _Guesses(Writer):
         g.small("few", INT64, (1,), np.array([min(RACING, self._vocab)], np.int64).tobytes())
         every = range(1, count + 1)
         each = {"axis": 0, "num_outputs": count}
-        g.node("Split", ["missed"], [f"missed.{n}" for n in every], attributes=each)
+        g.node("Split", ["uniform"], [f"uniform.{n}" for n in every], attributes=each)
         thought, token = self._begin(), "token"
         for n in every:
             said = g.node("Gather", [table, token], [f"said.{n}"], attributes={"axis": 0})
@@ -153,15 +152,15 @@ class _Guesses(Writer):
         return following, self.linear(f"scores.{number}", following, [self.source("head")], bias)
 
     def _draw(self, number: int, scores: str) -> str:
-        """The first in the race (decoding/random.py), by logarithms."""
+        """The first in the race (decoding/sampling.py), by logarithms."""
         g, at = self.graph, f"draw.{number}."
         g.node("TopK", [scores, "few"], [at + "scores", at + "ids"], attributes={"axis": -1, "sorted": 0})
         g.node("Mul", [at + "scores", "heat"], [at + "warm"])
         g.node("ReduceMax", [at + "warm"], [at + "most"], attributes={"keepdims": 1})
         g.node("Add", [at + "most", "reach"], [at + "least"])
         g.node("Less", [at + "warm", at + "least"], [at + "dropped"])
-        g.node("GatherElements", [f"missed.{number}", at + "ids"], [at + "missed"], attributes={"axis": 1})
-        g.node("Log", [at + "missed"], [at + "sooner"])
+        g.node("GatherElements", [f"uniform.{number}", at + "ids"], [at + "uniform"], attributes={"axis": 1})
+        g.node("Log", [at + "uniform"], [at + "sooner"])
         g.node("Neg", [at + "sooner"], [at + "later"])
         g.node("Log", [at + "later"], [at + "waits"])
         g.node("Sub", [at + "warm", at + "waits"], [at + "racing"])

@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol, runtime_checkable
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from nightingale.decoding.decoding import Decoding, Guess
-from nightingale.decoding.random import Chances
 from nightingale.backends.torch.runner import PlainRunner, Runner, Trial, Turn, Verifier
+from nightingale.decoding.decoding import Decoding, Guess
+from nightingale.decoding.philox import uniform_rows
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
 from nightingale.models.chatterbox.t3.guess import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
@@ -148,8 +150,10 @@ class TorchDraftHead:
 class Chain(Protocol):
     """What draws several guesses in one call, where that can be done."""
 
-    def chain(self, thoughts: Tensor, token: int, chances: list[Chances], sampling: Sampling) -> list[int]:
-        """A token for each draw's chances (vocab,), after one that was drawn of T3's thoughts (1, …)."""
+    def chain(
+        self, thoughts: Tensor, token: int, uniforms: NDArray[np.float64], sampling: Sampling
+    ) -> list[int]:
+        """A token for each draw's uniforms (draws, vocab), after one drawn of T3's thoughts (1, …)."""
 
 
 class HiddenStateDraft:
@@ -173,8 +177,9 @@ class HiddenStateDraft:
         history = ask.decoding.history
         thoughts, said = self._runner.thought(ask.slot, len(history) - 1), history[-1]
         if self._chain is not None and len(thoughts) == 1 and not ask.decoding.greedy:
-            chances = [ask.decoding.chances(len(history) + ahead) for ahead in range(ask.count)]
-            return self._chain.chain(thoughts, said, chances, ask.decoding.sampling)
+            vocab = self._t3.config.speech_vocab
+            uniforms = uniform_rows(ask.decoding.key, len(history), ask.count, vocab)
+            return self._chain.chain(thoughts, said, uniforms, ask.decoding.sampling)
         guess, thought = Guess(ask.decoding), self._guesser.begin(thoughts)
         while len(guess.tokens) < ask.count and said != STOP_SPEECH:
             ids = torch.full((len(thought), 1), said, device=thought.device)

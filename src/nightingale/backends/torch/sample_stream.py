@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from nightingale.clocks import CLOCKS
-from nightingale.decoding.random import NoiseTape, generator
+from nightingale.decoding.philox import normal, stream_key, uniform
 from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS, HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.hift.reach import lookahead_samples
-from nightingale.models.chatterbox.hift.stream import HiftStream
+from nightingale.models.chatterbox.hift.stream import HiftStream, Noise
 from nightingale.types import Samples
 
 HOLD_FRAMES = 4
@@ -28,7 +28,7 @@ def render_samples(hift: Hift, mel: Tensor, *, seed: int) -> Samples:
     """(mel, frames) -> 480 samples per frame, with the family's fade over the first 40 ms."""
     weight = hift.conv_pre.weight
     device, dtype = weight.device, weight.dtype
-    noise = source_noise(seed).read(0, mel.shape[1] * CLOCKS.samples_per_frame).T[None]
+    noise = source_noise(seed)(0, mel.shape[1] * CLOCKS.samples_per_frame).T[None]
     mel = mel[None].to(device, dtype)
     source, _ = hift.m_source(hift.f0_predictor(mel), harmonic_phase(hift.config, seed), noise)
     samples: Samples = hift(mel, source)[0].float().cpu().numpy()
@@ -59,8 +59,7 @@ class SampleStream:
     def __init__(self, hift: Hift, *, seed: int, streaming: bool, hold_frames: int = HOLD_FRAMES) -> None:
         self._hift, self._seed, self._streaming = hift, seed, streaming
         self._waiting: list[Tensor] = []
-        self._tape = source_noise(seed)
-        self._stream = HiftStream(hift, phase=harmonic_phase(hift.config, seed), noise=self._tape.read)
+        self._stream = HiftStream(hift, phase=harmonic_phase(hift.config, seed), noise=source_noise(seed))
         self._seam = Seam(hold_frames)
         self._guessed_frames = guessed_frames(hift, hold_frames)
         self._known, self._settled = 0, 0
@@ -79,7 +78,6 @@ class SampleStream:
         # Where frames to come are guessed, what they gave is forgotten again: one piece after the other.
         if self._streaming and self._known and not self._guessed_frames:
             sources = self._stream.sources(self._placed(mel), close=final)
-            self._tape.forget_before(self._stream.excited_samples)
         return Excited(mel=mel, final=final, known_samples=self._known, sources=sources)
 
     @torch.inference_mode()
@@ -98,7 +96,6 @@ class SampleStream:
             start, self._settled = self._settled, self._settled + len(samples)
             return self._seam.join(samples, start=start, end=self._settled)
         samples = _numpy(self._stream.push(mel, close=final))
-        self._tape.forget_before(self._stream.excited_samples)
         start, self._settled = self._settled, self._settled + len(samples)
         self._last_frame = mel[..., -1:].clone() if mel.shape[-1] else self._last_frame
         if not final:
@@ -152,9 +149,10 @@ def guessed_frames(hift: Hift, hold_frames: int = HOLD_FRAMES) -> int:
     return math.ceil((missing + blend) / CLOCKS.samples_per_frame) if missing > 0 else 0
 
 
-def source_noise(seed: int) -> NoiseTape:
-    """The excitation's noise: a row per sample."""
-    return NoiseTape(seed, "source", width=NOISY_HARMONICS, block_rows=CLOCKS.samples_per_frame)
+def source_noise(seed: int) -> Noise:
+    """Return the noise of the excitation: (first sample, count) -> (count, NOISY_HARMONICS)."""
+    key = stream_key(seed, "source")
+    return lambda start, count: torch.from_numpy(normal(key, start, count, NOISY_HARMONICS))
 
 
 def harmonic_phase(config: HiftConfig, seed: int) -> Tensor:
@@ -164,7 +162,8 @@ def harmonic_phase(config: HiftConfig, seed: int) -> Tensor:
     """
     if config.in_step:
         return torch.zeros(1, config.harmonics, 1)
-    phase = (2 * torch.rand(1, config.harmonics, 1, generator=generator(seed, "phase")) - 1) * math.pi
+    turns = uniform(stream_key(seed, "phase"), 0, np.arange(config.harmonics)).astype(np.float32)
+    phase = (2 * torch.from_numpy(turns)[None, :, None] - 1) * math.pi
     phase[:, 0] = 0
     return phase
 

@@ -15,7 +15,6 @@ from nightingale.models.defaults import SILENCE_TOKEN
 from nightingale.engine.model import Model
 from nightingale.engine.requests.segments import Piece
 from nightingale.engine.profiles import Profile
-from nightingale.decoding.random import generator
 from nightingale.decoding.sampling import is_greedy
 from nightingale.engine.session import Request, Timing
 from nightingale.engine.rendering.time_stretch import Stretcher
@@ -60,7 +59,7 @@ class Utterance:
             defaults=defaults,
             sampling=sampling,
             text_ids=len(self.piece.text_ids),
-            rng=generator(retry_seed(self._seed, self._attempt), "tokens"),
+            seed=retry_seed(self._seed, self._attempt),
             told=PromptText(
                 text=self.piece.text,
                 text_ids=self.piece.text_ids,

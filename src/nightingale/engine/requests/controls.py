@@ -7,7 +7,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from nightingale.models.defaults import ModelDefaults
-from nightingale.decoding.random import SEED_LIMIT, fresh_seed
+from nightingale.decoding.seeds import SEED_LIMIT, fresh_seed
 from nightingale.engine.session import Request
 from nightingale.engine.rendering.time_stretch import FASTEST, SLOWEST
 from nightingale.errors import ConfigError

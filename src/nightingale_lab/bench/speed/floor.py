@@ -108,7 +108,6 @@ def _timed_tokens(
 ) -> tuple[list[int], list[float]]:
     """The tokens of a text and the time of each, the first (which reads the prompt) left out."""
     from nightingale.decoding.decoding import speak
-    from nightingale.decoding.random import generator
 
     defaults = model.defaults
     drawn = speak(
@@ -118,7 +117,7 @@ def _timed_tokens(
         defaults=defaults,
         sampling=defaults.sampling,
         exaggeration=defaults.exaggeration,
-        rng=generator(SEED, "tokens"),
+        seed=SEED,
     )
     ids, times, at = [], [], time.perf_counter()
     for token in drawn:

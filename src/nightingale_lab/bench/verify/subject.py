@@ -143,7 +143,6 @@ class EngineSubject:
 
     def tokens(self, text: str, *, seed: int, temperature: float) -> list[int]:
         from nightingale.decoding.decoding import speak
-        from nightingale.decoding.random import generator
 
         defaults = self.model.defaults
         drawn = speak(
@@ -153,7 +152,7 @@ class EngineSubject:
             defaults=defaults,
             sampling=replace(defaults.sampling, temperature=temperature),
             exaggeration=defaults.exaggeration,
-            rng=generator(seed, "tokens"),
+            seed=seed,
         )
         return list(drawn)
 
@@ -161,8 +160,8 @@ class EngineSubject:
         import torch
 
         from nightingale.backends.torch.mel_stream import MelStream, audible, prepare_prompt, render_mel
-        from nightingale.engine.profiles import BALANCED
         from nightingale.backends.torch.sample_stream import SampleStream, render_samples
+        from nightingale.engine.profiles import BALANCED
 
         flow, hift = self.model.networks.flow, self.model.networks.hift
         temperature = self.model.defaults.sampling.temperature
