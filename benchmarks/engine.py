@@ -25,16 +25,17 @@ from typing import NamedTuple
 
 import torch
 
+from nightingale_lab.bench import store
 from nightingale.backends.torch.mel_stream import audible, render_mel
-from nightingale.backends.torch.sample_stream import render_samples
 from nightingale.decoding.decoding import speak
 from nightingale.engine.model import Model
-from nightingale.engine.profiles import BALANCED
+from nightingale.backends.profiles import BALANCED
+from nightingale.decoding.random import generator
 from nightingale.engine.standin import NOISE, load_noise, seeded
 from nightingale.engine.tts import TTS
+from nightingale.backends.torch.sample_stream import render_samples
 from nightingale.models.chatterbox.t3.config import LlamaConfig
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale_lab.bench import store
 
 TOKENS = 50
 REQUESTS = 10
@@ -65,7 +66,7 @@ def bare(model: Model, seed: int) -> None:
             defaults=model.defaults,
             sampling=model.defaults.sampling,
             exaggeration=model.defaults.exaggeration,
-            seed=seed,
+            rng=generator(seed, "tokens"),
         )
     )
     mel = render_mel(model.networks.flow, audible(ids), model.default_voice, seed=seed)

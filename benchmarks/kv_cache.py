@@ -122,7 +122,7 @@ def print_rows(rows: dict[str, dict[str, Any]]) -> None:
 
 def cells_for(model: Any, variant: str, *, spare: int | None = None) -> KVBlockLayout | None:
     from nightingale.backends.torch.paged import cells_of
-    from nightingale.engine.profiles import profile_named
+    from nightingale.backends.profiles import profile_named
 
     plan = cells_of(model, profile_named(PROFILES[variant]))
     return plan if plan is None or spare is None else replace(plan, spare=spare)
@@ -257,7 +257,7 @@ def one_step(t3: T3, plan: KVBlockLayout | None, length: int) -> Callable[[], fl
 
 
 def record(model: Any, texts: Sequence[str], out: Path, variants: list[str]) -> dict[str, dict[str, Any]]:
-    from nightingale.audio.encoders.record import recording
+    from nightingale.audio.encoders.recording import recording
     from nightingale.engine.tts import TTS
 
     out.mkdir(parents=True, exist_ok=True)

@@ -28,18 +28,19 @@ from typing import Any, NamedTuple
 
 import torch
 
-from nightingale.backends.torch.runner import PlainRunner, Trial, Verifier
-from nightingale.backends.torch.speculation import open_speculation
-from nightingale.decoding.decoder import Decoder, HostDecoder, Speaking
-from nightingale.decoding.decoding import Decoding, DraftStats, PromptText, prompt_of
-from nightingale.decoding.speculative import LONGEST, Costs, SpeculativeDecoder
-from nightingale.engine.load import load_model
-from nightingale.engine.model import Model, default_model
-from nightingale.engine.profiles import BALANCED
-from nightingale.models.chatterbox.t3.config import MULTILINGUAL, LlamaConfig
-from nightingale.models.chatterbox.t3.model import T3
 from nightingale_lab.bench.store import append, results_folder, signed
 from nightingale_lab.bench.wren import texts
+from nightingale.decoding.decoding import Decoding, DraftStats, PromptText, prompt_of
+from nightingale.decoding.decoder import Decoder, HostDecoder, Speaking
+from nightingale.engine.load import load_model
+from nightingale.engine.model import Model, default_model
+from nightingale.backends.profiles import BALANCED
+from nightingale.decoding.random import generator
+from nightingale.backends.torch.runner import PlainRunner, Trial, Verifier
+from nightingale.decoding.speculative import LONGEST, Costs, SpeculativeDecoder
+from nightingale.backends.torch.speculation import open_speculation
+from nightingale.models.chatterbox.t3.config import MULTILINGUAL, LlamaConfig
+from nightingale.models.chatterbox.t3.model import T3
 
 TEMPERATURE = 0.8
 FREE = Costs(several=1.0, token=0.0, guess=0.0)
@@ -231,7 +232,7 @@ def say(model: Model, draws: Decoder, text: str, seed: int) -> tuple[list[int], 
         defaults=defaults,
         sampling=sampling,
         text_ids=len(ids),
-        seed=seed,
+        rng=generator(seed, "tokens"),
         told=PromptText(text=text, text_ids=ids, voice=voice, exaggeration=defaults.exaggeration),
     )
     prompt = prompt_of(t3, ids, voice, defaults=defaults, sampling=sampling, exaggeration=defaults.exaggeration)

@@ -103,7 +103,7 @@ def test_every_control_reaches_the_engine(kind: Any, brief: TTS, monkeypatch: py
 
 
 def test_an_impossible_control_is_refused(brief: TTS) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="temperature"):
         ChatterboxTTS(brief).generate("Hello", temperature=-1)
 
 

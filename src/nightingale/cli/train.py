@@ -27,7 +27,7 @@ def train(context: typer.Context) -> None:
         main(context.args)
 
 
-def think(words: list[str]) -> None:
+def hidden_states(words: list[str]) -> None:
     """Let a model say lines of text, and write down what its T3 thinks: for `train draft --thoughts`."""
     from safetensors.torch import save_file
 

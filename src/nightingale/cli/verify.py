@@ -89,7 +89,7 @@ def verify(
 
 
 def _check_profiles(*names: str | None) -> None:
-    from nightingale.engine.profiles import profile_named
+    from nightingale.backends.profiles import profile_named
 
     for name in names:
         if name is not None:

@@ -8,16 +8,11 @@ import torch
 from parity.tiny import TINY_HIFT, fill, gaussian
 from torch import Tensor
 
+from nightingale.audio.crossfade import HOLD_FRAMES, Crossfade
 from nightingale.backends.cuda.random import int64_key
 from nightingale.backends.cuda.vocoder import Vocoder
 from nightingale.backends.cuda.vocoder_windows import NEW, Windows, frames_behind
-from nightingale.backends.torch.sample_stream import (
-    HOLD_FRAMES,
-    SampleStream,
-    Seam,
-    guessed_frames,
-    harmonic_phase,
-)
+from nightingale.backends.torch.sample_stream import SampleStream, guessed_frames, harmonic_phase
 from nightingale.models.chatterbox.hift.generator import Hift
 
 BLOCKS = [9, 16, 32, 40, 7]
@@ -46,7 +41,7 @@ def by_windows(hift: Hift, seeds: list[int]) -> list[list[np.ndarray]]:
     most = sum(frames_behind(hift)) + max(BLOCKS) + HOLD_FRAMES + guessed_frames(hift)
     vocoder = Vocoder(hift, batches=(1, 4), frames=(40, most))
     windows = Windows(vocoder, hold_frames=HOLD_FRAMES, guessed_frames=guessed_frames(hift))
-    states, seams = [NEW] * len(seeds), [Seam() for _ in seeds]
+    states, crossfades = [NEW] * len(seeds), [Crossfade() for _ in seeds]
     heard: list[list[np.ndarray]] = [[] for _ in seeds]
     for number in range(len(BLOCKS)):
         final = number == len(BLOCKS) - 1
@@ -58,10 +53,10 @@ def by_windows(hift: Hift, seeds: list[int]) -> list[list[np.ndarray]]:
             key=torch.tensor([int64_key(seed, "source") for seed in seeds]),
             phase=torch.cat([harmonic_phase(hift.config, seed) for seed in seeds]),
         )
-        for row, (window, after, seam) in enumerate(zip(before, states, seams, strict=True)):
-            end = seam.end(480 * after.known, final=final)
+        for row, (window, after, crossfade) in enumerate(zip(before, states, crossfades, strict=True)):
+            end = crossfade.end(480 * after.known, final=final)
             rendered = samples[row].float().numpy().copy()
-            heard[row].append(seam.join(rendered, start=480 * window.first, end=end))
+            heard[row].append(crossfade.join(rendered, start=480 * window.first, end=end))
     return heard
 
 

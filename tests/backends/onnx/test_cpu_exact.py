@@ -16,16 +16,17 @@ from engine.test_speculate import FREE, Crowd, check_same, random_head
 
 from nightingale.backends.onnx import capabilities as able
 from nightingale.backends.onnx.draft_head import OnnxDraftHead
-from nightingale.backends.onnx.runner import CpuRunner, exact_graph
 from nightingale.backends.shared.packed_t3 import digest_of_tensors, pack
-from nightingale.backends.torch.drafts import HiddenStateDraft, TorchDraftHead
-from nightingale.backends.torch.runner import PlainRunner, Trial, Turn
+from nightingale.backends.onnx.runner import CpuRunner, exact_graph
+from nightingale.backends.torch.drafts import TorchDraftHead, HiddenStateDraft
 from nightingale.decoding.decoder import HostDecoder
-from nightingale.decoding.philox import uniform_rows
+from nightingale.decoding.random import RaceTape
+from nightingale.backends.torch.runner import TorchRunner
+from nightingale.decoding.runner import StepInput, VerifyInput
 from nightingale.decoding.sampling import compose_sampler, draw
 from nightingale.decoding.speculative import SpeculativeDecoder
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, LlamaConfig
-from nightingale.models.chatterbox.t3.guess import HALVES, DraftHead
+from nightingale.models.chatterbox.t3.draft_head import HALVES, DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Sampling
 
@@ -38,7 +39,7 @@ SAID = [7, 250, 3, 3, 99]
 class Pair:
     t3: T3
     onnx: CpuRunner
-    torch: PlainRunner
+    torch: TorchRunner
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])
@@ -48,7 +49,7 @@ def t3(request: pytest.FixtureRequest) -> T3:
 
 @pytest.fixture
 def pair(t3: T3) -> Pair:
-    graph, plain = exact_graph(t3), PlainRunner(t3, **POOL)  # type: ignore[arg-type]
+    graph, plain = exact_graph(t3), TorchRunner(t3, **POOL)  # type: ignore[arg-type]
     plain.listen()
     return Pair(t3, CpuRunner(t3, graph, **POOL, threads=1), plain)  # type: ignore[arg-type]
 
@@ -153,11 +154,12 @@ def test_a_chain_draws_what_single_guesses_would(t3: T3) -> None:
     same = []
     for token in range(40):
         thoughts = torch.randn(1, (1 + HALVES) * t3.config.backbone.width, generator=rng)
-        guesses = ours.chain(thoughts, token, uniform_rows(token, 0, 3, vocab), sampling)
+        tape = RaceTape(rng, width=vocab)
+        chances = [tape.read(number) for number in range(3)]
         thought, said = plain.begin(thoughts), token
-        for number, guessed in enumerate(guesses):
+        for guessed, chance in zip(ours.chain(thoughts, token, chances, sampling), chances, strict=True):
             thought, scores = plain(thought, t3.speech_emb(torch.tensor([said])))
-            said = draw(sampler(scores[0].detach().numpy(), np.zeros(vocab, np.bool_)), token, number)
+            said = draw(sampler(scores[0].detach().numpy(), np.zeros(vocab, np.bool_)), chance)
             same.append(said == guessed)
             if not same[-1]:
                 break

@@ -24,7 +24,7 @@ from nightingale.models.layers.conv import same_conv
 
 if TYPE_CHECKING:
     from nightingale.backends.cpu.int8_networks import Workshop
-    from nightingale.backends.cpu.runner import NativeRunner
+    from nightingale.backends.cpu.runner import Int8Runner
     from nightingale.backends.cpu.target import Code, Target
 
 PACKAGE = "llvmlite"
@@ -92,13 +92,13 @@ def layers_error(home: Path | None = None) -> float:
     return max(*errors, _off(*attends))
 
 
-def open_runner(t3: T3, packed: Packed, *, home: Path | None = None, **room: Any) -> NativeRunner:
+def open_runner(t3: T3, packed: Packed, *, home: Path | None = None, **room: Any) -> Int8Runner:
     """packed: in `form`. home: as for `refusal`. room: as the runner takes it."""
-    from nightingale.backends.cpu.runner import NativeRunner
+    from nightingale.backends.cpu.runner import Int8Runner
 
     backbone = t3.config.backbone
     code = _compiled(backbone.width // backbone.heads, isinstance(backbone, LlamaConfig), home)
-    return NativeRunner(t3, packed, code, **room)
+    return Int8Runner(t3, packed, code, **room)
 
 
 def form() -> Form:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nightingale.backends.shared.t3_inputs import Floats, Heard, Tables, Turn, check_room, turned, zeros
+from nightingale.backends.shared.t3_inputs import Floats, Heard, Tables, check_room, turned, zeros
 from nightingale.backends.cpu import t3_kernels as kernels
 from nightingale.backends.cpu.thread_pool import CLAIM_LENGTH, JOB_LENGTH, OP_LENGTH, Crew
 from nightingale.backends.cpu.t3_kernels import LANES, PER_GROUP
@@ -30,13 +30,17 @@ from nightingale.backends.cpu.t3_program import (
 )
 from nightingale.backends.cpu.target import Code
 from nightingale.backends.shared.packed_t3 import Packed
+from nightingale.backends.torch.runner import embed_prompt
+from nightingale.decoding.decoding import Prompt
+from nightingale.decoding.runner import StepInput
+from nightingale.decoding.sampling import Logits
 from nightingale.models.chatterbox.t3.config import LlamaConfig
 from nightingale.models.chatterbox.t3.model import T3
 
 KEYS, VALUES = "keys", "values"
 
 
-class NativeRunner:
+class Int8Runner:
     def __init__(
         self,
         t3: T3,
@@ -47,11 +51,13 @@ class NativeRunner:
         rows_per_slot: int,
         capacity: int,
         batched: bool,
+        max_new_tokens: int,
         threads: int | None = None,
     ) -> None:
         """t3: its embeddings are used, its layers are not (`without_backbone`). packed, code: as able.py has
         them. threads: that a step is done by; as many as torch uses if not told."""
         self.t3, self.rows_per_slot, self.batched, self.capacity = t3, rows_per_slot, batched, capacity
+        self._max_new_tokens = max_new_tokens
         backbone = t3.config.backbone
         threads = torch.get_num_threads() if threads is None else threads
         blocks, head_width = -(-capacity // LANES), backbone.width // backbone.heads
@@ -68,12 +74,18 @@ class NativeRunner:
         """lengths[slot]: how many positions it remembers."""
 
     @property
-    def bytes(self) -> int:
+    def kv_bytes(self) -> int:
         return sum(part.nbytes for part in self.pool.values())
 
     @torch.inference_mode()
-    def begin(self, slot: int, prompt: Tensor) -> Tensor:
-        """Read a prompt (rows, time, width) into a slot; scores of the first token (rows, vocab)."""
+    def prefill(self, slot: int, prompt: Prompt, *, max_tokens: int) -> Logits:
+        del max_tokens
+        x = embed_prompt(self.t3, prompt, max_new_tokens=self._max_new_tokens)
+        return self.prefill_embeddings(slot, x).numpy()
+
+    @torch.inference_mode()
+    def prefill_embeddings(self, slot: int, prompt: Tensor) -> Tensor:
+        """Read embeddings (rows, time, width) into a slot; return the logits (rows, vocab) after them."""
         rows, length = prompt.shape[:2]
         check_room(length, self.capacity)
         first = slot * self.rows_per_slot
@@ -87,7 +99,7 @@ class NativeRunner:
         return scores
 
     @torch.inference_mode()
-    def step(self, turns: Sequence[Turn]) -> list[Tensor]:
+    def step(self, turns: Sequence[StepInput]) -> list[Logits]:
         """Logits of the next token of each utterance, each (rows, vocab). All are taken, or none is."""
         for turn in turns:
             check_room(self.lengths[turn.slot] + 1, self.capacity)
@@ -95,7 +107,7 @@ class NativeRunner:
         scores = [own for at in range(0, len(turns), most) for own in self._run(turns[at : at + most])]
         for turn in turns:
             self.lengths[turn.slot] += 1
-        return scores
+        return [own.numpy() for own in scores]
 
     def move(self, source: int, target: int) -> None:
         """Bring an utterance's memory to another slot."""
@@ -107,14 +119,17 @@ class NativeRunner:
         self.rows[target], self.lengths[target] = self.rows[source], length
         self.rows[source], self.lengths[source] = 0, 0
 
-    def wipe(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
+        """Do nothing: the next prompt overwrites the slot."""
+
+    def reset(self, slot: int) -> None:
         """After a fault: nothing of the slot, nor of the prompts that were kept, is used again."""
         first = slot * self.rows_per_slot
         for part in self.pool.values():
             part[first : first + self.rows_per_slot] = 0
         self._heard.kept.clear()
 
-    def _run(self, turns: Sequence[Turn]) -> list[Tensor]:
+    def _run(self, turns: Sequence[StepInput]) -> list[Tensor]:
         """One token more of each."""
         counts = [self.rows[turn.slot] for turn in turns]
         each = [turn for turn, count in zip(turns, counts, strict=True) for _ in range(count)]

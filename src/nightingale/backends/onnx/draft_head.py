@@ -19,8 +19,9 @@ from torch import Tensor
 from nightingale.backends.onnx.graph import Writer
 from nightingale.backends.onnx.protobuf import FLOAT, INT64
 from nightingale.backends.onnx.runner import bind, open_session
-from nightingale.models.chatterbox.t3.guess import HALVES, DraftHead
+from nightingale.models.chatterbox.t3.draft_head import HALVES, DraftHead
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.decoding.sampling import Logits
 from nightingale.types import Sampling
 
 RACING = 32
@@ -29,31 +30,48 @@ LEAST = 1e-30
 """Of the share of the likeliest that is kept: where nothing is dropped its logarithm must still be finite."""
 
 
+def open_draft_head(t3: T3, head: DraftHead, *, threads: int, longest: int) -> OnnxDraftHead:
+    """Open a draft head, with chains of up to `longest` tokens where embeddings depend on the token alone."""
+    if t3.config.learned_positions is not None:
+        return OnnxDraftHead(t3, head, threads=threads)
+    return OnnxDraftChain(t3, head, threads=threads, longest=longest)
+
+
 class OnnxDraftHead:
-    """(rows, width) thoughts and embeddings of what was drawn of them -> the next thoughts, and scores."""
+    """Run a draft head on ONNX Runtime, one token at a time."""
+
+    def __init__(self, t3: T3, head: DraftHead, *, threads: int) -> None:
+        self._t3, self._head = t3, head
+        self._session = open_session(_Guesses(t3, head).one(), threads)
+
+    @torch.inference_mode()
+    def start(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
+        return self._head.begin(torch.from_numpy(hidden)).numpy()
+
+    @torch.inference_mode()
+    def step(self, state: NDArray[np.float32], token: int, position: int) -> tuple[NDArray[np.float32], Logits]:
+        embedded = self._t3.embed_speech(torch.full((len(state), 1), token), position)[:, 0]
+        following, logits = self._session.run(
+            ["thought.1", "scores.1"], {"thought": state, "said": embedded.numpy()}
+        )
+        return following, logits
+
+
+class OnnxDraftChain(OnnxDraftHead):
+    """A draft head that also proposes several tokens in one call. Everything is prepared when it is opened."""
 
     def __init__(self, t3: T3, head: DraftHead, *, threads: int, longest: int) -> None:
-        """longest: guesses in a row, at most. All is made ready here: a first sound must not wait."""
-        self._head, self._alone = head, open_session(_Guesses(t3, head).one(), threads)
+        super().__init__(t3, head, threads=threads)
         self._chains = [
             _Chain(open_session(_Guesses(t3, head).several(count), threads), count, head.width)
             for count in range(1, longest + 1)
         ]
 
-    def begin(self, thoughts: Tensor) -> Tensor:
-        return self._head.begin(thoughts)
-
-    def __call__(self, thought: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
-        given = {"thought": thought.numpy(), "said": said.numpy()}
-        following, scores = self._alone.run(["thought.1", "scores.1"], given)
-        return torch.from_numpy(following), torch.from_numpy(scores)
-
     def chain(
-        self, thoughts: Tensor, token: int, uniforms: NDArray[np.float64], sampling: Sampling
+        self, hidden: NDArray[np.float32], token: int, uniforms: NDArray[np.float64], sampling: Sampling
     ) -> list[int]:
-        """One token for each draw's uniforms (draws, vocab), after a token drawn of T3's thoughts (1, …).
-        Only where embeddings depend on nothing but the token."""
-        return self._chains[len(uniforms) - 1].run(thoughts, token, uniforms, sampling)
+        """Return one token for each draw, whose uniforms are (draws, vocab), after a token and its hidden state."""
+        return self._chains[len(uniforms) - 1].run(hidden, token, uniforms, sampling)
 
 
 class _Chain:
@@ -78,9 +96,9 @@ class _Chain:
         bind(self._binding.bind_output, "tokens", self._tokens)
 
     def run(
-        self, thoughts: Tensor, token: int, uniforms: NDArray[np.float64], sampling: Sampling
+        self, hidden: NDArray[np.float32], token: int, uniforms: NDArray[np.float64], sampling: Sampling
     ) -> list[int]:
-        self._thoughts[:], self._token[:] = thoughts.numpy(), token
+        self._thoughts[:], self._token[:] = hidden, token
         self._uniform[:] = uniforms
         self._heat[:], self._reach[:] = 1 / sampling.temperature, math.log(max(sampling.min_p, LEAST))
         self._session.run_with_iobinding(self._binding)

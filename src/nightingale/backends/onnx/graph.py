@@ -20,7 +20,7 @@ from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, INT32, INT64, UIN
 from nightingale.backends.shared.tensor_file import Place, Source, WeightFile
 from nightingale.backends.shared.quantize import round_weight
 from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
-from nightingale.models.chatterbox.t3.guess import HALVES, halfway
+from nightingale.models.chatterbox.t3.draft_head import HALVES, halfway
 
 EPSILON = 1e-5
 INT8_INPUTS = 4

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,26 +21,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nightingale.backends.onnx.graph import StepGraph
-from nightingale.backends.shared.t3_inputs import Floats, Heard, Tables, Turn, check_room, turned, zeros
-from nightingale.models.chatterbox.t3.guess import HALVES
+from nightingale.backends.shared.t3_inputs import Floats, Heard, Tables, check_room, turned, zeros
+from nightingale.backends.torch.runner import embed_prompt
+from nightingale.decoding.decoding import Prompt
+from nightingale.decoding.runner import StepInput, VerifyInput
+from nightingale.decoding.sampling import Logits
+from nightingale.models.chatterbox.t3.draft_head import HALVES
 from nightingale.models.chatterbox.t3.model import T3
 
 IDLE = 1
 """Positions past the capacity, where rows that take no part in a step may write, and odd guesses."""
 
 
-class Trial(Protocol):
-    """As in backends/torch/runner.py."""
-
-    @property
-    def slot(self) -> int: ...
-    @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
-    def position(self) -> int: ...
-
-
-class CpuRunner:
+class OnnxRunner:
     def __init__(
         self,
         t3: T3,
@@ -50,6 +43,7 @@ class CpuRunner:
         rows_per_slot: int,
         capacity: int,
         batched: bool,
+        max_new_tokens: int,
         spare: int = 0,
         threads: int | None = None,
     ) -> None:
@@ -58,6 +52,7 @@ class CpuRunner:
         self.t3, self.rows_per_slot, self.batched = t3, rows_per_slot, batched
         self.capacity = capacity + spare
         self.session = open_session(graph, torch.get_num_threads() if threads is None else threads)
+        self._max_new_tokens = max_new_tokens
         backbone = t3.config.backbone
         positions = self.capacity + IDLE
         shape = (slots * rows_per_slot, backbone.heads, positions, backbone.width // backbone.heads)
@@ -79,12 +74,18 @@ class CpuRunner:
         """Of each slot's latest pass: the number of its first draw, and (rows, tokens, …): see `thought`."""
 
     @property
-    def bytes(self) -> int:
+    def kv_bytes(self) -> int:
         return sum(part.nbytes for part in self.pool.values())
 
     @torch.inference_mode()
-    def begin(self, slot: int, prompt: Tensor) -> Tensor:
-        """Read a prompt (rows, time, width) into a slot; scores of the first token (rows, vocab)."""
+    def prefill(self, slot: int, prompt: Prompt, *, max_tokens: int) -> Logits:
+        del max_tokens
+        x = embed_prompt(self.t3, prompt, max_new_tokens=self._max_new_tokens)
+        return self.prefill_embeddings(slot, x).numpy()
+
+    @torch.inference_mode()
+    def prefill_embeddings(self, slot: int, prompt: Tensor) -> Tensor:
+        """Read embeddings (rows, time, width) into a slot; return the logits (rows, vocab) after them."""
         rows, length = prompt.shape[:2]
         check_room(length, self.capacity)
         first = slot * self.rows_per_slot
@@ -100,7 +101,7 @@ class CpuRunner:
         return scores
 
     @torch.inference_mode()
-    def step(self, turns: Sequence[Turn]) -> list[Tensor]:
+    def step(self, turns: Sequence[StepInput]) -> list[Logits]:
         """Logits of the next token of each utterance, each (rows, vocab). All are taken, or none is."""
         for turn in turns:
             check_room(self.lengths[turn.slot] + 1, self.capacity)
@@ -116,10 +117,10 @@ class CpuRunner:
         for turn, (_, thought) in zip(turns, out, strict=True):
             self.lengths[turn.slot] += 1
             self._thoughts[turn.slot] = turn.position, thought
-        return [scores[:, 0] for scores, _ in out]
+        return [scores[:, 0].numpy() for scores, _ in out]
 
     @torch.inference_mode()
-    def verify(self, trials: Sequence[Trial]) -> list[Tensor]:
+    def verify(self, trials: Sequence[VerifyInput]) -> list[Logits]:
         """Logits after each token of each utterance, (rows, tokens, vocab); one utterance after the other.
 
         Of a guided one, also one row after the other: the attention operator takes several tokens after a
@@ -135,10 +136,10 @@ class CpuRunner:
                 rows[0] if len(rows) == 1 else (torch.cat(part) for part in zip(*rows, strict=True))
             )
             self._thoughts[trial.slot] = trial.position, thoughts
-            out.append(scores)
+            out.append(scores.numpy())
         return out
 
-    def _try(self, trial: Trial, row: int) -> tuple[Tensor, Tensor]:
+    def _try(self, trial: VerifyInput, row: int) -> tuple[Tensor, Tensor]:
         known, count = self.lengths[trial.slot], len(trial.tokens)
         # Products take rows by twos: an odd one costs as much as two. What is scored of it nobody reads.
         padded = [*trial.tokens, *[0] * (count % 2)] if count > 1 else list(trial.tokens)
@@ -153,14 +154,13 @@ class CpuRunner:
         """What stands past an utterance's length is never heard, and written over."""
         self.lengths[slot] -= count
 
-    def listen(self) -> None:
-        """The graph tells it anyway."""
+    def capture_hidden_states(self) -> None:
+        """Do nothing: the graph always returns them."""
 
-    def thought(self, slot: int, draw: int) -> Tensor:
-        """What T3's head read for an utterance's draw of this number, and T3's stream halfway there: (rows,
-        width + HALVES * width), of its latest pass."""
+    def hidden_states(self, slot: int, draw: int) -> Floats:
         first, thoughts = self._thoughts[slot]
-        return thoughts[:, draw - first]
+        hidden: Floats = thoughts[:, draw - first].numpy()
+        return hidden
 
     def move(self, source: int, target: int) -> None:
         """Bring an utterance's memory to another slot."""
@@ -172,14 +172,17 @@ class CpuRunner:
         self.rows[source], self.lengths[source] = 0, 0
         self._thoughts[target] = self._thoughts.pop(source)
 
-    def wipe(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
+        """Do nothing: the next prompt overwrites the slot."""
+
+    def reset(self, slot: int) -> None:
         """After a fault: nothing of the slot, nor of the prompts that were kept, is used again."""
         first = slot * self.rows_per_slot
         for part in self.pool.values():
             part[first : first + self.rows_per_slot] = 0
         self._heard.kept.clear()
 
-    def _run(self, slot: int, slots: int, turns: Sequence[Turn]) -> tuple[Tensor, Tensor]:
+    def _run(self, slot: int, slots: int, turns: Sequence[StepInput]) -> tuple[Tensor, Tensor]:
         """One token more for `slots` slots from `slot` on; what those without a turn compute is not read."""
         each = self.rows_per_slot if slots > 1 else self.rows[slot]
         bound = self._bind(slot * self.rows_per_slot, slots * each, 1)
@@ -224,7 +227,7 @@ class CpuRunner:
 class _Bound:
     """The buffers of a run over `rows` rows from `row` on, bound to the graph's inputs and outputs."""
 
-    def __init__(self, runner: CpuRunner, row: int, rows: int, x: Floats, *, asked: Sequence[int]) -> None:
+    def __init__(self, runner: OnnxRunner, row: int, rows: int, x: Floats, *, asked: Sequence[int]) -> None:
         """asked: which of the tokens of x are scored."""
         config = runner.t3.config
         self.x, self.asked = x, np.array(asked, np.int64)

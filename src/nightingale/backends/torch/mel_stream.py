@@ -20,7 +20,7 @@ from torch import Tensor
 
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.philox import normal, stream_key
-from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, SPEECH_CODES
+from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.s3gen.incremental import FlowPast, render_piece
 from nightingale.voices.voice import Voice
@@ -30,22 +30,17 @@ CONTEXT_TOKENS = 8
 FRAMES = CLOCKS.frames_per_token
 
 
-def audible(ids: list[int]) -> list[int]:
-    """Only ids that name a sound: control ids never reach the flow, in any family."""
-    return [token for token in ids if token < SPEECH_CODES]
-
-
 @torch.inference_mode()
 def render_mel(flow: Flow, ids: list[int], voice: Voice, *, seed: int) -> Tensor:
     """The mel of `ids` in this voice, rendered whole: (mel, frames)."""
     weight = flow.encoder_proj.weight
     device, dtype = weight.device, weight.dtype
-    tokens = torch.cat([voice.flow_prompt_ids, torch.tensor(ids, dtype=torch.int64)])[None].to(device)
+    tokens = torch.tensor([[*voice.flow_prompt_ids.tolist(), *ids]], dtype=torch.int64, device=device)
     noise = _noise(flow, stream_key(seed, "flow"), 0, FRAMES * tokens.shape[1])
     mel: Tensor = flow(
         tokens,
-        prompt_mel=voice.flow_prompt_mel.T[None].to(device, dtype),
-        speaker=voice.flow_speaker[None].to(device, dtype),
+        prompt_mel=torch.tensor(voice.flow_prompt_mel.T[None]).to(device, dtype),
+        speaker=torch.tensor(voice.flow_speaker[None]).to(device, dtype),
         noise=noise.to(device, dtype),
     )
     return mel[0]
@@ -141,7 +136,7 @@ class MelStream:
 
 
 def _noise(flow: Flow, key: int, first_frame: int, frames: int) -> Tensor:
-    """Return (1, mel, frames) of noise by the number of the frame, counted from the prompt's first."""
+    """Return the noise (1, mel, frames) of frames that are counted from the prompt's first."""
     return torch.from_numpy(normal(key, first_frame, frames, flow.config.mel_bands)).T[None]
 
 
@@ -165,8 +160,8 @@ def _render(
         flow,
         torch.tensor([ids], device=device),
         ahead=len(ids) - tokens,
-        prompt_mel=voice.flow_prompt_mel[first:last].T[None].to(device, dtype),
-        speaker=voice.flow_speaker[None].to(device, dtype),
+        prompt_mel=torch.tensor(voice.flow_prompt_mel[first:last].T[None]).to(device, dtype),
+        speaker=torch.tensor(voice.flow_speaker[None]).to(device, dtype),
         noise=_noise(flow, noise_key, first, last - first).to(device, dtype),
         past=past,
         advance=advance,
