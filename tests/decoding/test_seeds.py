@@ -1,23 +1,18 @@
-"""The engine neither reads nor moves the global generators of torch and numpy."""
+"""Seeds of requests and of their segments."""
 
 from __future__ import annotations
 
-import numpy as np
-import torch
-
-from nightingale import TTS
+from nightingale.decoding.seeds import SEED_LIMIT, fresh_seed, nth_seed
 
 
-def test_loading_and_speaking_leave_the_global_generators_alone(brief: TTS) -> None:
-    before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].tolist()
-    TTS("noise")
-    brief.say("Hello", seed=1)
-    brief.say("Hello")
-    assert torch.equal(torch.get_rng_state(), before)
-    assert np.random.get_state()[1].tolist() == numpy_before
+def test_fresh_seeds_differ_and_fit() -> None:
+    seeds = {fresh_seed() for _ in range(20)}
+    assert len(seeds) == 20
+    assert all(0 <= seed < SEED_LIMIT for seed in seeds)
 
 
-def test_the_global_generator_does_not_reach_the_sound(brief: TTS) -> None:
-    first = brief.say("Hello", seed=1)
-    torch.rand(17)
-    assert brief.say("Hello", seed=1).sha256 == first.sha256
+def test_the_first_segment_keeps_the_seed_and_the_others_have_their_own() -> None:
+    seeds = [nth_seed(7, segment) for segment in range(50)]
+    assert seeds[0] == 7
+    assert len(set(seeds)) == 50
+    assert all(0 <= seed < SEED_LIMIT for seed in seeds)
