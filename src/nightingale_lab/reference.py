@@ -20,7 +20,7 @@ from nightingale.decoding.decoding import Decoding, prompt_of, speak
 from nightingale.decoding.random import generator
 from nightingale.engine.load import load_model
 from nightingale.engine.model import Model, default_model
-from nightingale.engine.voice_lookup import Voicing
+from nightingale.engine.voice_lookup import VoiceResolver
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Samples, Sampling
 from nightingale.voices.voice import Voice
@@ -35,7 +35,7 @@ def load(
 
 def voice_of(model: Model, voice: Any = None) -> Voice:
     """Return the voice that the engine would use for this argument of `TTS.say`."""
-    return Voicing(model).resolve(voice)
+    return VoiceResolver(model).resolve(voice)
 
 
 def sampling_of(model: Model, temperature: float | None = None) -> Sampling:

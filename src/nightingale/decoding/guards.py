@@ -10,9 +10,7 @@ second), so a healthy utterance is far from all of them and comes out exactly as
 
 from __future__ import annotations
 
-import hashlib
 import math
-import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -36,7 +34,7 @@ ENOUGH_TOKENS_PER_LETTER: Final = 1.0
 
 
 class Action(Enum):
-    """What to do after a token. RETRY: sample the utterance again, with `retry_seed`."""
+    """What to do after a token. RETRY: sample the utterance again, with another seed."""
 
     CONTINUE = "continue"
     STOP = "stop"
@@ -80,7 +78,7 @@ class Limits:
 def limits_for(text: str, *, ceiling: int) -> Limits:
     """Return the limits for speaking `text` with a model that can generate `ceiling` tokens."""
     untagged, tags = TAG.subn("", text)
-    digits = len(re.findall(r"[$€£¥%&+=@#°]", untagged)) + sum(map(str.isdigit, untagged))  # symbols are words
+    digits = sum(c.isdigit() or c in "$€£¥%&+=@#°" for c in untagged)  # symbols are read as words, too
     letters = spoken_length(untagged.strip()) + (LETTERS_PER_DIGIT - 1) * digits
     alphanumeric = spoken_length("".join(filter(str.isalnum, untagged)))
     budget = BASE_TOKENS + math.ceil(MAX_TOKENS_PER_LETTER * letters) + MAX_TOKENS_PER_TAG * tags
@@ -173,11 +171,3 @@ class Guard:
         if reason == "silence":
             keep += min(tail, self._quiet)
         return Verdict(Action.STOP, keep_tokens=max(keep, self._committed), reason=reason)
-
-
-def retry_seed(seed: int, attempt: int) -> int:
-    """Return the seed of an attempt, counted from 0. The first attempt has the seed of the utterance."""
-    if attempt == 0:
-        return seed
-    digest = hashlib.sha256(f"{seed}/attempt/{attempt}".encode()).digest()
-    return int.from_bytes(digest[:4], "little")

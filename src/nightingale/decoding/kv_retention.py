@@ -91,7 +91,7 @@ class AttentionTable:
 
 
 def table_paths(model: str, folder: Path | None) -> list[Path]:
-    """Return where a model's table may be: beside its weights, if they have a folder, and in the user's cache."""
+    """Return where a model's table may be: beside its weights, and in the user's cache."""
     beside = [] if folder is None else [folder / FILE]
     return [*beside, cache_folder().parent / "attention" / f"{model}.json"]
 

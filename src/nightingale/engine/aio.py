@@ -81,7 +81,12 @@ class AsyncLiveSession:
 
     def __init__(self, session: LiveSession) -> None:
         self._session = session
-        self.push, self.flush, self.end, self.cancel = session.push, session.flush, session.end, session.cancel
+        self.push, self.flush, self.end, self.cancel = (
+            session.push,
+            session.flush,
+            session.end,
+            session.cancel,
+        )
 
     @property
     def metrics(self) -> Metrics:

@@ -39,7 +39,7 @@ class VoiceResolver:
         return self._model.default_voice
 
     def find(self, reference: str | Path) -> Voice:
-        """Return a voice by name, from a voice file, or from a clip, which is enrolled once and then cached."""
+        """Return a voice by name, from a voice file, or from a clip (enrolled once, then cached)."""
         model, path = self._model, Path(reference).expanduser()
         if library.is_name(str(reference)) and not path.is_file():
             voice = library.load(str(reference), model.voices)

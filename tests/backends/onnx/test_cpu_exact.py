@@ -21,7 +21,8 @@ from nightingale.backends.onnx.runner import CpuRunner, exact_graph
 from nightingale.backends.torch.drafts import TorchDraftHead, HiddenStateDraft
 from nightingale.decoding.decoder import HostDecoder
 from nightingale.decoding.random import RaceTape
-from nightingale.backends.torch.runner import PlainRunner, Trial, Turn
+from nightingale.backends.torch.runner import TorchRunner
+from nightingale.decoding.runner import StepInput, VerifyInput
 from nightingale.decoding.sampling import compose_sampler, draw
 from nightingale.decoding.speculative import SpeculativeDecoder
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, LlamaConfig
@@ -38,7 +39,7 @@ SAID = [7, 250, 3, 3, 99]
 class Pair:
     t3: T3
     onnx: CpuRunner
-    torch: PlainRunner
+    torch: TorchRunner
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])
@@ -48,7 +49,7 @@ def t3(request: pytest.FixtureRequest) -> T3:
 
 @pytest.fixture
 def pair(t3: T3) -> Pair:
-    graph, plain = exact_graph(t3), PlainRunner(t3, **POOL)  # type: ignore[arg-type]
+    graph, plain = exact_graph(t3), TorchRunner(t3, **POOL)  # type: ignore[arg-type]
     plain.listen()
     return Pair(t3, CpuRunner(t3, graph, **POOL, threads=1), plain)  # type: ignore[arg-type]
 

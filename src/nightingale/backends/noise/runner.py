@@ -29,7 +29,7 @@ class NoiseRunner:
 
     def __init__(self, info: ModelInfo) -> None:
         self._table = logits_table(info.preset.t3.speech_vocab)
-        self._capacity = info.defaults.max_new_tokens + 1
+        self._max_text_ids, self._capacity = info.defaults.max_text_ids, info.defaults.max_new_tokens + 1
         self._states: dict[int, list[int]] = {}
         self._rows: dict[int, int] = {}
 
@@ -39,6 +39,8 @@ class NoiseRunner:
 
     def prefill(self, slot: int, prompt: Prompt, *, max_tokens: int) -> Logits:
         del max_tokens
+        if len(prompt.text_ids) > self._max_text_ids:
+            raise MemoryFull("the text is longer than its KV cache", allowed=f"{self._max_text_ids} text ids")
         voice = prompt.voice
         text = np.array(prompt.text_ids, np.int64).tobytes()
         state = zlib.crc32(text + voice.speaker.tobytes() + np.float32(prompt.exaggeration).tobytes())

@@ -92,13 +92,14 @@ class TimeStretcher:
             return self._slice(0, hop).copy()
         start = self._best_start(window)
         out: Samples = (
-            self._slice(self._last_start + hop, hop) * self._fade_out + self._slice(start, hop) * self._fade_in
+            self._slice(self._last_start + hop, hop) * self._fade_out
+            + self._slice(start, hop) * self._fade_in
         )
         self._last_start = start
         return out
 
     def _best_start(self, window: int) -> int:
-        """Return where, near its nominal position, the input is most similar to what follows the last window."""
+        """Return the start near the nominal one whose input is most similar to what follows the last one."""
         nominal, search = self._nominal(window), self._search
         low = max(0, nominal - search)
         candidates = self._candidates[: 2 * self._hop + nominal + search - low]

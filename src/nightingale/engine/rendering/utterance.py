@@ -10,8 +10,9 @@ from nightingale.backends.base import Block, BlockCut, RenderStream
 from nightingale.backends.profiles import Profile
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.decoding import Decoding, DraftStats, Prompt
-from nightingale.decoding.guards import ATTEMPTS, Action, Guard, limits_for, retry_seed
+from nightingale.decoding.guards import ATTEMPTS, Action, Guard, limits_for
 from nightingale.decoding.sampling import is_greedy
+from nightingale.decoding.seeds import retry_seed
 from nightingale.engine.model import Model
 from nightingale.engine.rendering.time_stretch import TimeStretcher
 from nightingale.engine.requests.segments import TextSegment

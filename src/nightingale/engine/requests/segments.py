@@ -131,7 +131,7 @@ def _merge_pauses(items: Iterable[TextSegment | int], *, closing_ms: int | None)
 
 
 def _with_pause(segment: TextSegment | None, pause_ms: int | None) -> Iterator[TextSegment]:
-    """Yield a segment with this pause, or silence alone. A long pause is split to bound the memory it takes."""
+    """Yield a segment with this pause, or silence alone. A long pause is split, to bound its memory."""
     if pause_ms is None:
         if segment is not None:
             yield segment

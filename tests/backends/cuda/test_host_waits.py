@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_torch import t3_of
 from backends.watching import WAITS, HostWatch
 from engine.test_draws import FAST, planned
 
@@ -23,10 +24,10 @@ def asked(watch: HostWatch) -> list[str]:
     return [name for name in watch.found if name.startswith(ASKS)]
 
 
-def test_a_step_and_a_new_prompt_ask_nothing(noise_model: Model) -> None:
-    draws = open_decoder(noise_model, FAST, planned(noise_model, t3="graphs"))
+def test_a_step_and_a_new_prompt_ask_nothing(tiny_model: Model) -> None:
+    draws = open_decoder(tiny_model, FAST, planned(tiny_model, t3="graphs"))
     assert isinstance(draws, GraphDecoder)
-    t3, defaults, voice = noise_model.networks.t3, noise_model.defaults, noise_model.default_voice
+    t3, defaults, voice = t3_of(tiny_model), tiny_model.defaults, tiny_model.default_voice
     assert voice is not None
     options: dict[str, Any] = {"defaults": defaults, "sampling": defaults.sampling}
     decoding = Decoding(t3, **options, text_ids=5, rng=torch.Generator())
@@ -46,9 +47,9 @@ def test_a_step_and_a_new_prompt_ask_nothing(noise_model: Model) -> None:
     assert len(tokens) == 4
 
 
-def test_a_block_is_launched_without_asking(noise_model: Model) -> None:
-    plan = planned(noise_model, flow="graphs", vocoder="graphs")
-    studio, voice = open_renderer(noise_model, FAST, plan), noise_model.default_voice
+def test_a_block_is_launched_without_asking(tiny_model: Model) -> None:
+    plan = planned(tiny_model, flow="graphs", vocoder="graphs")
+    studio, voice = open_renderer(tiny_model, FAST, plan), tiny_model.default_voice
     assert isinstance(studio, CudaGraphRenderer)
     assert voice is not None
     renderings = [studio.open(voice, seed=seed) for seed in range(2)]
@@ -64,7 +65,7 @@ def test_a_block_is_launched_without_asking(noise_model: Model) -> None:
 
 
 @pytest.mark.requires_cuda
-def test_on_a_gpu_the_engine_says_what_it_says_without_graphs(noise_model: Model) -> None:
+def test_on_a_gpu_the_engine_says_what_it_says_without_graphs(tiny_model: Model) -> None:
     import copy
     from dataclasses import replace
 
@@ -72,9 +73,9 @@ def test_on_a_gpu_the_engine_says_what_it_says_without_graphs(noise_model: Model
     from nightingale.engine.plan import PLAIN
     from nightingale.engine.rendering.utterance import Utterance
 
-    speakers = noise_model.networks
+    speakers = tiny_model.networks
     model = replace(
-        noise_model,
+        tiny_model,
         dtype="float32",
         networks=replace(
             speakers,

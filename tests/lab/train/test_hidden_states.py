@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_torch import t3_of
 from backends.conftest import CONFIGS
 from parity.tiny import fill
 from safetensors.torch import save_file
@@ -18,7 +19,7 @@ from nightingale.decoding.decoding import Decoding, prompt_of
 from nightingale.engine.model import Model
 from nightingale_lab.train.hidden_states import overhear
 from nightingale.decoding.random import generator
-from nightingale.backends.torch.runner import PlainRunner, Turn
+from nightingale.backends.torch.runner import TorchRunner, Turn
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.t3.draft_head import HALVES
 from nightingale.models.chatterbox.t3.model import T3
@@ -28,18 +29,18 @@ LINES = ["Hello there.", "A bird sang.", "It is late.", "Good night, all."] * 3
 
 
 @pytest.fixture(scope="module")
-def heard(noise_model: Model) -> dict[str, torch.Tensor]:
-    return overhear(noise_model, LINES, voice=noise_model.default_voice, seed=3)
+def heard(tiny_model: Model) -> dict[str, torch.Tensor]:
+    return overhear(tiny_model, LINES, voice=tiny_model.default_voice, seed=3)
 
 
-def test_it_is_what_the_engine_would_tell_a_draft(noise_model: Model, heard: dict[str, torch.Tensor]) -> None:
+def test_it_is_what_the_engine_would_tell_a_draft(tiny_model: Model, heard: dict[str, torch.Tensor]) -> None:
     """Token by token, as it speaks: the same tokens, and the same thoughts before each, of every row."""
-    t3, defaults, voice = noise_model.networks.t3, noise_model.defaults, noise_model.default_voice
+    t3, defaults, voice = t3_of(tiny_model), tiny_model.defaults, tiny_model.default_voice
     assert voice is not None
     how = {"defaults": defaults, "sampling": defaults.sampling, "exaggeration": defaults.exaggeration}
-    ids = noise_model.frontend.encode(LINES[0])
+    ids = tiny_model.frontend.encode(LINES[0])
     prompt = prompt_of(t3, ids, voice, **how)  # type: ignore[arg-type]
-    runner = PlainRunner(t3, slots=1, rows_per_slot=len(prompt), capacity=400, batched=False)
+    runner = TorchRunner(t3, slots=1, rows_per_slot=len(prompt), capacity=400, batched=False)
     runner.listen()
     decoding = Decoding(
         t3, defaults=defaults, sampling=defaults.sampling, text_ids=len(ids), rng=generator(3, "tokens")
@@ -62,12 +63,12 @@ def test_it_is_what_the_engine_would_tell_a_draft(noise_model: Model, heard: dic
 
 
 def test_a_guess_trained_from_it_is_one_the_engine_takes(
-    heard: dict[str, torch.Tensor], noise_model: Model, tmp_path: Path
+    heard: dict[str, torch.Tensor], tiny_model: Model, tmp_path: Path
 ) -> None:
     save_file(heard, tmp_path / "thoughts.safetensors")
     train_overheard(tmp_path / "thoughts.safetensors", tmp_path, budget_s=0.1, device=torch.device("cpu"))
     profile = f"balanced+draft={tmp_path / 'guess.safetensors'}"
-    with TTS.over(noise_model, "balanced") as plain, TTS.over(noise_model, profile) as guessing:
+    with TTS.over(tiny_model, "balanced") as plain, TTS.over(tiny_model, profile) as guessing:
         said = [tts.say("Hello there.", seed=1).samples for tts in (plain, guessing)]
     assert (said[0] == said[1]).all()
 
@@ -93,16 +94,16 @@ def test_every_family_embeds_what_was_said_as_the_engine_will(name: str, tmp_pat
         torch.testing.assert_close(told.said(torch.tensor([6 + draw])), shown)
 
 
-def test_too_little_is_refused(heard: dict[str, torch.Tensor], noise_model: Model, tmp_path: Path) -> None:
+def test_too_little_is_refused(heard: dict[str, torch.Tensor], tiny_model: Model, tmp_path: Path) -> None:
     few = int(heard["counts"][0])
     path = tmp_path / "few.safetensors"
     save_file({**heard, "counts": heard["counts"][:1].clone(), "tokens": heard["tokens"][:few].clone()}, path)
     with pytest.raises(ConfigError, match="too little was overheard"):
         Overheard.load(path, torch.device("cpu"))
     with pytest.raises(ConfigError, match="no voice of its own"):
-        overhear(replace(noise_model, default_voice=None), LINES, voice=None, seed=0)
+        overhear(replace(tiny_model, default_voice=None), LINES, voice=None, seed=0)
     with pytest.raises(ConfigError, match="nothing was said"):
-        overhear(noise_model, [], voice=noise_model.default_voice, seed=0)
+        overhear(tiny_model, [], voice=tiny_model.default_voice, seed=0)
 
 
 def test_the_command_line_does_both_steps(tmp_path: Path) -> None:

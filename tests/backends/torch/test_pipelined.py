@@ -1,4 +1,4 @@
-"""RenderStream beside T3: the same sound, sooner; and what fails there ends that request alone."""
+"""The pipelined renderer: the same samples, sooner; an error in it ends one request alone."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from nightingale.engine import load
-from nightingale.backends.torch.pipelined import SMALL_WEIGHTS, PipelinedRenderer, share_cores, use_threads
+from nightingale.backends.base import Block
+from nightingale.backends.torch import pipelined
+from nightingale.backends.torch.devices import use_threads
+from nightingale.backends.torch.pipelined import (
+    SMALL_MODEL_WEIGHTS,
+    CoreShares,
+    PipelinedRenderer,
+    share_cores,
+)
 from nightingale.engine.model import Model
-from nightingale.backends.torch.renderer import Block, TorchRenderer, Shares
+from nightingale.backends.torch.renderer import TorchRenderer
 from nightingale.engine.tts import TTS
-from nightingale.backends.torch.sample_stream import Excited
+from nightingale.backends.torch.sample_stream import Excitation
 from nightingale.errors import EngineFault
 from nightingale.types import Samples
 
@@ -22,34 +29,34 @@ TEXTS = ["Hello there, everyone.", "Another one.", "And a third, which is somewh
 
 
 @pytest.fixture
-def beside(noise_model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[TTS]:
-    monkeypatch.setattr(load, "share_cores", lambda weights: Shares(1, 1, 1, 2))
-    with TTS.over(noise_model, "balanced") as tts:
-        assert isinstance(tts._worker.studio, PipelinedRenderer)
+def beside(tiny_model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[TTS]:
+    monkeypatch.setattr(pipelined, "share_cores", lambda weights: CoreShares(1, 1, 1, 2))
+    with TTS.over(tiny_model, "balanced") as tts:
+        assert isinstance(tts._worker.renderer, PipelinedRenderer)
         yield tts
 
 
-def test_the_sound_is_the_plain_ones(
-    beside: TTS, noise_model: Model, monkeypatch: pytest.MonkeyPatch
+def test_the_samples_are_those_of_the_reference(
+    beside: TTS, tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load, "share_cores", lambda weights: None)
-    with TTS.over(noise_model, "balanced") as plain:
-        assert isinstance(plain._worker.studio, TorchRenderer)
+    monkeypatch.setattr(pipelined, "share_cores", lambda weights: None)
+    with TTS.over(tiny_model, "balanced") as plain:
+        assert isinstance(plain._worker.renderer, TorchRenderer)
         for seed, text in enumerate(TEXTS):
             ours, theirs = (tts.say(text, seed=seed).samples for tts in (beside, plain))
             assert np.array_equal(ours, theirs)
 
 
-def test_many_at_once_get_what_each_would_get_alone(beside: TTS) -> None:
-    same_in_company(beside)
+def test_concurrent_requests_get_the_samples_of_single_ones(beside: TTS) -> None:
+    check_concurrent(beside)
 
 
-def test_wren_says_the_same_in_company() -> None:
+def test_wren_gives_the_same_samples_under_concurrency() -> None:
     with TTS() as wren:
-        same_in_company(wren)
+        check_concurrent(wren)
 
 
-def same_in_company(tts: TTS) -> None:
+def check_concurrent(tts: TTS) -> None:
     """Up to rounding: the last block of somebody alone is rendered by more threads."""
     alone = [tts.say(text, seed=1).samples for text in TEXTS]
     for among, own in zip(tts.say_many(TEXTS, seed=1), alone, strict=True):
@@ -62,7 +69,7 @@ def test_what_fails_in_the_other_thread_ends_that_request_alone(
 ) -> None:
     samples, failed = TorchRenderer.samples, []
 
-    def once(self: TorchRenderer, block: Block, excited: Excited) -> Samples:
+    def once(self: TorchRenderer, block: Block, excited: Excitation) -> Samples:
         if not failed:
             failed.append(block)
             raise RuntimeError("no sound")
@@ -77,12 +84,12 @@ def test_what_fails_in_the_other_thread_ends_that_request_alone(
 def test_only_a_small_models_stages_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    assert share_cores(SMALL_WEIGHTS) == Shares(t3=2, flow=2, vocoder=4, alone=8)
-    assert share_cores(SMALL_WEIGHTS + 1) is None
+    assert share_cores(SMALL_MODEL_WEIGHTS) == CoreShares(decoder=2, flow=2, vocoder=4, last_block=8)
+    assert share_cores(SMALL_MODEL_WEIGHTS + 1) is None
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert share_cores(SMALL_WEIGHTS + 1) == Shares(t3=1, flow=1, vocoder=1, alone=1)
+    assert share_cores(SMALL_MODEL_WEIGHTS + 1) == CoreShares(decoder=1, flow=1, vocoder=1, last_block=1)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0}, raising=False)
-    assert share_cores(SMALL_WEIGHTS) is None
+    assert share_cores(SMALL_MODEL_WEIGHTS) is None
 
 
 def test_a_threads_number_is_its_own() -> None:

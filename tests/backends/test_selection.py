@@ -93,24 +93,24 @@ def test_a_way_for_another_kind_of_device_is_no_refusal() -> None:
 
 
 def test_an_old_driver_is_mentioned_once_at_load(
-    noise_model: Model, caplog: pytest.LogCaptureFixture
+    tiny_model: Model, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = plan_for(noise_model, PROFILES["balanced"])
+    made = plan_for(tiny_model, PROFILES["balanced"])
     told = replace(made, machine=replace(made.machine, obstacle="too old a driver"))
     watched = caplog.at_level(logging.WARNING, logger="nightingale.engine")
-    with watched, TTS.over(noise_model, "balanced", plan=told) as tts:
+    with watched, TTS.over(tiny_model, "balanced", plan=told) as tts:
         assert tts.plan is told
         tts.say("Hello.", seed=1)
     assert [record.getMessage() for record in caplog.records] == ["noise, balanced: too old a driver"]
 
 
-def test_the_memory_that_is_planned_is_what_is_taken(noise_model: Model) -> None:
-    made = plan_for(noise_model, PROFILES["balanced"])
+def test_the_memory_that_is_planned_is_what_is_taken(tiny_model: Model) -> None:
+    made = plan_for(tiny_model, PROFILES["balanced"])
     made = replace(made, t3=replace(made.t3, way="plain"))  # onnxruntime has a position to spare in each slot
-    speakers = noise_model.networks
-    own = Sizes(name="noise", t3=speakers.t3.config, flow=speakers.flow.config, defaults=noise_model.defaults)
-    with TTS.over(noise_model, "balanced", plan=made) as tts:
-        assert tts._worker.draws.bytes == own.t3_memory_bytes(PROFILES["balanced"].slots, 4)
+    speakers = tiny_model.networks
+    own = Sizes(name="noise", t3=speakers.t3.config, flow=speakers.flow.config, defaults=tiny_model.defaults)
+    with TTS.over(tiny_model, "balanced", plan=made) as tts:
+        assert tts._worker.decoder.bytes == own.t3_memory_bytes(PROFILES["balanced"].slots, 4)
 
 
 def test_a_plan_can_be_made_for_weights_that_are_not_here_and_says_so() -> None:
@@ -139,38 +139,38 @@ def test_the_doctor_prints_a_plan_as_a_table_and_as_json() -> None:
 
 
 def test_eight_bits_are_planned_where_they_pay_and_refused_in_words_elsewhere(
-    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(able, "refusal", lambda config: None)
-    made = plan_for(noise_model, PROFILES["fast"])
+    made = plan_for(tiny_model, PROFILES["fast"])
     assert (made.t3.way, made.t3.dtype, made.refusals) == ("int8", "int8", [])
-    assert plan_for(noise_model, PROFILES["balanced"]).t3.dtype == "float32"
+    assert plan_for(tiny_model, PROFILES["balanced"]).t3.dtype == "float32"
     monkeypatch.setattr(able, "refusal", lambda config: "products in int8 are no faster")
     monkeypatch.setattr(able, "exact_refusal", lambda config: None)
-    made = plan_for(noise_model, PROFILES["fast"])
+    made = plan_for(tiny_model, PROFILES["fast"])
     assert (made.t3.way, made.t3.dtype) == ("onnx", "float32")
     assert made.refusals == ["t3: no int8: products in int8 are no faster"]
 
 
 def test_machine_code_is_preferred_where_it_can_be_and_missed_without_a_warning(
-    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(able, "refusal", lambda config: None)
     monkeypatch.setattr(native_able, "refusal", lambda config, home: None)
-    made = plan_for(noise_model, PROFILES["fast"])
+    made = plan_for(tiny_model, PROFILES["fast"])
     assert (made.t3.way, made.t3.dtype) == ("native", "int8")
-    assert plan_for(noise_model, profile_named("fast+draft=lookup")).t3.way not in ("native", "int8")
+    assert plan_for(tiny_model, profile_named("fast+draft=lookup")).t3.way not in ("native", "int8")
     monkeypatch.setattr(native_able, "refusal", lambda config, home: "llvmlite is not installed")
-    made = plan_for(noise_model, PROFILES["fast"])
+    made = plan_for(tiny_model, PROFILES["fast"])
     assert (made.t3.way, made.t3.foregone) == ("int8", ("no native: llvmlite is not installed",))
     assert made.refusals == []
 
 
 def test_what_nobody_was_promised_is_told_in_the_plan_and_not_in_a_warning(
-    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(able, "exact_refusal", lambda config: "onnxruntime is not installed")
-    made = plan_for(noise_model, PROFILES["balanced"])
+    made = plan_for(tiny_model, PROFILES["balanced"])
     assert made.t3.way == "plain"
     assert made.t3.foregone == ("no onnx: onnxruntime is not installed",)
     assert made.refusals == []
@@ -181,14 +181,14 @@ def test_what_nobody_was_promised_is_told_in_the_plan_and_not_in_a_warning(
     [("cache=int8", "auto"), ("keep=50", "auto"), ("draft=exit:1", "auto"), ("slots=2", "bfloat16")],
 )
 def test_what_needs_t3_in_torch_has_it_in_torch(
-    noise_model: Model, monkeypatch: pytest.MonkeyPatch, switch: str, dtype: str
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch, switch: str, dtype: str
 ) -> None:
     monkeypatch.setattr(able, "exact_refusal", lambda config: None)
     profile = profile_named(f"balanced+{switch}")
-    assert plan_for(replace(noise_model, dtype=dtype), profile).t3.way == "plain"
-    assert plan_for(noise_model, profile_named("balanced+slots=2")).t3.way == "onnx"
+    assert plan_for(replace(tiny_model, dtype=dtype), profile).t3.way == "plain"
+    assert plan_for(tiny_model, profile_named("balanced+slots=2")).t3.way == "onnx"
     monkeypatch.setattr(able, "refusal", lambda config: None)
-    assert plan_for(noise_model, profile_named("fast+slots=2")).t3.way == "int8"
-    assert plan_for(noise_model, profile_named("fast+draft=lookup")).t3.way == "onnx"
+    assert plan_for(tiny_model, profile_named("fast+slots=2")).t3.way == "int8"
+    assert plan_for(tiny_model, profile_named("fast+draft=lookup")).t3.way == "onnx"
     if dtype == "auto":
-        assert plan_for(noise_model, profile_named(f"fast+{switch}")).t3.way == "plain"
+        assert plan_for(tiny_model, profile_named(f"fast+{switch}")).t3.way == "plain"

@@ -1,7 +1,7 @@
-"""With guesses and without, five tokens are drawn equally often: two samples, each of seeds of its own.
+"""With and without drafts, five tokens are sampled equally often: two samples, each of seeds of its own.
 
-That every seed says the same either way is tested elsewhere, and implies it; this would also see a mistake
-that both ways of that comparison share.
+That every seed gives the same tokens either way is tested elsewhere and implies it; this would also see a
+mistake that both sides of that comparison share.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from backends.conftest import CONFIGS
-from engine.test_speculate import FREE
-from parity.tiny import fill, gaussian
+from backends.conftest import CONFIGS, voice_for
+from backends.torch.test_speculative import FREE, EmbeddedRunner, budget_for
+from parity.tiny import fill
 
-from nightingale.decoding.decoding import Decoding
 from nightingale.backends.torch.drafts import ExitDraft
-from nightingale.decoding.decoder import HostDecoder, Speaking
-from nightingale.models.defaults import MODEL_DEFAULTS
-from nightingale.decoding.random import generator
-from nightingale.backends.torch.runner import PlainRunner
+from nightingale.decoding.decoding import Decoding, Prompt
+from nightingale.decoding.host_decoder import DecodeRow, HostDecoder
 from nightingale.decoding.speculative import SpeculativeDecoder
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.defaults import MODEL_DEFAULTS
 
 FIRST, FEW, SLOTS, GUESSES = 5, 1000, 50, 3
 BINS = 40
@@ -41,31 +39,36 @@ def drawn(
     """How often each beginning was said; and how many guesses were right."""
     defaults = replace(MODEL_DEFAULTS["wren"], max_new_tokens=FIRST)
     sampling = replace(defaults.sampling, temperature=temperature, cfg_weight=0.0)
-    pool = {"slots": SLOTS, "rows_per_slot": 1, "capacity": 60, "batched": True, "spare": GUESSES}
-    runner = PlainRunner(t3, **pool)  # type: ignore[arg-type]
-    draws = HostDecoder(runner)
+    pool = {"slots": SLOTS, "rows_per_slot": 1, "capacity": 60, "batched": True, "spare": GUESSES, "max_new_tokens": FIRST}
+    runner = EmbeddedRunner(t3, **pool)  # type: ignore[arg-type]
+    decoder, budget = HostDecoder(runner, budget_for(t3)), budget_for(t3)
     if guessing:
-        draws = SpeculativeDecoder(runner, ExitDraft(runner, layers=1), costs=FREE, after=1, longest=GUESSES)
-    prompt = gaussian((1, 6, t3.config.backbone.width), 5)
+        draft = ExitDraft(runner, layers=1)
+        decoder = SpeculativeDecoder(runner, draft, budget, costs=FREE, after=1, longest=GUESSES)
+    prompt = Prompt(
+        text="", text_ids=[5] * 9, voice=voice_for(t3.config), exaggeration=0.5, guided=False
+    )
     counts: Said = Counter()
     accepted = 0
     for begun in range(first_seed, first_seed + utterances, SLOTS):
         decodings = [
-            Decoding(t3, defaults=defaults, sampling=sampling, text_ids=9, rng=generator(seed, "tokens"))
+            Decoding(
+                prompt, vocab=t3.config.speech_vocab, defaults=defaults, sampling=sampling, seed=seed
+            )
             for seed in range(begun, begun + SLOTS)
         ]
-        said = [draws.begin(n, decoding, prompt) for n, decoding in enumerate(decodings)]
+        said = [decoder.prefill(n, decoding) for n, decoding in enumerate(decodings)]
         for tokens, decoding in zip(said, decodings, strict=True):
-            decoding.note(tokens[-1])
+            decoding.append(tokens[-1])
         while open_ := [n for n, d in enumerate(decodings) if not d.finished]:
-            speaking = [Speaking(slot=n, decoding=decodings[n], last_token=said[n][-1]) for n in open_]
-            for n, got in zip(open_, draws.step(speaking), strict=True):
+            rows = [DecodeRow(n, decodings[n], said[n][-1]) for n in open_]
+            for n, got in zip(open_, decoder.decode(rows), strict=True):
                 assert isinstance(got, list), got
                 for token in got:
                     if not decodings[n].finished:
                         said[n].append(token)
-                        decodings[n].note(token)
-        accepted += sum(d.tally.accepted for d in decodings)
+                        decodings[n].append(token)
+        accepted += sum(d.stats.accepted for d in decodings)
         counts.update(tuple(tokens[:FIRST]) for tokens in said)
     return counts, accepted
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_torch import t3_of
 from torch import Tensor
 
 from nightingale.decoding.decoding import speak
@@ -238,12 +239,12 @@ def test_a_text_too_long_is_refused_before_anything_is_drawn(voice: Voice) -> No
     assert t3.step == 0
 
 
-def test_two_interleaved_utterances_do_not_hear_each_other(noise_model: Model) -> None:
+def test_two_interleaved_utterances_do_not_hear_each_other(tiny_model: Model) -> None:
     def start(seed: int) -> Any:
         return speak(
-            noise_model.networks.t3,
+            t3_of(tiny_model),
             TEXT,
-            noise_model.default_voice,  # type: ignore[arg-type]
+            tiny_model.default_voice,  # type: ignore[arg-type]
             defaults=replace(MODEL_DEFAULTS["noise"], max_new_tokens=8),
             sampling=MODEL_DEFAULTS["noise"].sampling,
             exaggeration=0.5,

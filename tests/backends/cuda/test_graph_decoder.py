@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_torch import t3_of
 
 from nightingale import TTS
 from nightingale.decoding.decoding import Decoding
@@ -50,7 +51,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
 
 
 def engine(model: Model, *, device: bool, tokens: int = 21, **defaults: Any) -> TTS:
-    model = replace(model, defaults=replace(model.defaults, max_new_tokens=tokens, **defaults))
+    model = model.with_defaults(max_new_tokens=tokens, **defaults)
     return TTS.over(model, FAST, plan=planned(model, t3="graphs" if device else "plain"))
 
 
@@ -65,20 +66,20 @@ def finish(streams: list[Iterator[Any]]) -> None:
 
 @pytest.mark.parametrize("cfg_weight", [0.5, 0.0])
 def test_greedy_tokens_are_the_plain_ones_in_a_crowd_that_moves_slots(
-    noise_model: Model, drawn: dict[int, list[int]], cfg_weight: float
+    tiny_model: Model, drawn: dict[int, list[int]], cfg_weight: float
 ) -> None:
     heard = []
     for device in (False, True):
-        with engine(noise_model, device=device) as tts:
-            assert isinstance(tts._worker.draws, GraphDecoder) is device
+        with engine(tiny_model, device=device) as tts:
+            assert isinstance(tts._worker.decoder, GraphDecoder) is device
             finish(together(tts, temperature=0.0, cfg_weight=cfg_weight))
         heard.append(dict(drawn))
     assert heard[0] == heard[1]
     assert len(set(map(tuple, heard[0].values()))) > 2, "different texts must say different things"
 
 
-def test_a_seed_draws_the_same_alone_and_in_a_crowd(noise_model: Model, drawn: dict[int, list[int]]) -> None:
-    with engine(noise_model, device=True) as tts:
+def test_a_seed_draws_the_same_alone_and_in_a_crowd(tiny_model: Model, drawn: dict[int, list[int]]) -> None:
+    with engine(tiny_model, device=True) as tts:
         finish(together(tts))
         crowd = dict(drawn)
         drawn.clear()
@@ -88,8 +89,8 @@ def test_a_seed_draws_the_same_alone_and_in_a_crowd(noise_model: Model, drawn: d
     assert len(set(map(tuple, crowd.values()))) == len(crowd)
 
 
-def test_who_leaves_early_disturbs_nobody(noise_model: Model, drawn: dict[int, list[int]]) -> None:
-    with engine(noise_model, device=True) as tts:
+def test_who_leaves_early_disturbs_nobody(tiny_model: Model, drawn: dict[int, list[int]]) -> None:
+    with engine(tiny_model, device=True) as tts:
         finish(together(tts))
         expected = dict(drawn)
         streams = together(tts)
@@ -102,7 +103,7 @@ def test_who_leaves_early_disturbs_nobody(noise_model: Model, drawn: dict[int, l
 
 
 def test_an_attempt_that_is_given_up_leaves_no_token_behind(
-    noise_model: Model, drawn: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
+    tiny_model: Model, drawn: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The guard sees the fourth token when four more are under way."""
     heed, seen = Utterance._heed, []
@@ -114,7 +115,7 @@ def test_an_attempt_that_is_given_up_leaves_no_token_behind(
             self.must_restart = True
 
     monkeypatch.setattr(Utterance, "_heed", once)
-    with engine(noise_model, device=True, guarded=True) as tts:
+    with engine(tiny_model, device=True, guarded=True) as tts:
         audio = tts.say("Again, please.", seed=3)
     assert audio.metrics.retries == 1
     assert len(seen) == 1
@@ -123,7 +124,7 @@ def test_an_attempt_that_is_given_up_leaves_no_token_behind(
 
 
 def test_scores_that_are_no_numbers_end_one_request_and_no_other(
-    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompt = Utterance.prompt
 
@@ -132,7 +133,7 @@ def test_scores_that_are_no_numbers_end_one_request_and_no_other(
         return made * float("nan") if self.request.seed == 1 else made
 
     monkeypatch.setattr(Utterance, "prompt", poisoned)
-    with engine(noise_model, device=True) as tts:
+    with engine(tiny_model, device=True) as tts:
         good, bad, other = (tts.stream(TEXTS[i], seed=i) for i in range(3))
         with pytest.raises(EngineFault, match="not finite"):
             list(bad)
@@ -143,13 +144,13 @@ def test_scores_that_are_no_numbers_end_one_request_and_no_other(
             assert sum(len(chunk.samples) for chunk in stream) == 21 * 960
 
 
-def test_a_decoding_is_told_from_every_other(noise_model: Model) -> None:
+def test_a_decoding_is_told_from_every_other(tiny_model: Model) -> None:
     """Tokens on their way are addressed by it."""
     made = [
         Decoding(
-            noise_model.networks.t3,
-            defaults=noise_model.defaults,
-            sampling=noise_model.defaults.sampling,
+            t3_of(tiny_model),
+            defaults=tiny_model.defaults,
+            sampling=tiny_model.defaults.sampling,
             text_ids=3,
             rng=torch.Generator(),
         )

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tiny_torch import s3gen_of
 
 from nightingale.backends.torch.mel_stream import MelStream, prepare_prompt, render_mel
 from nightingale.engine.model import Model
@@ -16,14 +17,14 @@ IDS = [5, 4000, 6560, 17, 90, 2, 3111, 8, 777, 1]
 
 
 @pytest.fixture(scope="module")
-def flow(noise_model: Model) -> Flow:
-    return noise_model.networks.flow
+def flow(tiny_model: Model) -> Flow:
+    return s3gen_of(tiny_model)[0]
 
 
 @pytest.fixture(scope="module")
-def voice(noise_model: Model) -> Voice:
-    assert noise_model.default_voice is not None
-    return noise_model.default_voice
+def voice(tiny_model: Model) -> Voice:
+    assert tiny_model.default_voice is not None
+    return tiny_model.default_voice
 
 
 def frames(stream: MelStream, pushes: list[int]) -> list[int]:

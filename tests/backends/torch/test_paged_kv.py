@@ -15,7 +15,8 @@ from torch import Tensor
 from nightingale.backends.torch.paged import PagedDecoder
 from nightingale.decoding.decoder import HostDecoder
 from nightingale.backends.torch.kv_pools import PagedKVPool
-from nightingale.backends.torch.runner import PlainRunner, Trial, Turn
+from nightingale.backends.torch.runner import TorchRunner
+from nightingale.decoding.runner import StepInput, VerifyInput
 from nightingale.decoding.speculative import SpeculativeDecoder
 from nightingale.errors import MemoryFull
 from nightingale.models.chatterbox.t3.model import T3
@@ -52,24 +53,24 @@ def plan_of(t3: T3, kind: torch.dtype, *, windows: bool = False, spare: int = LO
 
 def cell_runner(
     t3: T3, plan: KVBlockLayout | None, *, batched: bool = False, slots: int = 4, **more: Any
-) -> PlainRunner:
+) -> TorchRunner:
     """In cells, or in slots if there is no plan."""
     pool = None
     if plan is not None:
         sizes = {"slots": slots, "rows_per_slot": 2, "prompt": 12, "tokens": BUDGET}
         pool = PagedKVPool(plan, **sizes, device=CPU, **more)  # type: ignore[arg-type]
     room = {"slots": slots, "rows_per_slot": 2, "capacity": 12 + BUDGET, "spare": LONGEST}
-    return PlainRunner(t3, **room, batched=batched, pool=pool)  # type: ignore[arg-type]
+    return TorchRunner(t3, **room, batched=batched, pool=pool)  # type: ignore[arg-type]
 
 
-def begin(runner: PlainRunner, rows: list[int]) -> None:
+def begin(runner: TorchRunner, rows: list[int]) -> None:
     width = runner.t3.config.backbone.width
     for slot, count in enumerate(rows):
         runner.begin(slot, gaussian((count, PROMPTS[slot], width), slot))
 
 
-def turns(slots: list[int], step: int) -> list[Turn]:
-    return [Turn(slot=slot, token=10 * slot + step, position=step) for slot in slots]
+def turns(slots: list[int], step: int) -> list[StepInput]:
+    return [StepInput(slot=slot, token=10 * slot + step, position=step) for slot in slots]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -175,7 +176,7 @@ def test_the_prompt_is_never_dropped_however_much_is_said(nets: dict[str, T3]) -
     begin(runner, [2])
 
     def prompts() -> list[Tensor]:
-        stream = runner.memories[0][0].stream  # type: ignore[attr-defined]
+        stream = runner.caches[0][0].stream  # type: ignore[attr-defined]
         place = torch.from_numpy(stream.starts())[..., None] + torch.arange(PROMPTS[0])
         return [stream.arena.keys[place], stream.arena.values[place]]
 
@@ -201,7 +202,7 @@ def test_rewinding_equals_never_having_guessed(
     for step in range(1, 21):
         count = step % (LONGEST + 1)
         trials = [
-            Trial(slot=slot, tokens=[10 * slot + step, *[99] * (count * slot)], position=step)
+            VerifyInput(slot=slot, tokens=[10 * slot + step, *[99] * (count * slot)], position=step)
             for slot in range(2)
         ]
         passed = guessed.verify(trials)
@@ -220,9 +221,9 @@ def test_a_pass_over_several_tokens_scores_as_so_many_steps(windows: bool, nets:
     at = 1
     for count in (1, 4, 5, 3, 5):
         tokens = list(range(at, at + count))
-        (scores,) = several.verify([Trial(slot=0, tokens=tokens, position=at)])
+        (scores,) = several.verify([VerifyInput(slot=0, tokens=tokens, position=at)])
         for n, token in enumerate(tokens):
-            (expected,) = single.step([Turn(slot=0, token=token, position=at + n)])
+            (expected,) = single.step([StepInput(slot=0, token=token, position=at + n)])
             torch.testing.assert_close(scores[:, n], expected, **CLOSE)
         at += count
 
@@ -236,10 +237,10 @@ def test_guessing_ahead_over_cells_says_what_plain_decoding_over_them_says(
     name = "multilingual"
     plan = plan_of(nets[name], torch.int8, windows=windows)
 
-    def runner(batched: bool) -> PlainRunner:
+    def runner(batched: bool) -> TorchRunner:
         sizes = {"slots": 4, "rows_per_slot": 2, "prompt": 10, "tokens": BUDGET}
         pool = PagedKVPool(plan, **sizes, device=CPU)  # type: ignore[arg-type]
-        return PlainRunner(nets[name], **POOL, batched=batched, pool=pool)  # type: ignore[arg-type]
+        return TorchRunner(nets[name], **POOL, batched=batched, pool=pool)  # type: ignore[arg-type]
 
     expected = Crowd(nets[name], name, PagedDecoder(HostDecoder(runner(False))), temperature=temperature).run()
     target = runner(True)
@@ -322,7 +323,7 @@ def test_who_outgrows_its_cells_is_told_before_anything_is_written(nets: dict[st
         runner.step(turns([0, 1], step))
     with pytest.raises(MemoryFull, match="outgrew"):
         runner.step(turns([0, 1], 3))
-    assert [layer.position for layer in runner.memories[0]] == [PROMPTS[0] + 2] * t3.config.backbone.layers
+    assert [layer.position for layer in runner.caches[0]] == [PROMPTS[0] + 2] * t3.config.backbone.layers
 
 
 def test_after_a_fault_whoever_comes_next_is_unharmed(nets: dict[str, T3]) -> None:

@@ -167,22 +167,22 @@ def test_turbo_refuses_a_clip_of_five_seconds(tts_with: Any, tmp_path: Path) -> 
         turbo.voice(write(tmp_path / "a.wav", clip(5.0)))
 
 
-def test_a_clipped_clip_is_warned_about(noise_model: Any, tmp_path: Path) -> None:
+def test_a_clipped_clip_is_warned_about(tiny_model: Any, tmp_path: Path) -> None:
     enrolled = enroll_file(
         write(tmp_path / "a.wav", np.clip(clip(2.0, level=3.0), -1, 1)),
         name="a",
         family="wren",
-        encoders=noise_model.encoders(),
-        defaults=noise_model.defaults,
+        encoders=tiny_model.encoders(),
+        defaults=tiny_model.defaults,
         prompt_tokens=16,
     )
     assert "clipped" in enrolled.warnings[0]
     assert enrolled.voice.provenance == "reference clip a.wav, 2.0 s"
 
 
-def test_a_clip_is_listened_to_once(tts_with: Any, noise_model: Any, tmp_path: Path) -> None:
+def test_a_clip_is_listened_to_once(tts_with: Any, tiny_model: Any, tmp_path: Path) -> None:
     calls: list[int] = []
-    tts = tts_with(encoders=lambda: (calls.append(1), noise_model.encoders())[1])
+    tts = tts_with(encoders=lambda: (calls.append(1), tiny_model.encoders())[1])
     first = tts.voice(write(tmp_path / "a.wav", clip(2.0)))
     assert tts.voice(write(tmp_path / "b.wav", clip(2.0))) == first
     assert len(calls) == 1
@@ -190,11 +190,11 @@ def test_a_clip_is_listened_to_once(tts_with: Any, noise_model: Any, tmp_path: P
     assert len(calls) == 2
 
 
-def test_another_checkpoint_listens_again(tts_with: Any, noise_model: Any, tmp_path: Path) -> None:
+def test_another_checkpoint_listens_again(tts_with: Any, tiny_model: Any, tmp_path: Path) -> None:
     calls: list[int] = []
     path = write(tmp_path / "a.wav", clip(2.0))
     for fingerprint in ("one", "two"):
-        listeners = lambda: (calls.append(1), noise_model.encoders())[1]  # noqa: E731
+        listeners = lambda: (calls.append(1), tiny_model.encoders())[1]  # noqa: E731
         tts_with(encoders=listeners, fingerprint=fingerprint).voice(path)
     assert len(calls) == 2
 
@@ -225,17 +225,17 @@ def of_another_family(voice: Voice) -> Voice:
     )
 
 
-def test_a_voice_of_another_family_is_refused(brief: TTS, noise_model: Any, tmp_path: Path) -> None:
-    other = of_another_family(noise_model.default_voice)
+def test_a_voice_of_another_family_is_refused(brief: TTS, tiny_model: Any, tmp_path: Path) -> None:
+    other = of_another_family(tiny_model.default_voice)
     other.save(tmp_path / "other.safetensors")
     for worn in (other, tmp_path / "other.safetensors"):
         with pytest.raises(VoiceError, match="made for another model"):
             brief.say("Hello", voice=worn)
 
 
-def test_a_voice_of_another_size_is_refused(brief: TTS, noise_model: Any) -> None:
+def test_a_voice_of_another_size_is_refused(brief: TTS, tiny_model: Any) -> None:
     with pytest.raises(VoiceError, match="made for another model"):
-        brief.say("Hello", voice=replace(noise_model.default_voice, speaker=torch.ones(17)))
+        brief.say("Hello", voice=replace(tiny_model.default_voice, speaker=torch.ones(17)))
 
 
 @pytest.mark.parametrize("reference", ["nobody", "no/such.wav", "No Such Name", "gone.safetensors", "", "."])

@@ -90,14 +90,14 @@ class SmallBlocks(TorchRenderer):
 
 
 @pytest.fixture(scope="module")
-def double(noise_model: Model) -> Model:
-    speakers = noise_model.networks
+def double(tiny_model: Model) -> Model:
+    speakers = tiny_model.networks
     flow, hift = copy.deepcopy(speakers.flow).double(), copy.deepcopy(speakers.hift).double()
-    return replace(noise_model, networks=replace(speakers, flow=flow, hift=hift))
+    return replace(tiny_model, networks=replace(speakers, flow=flow, hift=hift))
 
 
 def engine(model: Model, *, tokens: int = 45, **ways: str) -> TTS:
-    model = replace(model, defaults=replace(model.defaults, max_new_tokens=tokens))
+    model = model.with_defaults(max_new_tokens=tokens)
     plan = planned(model, SMALL, **ways)
     if model.networks.flow.encoder_proj.weight.dtype == torch.float64:
         plan = replace(plan, flow=replace(plan.flow, dtype="float64"))
@@ -106,13 +106,13 @@ def engine(model: Model, *, tokens: int = 45, **ways: str) -> TTS:
 
 def graphs(model: Model, **options: Any) -> TTS:
     tts = engine(model, flow="graphs", vocoder="graphs", **options)
-    assert isinstance(tts._worker.studio, CudaGraphRenderer)
+    assert isinstance(tts._worker.renderer, CudaGraphRenderer)
     return tts
 
 
 def plain(model: Model, renderer: Any) -> TTS:
     tts = engine(model)
-    tts._worker.studio = SmallBlocks(renderer, model.networks.flow, model.networks.hift)
+    tts._worker.renderer = SmallBlocks(renderer, model.networks.flow, model.networks.hift)
     return tts
 
 
@@ -129,7 +129,7 @@ def close(one: np.ndarray, other: np.ndarray) -> None:
 @pytest.mark.usefixtures("_same_noise")
 def test_the_sound_is_the_plain_studios_alone_and_in_a_crowd(double: Model) -> None:
     with graphs(double) as fast:
-        with plain(double, fast._worker.studio._renderer) as slow:  # type: ignore[attr-defined]
+        with plain(double, fast._worker.renderer._renderer) as slow:  # type: ignore[attr-defined]
             expected = [slow.say(text, seed=i).samples for i, text in enumerate(TEXTS)]
         alone = [fast.say(text, seed=i).samples for i, text in enumerate(TEXTS)]
         crowd = heard([fast.stream(text, seed=i) for i, text in enumerate(TEXTS)])
@@ -141,7 +141,7 @@ def test_the_sound_is_the_plain_studios_alone_and_in_a_crowd(double: Model) -> N
 
 
 def test_utterances_in_one_voice_are_rendered_together(
-    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together: list[int] = []
     launch = BlockRenderer.launch
@@ -152,7 +152,7 @@ def test_utterances_in_one_voice_are_rendered_together(
 
     monkeypatch.setattr(BlockRenderer, "launch", counted)
     monkeypatch.setattr(PendingSamples, "ready", False)  # as on a device that has much to do
-    with graphs(noise_model) as tts:
+    with graphs(tiny_model) as tts:
         streams = [tts.stream("The same words.", seed=i) for i in range(4)]
         sounds = heard(streams)
     assert max(together) > 1
@@ -160,13 +160,13 @@ def test_utterances_in_one_voice_are_rendered_together(
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 5, 8, 9, 20, 21, 24, 41])
-def test_any_number_of_tokens_is_heard_to_its_end(noise_model: Model, tokens: int) -> None:
-    with graphs(noise_model, tokens=tokens) as tts:
+def test_any_number_of_tokens_is_heard_to_its_end(tiny_model: Model, tokens: int) -> None:
+    with graphs(tiny_model, tokens=tokens) as tts:
         assert len(tts.say("Well.", seed=2).samples) == tokens * 960
 
 
-def test_a_voice_with_hardly_a_prompt_is_rendered_plainly(noise_model: Model) -> None:
-    voice = noise_model.default_voice
+def test_a_voice_with_hardly_a_prompt_is_rendered_plainly(tiny_model: Model) -> None:
+    voice = tiny_model.default_voice
     assert voice is not None
     short = Voice.checked(
         name="short",
@@ -177,13 +177,13 @@ def test_a_voice_with_hardly_a_prompt_is_rendered_plainly(noise_model: Model) ->
         flow_prompt_mel=voice.flow_prompt_mel[:4],
         flow_speaker=voice.flow_speaker,
     )
-    with graphs(noise_model, tokens=9) as tts:
+    with graphs(tiny_model, tokens=9) as tts:
         mine, other = tts.stream("Hm.", seed=1, voice=short), tts.stream("Hm.", seed=1)
         assert [len(sound) for sound in heard([mine, other])] == [9 * 960] * 2
 
 
-def test_who_leaves_while_being_rendered_disturbs_nobody(noise_model: Model) -> None:
-    with graphs(noise_model) as tts:
+def test_who_leaves_while_being_rendered_disturbs_nobody(tiny_model: Model) -> None:
+    with graphs(tiny_model) as tts:
         streams = [tts.stream(text, seed=i) for i, text in enumerate(TEXTS)]
         next(streams[1])
         streams[1].close()
@@ -192,7 +192,7 @@ def test_who_leaves_while_being_rendered_disturbs_nobody(noise_model: Model) -> 
 
 
 def test_a_block_that_fails_in_company_ends_its_own_request_only(
-    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch, bad = BlockRenderer.launch, key_of(2, "flow")
 
@@ -202,22 +202,22 @@ def test_a_block_that_fails_in_company_ends_its_own_request_only(
         return launch(self, blocks)
 
     monkeypatch.setattr(BlockRenderer, "launch", failing)
-    with graphs(noise_model) as tts:
+    with graphs(tiny_model) as tts:
         streams = [tts.stream("The same words.", seed=i) for i in range(4)]
         with pytest.raises(EngineFault, match="planted"):
             list(streams[2])
         assert [len(sound) for sound in heard([streams[0], streams[1], streams[3]])] == [45 * 960] * 3
 
 
-def test_everything_fast_at_once_says_the_same_each_time(noise_model: Model) -> None:
-    with engine(noise_model, t3="graphs", flow="graphs", vocoder="graphs") as tts:
+def test_everything_fast_at_once_says_the_same_each_time(tiny_model: Model) -> None:
+    with engine(tiny_model, t3="graphs", flow="graphs", vocoder="graphs") as tts:
         one, other = (tts.say(TEXTS[3], seed=5) for _ in range(2))
     assert one.sha256 == other.sha256
     assert len(one.samples) == 45 * 960
 
 
 def test_what_may_be_cut_next_is_asked_after_the_launch(
-    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first block is small, the next of a crowd large. Between the two, 18 ids may wait: enough for
     another small one, too few for a large one."""
@@ -229,13 +229,13 @@ def test_what_may_be_cut_next_is_asked_after_the_launch(
         return has_room(self) and waited
 
     monkeypatch.setattr(Worker, "_has_room", late)
-    with graphs(noise_model, tokens=60) as tts:
+    with graphs(tiny_model, tokens=60) as tts:
         sounds = heard([tts.stream("The same words.", seed=i) for i in range(4)])
     assert [len(sound) for sound in sounds] == [60 * 960] * 4
 
 
 def test_the_second_block_is_short_because_nothing_is_in_store_yet(
-    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
     plain = Utterance.take_block
@@ -246,8 +246,8 @@ def test_the_second_block_is_short_because_nothing_is_in_store_yet(
         return block
 
     monkeypatch.setattr(Utterance, "take_block", counted)
-    defaults = replace(noise_model.defaults, max_new_tokens=120, first_block_tokens=7, second_block_tokens=9)
-    with TTS.over(replace(noise_model, defaults=defaults), "balanced") as tts:
+    defaults = replace(tiny_model.defaults, max_new_tokens=120, first_block_tokens=7, second_block_tokens=9)
+    with TTS.over(replace(tiny_model, defaults=defaults), "balanced") as tts:
         tts.say("Hello.", seed=1)
         assert sizes[:4] == [7 + LOOKAHEAD_TOKENS, 9, 18, 36]
         assert sum(sizes) <= 120

@@ -1,15 +1,14 @@
-"""What look-up guesses: what followed the same tokens before."""
+"""The lookup draft proposes what followed the same tokens before."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
-from nightingale.decoding.decoding import Decoding, PromptText
-from nightingale.backends.torch.drafts import Ask, LookupDraft, continued
+from nightingale.decoding.decoding import Decoding, Prompt
+from nightingale.decoding.drafts import DraftRequest, LookupDraft, lookup
 from nightingale.engine.model import Model
 
 
@@ -26,15 +25,14 @@ from nightingale.engine.model import Model
     ids=str,
 )
 def test_look_up_goes_on_as_it_went_on_before(said: list[int], count: int, guessed: list[int]) -> None:
-    assert continued(said, count) == guessed
+    assert lookup(said, count) == guessed
 
 
-def test_look_up_knows_the_voices_prompt(noise_model: Model) -> None:
+def test_lookup_searches_the_voice_prompt(noise_model: Model) -> None:
     defaults, voice = noise_model.defaults, noise_model.default_voice
     assert voice is not None
-    voice = replace(voice, prompt_ids=torch.tensor([50, 51, 52, 53]))
-    given: dict[str, Any] = {"defaults": defaults, "sampling": defaults.sampling, "text_ids": 3}
-    told = PromptText(text="", text_ids=[], voice=voice, exaggeration=0.5)
-    decoding = Decoding(noise_model.networks.t3, **given, rng=torch.Generator(), told=told)
+    voice = replace(voice, prompt_ids=np.array([50, 51, 52, 53]))
+    prompt = Prompt(text="", text_ids=[1, 2, 3], voice=voice, exaggeration=0.5, guided=False)
+    decoding = Decoding(prompt, vocab=6563, defaults=defaults, sampling=defaults.sampling, seed=1)
     decoding.history += [9, 50, 51]
-    assert LookupDraft().guess([Ask(slot=0, decoding=decoding, count=2)]) == [[52, 53]]
+    assert LookupDraft().propose([DraftRequest(slot=0, decoding=decoding, count=2)]) == [[52, 53]]

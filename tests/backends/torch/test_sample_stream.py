@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_torch import s3gen_of
 
 from nightingale.audio import crossfade
 from nightingale.audio.crossfade import fade_in
@@ -68,21 +69,21 @@ def test_turbos_tail_of_silence_is_rendered(tts_with: Any, monkeypatch: pytest.M
     assert SILENCE_TOKEN == 4299
 
 
-def test_two_frames_and_960_samples_per_token(noise_model: Model) -> None:
-    voice = noise_model.default_voice
+def test_two_frames_and_960_samples_per_token(tiny_model: Model) -> None:
+    voice = tiny_model.default_voice
     assert voice is not None
-    mel = render_mel(noise_model.networks.flow, IDS, voice, seed=3)
-    samples = render_samples(noise_model.networks.hift, mel, seed=3)
+    mel = render_mel(s3gen_of(tiny_model)[0], IDS, voice, seed=3)
+    samples = render_samples(s3gen_of(tiny_model)[1], mel, seed=3)
     assert mel.shape == (80, 2 * len(IDS))
     assert samples.shape == (960 * len(IDS),)
     assert samples.dtype == np.float32
     assert np.abs(samples).max() <= 0.99
 
 
-def test_the_voice_and_the_seed_are_heard_in_the_mel(noise_model: Model) -> None:
+def test_the_voice_and_the_seed_are_heard_in_the_mel(tiny_model: Model) -> None:
     from dataclasses import replace
 
-    voice, flow = noise_model.default_voice, noise_model.networks.flow
+    voice, flow = tiny_model.default_voice, s3gen_of(tiny_model)[0]
     assert voice is not None
     mel = render_mel(flow, IDS, voice, seed=3)
     assert torch.equal(mel, render_mel(flow, IDS, voice, seed=3))
@@ -93,13 +94,13 @@ def test_the_voice_and_the_seed_are_heard_in_the_mel(noise_model: Model) -> None
 
 
 def test_sound_begins_after_20_ms_and_is_whole_after_40(
-    noise_model: Model, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mel = torch.randn(80, 4, generator=torch.Generator().manual_seed(0))
     ramp = fade_in()
-    faded = render_samples(noise_model.networks.hift, mel, seed=1)
+    faded = render_samples(s3gen_of(tiny_model)[1], mel, seed=1)
     monkeypatch.setattr(crossfade, "fade_in", lambda: np.ones(960, np.float32))
-    bare = render_samples(noise_model.networks.hift, mel, seed=1)
+    bare = render_samples(s3gen_of(tiny_model)[1], mel, seed=1)
     assert not faded[:480].any()
     assert bare[:480].any()
     assert np.array_equal(faded[960:], bare[960:])

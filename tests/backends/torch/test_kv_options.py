@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_torch import t3_of
 
 from nightingale import TTS
 from nightingale.decoding import kv_retention as budgets
-from nightingale.decoding.kv_retention import LEAST, STRIDE, AttentionTable
+from nightingale.decoding.kv_retention import MIN_WINDOW, WINDOW_STEP, AttentionTable
 from nightingale.backends.torch.paged import PagedDecoder, cells_of, room_for
 from nightingale.engine.load import open_decoder, plan_for
 from nightingale.engine.model import Model
@@ -33,13 +34,13 @@ TABLE = AttentionTable(
 def table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AttentionTable:
     """The stand-in's, as if it had been measured."""
     TABLE.save(tmp_path / "noise.json")
-    monkeypatch.setattr(budgets, "places", lambda model, folder: [tmp_path / "noise.json"])
+    monkeypatch.setattr(budgets, "table_paths", lambda model, folder: [tmp_path / "noise.json"])
     return TABLE
 
 
 @pytest.fixture
-def short(noise_model: Model) -> Model:
-    return replace(noise_model, defaults=replace(noise_model.defaults, max_new_tokens=12))
+def short(tiny_model: Model) -> Model:
+    return tiny_model.with_defaults(max_new_tokens=12)
 
 
 def test_what_follows_a_profiles_name_is_switched_on() -> None:
@@ -83,9 +84,9 @@ def test_budgets_are_shares_of_an_utterance_and_go_where_heads_look_widely(perce
     mean = sum(map(sum, windows)) / 4
     assert 0.85 * TABLE.tokens * percent / 100 <= mean <= TABLE.tokens * percent / 100
     (narrow, wide), (one, other) = windows
-    assert LEAST <= narrow <= one == other <= wide <= TABLE.tokens
+    assert MIN_WINDOW <= narrow <= one == other <= wide <= TABLE.tokens
     assert narrow < wide
-    assert all(window % STRIDE == 0 or window == TABLE.tokens for layer in windows for window in layer)
+    assert all(window % WINDOW_STEP == 0 or window == TABLE.tokens for layer in windows for window in layer)
 
 
 def test_a_table_is_what_was_saved(tmp_path: Path) -> None:
@@ -100,20 +101,20 @@ def test_a_damaged_table_is_refused(damage: str, tmp_path: Path) -> None:
         AttentionTable.load(tmp_path / "t.json")
 
 
-def test_a_model_without_a_table_is_not_cut_and_says_how_to_measure_one(noise_model: Model) -> None:
+def test_a_model_without_a_table_is_not_cut_and_says_how_to_measure_one(tiny_model: Model) -> None:
     with pytest.raises(
-        ConfigError, match=r"(?s)no table of attention.*nightingale\.bench\.attention --model noise"
+        ConfigError, match=r"(?s)no attention table.*nightingale_lab\.bench\.attention --model noise"
     ):
-        cells_of(noise_model, replace(BALANCED, keep=50))
+        cells_of(tiny_model, replace(BALANCED, keep=50))
 
 
 def test_another_models_table_is_refused(
-    noise_model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tiny_model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     replace(TABLE, entropy=TABLE.entropy[:1], spoken=TABLE.spoken[:1]).save(tmp_path / "t.json")
-    monkeypatch.setattr(budgets, "places", lambda model, folder: [tmp_path / "t.json"])
+    monkeypatch.setattr(budgets, "table_paths", lambda model, folder: [tmp_path / "t.json"])
     with pytest.raises(CheckpointError, match="belongs to another model"):
-        cells_of(noise_model, replace(BALANCED, keep=50))
+        cells_of(tiny_model, replace(BALANCED, keep=50))
 
 
 def test_wrens_own_table_fits_wren() -> None:
@@ -128,11 +129,11 @@ def test_wrens_own_table_fits_wren() -> None:
         assert mean <= found.tokens * percent / 100
 
 
-def test_a_cache_needs_t3_in_torch(noise_model: Model) -> None:
+def test_a_cache_needs_t3_in_torch(tiny_model: Model) -> None:
     profile = replace(BALANCED, cache="int8")
-    plan = plan_for(noise_model, profile)
+    plan = plan_for(tiny_model, profile)
     with pytest.raises(ConfigError, match="cache=int8"):
-        open_decoder(noise_model, profile, replace(plan, t3=replace(plan.t3, way="graphs")))
+        open_decoder(tiny_model, profile, replace(plan, t3=replace(plan.t3, way="graphs")))
 
 
 def spoken(model: Model, profile: Profile) -> list[tuple[bytes, int, int]]:
@@ -195,7 +196,7 @@ def test_cells_are_given_back_when_everybody_has_spoken(short: Model) -> None:
     assert isinstance(draws, PagedDecoder)
     with TTS.over(short, profile) as tts:
         tts.say_many(["One.", "Two.", "Three."], seed=1)
-        inner = tts._worker.draws
+        inner = tts._worker.decoder
         assert isinstance(inner, PagedDecoder)
         assert inner._runner.pool.used_bytes == 0
         assert inner.bytes == draws.bytes > 0
@@ -208,9 +209,9 @@ def test_admission_is_by_bytes_where_they_are_counted() -> None:
         line.needs_bytes[ticket] = need
     assert line.admit() == (1, 0)
     assert line.used_bytes == 60
-    assert not line.may_admit, "the second does not fit"
+    assert not line.can_admit, "the second does not fit"
     assert line.admit() is None, "and the third does not overtake it"
-    line.leave(1)
+    line.remove(1)
     assert [line.admit(), line.admit(), line.admit()] == [(2, 0), (3, 1), None]
     assert line.used_bytes == 60
 
@@ -230,21 +231,21 @@ def test_without_a_budget_slots_alone_decide() -> None:
     assert [line.admit(), line.admit(), line.admit()] == [(1, 0), (2, 1), None]
 
 
-def test_a_dense_stream_needs_its_slot_and_fills_its_positions(noise_model: Model) -> None:
-    room = room_for(noise_model, BALANCED)
-    backbone = noise_model.networks.t3.config.backbone
+def test_a_dense_stream_needs_its_slot_and_fills_its_positions(tiny_model: Model) -> None:
+    room = room_for(tiny_model, BALANCED)
+    backbone = t3_of(tiny_model).config.backbone
     position = 2 * 4 * backbone.layers * backbone.width
     assert room.filled(10, 5) == 15 * position
     assert room.needed(10, 5) == room.needed(1, 1) > room.filled(10, 5)
-    pool = open_decoder(noise_model, EXACT, plan_for(noise_model, EXACT)).bytes
+    pool = open_decoder(tiny_model, EXACT, plan_for(tiny_model, EXACT)).bytes
     assert pool == BALANCED.slots * 2 * room.needed(1, 1)
 
 
 @pytest.fixture
-def measured(noise_model: Model, tmp_path: Path) -> Callable[[], AttentionTable]:
+def measured(tiny_model: Model, tmp_path: Path) -> Callable[[], AttentionTable]:
     from nightingale_lab.bench.attention import measure
 
-    return lambda: measure(noise_model, ["Hello there.", "And again."])[0]
+    return lambda: measure(tiny_model, ["Hello there.", "And again."])[0]
 
 
 def test_a_table_is_measured_by_watching_every_head(measured: Callable[[], AttentionTable]) -> None:
