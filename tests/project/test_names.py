@@ -55,7 +55,7 @@ def test_no_two_public_classes_have_the_same_name() -> None:
 
 @pytest.mark.parametrize("distribution", ["nightingale", "nightingale_lab"])
 def test_no_two_modules_of_a_distribution_have_the_same_name(distribution: str) -> None:
-    """The lab names modules after what they train or compare: nightingale_lab/train/flow.py trains the flow."""
+    """The lab names modules after what they train or compare: its train/flow.py trains the flow."""
     places = defaultdict(list)
     for path in python_files():
         if path.is_relative_to(SRC / distribution) and path.stem not in SAME_INTERFACE:
