@@ -135,7 +135,7 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
     blocks = BlockRenderer(
         flow,
         hift,
-        precision=DTYPES[setup.precision],
+        precision=DTYPES.get(setup.precision),  # None: that of the weights
         blocks=tuple(sizes),
         context=CONTEXT_TOKENS,
         hold_frames=HOLD_FRAMES,
