@@ -13,8 +13,8 @@ import torch
 from tiny_torch import seeded
 
 from nightingale.backends import BACKENDS
-from nightingale.backends.cpu import capabilities
 from nightingale.backends.base import Backend, Decoder, Machine, ModelInfo, ModelSource, Role, Setup
+from nightingale.backends.cpu import capabilities
 from nightingale.backends.profiles import PROFILES, Profile
 from nightingale.backends.torch.weights import in_memory
 from nightingale.decoding.decoding import Decoding, Prompt
@@ -111,9 +111,7 @@ def source_of(family: str) -> ModelSource:
     )
     rng = torch.Generator().manual_seed(7)
     with torch.random.fork_rng(devices=[]):
-        t3, flow, hift = (
-            seeded(net, rng) for net in (T3(preset.t3), Flow(preset.flow), Hift(preset.hift))
-        )
+        t3, flow, hift = (seeded(net, rng) for net in (T3(preset.t3), Flow(preset.flow), Hift(preset.hift)))
     for name, weight in t3.named_parameters():  # sharper attention, so that a wrong position is noticed
         if any(part in name for part in ("q_proj.w", "k_proj.w", "c_attn.w")):
             weight.data.mul_(3)

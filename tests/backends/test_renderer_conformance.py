@@ -119,7 +119,10 @@ def test_a_batch_equals_single_blocks(case: Case) -> None:
     opened_streams = [renderer.open(voice_of(16), seed=n) for n in range(len(runs))]
     left, chunks, first = [list(run) for run in runs], [[] for _ in runs], True  # type: ignore[var-annotated]
     while True:
-        cuts = [s.next_cut(len(rest), finished=True, wanted=10) for s, rest in zip(opened_streams, left, strict=True)]
+        cuts = [
+            s.next_cut(len(rest), finished=True, wanted=10)
+            for s, rest in zip(opened_streams, left, strict=True)
+        ]
         assert all(cut == cuts[0] for cut in cuts)
         cut = cuts[0]
         assert cut is not None

@@ -16,7 +16,12 @@ TEXTS = ["Hello there.", "A second voice, a little longer.", "Three.", "And the 
 
 
 def eager_plan(
-    model: Model, profile: Profile = FAST, *, decoder: bool = False, renderer: bool = False, precision: str = "float32"
+    model: Model,
+    profile: Profile = FAST,
+    *,
+    decoder: bool = False,
+    renderer: bool = False,
+    precision: str = "float32",
 ) -> Plan:
     """Return a plan with the CUDA backend in the given roles and the reference in the others."""
     reference = select(BACKENDS, model.info, CPU, replace(profile, decoder=(), renderer=()))
@@ -26,6 +31,8 @@ def eager_plan(
     return replace(
         reference,
         profile=profile,
-        decoder=Choice(role="decoder", backend=cuda if decoder else torch, setup=replace(setup, precision="float32")),
+        decoder=Choice(
+            role="decoder", backend=cuda if decoder else torch, setup=replace(setup, precision="float32")
+        ),
         renderer=Choice(role="renderer", backend=cuda if renderer else torch, setup=setup),
     )

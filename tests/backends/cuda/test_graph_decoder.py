@@ -128,6 +128,8 @@ def test_scores_that_are_no_numbers_end_one_request_and_no_other(
             list(bad)
         for stream in (good, other):
             assert sum(len(chunk.samples) for chunk in stream) == 21 * 960
-        again = [tts.stream(f"{text} Again.", seed=9) for text in TEXTS]  # in every slot, the poisoned one too
+        again = [
+            tts.stream(f"{text} Again.", seed=9) for text in TEXTS
+        ]  # in every slot, the poisoned one too
         for stream in again:
             assert sum(len(chunk.samples) for chunk in stream) == 21 * 960

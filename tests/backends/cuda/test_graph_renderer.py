@@ -15,11 +15,11 @@ from backends.cuda.eager import FAST, TEXTS, eager_plan
 from tiny_torch import s3gen_of, with_networks
 
 from nightingale import TTS
+from nightingale.backends.base import Block, BlockCut
+from nightingale.backends.cuda.graph_renderer import CudaGraphRenderer
 from nightingale.backends.cuda.random import int64_key, normal
 from nightingale.backends.cuda.renderer import BlockRenderer, PendingSamples
 from nightingale.backends.torch import mel_stream, sample_stream
-from nightingale.backends.base import Block, BlockCut
-from nightingale.backends.cuda.graph_renderer import CudaGraphRenderer
 from nightingale.backends.torch.renderer import TorchRenderer
 from nightingale.engine.model import Model
 from nightingale.engine.rendering.utterance import Utterance

@@ -14,7 +14,15 @@ import numpy as np
 import torch
 
 from nightingale.audio.crossfade import HOLD_FRAMES, Crossfade
-from nightingale.backends.base import Block, BlockCut, ModelSource, Renderer, RenderFuture, RenderStream, Setup
+from nightingale.backends.base import (
+    Block,
+    BlockCut,
+    ModelSource,
+    Renderer,
+    RenderFuture,
+    RenderStream,
+    Setup,
+)
 from nightingale.backends.cuda.renderer import BlockRenderer, PendingSamples
 from nightingale.backends.torch.devices import DTYPES
 from nightingale.backends.torch.mel_stream import CONTEXT_TOKENS
