@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -37,6 +38,7 @@ def unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
 
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     info, profile = source.info, setup.profile
+    graph: Path | bytes
     if setup.precision == "int8":
         t3 = prompt_t3(source)
         graph = packed_weights(source, OnnxFormat()).folder / GRAPH_FILE
