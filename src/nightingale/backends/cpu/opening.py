@@ -36,22 +36,22 @@ def decoder_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
         return DRAFT_REASON
     if setup.profile.needs_torch_kv_cache:
         return KV_CACHE_REASON
-    return capabilities.refusal(model.preset.t3, home=code_folder())
+    return capabilities.unsupported_reason(model.preset.t3, cache_dir=code_folder())
 
 
 def renderer_unsupported_reason(setup: Setup) -> str | None:
     if setup.precision == "bfloat16":
-        return bf16.refusal(torch.get_num_threads())
+        return bf16.bf16_unsupported_reason(torch.get_num_threads())
     if setup.precision == "int8":
-        return capabilities.layers_refusal(code_folder())
+        return capabilities.layers_unsupported_reason(code_folder())
     return f"its renderer computes in bfloat16 and int8, not in {setup.precision}"
 
 
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     t3 = prompt_t3(source)
-    packed = packed_weights(source, capabilities.form())
+    packed = packed_weights(source, capabilities.weight_format())
     runner = capabilities.open_runner(
-        t3, packed, home=code_folder(), **pool_options(source, setup), threads=setup.threads
+        t3, packed, cache_dir=code_folder(), **pool_options(source, setup), threads=setup.threads
     )
     info = source.info
     budget = KVBudget.dense(
@@ -68,11 +68,11 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
 
 
 def _to_bf16(flow: Flow, hift: Hift) -> tuple[Flow, Hift]:
-    return bf16.halved_flow(flow), bf16.halved_vocoder(hift)
+    return bf16.bf16_flow(flow), bf16.bf16_vocoder(hift)
 
 
 def _to_int8(flow: Flow, hift: Hift) -> tuple[Flow, Hift]:
-    from nightingale.backends.cpu.int8_networks import rounded_flow, rounded_vocoder
+    from nightingale.backends.cpu.int8_networks import int8_flow, int8_vocoder
 
-    context = capabilities.workshop(code_folder())
-    return rounded_flow(flow, context), rounded_vocoder(hift, context)
+    context = capabilities.kernel_context(code_folder())
+    return int8_flow(flow, context), int8_vocoder(hift, context)

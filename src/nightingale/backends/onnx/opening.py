@@ -9,7 +9,7 @@ import torch
 from nightingale.backends.base import Decoder, ModelInfo, ModelSource, Setup
 from nightingale.backends.onnx import capabilities
 from nightingale.backends.onnx.draft_head import open_draft_head
-from nightingale.backends.shared.packed_t3 import FOR_ONNX as ONNX_FORMAT
+from nightingale.backends.onnx.graph import GRAPH_FILE, OnnxFormat
 from nightingale.backends.onnx.runner import OnnxRunner, exact_graph
 from nightingale.backends.shared.packed_source import packed_weights, prompt_t3
 from nightingale.backends.torch.decoder import pool_options
@@ -25,19 +25,19 @@ def unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
     if setup.profile.needs_torch_kv_cache or setup.profile.draft.startswith("exit:"):
         return "this profile's KV cache or draft needs T3's layers in PyTorch"
     if setup.precision == "float32":
-        return capabilities.exact_refusal(model.preset.t3)
+        return capabilities.float32_unsupported_reason(model.preset.t3)
     if setup.precision != "int8":
         return f"it computes in float32 and int8, not in {setup.precision}"
     if setup.profile.draft:
         return "in int8, a pass over several tokens may round otherwise than single steps, so no draft is exact"
-    return capabilities.refusal(model.preset.t3)
+    return capabilities.unsupported_reason(model.preset.t3)
 
 
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     info, profile = source.info, setup.profile
     if setup.precision == "int8":
         t3 = prompt_t3(source)
-        graph = packed_weights(source, ONNX_FORMAT).graph
+        graph = packed_weights(source, OnnxFormat()).folder / GRAPH_FILE
     else:
         t3 = t3_weights(source, "cpu", "float32")
         graph = exact_graph(t3)

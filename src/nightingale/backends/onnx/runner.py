@@ -20,8 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nightingale.backends.onnx.graph import StepGraph
-from nightingale.backends.shared.t3_inputs import Floats, Heard, Tables, check_room, turned, zeros
+from nightingale.backends.onnx.graph import T3StepGraph
+from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
+from nightingale.backends.shared.prefix_cache import PrefixCache
+from nightingale.backends.shared.t3_inputs import Floats, InputEmbeddings, check_capacity, rotary_tables
 from nightingale.backends.torch.runner import embed_prompt
 from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.runner import StepInput, VerifyInput
@@ -47,8 +49,8 @@ class OnnxRunner:
         spare: int = 0,
         threads: int | None = None,
     ) -> None:
-        """graph: `Packed.graph`, or `exact_graph` of a T3 that has all its weights. spare: positions past the
-        capacity for guesses. threads: of the graph's own pool; as many as torch uses if not told."""
+        """graph: `GRAPH_FILE` of packed weights, or `exact_graph` of a T3. spare: positions past the capacity
+        for guesses. threads: of the graph's own pool; as many as torch uses if not told."""
         self.t3, self.rows_per_slot, self.batched = t3, rows_per_slot, batched
         self.capacity = capacity + spare
         self.session = open_session(graph, torch.get_num_threads() if threads is None else threads)
@@ -57,14 +59,16 @@ class OnnxRunner:
         positions = self.capacity + IDLE
         shape = (slots * rows_per_slot, backbone.heads, positions, backbone.width // backbone.heads)
         self.pool: dict[str, Floats] = {
-            f"{name}.{layer}": zeros(shape) for layer in range(backbone.layers) for name in ("keys", "values")
+            f"{name}.{layer}": page_aligned_zeros(shape)
+            for layer in range(backbone.layers)
+            for name in ("keys", "values")
         }
         self.turns: dict[str, Floats] = {}
-        if (angles := turned(t3, positions)) is not None:
+        if (angles := rotary_tables(t3, positions)) is not None:
             # Both halves of a head turn alike, so the attention operator takes one.
             halves = (part[:, : part.shape[1] // 2] for part in angles)
             self.turns = dict(zip(("cos", "sin"), map(np.ascontiguousarray, halves), strict=True))
-        self._tables, self._heard = Tables(t3), Heard(rows_per_slot)
+        self._embeddings, self._prefix_cache = InputEmbeddings(t3), PrefixCache(rows_per_slot)
         self.rows: list[int] = [0] * slots
         """rows[slot]: how many the utterance there uses."""
         self.lengths: list[int] = [0] * slots
@@ -87,15 +91,15 @@ class OnnxRunner:
     def prefill_embeddings(self, slot: int, prompt: Tensor) -> Tensor:
         """Read embeddings (rows, time, width) into a slot; return the logits (rows, vocab) after them."""
         rows, length = prompt.shape[:2]
-        check_room(length, self.capacity)
+        check_capacity(length, self.capacity)
         first = slot * self.rows_per_slot
-        x = self._tables.positioned(prompt.float()).contiguous()
+        x = self._embeddings.add_positions(prompt.float()).contiguous()
         scores = torch.empty(rows, self.t3.config.speech_vocab)
         thoughts = torch.empty(rows, 1, (1 + HALVES) * self.t3.config.backbone.width)
         for row in range(rows):
-            known = self._heard.recall(x[row], partial(self._own, first + row))
+            known = self._prefix_cache.restore(x[row], partial(self._own, first + row))
             scores[row], thoughts[row] = self._read(first + row, x[row : row + 1, known:], known)
-            self._heard.keep(x[row], self._own(first + row, length))
+            self._prefix_cache.store(x[row], self._own(first + row, length))
         self.rows[slot], self.lengths[slot] = rows, length
         self._thoughts[slot] = 0, thoughts
         return scores
@@ -104,7 +108,7 @@ class OnnxRunner:
     def step(self, turns: Sequence[StepInput]) -> list[Logits]:
         """Logits of the next token of each utterance, each (rows, vocab). All are taken, or none is."""
         for turn in turns:
-            check_room(self.lengths[turn.slot] + 1, self.capacity)
+            check_capacity(self.lengths[turn.slot] + 1, self.capacity)
         if self.batched and len(turns) > 1:
             scores, thoughts = self._run(0, max(turn.slot for turn in turns) + 1, turns)
             starts = [turn.slot * self.rows_per_slot for turn in turns]
@@ -127,7 +131,7 @@ class OnnxRunner:
         past for one row only.
         """
         for trial in trials:
-            check_room(self.lengths[trial.slot] + len(trial.tokens), self.capacity)
+            check_capacity(self.lengths[trial.slot] + len(trial.tokens), self.capacity)
         passed = [[self._try(trial, row) for row in range(self.rows[trial.slot])] for trial in trials]
         out = []
         for trial, rows in zip(trials, passed, strict=True):
@@ -146,7 +150,7 @@ class OnnxRunner:
         end = known + len(padded)
         bound = self._bind(trial.slot * self.rows_per_slot + row, 1, len(padded))
         places = range(trial.position, trial.position + len(padded))
-        self._tables.embed(bound.x[0], padded, places, range(known, end))
+        self._embeddings.embed(bound.x[0], padded, places, range(known, end))
         scores, thoughts = self._pass(bound, [end - 1])
         return scores[:, :count], thoughts[:, :count]
 
@@ -180,7 +184,7 @@ class OnnxRunner:
         first = slot * self.rows_per_slot
         for part in self.pool.values():
             part[first : first + self.rows_per_slot] = 0
-        self._heard.kept.clear()
+        self._prefix_cache.clear()
 
     def _run(self, slot: int, slots: int, turns: Sequence[StepInput]) -> tuple[Tensor, Tensor]:
         """One token more for `slots` slots from `slot` on; what those without a turn compute is not read."""
@@ -193,7 +197,7 @@ class OnnxRunner:
             ids += [turn.token if turn else 0] * each
             at += [turn.position if turn else 0] * each
             last += [self.lengths[number]] * each
-        self._tables.embed(bound.x[:, 0], ids, at, last)
+        self._embeddings.embed(bound.x[:, 0], ids, at, last)
         return self._pass(bound, last)
 
     def _pass(self, bound: _Bound, last: list[int]) -> tuple[Tensor, Tensor]:
@@ -236,11 +240,16 @@ class _Bound:
         thoughts = (rows, len(asked), (1 + HALVES) * config.backbone.width)
         self.thoughts: Floats = np.zeros(thoughts, np.float32)
         self.binding = runner.session.io_binding()
-        own: dict[str, NDArray[Any]] = {"x": x, "last": self.last, "total": self.total, "asked": self.asked}
+        own: dict[str, NDArray[Any]] = {
+            "x": x,
+            "seqlens_k": self.last,
+            "total_sequence_length": self.total,
+            "logit_positions": self.asked,
+        }
         for name, value in (own | runner.turns).items():
             bind(self.binding.bind_input, name, value)
-        bind(self.binding.bind_output, "scores", self.scores)
-        bind(self.binding.bind_output, "thoughts", self.thoughts)
+        bind(self.binding.bind_output, "logits", self.scores)
+        bind(self.binding.bind_output, "hidden_states", self.thoughts)
         for name, part in runner.pool.items():
             bind(self.binding.bind_input, name, part[row : row + rows])
             bind(self.binding.bind_output, f"new.{name}", part[row : row + rows])
@@ -254,7 +263,7 @@ def bind(how: Any, name: str, value: NDArray[Any]) -> None:
 def exact_graph(t3: T3) -> bytes:
     """T3's step in float32, weights and all."""
     weights = t3.state_dict()
-    return StepGraph(t3.config, weights.__getitem__, rounded=False).write()
+    return T3StepGraph(t3.config, weights.__getitem__, int8=False).build()
 
 
 def open_session(graph: Path | bytes, threads: int) -> Any:

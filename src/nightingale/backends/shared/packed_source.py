@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from nightingale.backends.base import ModelSource
 from nightingale.backends.shared.packed_t3 import (
-    Packed,
-    Form,
+    PackedWeights,
+    WeightFormat,
     digest_of_file,
     digest_of_tensors,
     pack,
@@ -25,19 +25,17 @@ def prompt_t3(source: ModelSource) -> T3:
     return source.shared("t3-embeddings", lambda: without_backbone(config, read_tensors(path), source=path))
 
 
-def packed_weights(source: ModelSource, weight_format: Form) -> Packed:
+def packed_weights(source: ModelSource, weight_format: WeightFormat) -> PackedWeights:
     """Return the quantized weights, made now if they are not cached yet."""
     cache_dir, config = cache_folder().parent / "int8", source.info.preset.t3
     if _quantizes_from_file(source):
         path = source.files["t3"]
-        tensors, digest = read_tensors(path), digest_of_file(path, home=cache_dir)
+        tensors, digest = read_tensors(path), digest_of_file(path, cache_dir=cache_dir)
     else:
         tensors = t3_weights(source, "cpu", "float32").state_dict()
         digest = digest_of_tensors(tensors)
     mapped = _quantizes_from_file(source)
-    return pack(
-        config, tensors, home=cache_dir, source=digest, mapped=mapped, form=weight_format
-    )
+    return pack(config, tensors, weight_format, cache_dir=cache_dir, source=digest, mapped=mapped)
 
 
 def _quantizes_from_file(source: ModelSource) -> bool:

@@ -75,7 +75,8 @@ def rendering_weights(
         if source.has("s3gen"):
             flow, hift = source.shared("s3gen", _missing)
         else:
-            flow, hift = load_s3gen(source.info.preset, source.files["s3gen"], unpacker(source))
+            loaded = load_s3gen(source.info.preset, source.files["s3gen"], unpacker(source))
+            flow, hift = (net.to(torch.float32) for net in loaded)
         flow, hift = _on(flow, device), _on(hift, device)
         if convert is not None:
             flow, hift = convert(flow, hift)
