@@ -18,9 +18,9 @@ from nightingale.audio.resample import resample, resample_sinc
 from nightingale.backends.base import ModelInfo
 from nightingale.backends.noise.encoders import NoiseEncoders
 from nightingale.engine.cloning import clone, clone_file
+from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.defaults import MODEL_DEFAULTS, TURBO
 from nightingale.types import Samples
-from nightingale.models.chatterbox.presets import PRESETS
 
 RATE = 24_000
 

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from nightingale.backends.torch.runner import generate
 from nightingale.decoding.decoding import Decoding, Prompt
-from nightingale.models.defaults import ENGLISH, MODEL_DEFAULTS, TURBO, ModelDefaults
 from nightingale.engine.model import Model
 from nightingale.errors import TextTooLong
 from nightingale.models.chatterbox.t3 import config as t3_config
@@ -26,6 +25,7 @@ from nightingale.models.chatterbox.t3.config import (
     T3Config,
 )
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.defaults import ENGLISH, MODEL_DEFAULTS, TURBO, ModelDefaults
 from nightingale.models.layers.kv_cache import KVCache, NoMemory
 from nightingale.types import Sampling
 from nightingale.voices.voice import Voice

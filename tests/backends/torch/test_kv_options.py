@@ -12,20 +12,20 @@ import torch
 from tiny_torch import t3_of
 
 from nightingale import TTS
-from nightingale.decoding import kv_retention as budgets
-from nightingale.decoding.kv_retention import MIN_WINDOW, WINDOW_STEP, AttentionTable
 from nightingale.backends import BACKENDS
 from nightingale.backends.base import Decoder, Setup
+from nightingale.backends.profiles import BALANCED, EXACT, PROFILES, Profile, profile_named
 from nightingale.backends.selection import find_machine, select
 from nightingale.backends.torch.decoder import kv_budget, kv_layout
 from nightingale.backends.torch.kv_pools import PagedKVPool
 from nightingale.backends.torch.runner import TorchRunner
+from nightingale.decoding import kv_retention as budgets
 from nightingale.decoding.host_decoder import HostDecoder
-from nightingale.models.layers.kv_blocks import KVBlockLayout
+from nightingale.decoding.kv_retention import MIN_WINDOW, WINDOW_STEP, AttentionTable
 from nightingale.engine.model import Model
-from nightingale.backends.profiles import BALANCED, EXACT, PROFILES, Profile, profile_named
 from nightingale.engine.scheduler import Scheduler
 from nightingale.errors import CheckpointError, ConfigError, MemoryFull
+from nightingale.models.layers.kv_blocks import KVBlockLayout
 
 TABLE = AttentionTable(
     model="noise",

@@ -16,15 +16,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nightingale import TTS, CheckpointError, ConfigError, ModelMissing, VoiceError
-from nightingale.engine import load as load_module
-from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.backends.onnx import capabilities
 from nightingale.backends.profiles import PROFILES, Preference
 from nightingale.backends.shared.packed_source import prompt_t3
 from nightingale.backends.torch.weights import in_memory, rendering_weights, t3_weights
+from nightingale.engine import load as load_module
 from nightingale.engine.noise_model import NOISE_PRESET as NOISE
-from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
 from nightingale.models.chatterbox.encoders.config import VoiceEncoderConfig, XVectorConfig
+from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 from nightingale.models.chatterbox.encoders.xvector import XVector
 from nightingale.models.chatterbox.hift.generator import Hift
@@ -33,6 +32,7 @@ from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3 import config as t3_config
 from nightingale.models.chatterbox.t3.config import Gpt2Config
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.defaults import MODEL_DEFAULTS
 
 ENGLISH = Preset(
     t3=replace(NOISE.t3, text_vocab=300, prompt_tokens=150, speaker_width=256),

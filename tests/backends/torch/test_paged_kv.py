@@ -24,14 +24,21 @@ from backends.torch.test_speculative import (
 from parity.tiny import fill, gaussian
 from torch import Tensor
 
-from nightingale.decoding.host_decoder import HostDecoder
 from nightingale.backends.torch.kv_pools import PagedKVPool
 from nightingale.backends.torch.runner import TorchRunner
+from nightingale.decoding.host_decoder import HostDecoder
 from nightingale.decoding.runner import StepInput, VerifyInput
 from nightingale.decoding.speculative import SpeculativeDecoder
 from nightingale.errors import MemoryFull
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.layers.kv_blocks import LEAST_SCALE, TOPS, KVBlockPool, KVBlockLayout, quantise, restored
+from nightingale.models.layers.kv_blocks import (
+    LEAST_SCALE,
+    TOPS,
+    KVBlockLayout,
+    KVBlockPool,
+    quantise,
+    restored,
+)
 from nightingale.models.layers.paged_kv_cache import KVBlockTables, Stream, plain_attend
 
 CPU = torch.device("cpu")
@@ -70,7 +77,13 @@ def cell_runner(
     if plan is not None:
         sizes = {"slots": slots, "rows_per_slot": 2, "prompt": 12, "tokens": BUDGET}
         pool = PagedKVPool(plan, **sizes, device=CPU, **more)  # type: ignore[arg-type]
-    room = {"slots": slots, "rows_per_slot": 2, "capacity": 12 + BUDGET, "spare": LONGEST, "max_new_tokens": BUDGET}
+    room = {
+        "slots": slots,
+        "rows_per_slot": 2,
+        "capacity": 12 + BUDGET,
+        "spare": LONGEST,
+        "max_new_tokens": BUDGET,
+    }
     return TorchRunner(t3, **room, batched=batched, pool=pool)  # type: ignore[arg-type]
 
 

@@ -15,11 +15,11 @@ from nightingale.audio import crossfade
 from nightingale.audio.crossfade import fade_in
 from nightingale.backends.torch import mel_stream as acoustic
 from nightingale.backends.torch.mel_stream import render_mel
-from nightingale.decoding.decoding import Decoding
-from nightingale.models.defaults import SILENCE_TOKEN
-from nightingale.engine.model import Model
 from nightingale.backends.torch.sample_stream import harmonic_phase, render_samples
+from nightingale.decoding.decoding import Decoding
+from nightingale.engine.model import Model
 from nightingale.models.chatterbox.hift.config import HiftConfig
+from nightingale.models.defaults import SILENCE_TOKEN
 
 IDS = [5, 4000, 6560, 17]
 

@@ -64,7 +64,10 @@ def torch_t3(source: ModelSource, device: str, precision: str) -> T3:
 
 
 def rendering_weights(
-    source: ModelSource, device: str, convert: Callable[[Flow, Hift], tuple[Flow, Hift]] | None = None, key: str = ""
+    source: ModelSource,
+    device: str,
+    convert: Callable[[Flow, Hift], tuple[Flow, Hift]] | None = None,
+    key: str = "",
 ) -> tuple[Flow, Hift]:
     """Return the flow and the vocoder in float32 on a device, or as `convert` makes them (under `key`).
 
