@@ -16,12 +16,12 @@ from nightingale.engine.load import open_guess
 from nightingale.engine.model import Model
 from nightingale.backends.torch.speculation import find_guess
 from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.t3.guess import DraftHead
+from nightingale.models.chatterbox.t3.draft_head import DraftHead
 
 
 def test_a_model_without_one_says_so(noise_model: Model, tmp_path: Path) -> None:
     bare = replace(noise_model, voices=tmp_path / "voices")
-    with pytest.raises(ConfigError, match=r"no guess\.safetensors beside the weights of noise"):
+    with pytest.raises(ConfigError, match=r"no draft_head\.safetensors beside the weights of noise"):
         find_guess(bare, "guess")
     with pytest.raises(ConfigError, match="no such draft"):
         find_guess(replace(noise_model, voices=None), "guess")
@@ -31,9 +31,9 @@ def test_a_model_without_one_says_so(noise_model: Model, tmp_path: Path) -> None
 
 def test_a_file_is_known_by_what_it_holds(noise_model: Model, tmp_path: Path) -> None:
     width = noise_model.networks.t3.config.backbone.width
-    save_file(DraftHead(width, blocks=2, inner=24).state_dict(), tmp_path / "guess.safetensors")
+    save_file(DraftHead(width, blocks=2, inner=24).state_dict(), tmp_path / "draft_head.safetensors")
     save_file({"tfmr.layers.0.x": torch.zeros(1)}, tmp_path / "draft.safetensors")
-    head = find_guess(noise_model, str(tmp_path / "guess.safetensors"))
+    head = find_guess(noise_model, str(tmp_path / "draft_head.safetensors"))
     assert head is not None
     assert (head.width, len(head.blocks)) == (width, 2)
     assert find_guess(noise_model, str(tmp_path / "draft.safetensors")) is None

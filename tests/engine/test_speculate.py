@@ -33,7 +33,7 @@ from nightingale.decoding.speculative import ASK_AGAIN, Costs, Pace, Speculative
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.t3.config import T3Config
-from nightingale.models.chatterbox.t3.guess import DraftHead
+from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 
 FREE = Costs(several=1.0, token=0.0, guess=0.0)

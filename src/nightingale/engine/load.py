@@ -35,7 +35,7 @@ from nightingale.errors import ConfigError, ModelMissing
 from nightingale.hub.find import locate
 from nightingale.models.chatterbox.build import Networks, load_encoders, load_networks
 from nightingale.models.chatterbox.presets import PRESETS
-from nightingale.models.chatterbox.t3.guess import DraftHead
+from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load, read_tensors
 from nightingale.text.frontend import open_frontend

@@ -62,7 +62,7 @@ def overhear(model: Model, texts: Iterable[str], *, voice: Voice | None, seed: i
     thoughts, tokens, counts = list[Tensor](), list[Tensor](), list[int]()
     for number, text in enumerate(texts):
         one = spoken(model, text, voice=voice, seed=nth_seed(seed, number))
-        heard = torch.cat([part[:, one.prompt - 1 :] for part in t3.think(one.read, memory)], dim=-1)
+        heard = torch.cat([part[:, one.prompt - 1 :] for part in t3.hidden_states(one.read, memory)], dim=-1)
         # A stream may grow further than float16 goes; nothing is read that exactly there.
         for row in heard.clamp(-FARTHEST, FARTHEST).half().cpu():
             thoughts.append(row)

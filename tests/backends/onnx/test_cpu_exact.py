@@ -25,7 +25,7 @@ from nightingale.backends.torch.runner import PlainRunner, Trial, Turn
 from nightingale.decoding.sampling import compose_sampler, draw
 from nightingale.decoding.speculative import SpeculativeDecoder
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, LlamaConfig
-from nightingale.models.chatterbox.t3.guess import HALVES, DraftHead
+from nightingale.models.chatterbox.t3.draft_head import TAPS, DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Sampling
 
@@ -152,7 +152,7 @@ def test_a_chain_draws_what_single_guesses_would(t3: T3) -> None:
     sampler, rng = compose_sampler("chatterbox", sampling), torch.Generator().manual_seed(3)
     same = []
     for token in range(40):
-        thoughts = torch.randn(1, (1 + HALVES) * t3.config.backbone.width, generator=rng)
+        thoughts = torch.randn(1, (1 + TAPS) * t3.config.backbone.width, generator=rng)
         tape = RaceTape(rng, width=vocab)
         chances = [tape.read(number) for number in range(3)]
         thought, said = plain.begin(thoughts), token

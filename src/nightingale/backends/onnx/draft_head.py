@@ -19,7 +19,7 @@ from torch import Tensor
 from nightingale.backends.onnx.graph import Writer
 from nightingale.backends.onnx.protobuf import FLOAT, INT64
 from nightingale.backends.onnx.runner import bind, open_session
-from nightingale.models.chatterbox.t3.guess import HALVES, DraftHead
+from nightingale.models.chatterbox.t3.draft_head import TAPS, DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Sampling
 
@@ -41,7 +41,7 @@ class OnnxDraftHead:
         ]
 
     def begin(self, thoughts: Tensor) -> Tensor:
-        return self._head.begin(thoughts)
+        return self._head.start(thoughts)
 
     def __call__(self, thought: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
         given = {"thought": thought.numpy(), "said": said.numpy()}
@@ -62,7 +62,7 @@ class _Chain:
     def __init__(self, session: Any, count: int, width: int) -> None:
         self._session, self._binding = session, session.io_binding()
         vocab = next(given.shape[1] for given in session.get_inputs() if given.name == "missed")
-        self._thoughts = np.zeros((1, (1 + HALVES) * width), np.float32)
+        self._thoughts = np.zeros((1, (1 + TAPS) * width), np.float32)
         self._missed = np.zeros((count, vocab), np.float32)
         self._heat, self._reach = np.zeros(1, np.float32), np.zeros(1, np.float32)
         self._token, self._tokens = np.zeros(1, np.int64), np.zeros(count, np.int64)
@@ -111,7 +111,7 @@ class _Guesses(Writer):
 
     def several(self, count: int) -> bytes:
         g = self.graph
-        g.input("thoughts", FLOAT, (1, (1 + HALVES) * self._width))
+        g.input("thoughts", FLOAT, (1, (1 + TAPS) * self._width))
         g.input("token", INT64, (1,))
         g.input("missed", FLOAT, (count, self._vocab))
         g.input("heat", FLOAT, (1,))
@@ -133,17 +133,17 @@ class _Guesses(Writer):
         return g.model()
 
     def _begin(self) -> str:
-        g, sizes = self.graph, np.array([self._width, HALVES * self._width], np.int64)
+        g, sizes = self.graph, np.array([self._width, TAPS * self._width], np.int64)
         g.small("sizes", INT64, sizes.shape, sizes.tobytes())
         g.node("Split", ["thoughts", "sizes"], ["thought", "on_the_way"], attributes={"axis": -1})
-        normed, _ = self.norm("halves", "on_the_way", "")
-        self.linear("outset", normed, [self.source("outset.weight")], None)
+        normed, _ = self.norm("taps_norm", "on_the_way", "")
+        self.linear("outset", normed, [self.source("taps_proj.weight")], None)
         return g.node("Add", ["thought", "outset"], ["begun"])
 
     def _guess(self, number: int, thought: str, said: str) -> tuple[str, str]:
         at = f"{number}/"  # names of a graph are unique; weights are found by what follows
         self.graph.node("Concat", [thought, said], [f"{at}both"], attributes={"axis": -1})
-        stream = self.linear(f"{at}inward", f"{at}both", [self.source("inward.weight")], None)
+        stream = self.linear(f"{at}inward", f"{at}both", [self.source("in_proj.weight")], None)
         added = ""
         for block in range(self._blocks):
             normed, stream = self.norm(f"{at}blocks.{block}.norm", stream, added)

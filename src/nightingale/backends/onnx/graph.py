@@ -20,7 +20,7 @@ from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, INT32, INT64, UIN
 from nightingale.backends.shared.tensor_file import Place, Source, WeightFile
 from nightingale.backends.shared.quantize import round_weight
 from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
-from nightingale.models.chatterbox.t3.guess import HALVES, halfway
+from nightingale.models.chatterbox.t3.draft_head import TAPS, tapped_layers
 
 EPSILON = 1e-5
 INT8_INPUTS = 4
@@ -157,12 +157,12 @@ class StepGraph(Writer):
         for layer in range(backbone.layers):
             stream, added = self._layer(layer, stream, added)
         thought, _ = self.norm("tfmr.norm" if self.rotary else "tfmr.ln_f", stream, added)
-        # For a draft: models/chatterbox/t3/guess.py.
-        halves = [self._streams[place] for place in halfway(backbone.layers)]
+        # For a draft: models/chatterbox/t3/draft_head.py.
+        halves = [self._streams[place] for place in tapped_layers(backbone.layers)]
         g.node("Concat", halves, ["all_halves"], attributes={"axis": -1})
         g.node("Gather", ["all_halves", "asked"], ["halves"], attributes={"axis": 1})
         g.node("Concat", [thought, "halves"], ["thoughts"], attributes={"axis": -1})
-        g.output("thoughts", FLOAT, ("rows", "asked", (1 + HALVES) * backbone.width))
+        g.output("thoughts", FLOAT, ("rows", "asked", (1 + TAPS) * backbone.width))
         bias = "speech_head.bias" if self.config.head_bias else None
         self.linear("scores", thought, [self.source("speech_head.weight")], bias)
         g.output("scores", FLOAT, ("rows", "asked", self.config.speech_vocab))

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nightingale.backends.onnx.graph import StepGraph
 from nightingale.backends.shared.t3_inputs import Floats, Heard, Tables, Turn, check_room, turned, zeros
-from nightingale.models.chatterbox.t3.guess import HALVES
+from nightingale.models.chatterbox.t3.draft_head import TAPS
 from nightingale.models.chatterbox.t3.model import T3
 
 IDLE = 1
@@ -90,7 +90,7 @@ class CpuRunner:
         first = slot * self.rows_per_slot
         x = self._tables.positioned(prompt.float()).contiguous()
         scores = torch.empty(rows, self.t3.config.speech_vocab)
-        thoughts = torch.empty(rows, 1, (1 + HALVES) * self.t3.config.backbone.width)
+        thoughts = torch.empty(rows, 1, (1 + TAPS) * self.t3.config.backbone.width)
         for row in range(rows):
             known = self._heard.recall(x[row], partial(self._own, first + row))
             scores[row], thoughts[row] = self._read(first + row, x[row : row + 1, known:], known)
@@ -158,7 +158,7 @@ class CpuRunner:
 
     def thought(self, slot: int, draw: int) -> Tensor:
         """What T3's head read for an utterance's draw of this number, and T3's stream halfway there: (rows,
-        width + HALVES * width), of its latest pass."""
+        width + TAPS * width), of its latest pass."""
         first, thoughts = self._thoughts[slot]
         return thoughts[:, draw - first]
 
@@ -230,7 +230,7 @@ class _Bound:
         self.x, self.asked = x, np.array(asked, np.int64)
         self.last, self.total = np.zeros(rows, np.int32), np.zeros(1, np.int32)
         self.scores: Floats = np.zeros((rows, len(asked), config.speech_vocab), np.float32)
-        thoughts = (rows, len(asked), (1 + HALVES) * config.backbone.width)
+        thoughts = (rows, len(asked), (1 + TAPS) * config.backbone.width)
         self.thoughts: Floats = np.zeros(thoughts, np.float32)
         self.binding = runner.session.io_binding()
         own: dict[str, NDArray[Any]] = {"x": x, "last": self.last, "total": self.total, "asked": self.asked}

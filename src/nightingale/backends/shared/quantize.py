@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.t3.backbone_gpt2 import Projection
+from nightingale.models.chatterbox.t3.backbone_gpt2 import Gpt2Linear
 from nightingale.models.chatterbox.t3.model import T3
 
 BLOCKS = (128, 64, 32, 16)
@@ -88,7 +88,7 @@ def round_t3(t3: T3) -> tuple[str, ...]:
             continue
         if isinstance(layer, nn.Linear):
             twin = RoundedLinear(layer.weight, layer.bias)
-        elif isinstance(layer, Projection):
+        elif isinstance(layer, Gpt2Linear):
             twin = RoundedLinear(layer.weight.t(), layer.bias)
         else:
             continue

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nightingale.models.chatterbox.build import Networks
-from nightingale.models.chatterbox.t3.backbone_llama import Layer, LlamaBackbone
+from nightingale.models.chatterbox.t3.backbone_llama import LlamaBackbone, LlamaLayer
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.weight_layout import for_many_rows, for_rendering
 from nightingale.models.layers.kv_cache import DenseKVCache, KVCache
@@ -169,7 +169,7 @@ def quickest_step() -> Callable[..., Tensor]:
 def _step_weights(layers: nn.ModuleList) -> StepWeights:
     weights = StepWeights([], [], [], [], [], [])
     for layer in layers:
-        assert isinstance(layer, Layer)
+        assert isinstance(layer, LlamaLayer)
         attention, mlp = layer.self_attn, layer.mlp
         weights.norm_1.append(layer.input_layernorm.weight.detach())
         weights.qkv.append(_joined(attention.q_proj, attention.k_proj, attention.v_proj))

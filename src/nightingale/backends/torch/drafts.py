@@ -18,7 +18,7 @@ from nightingale.decoding.decoding import Decoding, Guess
 from nightingale.decoding.random import Chances
 from nightingale.backends.torch.runner import PlainRunner, Runner, Trial, Turn, Verifier
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
-from nightingale.models.chatterbox.t3.guess import DraftHead
+from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Sampling
 
@@ -137,7 +137,7 @@ class TorchDraftHead:
         self._t3, self._head = t3, head.to(t3.speech_head.weight)
 
     def begin(self, thoughts: Tensor) -> Tensor:
-        return self._head.begin(thoughts)
+        return self._head.start(thoughts)
 
     def __call__(self, thought: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
         following = self._head(thought, said)

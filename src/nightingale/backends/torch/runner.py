@@ -78,7 +78,7 @@ class Verifier(Runner, Protocol):
 
     def thought(self, slot: int, draw: int) -> Tensor:
         """What T3's head read for an utterance's draw of this number, and T3's stream halfway there: (rows,
-        width + HALVES * width), of its latest pass."""
+        width + TAPS * width), of its latest pass."""
 
 
 class PlainRunner:
@@ -174,7 +174,7 @@ class PlainRunner:
 
     def _think(self, x: Tensor, memory: Sequence[KVCache]) -> list[Tensor]:
         """What T3's head reads, first."""
-        return self.t3.think(x, memory) if self._listens else [self.t3.tfmr(x, memory)]
+        return self.t3.hidden_states(x, memory) if self._listens else [self.t3.tfmr(x, memory)]
 
     def _take(self, trials: list[Trial]) -> list[Tensor]:
         begun = [self.memories[trial.slot][0].position for trial in trials]

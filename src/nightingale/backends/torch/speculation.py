@@ -18,7 +18,7 @@ from nightingale.backends.torch.runner import PlainRunner, Verifier
 from nightingale.decoding.speculative import IN_TORCH, LONGEST, PACKED, SpeculativeDecoder, weights_of
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
-from nightingale.models.chatterbox.t3.guess import DraftHead
+from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load, read_tensors
 from nightingale.models.compact import unpack
@@ -76,18 +76,18 @@ def find_guess(model: Model, name: str) -> DraftHead | None:
     """
     path = Path(name)
     if name == GUESS:
-        path = Path() if model.voices is None else model.voices.parent / wren.GUESS_FILE
+        path = Path() if model.voices is None else model.voices.parent / wren.DRAFT_HEAD_FILE
         if not path.is_file():
             raise ConfigError(
                 "no such draft",
-                got=f"{name!r}, and no {wren.GUESS_FILE} beside the weights of {model.name}",
+                got=f"{name!r}, and no {wren.DRAFT_HEAD_FILE} beside the weights of {model.name}",
                 allowed="lookup, exit:N, a file, or another model",
                 fix="Train one: nightingale train draft.",
             )
     elif path.suffix != ".safetensors" or not path.is_file():
         return None
     tensors = unpack(read_tensors(path))
-    if "inward.weight" not in tensors:
+    if "in_proj.weight" not in tensors:
         return None
     head = load(lambda: DraftHead.shaped_like(tensors), tensors, source=path)
     if head.width != (width := model.networks.t3.config.backbone.width):
