@@ -184,7 +184,7 @@ def test_who_does_not_fit_waits_and_is_then_served(short: Model) -> None:
 def test_who_can_never_fit_is_told(short: Model) -> None:
     with (
         TTS.over(short, replace(BALANCED, cache="int8", memory_bytes=2000)) as tts,
-        pytest.raises(MemoryFull, match="no room for another stream"),
+        pytest.raises(MemoryFull, match="no room for another sequence"),
     ):
         tts.say("A text that needs more than that.")
 

@@ -13,7 +13,7 @@ from nightingale.errors import MemoryFull
 from nightingale.models.chatterbox.t3.config import ENGLISH, START_SPEECH, TURBO, Gpt2Config, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.config import RopeScaling
-from nightingale.models.layers.kv_cache import NoMemory
+from nightingale.models.layers.kv_cache import NoKVCache
 from nightingale.models.layers.rope import inverse_frequencies
 from parity import tiny
 
@@ -157,7 +157,7 @@ def test_token_by_token_equals_all_at_once(nets: dict[str, T3], kind: str) -> No
     kv_caches = net.new_kv_cache(rows=1, capacity=whole.shape[1])
     parts = [net(start, kv_caches)]
     parts += [net(whole[:, [at]], kv_caches) for at in range(start.shape[1], whole.shape[1])]
-    at_once = net(whole, [NoMemory()] * net.config.backbone.layers)
+    at_once = net(whole, [NoKVCache()] * net.config.backbone.layers)
     torch.testing.assert_close(torch.cat(parts, dim=1), at_once, rtol=1e-4, atol=1e-4)
 
 
@@ -167,7 +167,7 @@ def test_several_tokens_at_a_time_equal_all_at_once(nets: dict[str, T3], kind: s
     kv_caches = net.new_kv_cache(rows=1, capacity=whole.shape[1])
     cuts = [0, 5, 6, whole.shape[1] - 4, whole.shape[1]]
     parts = [net(whole[:, a:b], kv_caches) for a, b in pairwise(cuts)]
-    at_once = net(whole, [NoMemory()] * net.config.backbone.layers)
+    at_once = net(whole, [NoKVCache()] * net.config.backbone.layers)
     torch.testing.assert_close(torch.cat(parts, dim=1), at_once, rtol=1e-4, atol=1e-4)
 
 

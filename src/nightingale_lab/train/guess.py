@@ -22,7 +22,7 @@ from nightingale.models.chatterbox.t3.config import STOP_SPEECH, T3Config
 from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.compact import unpack
-from nightingale.models.layers.kv_cache import NoMemory
+from nightingale.models.layers.kv_cache import NoKVCache
 from nightingale_lab.train.t3 import T3Recipe, T3Training, train_t3
 from nightingale_lab.train.t3_rows import Bucket
 from nightingale_lab.train.token_bank import TokenBank
@@ -57,7 +57,7 @@ class GuessTraining(T3Training):
         given, counts = self.shown(bucket, pick, slip=slip)
         depth = len(DEPTH_WEIGHTS)
         with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
-            memory = [NoMemory()] * self.target.config.backbone.layers
+            memory = [NoKVCache()] * self.target.config.backbone.layers
             parts = self.target.hidden_states(self.inputs(self.target, *given), memory)
             thoughts = parts[0].float()
             said = self.target.speech_emb(torch.where(given[0], 0, given[1]))

@@ -159,7 +159,7 @@ def test_two_rows_and_rows_that_differ_take_the_plain_way(monkeypatch: pytest.Mo
     guided = t3.new_kv_cache(rows=2, capacity=8)
     t3.next_logits(tiny.scatter((2, 1, 64), 1), guided)
     whole = [memory for memory in guided if isinstance(memory, DenseKVCache)]
-    rows: list[KVCache] = [*BatchedKVCache.of_layers(whole, [1], every=2)]
+    rows: list[KVCache] = [*BatchedKVCache.for_layers(whole, [1], every=2)]
     t3.next_logits(tiny.scatter((1, 1, 64), 1), rows)
     with pytest.raises(TypeError):
         t3.next_logits(tiny.scatter((1, 1, 64), 1), t3.new_kv_cache(rows=1, capacity=8))

@@ -103,7 +103,7 @@ class Heard:
 def check_room(positions: int, capacity: int) -> None:
     if positions > capacity:
         raise MemoryFull(
-            "the utterance outgrew its memory",
+            "the utterance is longer than its KV cache",
             got=f"{positions} positions",
             allowed=f"at most {capacity}",
             fix="Speak a shorter sentence, or open the session with a larger capacity.",

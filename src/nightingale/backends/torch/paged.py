@@ -16,7 +16,7 @@ from nightingale.engine.profiles import Profile
 from nightingale.decoding.kv_budget import KVBudget
 from nightingale.backends.torch.runner import PlainRunner
 from nightingale.decoding.speculative import LONGEST
-from nightingale.models.layers.kv_blocks import Attend, KVBlockLayout
+from nightingale.models.layers.kv_blocks import BlockAttention, KVBlockLayout
 
 KINDS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
@@ -35,14 +35,14 @@ def cells_of(model: Model, profile: Profile) -> KVBlockLayout | None:
         layers=backbone.layers,
         heads=backbone.heads,
         width=backbone.width // backbone.heads,
-        kind=KINDS.get(profile.cache, weight.dtype),
+        dtype=KINDS.get(profile.cache, weight.dtype),
         windows=windows,
-        spare=LONGEST if profile.draft else 0,
+        rewind_margin=LONGEST if profile.draft else 0,
     )
 
 
 def open_cells(
-    model: Model, profile: Profile, pool: dict[str, Any], attend: Attend | None
+    model: Model, profile: Profile, pool: dict[str, Any], attend: BlockAttention | None
 ) -> PagedKVPool | None:
     """T3's memory, if the profile does not want it in slots. attend: the kernel, where it can be used."""
     plan = cells_of(model, profile)
@@ -65,13 +65,13 @@ def room_for(model: Model, profile: Profile) -> KVBudget:
     """What utterances take of T3's memory in this profile."""
     plan, t3, defaults = cells_of(model, profile), model.networks.t3, model.defaults
     if plan is not None:
-        size = plan.cell_bytes
+        size = plan.block_bytes
         return KVBudget(
             t3=t3,
             defaults=defaults,
             budget_bytes=profile.memory_bytes,
-            needed=lambda prompt, tokens: plan.cells(prompt, tokens) * size,
-            filled=lambda prompt, tokens: plan.held_cells(prompt, tokens) * size,
+            needed=lambda prompt, tokens: plan.blocks(prompt, tokens) * size,
+            filled=lambda prompt, tokens: plan.held_blocks(prompt, tokens) * size,
         )
     backbone = t3.config.backbone
     position = 2 * backbone.layers * backbone.width * t3.speech_head.weight.element_size()
