@@ -232,7 +232,7 @@ def sentence(name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -
     from nightingale.models.chatterbox.hift.generator import Hift
     from nightingale.models.chatterbox.s3gen.flow import Flow
     from nightingale.models.checkpoint import load, read_tensors
-    from nightingale.models.layers.weight_layout import for_rendering
+    from nightingale.models.layers.weight_layout import pack_for_rendering
 
     speaker = Speaker(name, work, threads, tiny=tiny, runtime=runtime)
     files = {part: work / f"{name}.{part}.safetensors" for part in ("flow", "hift")}
@@ -247,7 +247,7 @@ def sentence(name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -
         flow, hift = rounded_flow(flow, shop), rounded_vocoder(hift, shop)
         refused += "; products of bytes in its place"
     for net in (flow, hift):
-        for_rendering(net)
+        pack_for_rendering(net)
     prompt = prepare_prompt(flow, speaker.voice)
     runs = []
     for tokens in (20, TOKENS, TOKENS, TOKENS):

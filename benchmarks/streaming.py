@@ -44,7 +44,7 @@ from nightingale.engine.standin import seeded
 from nightingale.backends.torch.sample_stream import SampleStream, render_samples
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
-from nightingale.models.chatterbox.hift.reach import lookahead_samples, mel_reach
+from nightingale.models.chatterbox.hift.receptive_field import lookahead_samples, mel_span
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, SPEECH_CODES, FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
@@ -206,7 +206,7 @@ def vocoder(trained: Path | None, clips: Path | None) -> dict[str, Any]:
     mels = [FlowMel()(torch.from_numpy(x)[None])[0] for x in recordings(clips, 4)]
     reaches = []
     for name, net in (("wren (causal)", wren), ("official (two-sided)", official)):
-        first, last = mel_reach(net)
+        first, last = mel_span(net)
         ahead = lookahead_samples(net)
         reaches.append((name, f"{first} … +{last}", f"{ahead} samples: {ahead / FRAME:.2f} frames"))
     table("How far the network hears", ("network", "a mel frame changes samples", "look-ahead"), reaches)

@@ -13,7 +13,7 @@ from nightingale.engine.standin import NOISE
 from nightingale.backends.torch.sample_stream import SampleStream
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.layers.weight_layout import for_rendering
+from nightingale.models.layers.weight_layout import pack_for_rendering
 from nightingale.voices.voice import Voice
 
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
@@ -25,7 +25,7 @@ IDS = [5, 800, 17, 6000, 42, 42, 9, 1]
 def flow() -> Flow:
     torch.manual_seed(0)
     net = Flow(NOISE.flow).eval()
-    for_rendering(net)
+    pack_for_rendering(net)
     return net
 
 
@@ -33,7 +33,7 @@ def flow() -> Flow:
 def hift() -> Hift:
     torch.manual_seed(1)
     net = Hift(NOISE.hift).eval()
-    for_rendering(net)
+    pack_for_rendering(net)
     return net
 
 
@@ -132,7 +132,7 @@ def test_what_is_halved_already_stays(flow: Flow, hift: Hift) -> None:
 def test_halved_networks_are_laid_out_without_being_rounded_again(flow: Flow, hift: Hift) -> None:
     for net in (halves.halved_flow(flow), halves.halved_vocoder(hift)):
         before = {name: value.clone() for name, value in net.state_dict().items()}
-        for_rendering(net)
+        pack_for_rendering(net)
         for name, value in net.state_dict().items():
             assert value.dtype == before[name].dtype, name
             assert torch.equal(value, before[name]), name

@@ -30,10 +30,10 @@ from nightingale.backends.torch.mel_stream import MelStream
 from nightingale.backends.torch.sample_stream import SampleStream
 from nightingale.models.chatterbox.hift.generator import Hift, Snake
 from nightingale.models.chatterbox.presets import PRESETS
-from nightingale.models.chatterbox.s3gen.estimator import Attend
+from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.layers.conv import same_conv
-from nightingale.models.layers.weight_layout import for_rendering
+from nightingale.models.layers.weight_layout import pack_for_rendering
 from nightingale.voices.voice import Voice
 
 if isinstance(found := of_this_machine(), str):
@@ -126,7 +126,7 @@ def test_a_snake_is_torchs(shop: Workshop) -> None:
 def test_attention_over_rounded_keys_is_near_torchs(shop: Workshop, queries: int, keys: int) -> None:
     q, k, v = (some(2, n, 3, 64, seed=n).transpose(1, 2) for n in (queries, keys, keys + 1))
     v = v[:, :, :keys]
-    own, plain = OwnAttend(shop), Attend()
+    own, plain = OwnAttend(shop), AttentionProduct()
     got = own(q, k, v, None)
     rounded = [dequantized(x.reshape(-1, 64), 64).view(x.shape).float() for x in (q, k)]
     assert off(got, plain(*rounded, v, None)) < 1e-5, "its twin"
@@ -207,7 +207,7 @@ def test_a_rounded_flow_says_nearly_the_same(flow: Flow, shop: Workshop) -> None
     rounded = rounded_flow(flow, shop)
     assert 0 < off(mel_of(rounded), mel_of(flow)) < 0.03
     assert rounded_flow(rounded, shop) is rounded
-    for_rendering(rounded)
+    pack_for_rendering(rounded)
     assert 0 < off(mel_of(rounded), mel_of(flow)) < 0.03
     left = [name for name, part in rounded.named_modules() if isinstance(part, nn.Linear)]
     assert all("time_" in name or ".mlp." in name or "affine" in name or "proj" in name for name in left)

@@ -314,7 +314,7 @@ def test_weights_of_a_file_are_let_go_once_they_are_packed(
 ) -> None:
     weights, packed = packed_once(tmp_path / "a")
     gone: list[int] = []
-    monkeypatch.setattr(packing, "let_go", lambda weight: gone.append(id(weight)))
+    monkeypatch.setattr(packing, "release_pages", lambda weight: gone.append(id(weight)))
     again = pack(LLAMA, weights, home=tmp_path / "b", source="a", mapped=True)
     assert (again.folder / packing.WEIGHTS).read_bytes() == (packed.folder / packing.WEIGHTS).read_bytes()
     used = [name for name in weights if name.startswith("tfmr.") or name == "speech_head.weight"]

@@ -20,7 +20,7 @@ from nightingale.backends.onnx.capabilities import quickest_s
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.estimator import Estimator
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.layers.mapped_weights import let_go
+from nightingale.models.layers.mapped_weights import release_pages
 
 Net = TypeVar("Net", bound=nn.Module)
 HALF = torch.bfloat16
@@ -105,7 +105,7 @@ def _copied(part: Net, halved: Iterable[nn.Parameter]) -> Net:
     twins: dict[int, Any] = {}
     for weight in halved:
         twins[id(weight)] = nn.Parameter(weight.detach().to(HALF), requires_grad=False)
-        let_go(weight)
+        release_pages(weight)
     return copy.deepcopy(part, twins)
 
 

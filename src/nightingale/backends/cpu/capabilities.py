@@ -17,7 +17,7 @@ from torch import Tensor
 from nightingale.backends.onnx.capabilities import EXTRA, MOST_EXACT, broken, weights_of
 from nightingale.backends.shared.packed_t3 import Form, Packed, pack
 from nightingale.models.chatterbox.hift.generator import Snake
-from nightingale.models.chatterbox.s3gen.estimator import Attend
+from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, NANO, Gpt2Config, LlamaConfig, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.conv import same_conv
@@ -88,7 +88,7 @@ def layers_error(home: Path | None = None) -> float:
     ]
     errors = [_off(own(x), plain(x)) for plain, own, x in pairs]
     asked, heard = (torch.randn(1, 2, 20, 64, generator=rng) for _ in range(2))
-    attends = [attend(asked, heard, heard, None) for attend in (OwnAttend(shop), Attend())]
+    attends = [attend(asked, heard, heard, None) for attend in (OwnAttend(shop), AttentionProduct())]
     return max(*errors, _off(*attends))
 
 

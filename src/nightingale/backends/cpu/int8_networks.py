@@ -28,10 +28,10 @@ from nightingale.backends.cpu.int8_layout import laid_out
 from nightingale.backends.cpu.target import TOGETHER, Code
 from nightingale.backends.shared.quantize import ZERO, block_of, round_blocks, round_weight
 from nightingale.models.chatterbox.hift.generator import Hift, Snake
-from nightingale.models.chatterbox.s3gen.estimator import Attend
+from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.layers.conv import OwnConv1d, can_shift
-from nightingale.models.layers.mapped_weights import let_go
+from nightingale.models.layers.conv import CustomConv1d, supports_tap_products
+from nightingale.models.layers.mapped_weights import release_pages
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -87,7 +87,7 @@ class RoundedLinear(nn.Module):
         bias = torch.zeros(plain.out_features) if plain.bias is None else plain.bias.detach().clone()
         for name, value in (("codes", codes), ("scales", scales), ("bias", bias)):
             self.register_buffer(name, value)
-        let_go(plain.weight)
+        release_pages(plain.weight)
 
     @staticmethod
     def fits(layer: nn.Module) -> bool:
@@ -109,7 +109,7 @@ class RoundedLinear(nn.Module):
         return out.view(*x.shape[:-1], self.out_features)
 
 
-class RoundedConv1d(OwnConv1d):
+class RoundedConv1d(CustomConv1d):
     def __init__(self, plain: nn.Conv1d, workshop: Workshop) -> None:
         super().__init__(plain)
         inputs, outputs, taps = plain.in_channels, plain.out_channels, plain.kernel_size[0]
@@ -127,15 +127,15 @@ class RoundedConv1d(OwnConv1d):
         }
         for name, value in kept.items():
             self.register_buffer(name, value.clone(memory_format=torch.contiguous_format))
-        let_go(plain.weight)
+        release_pages(plain.weight)
 
     @staticmethod
     def fits(layer: nn.Module) -> bool:
-        if not can_shift(layer) or isinstance(layer, OwnConv1d):
+        if not supports_tap_products(layer) or isinstance(layer, CustomConv1d):
             return False
         return layer.in_channels % 16 == 0 == layer.out_channels % OUTPUTS_AT_ONCE
 
-    def convolved(self, x: Tensor) -> Tensor:
+    def convolve_unpadded(self, x: Tensor) -> Tensor:
         """(batch, channels, time) -> (batch, outputs, time less the kernel's span)."""
         span = (self.kernel_size[0] - 1) * self.dilation[0]
         columns = x.shape[-1] - span
@@ -189,7 +189,7 @@ class OwnSnake(Snake):
             self._workshop.team().run(facts)
 
 
-class OwnAttend(Attend):
+class OwnAttend(AttentionProduct):
     """Queries and keys are rounded, values not. With a mask, or for few queries, torch does it."""
 
     def __init__(self, workshop: Workshop) -> None:
@@ -249,7 +249,7 @@ def _swapped(net: Net, workshop: Workshop, left: list[nn.Module] | None = None) 
             twins[id(layer)] = RoundedLinear(layer, workshop)  # type: ignore[arg-type]
         elif RoundedConv1d.fits(layer):
             twins[id(layer)] = RoundedConv1d(layer, workshop)  # type: ignore[arg-type]
-        elif isinstance(layer, Attend):
+        elif isinstance(layer, AttentionProduct):
             twins[id(layer)] = OwnAttend(workshop)
         elif isinstance(layer, Snake):
             twins[id(layer)] = OwnSnake(layer, workshop)

@@ -31,7 +31,7 @@ from nightingale.models.chatterbox.build import UNUSED_BY_T3
 from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load
-from nightingale.models.layers.mapped_weights import let_go
+from nightingale.models.layers.mapped_weights import release_pages
 
 FORMAT = 6
 """Counts the changes to what a packed T3 holds; a folder of another format is never opened."""
@@ -153,7 +153,7 @@ def _read_once(tensors: Mapping[str, Tensor]) -> Source:
 
     def read(name: str) -> Tensor:
         if len(recent) == PARTS:
-            let_go(recent.popleft())
+            release_pages(recent.popleft())
         recent.append(tensors[name])
         return recent[-1]
 
@@ -234,5 +234,5 @@ def without_backbone(config: T3Config, tensors: Mapping[str, Tensor], *, source:
     t3 = load(lambda: T3(config), tensors, source=source, unused=UNUSED_BY_T3, unread=packed)
     for weight in t3.parameters():
         # It was read to be checked. Of tables a few rows will be asked for, of the head none.
-        let_go(weight)
+        release_pages(weight)
     return t3

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from nightingale.models.chatterbox.build import Networks
 from nightingale.models.chatterbox.t3.backbone_llama import LlamaBackbone, LlamaLayer
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.layers.weight_layout import for_many_rows, for_rendering
+from nightingale.models.layers.weight_layout import transpose_linear_weights, pack_for_rendering
 from nightingale.models.layers.kv_cache import DenseKVCache, KVCache
 
 log = logging.getLogger(__name__)
@@ -34,8 +34,8 @@ def arrange(networks: Networks, *, t3_in_torch: bool = True) -> Networks:
     """
     if networks.flow.encoder_proj.weight.device.type != "cpu":
         return networks
-    for_rendering(networks.flow)
-    for_rendering(networks.hift)
+    pack_for_rendering(networks.flow)
+    pack_for_rendering(networks.hift)
     if t3_in_torch:
         quicken(networks.t3)
     return networks
@@ -74,7 +74,7 @@ class QuickLlama(LlamaBackbone):
         self._frequencies = plain._frequencies
         self.register_buffer("inverse", plain.inverse, persistent=False)
         self._weights = _step_weights(plain.layers)
-        for_many_rows(self)
+        transpose_linear_weights(self)
 
     def forward(self, x: Tensor, memory: Sequence[KVCache], heard: list[Tensor] | None = None) -> Tensor:
         dense = [m for m in memory if isinstance(m, DenseKVCache)]

@@ -14,8 +14,8 @@ from nightingale.clocks import CLOCKS
 from nightingale.decoding.random import NoiseTape, generator
 from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS, HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
-from nightingale.models.chatterbox.hift.reach import lookahead_samples
-from nightingale.models.chatterbox.hift.stream import HiftStream
+from nightingale.models.chatterbox.hift.receptive_field import lookahead_samples
+from nightingale.models.chatterbox.hift.hift_stream import HiftStream
 from nightingale.types import Samples
 
 
@@ -74,8 +74,8 @@ class SampleStream:
         sources = None
         # Where frames to come are guessed, what they gave is forgotten again: one piece after the other.
         if self._streaming and self._known and not self._guessed_frames:
-            sources = self._stream.sources(self._placed(mel), close=final)
-            self._tape.forget_before(self._stream.excited_samples)
+            sources = self._stream.source_features(self._placed(mel), final=final)
+            self._tape.forget_before(self._stream.source_samples)
         return Excited(mel=mel, final=final, known_samples=self._known, sources=sources)
 
     @torch.inference_mode()
@@ -90,17 +90,17 @@ class SampleStream:
     def _sound(self, excited: Excited) -> Samples:
         mel, final, sources = self._placed(excited.mel), excited.final, excited.sources
         if sources is not None:
-            samples = _numpy(self._stream.sound(mel, sources, close=final))
+            samples = _numpy(self._stream.synthesize(mel, sources, final=final))
             start, self._settled = self._settled, self._settled + len(samples)
             return self._crossfade.join(samples, start=start, end=self._settled)
-        samples = _numpy(self._stream.push(mel, close=final))
-        self._tape.forget_before(self._stream.excited_samples)
+        samples = _numpy(self._stream.push(mel, final=final))
+        self._tape.forget_before(self._stream.source_samples)
         start, self._settled = self._settled, self._settled + len(samples)
         self._last_frame = mel[..., -1:].clone() if mel.shape[-1] else self._last_frame
         if not final:
             assert self._last_frame is not None
             held = self._last_frame.expand(-1, -1, self._guessed_frames)
-            samples = np.concatenate([samples, _numpy(self._stream.fork().push(held, close=False))])
+            samples = np.concatenate([samples, _numpy(self._stream.fork().push(held, final=False))])
         return self._crossfade.join(samples, start=start, end=self._crossfade.end(excited.known_samples, final=final))
 
     def _placed(self, mel: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def harmonic_phase(config: HiftConfig, seed: int) -> Tensor:
 
     (1, harmonics, 1) radians.
     """
-    if config.in_step:
+    if config.in_phase:
         return torch.zeros(1, config.harmonics, 1)
     phase = (2 * torch.rand(1, config.harmonics, 1, generator=generator(seed, "phase")) - 1) * math.pi
     phase[:, 0] = 0

@@ -1,7 +1,7 @@
-"""Files and a preset in, networks out.
+"""Building networks from a preset and weight files.
 
-Speaking needs T3, the flow and the vocoder. The three listeners, a fifth of the bytes, are needed only to
-make a voice from a clip, so they are loaded by a call of their own.
+Synthesis needs T3, the flow and the vocoder. The three voice encoders, a fifth of the bytes, are needed only
+to clone a voice, so they are loaded separately.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokeni
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 from nightingale.models.chatterbox.encoders.xvector import XVector
 from nightingale.models.chatterbox.hift.generator import Hift
-from nightingale.models.chatterbox.hift.sharpen import sharpened
+from nightingale.models.chatterbox.hift.sharpen import sharpen_weights
 from nightingale.models.chatterbox.presets import Preset
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import fold_weight_norm, load, part, read_tensors
 
 UNUSED_BY_T3 = frozenset({"tfmr.embed_tokens.weight", "tfmr.wte.weight", "text_head.weight"})
-"""Left over from training; nothing at inference reads them."""
+"""Weights that only training needs."""
 COMPUTED_BY_TOKENIZER = frozenset({"_mel_filters", "window"})
-"""Facts that some files hold and others do not; we compute them."""
+"""Buffers that some files contain; they are computed here."""
 
 
 Unpack = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-"""From tensors as they are stored to tensors as the networks hold them; official files hold the latter."""
+"""Converts stored tensors to the networks' tensors; official files need no conversion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Networks:
-    """The networks that speak."""
+    """The networks of synthesis."""
 
     t3: T3
     flow: Flow
@@ -43,7 +43,7 @@ class Networks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoiceEncoders:
-    """The networks that make a voice of a clip."""
+    """The networks that turn a clip into a voice."""
 
     speech_tokenizer: SpeechTokenizer
     voice_encoder: VoiceEncoder
@@ -53,7 +53,14 @@ class VoiceEncoders:
 def load_networks(
     preset: Preset, files: Mapping[str, Path], unpack: Unpack = dict, *, t3: T3 | None = None
 ) -> Networks:
-    """files: paths under the roles "t3" and "s3gen". t3: one that is loaded already."""
+    """Load the networks of synthesis.
+
+    Args:
+        preset: Their sizes.
+        files: Paths by role: "t3" and "s3gen".
+        unpack: Converts stored tensors.
+        t3: A T3 that is loaded already.
+    """
     s3gen = read_tensors(files["s3gen"])
     return Networks(
         t3=t3
@@ -63,14 +70,14 @@ def load_networks(
         flow=load(lambda: Flow(preset.flow), unpack(part(s3gen, "flow.")), source=files["s3gen"]),
         hift=load(
             lambda: Hift(preset.hift),
-            sharpened(fold_weight_norm(unpack(part(s3gen, "mel2wav."))), preset.hift.sharpening),
+            sharpen_weights(fold_weight_norm(unpack(part(s3gen, "mel2wav."))), preset.hift.sharpening),
             source=files["s3gen"],
         ),
     )
 
 
 def load_encoders(preset: Preset, files: Mapping[str, Path], unpack: Unpack = dict) -> VoiceEncoders:
-    """files: paths under the roles "s3gen" and "voice_encoder"."""
+    """Load the voice encoders; `files` has paths by role: "s3gen" and "voice_encoder"."""
     s3gen: dict[str, Tensor] = read_tensors(files["s3gen"])
     voice = files["voice_encoder"]
     return VoiceEncoders(

@@ -1,7 +1,8 @@
 """KV caches of attention layers: the protocol, the dense reference, and a batch of dense rows.
 
 A layer does not know how its keys and values are stored: dense, quantized, windowed and paged caches
-implement one protocol, and attention is computed inside the cache. All tensors are (rows, heads, time, head width).
+implement one protocol, and attention is computed inside the cache. All tensors are (rows, heads, time, head
+width).
 """
 
 from __future__ import annotations
