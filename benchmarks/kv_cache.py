@@ -38,10 +38,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, T3Config
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.layers.kv_blocks import KVBlockPool, KVBlockLayout
+from nightingale.models.layers.kv_blocks import KVBlockLayout, KVBlockPool
 from nightingale.models.layers.paged_kv_cache import KVBlockTables, PagedKVSequence
-from nightingale_lab.bench.paged_attention_reference import attend_reference
 from nightingale.models.layers.rope import inverse_frequencies, rotations
+from nightingale_lab.bench.paged_attention_reference import attend_reference
 
 PROFILES = {
     "dense": "balanced",
@@ -70,9 +70,9 @@ def main() -> None:
         if parts == ["gpu"]:
             print(json.dumps(result, separators=(",", ":")))
             return
-    from nightingale_lab.bench.store import append, results_folder, signed
     from nightingale.engine.load import load_model
     from nightingale.engine.model import default_model
+    from nightingale_lab.bench.store import append, results_folder, signed
 
     model = load_model(args.model or default_model(), device="cpu", dtype="auto", offline=True, options={})
     texts = Path(args.texts).read_text(encoding="utf-8").splitlines()[: args.sentences]
@@ -123,7 +123,8 @@ def print_rows(rows: dict[str, dict[str, Any]]) -> None:
 
 def cells_for(model: Any, variant: str, *, spare: int | None = None) -> KVBlockLayout | None:
     from nightingale.backends.torch.paged import cells_of
-    from nightingale.engine.profiles import profile_named
+
+    from nightingale.backends.profiles import profile_named
 
     plan = cells_of(model, profile_named(PROFILES[variant]))
     return plan if plan is None or spare is None else replace(plan, rewind_margin=spare)
@@ -152,7 +153,9 @@ def agree(model: Any, texts: Sequence[str], free: int, variants: list[str]) -> d
                 sums[name]["same"] += count
                 sums[name]["bytes"] += 4.0 * 2 * t3.config.backbone.layers * width * (length + count)
                 continue
-            block_pool = KVBlockPool(blocks=plan.blocks(length, count), layout=plan, device=prompt.device, attend=None)
+            block_pool = KVBlockPool(
+                blocks=plan.blocks(length, count), layout=plan, device=prompt.device, attend=None
+            )
             memory = PagedKVSequence.open(block_pool, rows=1, prompt=length, tokens=count).layers
             scores = torch.cat([t3.next_logits(prompt, memory)[:, None], t3(x, memory)], dim=1)[0]
             row = sums[name]
@@ -193,19 +196,22 @@ def agree(model: Any, texts: Sequence[str], free: int, variants: list[str]) -> d
 def greedy(model: Any, text: str, plan: KVBlockLayout | None) -> tuple[Tensor, list[int]]:
     """A sentence's prompt, and its likeliest tokens one by one, over cells or over the dense memory."""
     from nightingale.decoding.decoding import Decoding, prompt_of
-    from nightingale.decoding.random import generator
 
     t3, defaults, voice = model.networks.t3, model.defaults, model.default_voice
     sampling = replace(defaults.sampling, temperature=0.0)
     ids = model.frontend.encode(text)
-    decoding = Decoding(t3, defaults=defaults, sampling=sampling, text_ids=len(ids), rng=generator(0, "tokens"))
-    prompt = prompt_of(t3, ids, voice, defaults=defaults, sampling=sampling, exaggeration=defaults.exaggeration)
+    decoding = Decoding(t3, defaults=defaults, sampling=sampling, text_ids=len(ids), seed=0)
+    prompt = prompt_of(
+        t3, ids, voice, defaults=defaults, sampling=sampling, exaggeration=defaults.exaggeration
+    )
     if plan is None:
         memory = t3.new_kv_cache(rows=1, capacity=prompt.shape[1] + decoding.budget)
     else:
         cells = plan.blocks(prompt.shape[1], decoding.budget)
         block_pool = KVBlockPool(blocks=cells, layout=plan, device=prompt.device, attend=None)
-        memory = list(PagedKVSequence.open(block_pool, rows=1, prompt=prompt.shape[1], tokens=decoding.budget).layers)
+        memory = list(
+            PagedKVSequence.open(block_pool, rows=1, prompt=prompt.shape[1], tokens=decoding.budget).layers
+        )
     x, tokens = prompt, []
     with torch.inference_mode():
         while not decoding.finished:
@@ -239,7 +245,9 @@ def one_step(t3: T3, plan: KVBlockLayout | None, length: int) -> Callable[[], fl
         memory = t3.new_kv_cache(rows=1, capacity=length + 16)
     else:
         plan = replace(plan, rewind_margin=8)
-        block_pool = KVBlockPool(blocks=plan.blocks(40, length), layout=plan, device=prompt.device, attend=None)
+        block_pool = KVBlockPool(
+            blocks=plan.blocks(40, length), layout=plan, device=prompt.device, attend=None
+        )
         memory = list(PagedKVSequence.open(block_pool, rows=1, prompt=40, tokens=length).layers)
     t3.next_logits(prompt, memory)
     for _ in range((length - 40) // 8):
@@ -386,7 +394,9 @@ def plan_for(config: T3Config, kind: torch.dtype, percent: int | None, tokens: i
         layer = tuple(round(tokens * percent / 100 * share / mean) for share in shares)
         windows = (layer,) * backbone.layers
     width = backbone.width // backbone.heads
-    return KVBlockLayout(layers=backbone.layers, heads=backbone.heads, width=width, dtype=kind, windows=windows)
+    return KVBlockLayout(
+        layers=backbone.layers, heads=backbone.heads, width=width, dtype=kind, windows=windows
+    )
 
 
 def fit(config: T3Config, weights: int) -> dict[str, float]:
@@ -419,7 +429,9 @@ def fill_cells(
     """Streams whose prompts are random numbers: all rows of all streams are one stream of many rows."""
     device = t3.speech_head.weight.device
     rows = 2 * streams
-    block_pool = KVBlockPool(blocks=rows * plan.blocks(PROMPT, tokens), layout=plan, device=device, attend=attend)
+    block_pool = KVBlockPool(
+        blocks=rows * plan.blocks(PROMPT, tokens), layout=plan, device=device, attend=attend
+    )
     stream = PagedKVSequence.open(block_pool, rows=rows, prompt=PROMPT, tokens=tokens)
     for layer in stream.layers:
         given = (
@@ -435,7 +447,9 @@ def fill_cells(
     prompts = torch.full((rows,), PROMPT, dtype=torch.int32, device=device)
     lengths = prompts.clone()
     tables = [
-        KVBlockTables(block_pool=block_pool, starts=starts[n], rings=rings[n], prompts=prompts, lengths=lengths)
+        KVBlockTables(
+            block_pool=block_pool, starts=starts[n], rings=rings[n], prompts=prompts, lengths=lengths
+        )
         for n in range(plan.layers)
     ]
     return block_pool, tables

@@ -27,21 +27,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from nightingale.engine.standin import seeded
 from safetensors.torch import load_file
 from torch import Tensor
 
 from nightingale.audio.loudness import integrated_loudness
 from nightingale.audio.read import read_audio
 from nightingale.audio.resample import resample
-from nightingale_lab.bench.seams import SeamReport, seam_report
-from nightingale_lab.bench.shifts import shift_report
-from nightingale_lab.bench.voicelike import voicelike
+from nightingale.backends.torch.mel_stream import MelStream, prepare_prompt, render_mel
+from nightingale.backends.torch.sample_stream import SampleStream, render_samples
 from nightingale.clocks import CLOCKS
 from nightingale.engine import TTS
-from nightingale.backends.torch.mel_stream import MelStream, prepare_prompt, render_mel
-from nightingale.engine.requests.segments import cut
-from nightingale.engine.standin import seeded
-from nightingale.backends.torch.sample_stream import SampleStream, render_samples
+from nightingale.engine.requests.segments import segment_text
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.hift.receptive_field import lookahead_samples, mel_span
@@ -51,6 +48,9 @@ from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.layers.mel import FlowMel
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
+from nightingale_lab.bench.seams import SeamReport, seam_report
+from nightingale_lab.bench.shifts import shift_report
+from nightingale_lab.bench.voicelike import voicelike
 
 RATE_HZ, FRAME = CLOCKS.sample_rate_hz, CLOCKS.samples_per_frame
 SEED = 7
@@ -341,7 +341,9 @@ def pieces(model: str) -> dict[str, Any]:
     """The level of each piece of a long text: how far apart, and whether it drifts."""
     tts = TTS(model)
     defaults = tts._model.defaults
-    texts = cut(tts._model.frontend, BOOK * 8, None, split_chars=defaults.split_chars, fill=defaults.fill_pieces)
+    texts = segment_text(
+        tts._model.frontend, BOOK * 8, None, split_chars=defaults.split_chars, fill=defaults.fill_pieces
+    )
     heard = (integrated_loudness(tts.say(p.text, seed=n).samples, RATE_HZ) for n, p in enumerate(texts))
     levels = np.array([lufs for lufs in heard if np.isfinite(lufs)])
     place = np.arange(len(levels))

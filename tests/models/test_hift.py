@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from parity import tiny
 from torch import Tensor
 
 from nightingale.models.chatterbox.hift.config import CAUSAL_LOOKAHEAD_FRAMES
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.hift.source import HarmonicSource, sum_in_phase, sum_of_sines
-from parity import tiny
 
 NOT_WEIGHT_NORMED = ("source_downs.", "m_source.", "f0_predictor.classifier.")
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from parity import tiny
 from torch import Tensor
 
 from nightingale.errors import MemoryFull
@@ -15,7 +16,6 @@ from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.config import RopeScaling
 from nightingale.models.layers.kv_cache import NoKVCache
 from nightingale.models.layers.rope import inverse_frequencies
-from parity import tiny
 
 CONFIGS = {"llama": tiny.TINY_LLAMA, "gpt2": tiny.TINY_GPT2}
 

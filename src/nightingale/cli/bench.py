@@ -95,7 +95,7 @@ def bench(
             _beside(result, plan, peers, profiles, device, upstream_python, quiet)
         result["complete"] = True
     except (KeyboardInterrupt, NightingaleError) as stop:
-        if not (result["lengths"] or result["crowds"]):
+        if not (result["lengths"] or result["concurrency"]):
             raise
         stopped = stop
         note("interrupted: what follows is what was measured until then")
@@ -112,11 +112,11 @@ def _at_url(
     result: dict[str, Any], plan: Any, url: str, model: str | None, voice: str | None, quiet: bool
 ) -> None:
     from nightingale_lab.bench.speed.run import measure
-    from nightingale_lab.bench.speed.speakers import url_speaks
+    from nightingale_lab.bench.speed.targets import server_target
 
-    speaks = url_speaks(url, model=model, voice=voice)
+    target = server_target(url, model=model, voice=voice)
     with counting(f"measuring {url}", plan.requests, quiet=quiet) as step:
-        measure(result, speaks, plan, who=url, on_request=step)
+        measure(result, target, plan, who=url, on_request=step)
 
 
 def _here(
@@ -136,7 +136,7 @@ def _here(
     from nightingale_lab.bench.speed.cold import cold_start, gpu_peak_mb, peak_memory_mb
     from nightingale_lab.bench.speed.floor import distances
     from nightingale_lab.bench.speed.run import measure
-    from nightingale_lab.bench.speed.speakers import engine_speaks
+    from nightingale_lab.bench.speed.targets import engine_target
     from nightingale_lab.bench.speed.texts import TEXTS
 
     with busy(f"loading {model or 'the voice in the box'} …", quiet=quiet):
@@ -156,7 +156,7 @@ def _here(
     result["cold"], result["distance"] = [], []
     for name in names:
         with TTS.over(loaded, name) as tts, counting(f"measuring {name}", plan.requests, quiet=quiet) as step:
-            measure(result, engine_speaks(tts, voice), plan, who=name, on_request=step)
+            measure(result, engine_target(tts, voice), plan, who=name, on_request=step)
     if cold:
         with busy("starting fresh processes …", quiet=quiet):
             for name in names:
@@ -170,7 +170,7 @@ def _here(
 
 
 def read_profiles(spelled: str | None) -> list[str]:
-    from nightingale.engine.profiles import profile_named
+    from nightingale.backends.profiles import profile_named
 
     return [profile_named(name.strip()).name for name in (spelled or "").split(",") if name.strip()]
 

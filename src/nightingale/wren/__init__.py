@@ -25,7 +25,7 @@ FILES: Final = {
 }
 """Role -> file name; the roles are those of nightingale.hub.cards where both have one."""
 VOICES: Final = "voices"
-DRAFT_HEAD_FILE: Final = "draft_head.safetensors"
+DRAFT_FILE: Final = "draft_head.safetensors"
 """The draft head for speculative decoding (docs/speculative.md). A copy may lack it."""
 SAMPLING: Final = Sampling(temperature=0.3, min_p=0.05, repetition_penalty=1.0, cfg_weight=0.0)
 """The default sampling that an export writes into the card."""

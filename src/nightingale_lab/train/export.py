@@ -33,11 +33,11 @@ from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load, read_tensors
 from nightingale.models.compact import unpack
-from nightingale_lab.train.pack_weights import pack
-from nightingale_lab.train.cast import CastVoice, read_cast
-from nightingale_lab.train.silence import read_clips, silence_ids
 from nightingale.types import Sampling
 from nightingale.voices.voice import Voice
+from nightingale_lab.train.cast import CastVoice, read_cast
+from nightingale_lab.train.pack_weights import pack
+from nightingale_lab.train.silence import read_clips, silence_ids
 
 LIMIT_BYTES: Final = 40 * 2**20
 KEEP_HALF: Final = ("mel2wav.[!f]*",)
@@ -147,7 +147,7 @@ def export(
     report = Report(bytes={n: len(d) for n, d in files.items()}, parameters=parameters, loss=loss)
     _check_size(report, voices, limit_bytes)
     _write(out, files, cast, voices)
-    _write_guess(source / wren.DRAFT_HEAD_FILE, out / wren.DRAFT_HEAD_FILE)
+    _write_guess(source / wren.DRAFT_FILE, out / wren.DRAFT_FILE)
     return report
 
 

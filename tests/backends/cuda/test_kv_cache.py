@@ -14,10 +14,10 @@ from parity.tiny import TINY_LLAMA, fill, gaussian
 from torch import Tensor
 
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.layers.kv_blocks import KVBlockPool, KVBlockLayout
+from nightingale.models.layers.kv_blocks import KVBlockLayout, KVBlockPool
 from nightingale.models.layers.paged_kv_cache import KVBlockTables, PagedKVSequence
-from nightingale_lab.bench.paged_attention_reference import attend_reference
 from nightingale.models.layers.rope import rotate, rotations
+from nightingale_lab.bench.paged_attention_reference import attend_reference
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -38,11 +38,18 @@ def plan_of(
     kept = tuple(tuple(9 + 8 * (head % 2) for head in range(heads)) for _ in range(layers))
     spare = 3 if windows else 0
     return KVBlockLayout(
-        layers=layers, heads=heads, width=width, dtype=kind, windows=kept if windows else None, rewind_margin=spare
+        layers=layers,
+        heads=heads,
+        width=width,
+        dtype=kind,
+        windows=kept if windows else None,
+        rewind_margin=spare,
     )
 
 
-def tables_of(block_pool: KVBlockPool, streams: list[PagedKVSequence], lengths: Tensor) -> list[KVBlockTables]:
+def tables_of(
+    block_pool: KVBlockPool, streams: list[PagedKVSequence], lengths: Tensor
+) -> list[KVBlockTables]:
     """Of each layer; the last row is nobody's."""
     starts = torch.cat([torch.from_numpy(stream.starts()) for stream in streams], dim=1)
     rings = torch.cat(
@@ -89,7 +96,9 @@ def test_the_kernel_is_its_plain_twin(kind: torch.dtype, dtype: torch.dtype, win
     plan = plan_of(kind, windows)
     both = []
     for attend in (attend_cells, attend_reference):
-        block_pool = KVBlockPool(blocks=4 * plan.blocks(PROMPT, TOKENS), layout=plan, device=DEVICE, attend=attend)
+        block_pool = KVBlockPool(
+            blocks=4 * plan.blocks(PROMPT, TOKENS), layout=plan, device=DEVICE, attend=attend
+        )
         streams = [
             PagedKVSequence.open(block_pool, rows=rows, prompt=prompt, tokens=TOKENS)
             for rows, prompt in ((2, PROMPT), (1, 5))

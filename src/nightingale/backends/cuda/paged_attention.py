@@ -31,7 +31,7 @@ from torch import Tensor
 from nightingale.backends.cuda.t3_kernels import rms_norm, swiglu
 from nightingale.backends.cuda.t3_layers import LlamaWeights
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.layers.kv_blocks import MIN_SCALE, MAX_QUANTIZED, KVBlockPool
+from nightingale.models.layers.kv_blocks import MAX_QUANTIZED, MIN_SCALE, KVBlockPool
 from nightingale.models.layers.paged_kv_cache import KVBlockTables
 
 Tuning = tuple[int, int]

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from nightingale.audio.crossfade import CROSSFADE_SAMPLES, HOLD_FRAMES, Crossfade, apply_fade_in
 from nightingale.clocks import CLOCKS
-from nightingale.decoding.random import NoiseTape, generator
+from nightingale.decoding.philox import normal, stream_key, uniform
 from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS, HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.hift.hift_stream import HiftStream, Noise
 from nightingale.models.chatterbox.hift.receptive_field import lookahead_samples
-from nightingale.models.chatterbox.hift.hift_stream import HiftStream
 from nightingale.types import Samples
 
 
@@ -24,7 +24,7 @@ def render_samples(hift: Hift, mel: Tensor, *, seed: int) -> Samples:
     """(mel, frames) -> 480 samples per frame, with the family's fade over the first 40 ms."""
     weight = hift.conv_pre.weight
     device, dtype = weight.device, weight.dtype
-    noise = source_noise(seed).read(0, mel.shape[1] * CLOCKS.samples_per_frame).T[None]
+    noise = source_noise(seed)(0, mel.shape[1] * CLOCKS.samples_per_frame).T[None]
     mel = mel[None].to(device, dtype)
     source, _ = hift.m_source(hift.f0_predictor(mel), harmonic_phase(hift.config, seed), noise)
     samples: Samples = hift(mel, source)[0].float().cpu().numpy()
@@ -32,7 +32,7 @@ def render_samples(hift: Hift, mel: Tensor, *, seed: int) -> Samples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Excited:
+class Excitation:
     """A piece of mel on its way to sound."""
 
     mel: Tensor
@@ -55,8 +55,7 @@ class SampleStream:
     def __init__(self, hift: Hift, *, seed: int, streaming: bool, hold_frames: int = HOLD_FRAMES) -> None:
         self._hift, self._seed, self._streaming = hift, seed, streaming
         self._waiting: list[Tensor] = []
-        self._tape = source_noise(seed)
-        self._stream = HiftStream(hift, phase=harmonic_phase(hift.config, seed), noise=self._tape.read)
+        self._stream = HiftStream(hift, phase=harmonic_phase(hift.config, seed), noise=source_noise(seed))
         self._crossfade = Crossfade(hold_frames)
         self._guessed_frames = guessed_frames(hift, hold_frames)
         self._known, self._settled = 0, 0
@@ -65,43 +64,43 @@ class SampleStream:
 
     def push(self, mel: Tensor, *, final: bool) -> Samples:
         """(mel, frames) -> the samples that are ready now, perhaps none."""
-        return self.sound(self.excite(mel, final=final))
+        return self.render(self.excite(mel, final=final))
 
     @torch.inference_mode()
-    def excite(self, mel: Tensor, *, final: bool) -> Excited:
+    def excite(self, mel: Tensor, *, final: bool) -> Excitation:
         """The part of `push` that another thread may do beforehand, of this piece and of those to come."""
         self._known += mel.shape[1] * CLOCKS.samples_per_frame
         sources = None
         # Where frames to come are guessed, what they gave is forgotten again: one piece after the other.
         if self._streaming and self._known and not self._guessed_frames:
             sources = self._stream.source_features(self._placed(mel), final=final)
-            self._tape.forget_before(self._stream.source_samples)
-        return Excited(mel=mel, final=final, known_samples=self._known, sources=sources)
+        return Excitation(mel=mel, final=final, known_samples=self._known, sources=sources)
 
     @torch.inference_mode()
-    def sound(self, excited: Excited) -> Samples:
+    def render(self, excited: Excitation) -> Samples:
         if self._streaming:
-            return self._sound(excited) if excited.known_samples else np.zeros(0, np.float32)
+            return self._render(excited) if excited.known_samples else np.zeros(0, np.float32)
         self._waiting.append(excited.mel)
         if not (excited.final and excited.known_samples):
             return np.zeros(0, np.float32)
         return render_samples(self._hift, torch.cat(self._waiting, dim=1), seed=self._seed)
 
-    def _sound(self, excited: Excited) -> Samples:
+    def _render(self, excited: Excitation) -> Samples:
         mel, final, sources = self._placed(excited.mel), excited.final, excited.sources
         if sources is not None:
             samples = _numpy(self._stream.synthesize(mel, sources, final=final))
             start, self._settled = self._settled, self._settled + len(samples)
             return self._crossfade.join(samples, start=start, end=self._settled)
         samples = _numpy(self._stream.push(mel, final=final))
-        self._tape.forget_before(self._stream.source_samples)
         start, self._settled = self._settled, self._settled + len(samples)
         self._last_frame = mel[..., -1:].clone() if mel.shape[-1] else self._last_frame
         if not final:
             assert self._last_frame is not None
             held = self._last_frame.expand(-1, -1, self._guessed_frames)
             samples = np.concatenate([samples, _numpy(self._stream.fork().push(held, final=False))])
-        return self._crossfade.join(samples, start=start, end=self._crossfade.end(excited.known_samples, final=final))
+        return self._crossfade.join(
+            samples, start=start, end=self._crossfade.end(excited.known_samples, final=final)
+        )
 
     def _placed(self, mel: Tensor) -> Tensor:
         weight = self._hift.conv_pre.weight
@@ -116,9 +115,10 @@ def guessed_frames(hift: Hift, hold_frames: int = HOLD_FRAMES) -> int:
     return math.ceil((missing + blend) / CLOCKS.samples_per_frame) if missing > 0 else 0
 
 
-def source_noise(seed: int) -> NoiseTape:
-    """The excitation's noise: a row per sample."""
-    return NoiseTape(seed, "source", width=NOISY_HARMONICS, block_rows=CLOCKS.samples_per_frame)
+def source_noise(seed: int) -> Noise:
+    """Return the noise of the excitation: (first sample, count) -> (count, NOISY_HARMONICS)."""
+    key = stream_key(seed, "source")
+    return lambda start, count: torch.from_numpy(normal(key, start, count, NOISY_HARMONICS))
 
 
 def harmonic_phase(config: HiftConfig, seed: int) -> Tensor:
@@ -128,7 +128,8 @@ def harmonic_phase(config: HiftConfig, seed: int) -> Tensor:
     """
     if config.in_phase:
         return torch.zeros(1, config.harmonics, 1)
-    phase = (2 * torch.rand(1, config.harmonics, 1, generator=generator(seed, "phase")) - 1) * math.pi
+    turns = uniform(stream_key(seed, "phase"), 0, np.arange(config.harmonics)).astype(np.float32)
+    phase = (2 * torch.from_numpy(turns)[None, :, None] - 1) * math.pi
     phase[:, 0] = 0
     return phase
 

@@ -89,10 +89,10 @@ class EngineSubject:
     def __init__(self, model: Any, profile: str | None = None, voice: Any = None) -> None:
         """model: nightingale.engine.load.Model. voice: whatever `TTS.say` takes as one."""
         from nightingale.engine.tts import TTS
-        from nightingale.engine.voice_lookup import Voicing
+        from nightingale.engine.voice_lookup import VoiceResolver
 
         self.model = model
-        self._voice = Voicing(model).resolve(voice)
+        self._voice = VoiceResolver(model).resolve(voice)
         self._tts = TTS.over(model, profile)
         self.name: str = model.name
         self.profile: str = profile or model.defaults.profile
@@ -121,11 +121,11 @@ class EngineSubject:
         return CLOCKS.samples_per_token * (tokens - dropped) + pauses
 
     def _pieces(self, text: str, language: str | None) -> list[Any]:
-        from nightingale.engine.requests.segments import MAX_CHARS, cut
+        from nightingale.engine.requests.segments import MAX_CHARS, segment_text
 
         defaults = self.model.defaults
         return list(
-            cut(
+            segment_text(
                 self.model.frontend,
                 text,
                 language,
@@ -161,7 +161,7 @@ class EngineSubject:
         import torch
 
         from nightingale.backends.torch.mel_stream import MelStream, audible, prepare_prompt, render_mel
-        from nightingale.engine.profiles import BALANCED
+        from nightingale.backends.profiles import BALANCED
         from nightingale.backends.torch.sample_stream import SampleStream, render_samples
 
         flow, hift = self.model.networks.flow, self.model.networks.hift

@@ -23,6 +23,11 @@ class LlamaConfig:
     rope_theta: float = 500_000.0
     rope_scaling: RopeScaling | None = RopeScaling()
 
+    @property
+    def parameters(self) -> int:
+        """The weights that one step reads."""
+        return self.layers * (4 * self.width**2 + 3 * self.width * self.ffn)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpt2Config:
@@ -32,6 +37,11 @@ class Gpt2Config:
     width: int = 1024
     heads: int = 16
     positions: int = 8196
+
+    @property
+    def parameters(self) -> int:
+        """The weights that one step reads."""
+        return self.layers * 12 * self.width**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
