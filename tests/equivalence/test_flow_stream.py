@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parity import tiny
 from torch import Tensor
 
 from nightingale.backends.torch import mel_stream as acoustic
@@ -20,9 +21,8 @@ from nightingale.decoding.philox import normal, stream_key
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.chatterbox.s3gen.incremental import FlowPast, render_piece
+from nightingale.models.chatterbox.s3gen.incremental import FlowState, render_block
 from nightingale.voices.voice import Voice
-from parity import tiny
 
 SEED = 0
 ROUNDING = 1e-4
@@ -31,7 +31,7 @@ CAUSAL = {
     kind: tiny.fill(Flow(replace(config, block_causal=True, mel_mean=-0.5, mel_std=1.5)))
     for kind, config in KINDS.items()
 }
-FORGETFUL = tiny.fill(Flow(replace(tiny.TINY_MEANFLOW, block_causal=True, remembered=5)))
+FORGETFUL = tiny.fill(Flow(replace(tiny.TINY_MEANFLOW, block_causal=True, left_context=5)))
 CAUSAL_AS_FORGETFUL = tiny.fill(Flow(replace(tiny.TINY_MEANFLOW, block_causal=True)))
 BIDIRECTIONAL = {kind: tiny.fill(Flow(config)) for kind, config in KINDS.items()}
 
@@ -205,13 +205,13 @@ def test_a_window_costs_the_same_however_much_was_spoken(monkeypatch: pytest.Mon
     flow, voice = BIDIRECTIONAL["meanflow"], voice_of(12)
     seen: list[tuple[int, int]] = []
 
-    def watched(flow: Flow, ids: Tensor, *, past: FlowPast, **rest: Any) -> tuple[Tensor, FlowPast]:
-        mel, left = render_piece(flow, ids, past=past, **rest)
+    def watched(flow: Flow, ids: Tensor, *, past: FlowState, **rest: Any) -> tuple[Tensor, FlowState]:
+        mel, left = render_block(flow, ids, past=past, **rest)
         seen.append((ids.shape[1], left.nbytes))
         return mel, left
 
     prompt = prepare_prompt(flow, voice)
-    monkeypatch.setattr(acoustic, "render_piece", watched)
+    monkeypatch.setattr(acoustic, "render_block", watched)
     streamed(flow, ids_of(120), [4] * 30, voice, prompt=prompt)
     steady = seen[4:-1]
     assert set(steady) == {(CONTEXT_TOKENS + 4 + LOOKAHEAD_TOKENS, prompt.nbytes)}

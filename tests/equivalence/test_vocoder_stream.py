@@ -22,8 +22,8 @@ from nightingale.backends.torch.sample_stream import (
 )
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
-from nightingale.models.chatterbox.hift.reach import lookahead_samples, mel_reach, source_reach
-from nightingale.models.chatterbox.hift.stream import HiftStream
+from nightingale.models.chatterbox.hift.hift_stream import HiftStream
+from nightingale.models.chatterbox.hift.receptive_field import lookahead_samples, mel_span, source_span
 from nightingale.types import Samples
 from nightingale_lab.bench.seams import seam_report
 
@@ -48,7 +48,7 @@ def hift(*, causal: bool, kernels: tuple[int, ...] = MIXED, source: tuple[int, .
         f0_channels=8,
         # A causal voice is one of ours: many harmonics, in step.
         harmonics=30 if causal else 9,
-        in_step=causal,
+        in_phase=causal,
         causal=causal,
     )
     with torch.random.fork_rng(devices=[]):
@@ -207,8 +207,8 @@ def test_the_memory_of_a_stream_does_not_grow_with_what_was_spoken(causal: Hift)
     stream = HiftStream(causal, phase=harmonic_phase(causal.config, 0), noise=source_noise(0))
     sizes = []
     for _ in range(30):
-        stream.push(mel(6)[None].double(), close=False)
-        sizes.append(stream.kept_values)
+        stream.push(mel(6)[None].double(), final=False)
+        sizes.append(stream.state_size)
     assert len(set(sizes[1:])) == 1
 
 
@@ -230,8 +230,8 @@ def test_the_reach_worked_out_is_the_reach_felt(is_causal: bool, kernels: tuple[
     other_source[..., 480 * at : 480 * (at + 1)] += 0.5
     reference = net(clean, source)
     for felt, predicted in (
-        (changed(reference, net(other_mel, source)), mel_reach(net)),
-        (changed(reference, net(clean, other_source)), source_reach(net)),
+        (changed(reference, net(other_mel, source)), mel_span(net)),
+        (changed(reference, net(clean, other_source)), source_span(net)),
     ):
         # Far from the middle a change may be too small for even a double to hold: never further, hardly less.
         first, last = (480 * at + edge for edge in predicted)
@@ -259,6 +259,6 @@ def test_the_reach_of_the_shapes_that_ship() -> None:
         )
         official = Hift(HiftConfig(base_channels=32))
     assert lookahead_samples(wren) == 3 * 480 + 64
-    assert mel_reach(wren) == (-1444, 7991)
+    assert mel_span(wren) == (-1444, 7991)
     assert lookahead_samples(official) == 9240
-    assert mel_reach(official) == (-6300, 6783)
+    assert mel_span(official) == (-6300, 6783)

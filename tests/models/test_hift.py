@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from parity import tiny
 from torch import Tensor
 
 from nightingale.models.chatterbox.hift.config import CAUSAL_LOOKAHEAD_FRAMES
 from nightingale.models.chatterbox.hift.generator import Hift
-from nightingale.models.chatterbox.hift.source import Source, sum_in_step, sum_of_sines
-from parity import tiny
+from nightingale.models.chatterbox.hift.source import HarmonicSource, sum_in_phase, sum_of_sines
 
 NOT_WEIGHT_NORMED = ("source_downs.", "m_source.", "f0_predictor.classifier.")
 
@@ -81,7 +81,7 @@ def test_excitation_in_pieces_equals_excitation_in_one(net: Hift) -> None:
 
 
 def test_harmonics_in_step_make_one_pulse_a_period_and_none_folds_back() -> None:
-    source = Source(harmonics=60)
+    source = HarmonicSource(harmonics=60)
     torch.nn.init.constant_(source.l_linear.weight, 0.1)
     torch.nn.init.zeros_(source.l_linear.bias)
     pulses, _ = source(torch.full((1, 50), 240.0), torch.zeros(1, 60, 1), torch.zeros(1, 9, 24_000))
@@ -139,6 +139,6 @@ def test_harmonics_in_step_are_added_up_as_their_sines_are() -> None:
     turned = torch.linspace(0, 2 * torch.pi, 480).expand(1, 3, 480)
     loudness = torch.randn(1, 48, 3, generator=torch.Generator().manual_seed(1))
     want = sum_of_sines(turned.double(), loudness.double(), torch.zeros(1, 48, 1).double())
-    assert (sum_in_step(turned, loudness) - want).abs().max() < 1e-5 * want.abs().max()
+    assert (sum_in_phase(turned, loudness) - want).abs().max() < 1e-5 * want.abs().max()
     late = sum_of_sines(turned, loudness, torch.full((1, 48, 1), 0.5))
     assert (late - want).abs().max() > 0.1

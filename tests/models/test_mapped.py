@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from nightingale.models.layers.mapped_weights import SMALLEST, let_go
-from nightingale.models.layers.weight_layout import for_rendering
+from nightingale.models.layers.mapped_weights import MIN_BYTES, release_pages
+from nightingale.models.layers.weight_layout import pack_for_rendering
 
 MIB = 2**20
 
@@ -31,7 +31,7 @@ def test_pages_of_a_mapped_weight_are_dropped_and_come_back(tmp_path: Path) -> N
     weight = load_file(tmp_path / "w.safetensors")["weight"]
     total = weight.sum()
     read = resident_mib("RssFile")
-    let_go(weight)
+    release_pages(weight)
     assert read - resident_mib("RssFile") > 14
     assert weight.sum() == total
     assert torch.equal(weight, written)
@@ -39,8 +39,8 @@ def test_pages_of_a_mapped_weight_are_dropped_and_come_back(tmp_path: Path) -> N
 
 def test_memory_that_is_nobodys_file_keeps_its_values() -> None:
     weight = torch.arange(4 * MIB, dtype=torch.float32)
-    let_go(weight)
-    let_go(weight[: SMALLEST // 8])
+    release_pages(weight)
+    release_pages(weight[: MIN_BYTES // 8])
     assert torch.equal(weight, torch.arange(4 * MIB, dtype=torch.float32))
 
 
@@ -52,7 +52,7 @@ def test_laying_a_network_out_does_not_hold_its_file_twice(tmp_path: Path) -> No
     net.load_state_dict(load_file(path), assign=True)
     kept = [layer.weight.data for layer in net.values()]  # so that the mapping stays
     before = resident_mib("RssFile")
-    for_rendering(net)
+    pack_for_rendering(net)
     assert resident_mib("RssFile") - before < 8
     for n, layer in enumerate(net.values()):
         assert torch.equal(layer.weight, kept[n])

@@ -88,7 +88,7 @@ class DraftHeadRunner(Protocol):
     """Run a draft head: predict T3's next hidden state and its logits from the last one."""
 
     def start(self, hidden: NDArray[np.float32]) -> Any:
-        """Return the head's state for captured hidden states (rows, width + HALVES * width)."""
+        """Return the head's state for captured hidden states (rows, width + TAPS * width)."""
 
     def step(self, state: Any, token: int, position: int) -> tuple[Any, Logits]:
         """Return the next state and its logits (rows, vocab) after a token at a position."""
