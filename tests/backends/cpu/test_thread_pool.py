@@ -15,7 +15,7 @@ pytest.importorskip("llvmlite")
 from llvmlite import binding, ir
 
 from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_cached, compile_module
-from nightingale.backends.cpu.kernels.llvm_builder import I64, Function
+from nightingale.backends.cpu.kernels.llvm_builder import WORDS, Function
 from nightingale.backends.cpu.kernels.t3_operations import emit_t3_step
 from nightingale.backends.cpu.kernels.target import Isa, Target, detect_target
 from nightingale.backends.cpu.kernels.thread_pool import (
@@ -68,8 +68,8 @@ def test_code_is_compiled_once_and_again_if_the_file_is_damaged(tmp_path: Path) 
     def emit() -> ir.Module:
         emitted.append(1)
         module = ir.Module("one")
-        f = Function(module, "one", {"x": I64}, tables=("x",))
-        f.pointer("x")[0] = f.const(7)
+        f = Function(module, "one", {"x": WORDS})
+        f.params[0][0] = f.const(7)
         f.ret()
         return module
 

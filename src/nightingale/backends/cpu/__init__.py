@@ -7,7 +7,16 @@ from __future__ import annotations
 
 import importlib.util
 
-from nightingale.backends.base import Decoder, Encoders, Machine, ModelInfo, ModelSource, Renderer, Role, Setup
+from nightingale.backends.base import (
+    Decoder,
+    Encoders,
+    Machine,
+    ModelInfo,
+    ModelSource,
+    Renderer,
+    Role,
+    Setup,
+)
 
 
 class CpuBackend:

@@ -180,7 +180,9 @@ def t3_test_error(config: T3Config, open_runner: Callable[[T3, Path], Any] = ope
         logits = [runner.prefill_embeddings(0, prompt)]
         for position, token in enumerate((7, 4000), 1):
             exact.append(t3.next_logits(t3.embed_speech(torch.full((2, 1), token), position), kv_cache))
-            logits.append(torch.from_numpy(runner.step([StepInput(slot=0, token=token, position=position)])[0]))
+            logits.append(
+                torch.from_numpy(runner.step([StepInput(slot=0, token=token, position=position)])[0])
+            )
     return max(_relative_error(a, b) for a, b in zip(logits, exact, strict=True))
 
 

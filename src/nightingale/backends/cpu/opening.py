@@ -20,7 +20,9 @@ from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.voices.home import cache_folder
 
-DRAFT_REASON = "in int8, a pass over several tokens may round otherwise than single steps, so no draft is exact"
+DRAFT_REASON = (
+    "in int8, a pass over several tokens may round otherwise than single steps, so no draft is exact"
+)
 KV_CACHE_REASON = "this profile's KV cache needs T3's layers in PyTorch"
 
 
@@ -54,9 +56,7 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
         t3, packed, cache_dir=code_folder(), **pool_options(source, setup), threads=setup.threads
     )
     info = source.info
-    budget = KVBudget.dense(
-        info.preset.t3, info.defaults, itemsize=2, limit_bytes=setup.profile.memory_bytes
-    )
+    budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=2, limit_bytes=setup.profile.memory_bytes)
     on_start = None if setup.threads is None else partial(use_threads, setup.threads)
     return HostDecoder(runner, budget, on_start=on_start)
 

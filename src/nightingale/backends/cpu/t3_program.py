@@ -106,11 +106,12 @@ class T3Program:
         self.job = page_aligned_zeros((JOB_WORDS,), np.int64)
         fields: dict[Any, int] = {
             JobField.OPS: address_of(self._table), JobField.OP_COUNT: len(self._ops),
-            JobField.THREADS: threads, T3Job.SEQUENCES: address_of(self._sequences),
-            T3Job.SCRATCH: address_of(self._scratch), T3Job.SCRATCH_BYTES: scratch,
+            JobField.THREADS: threads, JobField.SCRATCH: address_of(self._scratch),
+            JobField.SCRATCH_BYTES: scratch, T3Job.SEQUENCES: address_of(self._sequences),
             T3Job.ATTENTION_OUT: address_of(self._attended), T3Job.COS: address_of(self._rotary[0]),
             T3Job.SIN: address_of(self._rotary[1]), T3Job.HEADS: backbone.heads,
-            T3Job.HEAD_STRIDE: kv_cache[VALUES][0, 0, 0].size, T3Job.CACHE_ROW_STRIDE: kv_cache[VALUES][0].size,
+            T3Job.HEAD_STRIDE: kv_cache[VALUES][0, 0, 0].size,
+            T3Job.CACHE_ROW_STRIDE: kv_cache[VALUES][0].size,
         }  # fmt: skip
         write_fields(self.job, fields)
         self.pool = ThreadPool(module, self.job, threads)

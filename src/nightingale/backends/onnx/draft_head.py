@@ -48,7 +48,9 @@ class OnnxDraftHead:
         return self._head.begin(torch.from_numpy(hidden)).numpy()
 
     @torch.inference_mode()
-    def step(self, state: NDArray[np.float32], token: int, position: int) -> tuple[NDArray[np.float32], Logits]:
+    def step(
+        self, state: NDArray[np.float32], token: int, position: int
+    ) -> tuple[NDArray[np.float32], Logits]:
         embedding = self._t3.embed_speech(torch.full((len(state), 1), token), position)[:, 0]
         inputs = {"hidden": state, "embedding": embedding.numpy()}
         following, logits = self._session.run(["hidden.1", "logits.1"], inputs)

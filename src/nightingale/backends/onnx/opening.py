@@ -29,7 +29,9 @@ def unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
     if setup.precision != "int8":
         return f"it computes in float32 and int8, not in {setup.precision}"
     if setup.profile.draft:
-        return "in int8, a pass over several tokens may round otherwise than single steps, so no draft is exact"
+        return (
+            "in int8, a pass over several tokens may round otherwise than single steps, so no draft is exact"
+        )
     return capabilities.unsupported_reason(model.preset.t3)
 
 
