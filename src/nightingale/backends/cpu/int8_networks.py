@@ -33,17 +33,8 @@ from nightingale.backends.cpu.kernels.render_operations import (
     linear_scratch_bytes,
 )
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS
-from nightingale.backends.cpu.kernels.thread_pool import (
-    JOB_WORDS,
-    OP_WORDS,
-    JobField,
-    OpField,
-    ThreadPool,
-    address_of,
-    write_fields,
-)
+from nightingale.backends.cpu.kernels.thread_pool import OpField, ThreadPool, address_of
 from nightingale.backends.cpu.kernels.vector_math import LANES
-from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
 from nightingale.backends.shared.quantize import ZERO_POINT, block_size_for, quantize_blocks, quantize_weights
 from nightingale.models.chatterbox.hift.generator import Hift, Snake
 from nightingale.models.chatterbox.s3gen.estimator import Attend
@@ -55,49 +46,31 @@ Net = TypeVar("Net", bound=nn.Module)
 
 
 class KernelContext:
-    """The compiled kernels, and a thread pool for each thread that calls a layer."""
+    """The compiled kernels, with a thread pool and a buffer for each thread that calls a layer."""
 
     def __init__(self, module: CompiledModule, *, signed_weights: bool) -> None:
-        self.module, self.signed_weights = module, signed_weights
+        self._module, self.signed_weights = module, signed_weights
         self._local = threading.local()
 
-    def runner(self) -> OperationRunner:
-        """Return this thread's runner, with as many threads as torch uses here."""
-        runners: dict[int, OperationRunner] = self._local.__dict__.setdefault("runners", {})
+    def run(self, *operations: Mapping[Any, int], thread_bytes: int = 0) -> None:
+        """Run one or two operations, which need `thread_bytes` of scratch memory in each thread."""
+        pools: dict[int, ThreadPool] = self._local.__dict__.setdefault("pools", {})
         threads = torch.get_num_threads()
-        if threads not in runners:
-            runners[threads] = OperationRunner(self.module, threads)
-        return runners[threads]
+        if threads not in pools:
+            pools[threads] = ThreadPool(self._module, threads, max_ops=2)
+        pools[threads].reserve_scratch(thread_bytes)
+        pools[threads].set_operations(*operations)
+        pools[threads].run()
+
+    def buffer(self, size: int) -> int:
+        """Return the address of `size` bytes, which are free until this thread's next call."""
+        found: NDArray[np.int8] | None = getattr(self._local, "buffer", None)
+        if found is None or found.nbytes < size:
+            found = self._local.buffer = np.empty(2 * size, np.int8)
+        return address_of(found)
 
     def __deepcopy__(self, _memo: object) -> KernelContext:
         return self
-
-
-class OperationRunner:
-    """Runs one or two operations at a time on a pool of threads."""
-
-    def __init__(self, module: CompiledModule, threads: int) -> None:
-        self._job, self._ops = (
-            page_aligned_zeros(shape, np.int64) for shape in ((JOB_WORDS,), (2, OP_WORDS))
-        )
-        self._job[JobField.OPS], self._job[JobField.THREADS] = address_of(self._ops), threads
-        self._pool, self._threads = ThreadPool(module, self._job, threads), threads
-        self._buffers: dict[str, NDArray[np.int8]] = {}
-
-    def run(self, *operations: Mapping[Any, int], thread_bytes: int = 0) -> None:
-        """Run operations that need `thread_bytes` of scratch memory in each thread."""
-        for row, values in zip(self._ops, operations, strict=False):
-            write_fields(row, values)
-        self._job[JobField.OP_COUNT], self._job[JobField.SCRATCH_BYTES] = len(operations), thread_bytes
-        if thread_bytes:
-            self._job[JobField.SCRATCH] = self.buffer("threads", thread_bytes * self._threads)
-        self._pool.run()
-
-    def buffer(self, name: str, size: int) -> int:
-        """Return the address of `size` bytes, which are free until the next call with this name."""
-        if name not in self._buffers or self._buffers[name].nbytes < size:
-            self._buffers[name] = np.empty(2 * size, np.int8)
-        return address_of(self._buffers[name])
 
 
 class Int8Linear(nn.Module):
@@ -123,10 +96,11 @@ class Int8Linear(nn.Module):
         out = x.new_empty(len(rows), self.out_features)
         linear = {
             OpField.OPCODE: LINEAR_OPCODES[self.block], op.X: rows.data_ptr(), op.OUT: out.data_ptr(),
-            op.W_CODES: _address(self.codes), op.W_SCALES: _address(self.scales), op.BIAS: _address(self.bias),
-            op.ROWS: len(rows), op.OUTPUTS: self.out_features, op.K: self.in_features,
+            op.W_CODES: _address(self.codes), op.W_SCALES: _address(self.scales),
+            op.BIAS: _address(self.bias), op.ROWS: len(rows), op.OUTPUTS: self.out_features,
+            op.K: self.in_features,
         }  # fmt: skip
-        self._context.runner().run(linear, thread_bytes=linear_scratch_bytes(self.in_features))
+        self._context.run(linear, thread_bytes=linear_scratch_bytes(self.in_features))
         return out.view(*x.shape[:-1], self.out_features)
 
 
@@ -168,8 +142,7 @@ class Int8Conv1d(OwnConv1d):
 
     def _convolve(self, x: Tensor, out: Tensor) -> None:
         (channels, length), op = x.shape, Conv1dOp
-        runner, scale_count = self._context.runner(), (channels // self.block) * length
-        codes = runner.buffer("codes", channels * length + 4 * scale_count)
+        codes = self._context.buffer(channels * length + 4 * (channels // self.block) * length)
         args: dict[Any, int] = {
             op.X: x.data_ptr(), op.X_CODES: codes, op.X_SCALES: codes + channels * length,
             op.W_CODES: _address(self.codes), op.W_SCALES: _address(self.scales),
@@ -179,7 +152,7 @@ class Int8Conv1d(OwnConv1d):
             op.DILATION: self.dilation[0],
         }  # fmt: skip
         opcodes = RenderOpcode.QUANTIZE_COLUMNS, RenderOpcode.CONV1D
-        runner.run(*({**args, OpField.OPCODE: opcode} for opcode in opcodes))
+        self._context.run(*({**args, OpField.OPCODE: opcode} for opcode in opcodes))
 
 
 class FusedSnake(Snake):
@@ -207,7 +180,7 @@ class FusedSnake(Snake):
                 op.CHANNELS: row.shape[0], op.COLUMNS: row.shape[1], op.X_STRIDE: row.stride(0),
                 op.OUT_STRIDE: result.stride(0),
             }  # fmt: skip
-            self._context.runner().run(snake)
+            self._context.run(snake)
 
 
 class Int8Attend(Attend):
@@ -223,22 +196,21 @@ class Int8Attend(Attend):
         if mask is not None or not fits or any(x.stride(3) != 1 for x in (q, k, v)):
             return super().forward(q, k, v, mask)
         out = q.new_empty(batch, queries, heads, head_dim)
-        runner, keys, op = self._context.runner(), k.shape[2], FlowAttentionOp
+        keys, op = k.shape[2], FlowAttentionOp
         sizes = flow_attention.packed_bytes(keys, heads)
-        codes = runner.buffer("codes", sum(sizes))
+        codes = self._context.buffer(sum(sizes))
         args: dict[Any, int] = {
             op.Q_HEAD_STRIDE: q.stride(1), op.Q_ROW_STRIDE: q.stride(2), op.K_HEAD_STRIDE: k.stride(1),
             op.K_ROW_STRIDE: k.stride(2), op.V_HEAD_STRIDE: v.stride(1), op.V_ROW_STRIDE: v.stride(2),
             op.K_CODES: codes, op.K_SCALES: codes + sizes[0], op.PACKED_VALUES: codes + sizes[0] + sizes[1],
             op.QUERIES: queries, op.KEYS: keys, op.HEADS: heads,
         }  # fmt: skip
-        opcodes, thread_bytes = (
-            (RenderOpcode.PACK_KEYS, RenderOpcode.ATTENTION),
-            flow_attention.scratch_bytes(keys),
-        )
+        opcodes = RenderOpcode.PACK_KEYS, RenderOpcode.ATTENTION
+        thread_bytes = flow_attention.scratch_bytes(keys)
         for tensors in zip(q, k, v, out, strict=True):
             args |= zip((op.Q, op.K, op.V, op.OUT), (x.data_ptr() for x in tensors), strict=True)
-            runner.run(*({**args, OpField.OPCODE: opcode} for opcode in opcodes), thread_bytes=thread_bytes)
+            pair = ({**args, OpField.OPCODE: opcode} for opcode in opcodes)
+            self._context.run(*pair, thread_bytes=thread_bytes)
         return out.transpose(1, 2)
 
 

@@ -114,9 +114,8 @@ class SequenceField(IntEnum):
 
 
 def scratch_bytes(max_k: int, positions: int) -> int:
-    """Return the bytes that a thread needs for rows of `max_k` inputs and for logits of so many positions."""
-    size = GemmScratch.size_bytes(max_k, QUANT_BLOCK, MAX_TOKENS) + 4 * positions
-    return -(-size // 4096) * 4096
+    """Return the bytes that a thread needs for rows of `max_k` inputs, or for logits of so many positions."""
+    return max(GemmScratch.size_bytes(max_k, QUANT_BLOCK, MAX_TOKENS), 4 * positions)
 
 
 def emit_t3_step(target: Target, *, head_dim: int, rotary: bool) -> ir.Module:
@@ -136,7 +135,8 @@ def _emit_linear(module: ir.Module, target: Target) -> Operation:
     epilogues = {epilogue: emit_epilogue(module, epilogue) for epilogue in Epilogue}
     f = Operation(module, "linear")
     (
-        groups, xs, norm, norm_weight, norm_bias, w_codes, w_scales, bias, out, k, epilogue, stride, logits_only
+        groups, xs, norm, norm_weight, norm_bias, w_codes, w_scales, bias, out,
+        k, epilogue, stride, logits_only,
     ) = f.args(*LinearOp)  # fmt: skip
     tokens, logits_tokens = f.args(T3Job.TOKENS, T3Job.LOGITS_TOKENS)
     blocks, threads, claims = k // QUANT_BLOCK, f.threads, f.claims

@@ -19,6 +19,7 @@ writes which word, and with which memory ordering.
 
 from __future__ import annotations
 
+import mmap
 import threading
 import weakref
 from collections.abc import Mapping
@@ -32,19 +33,11 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from nightingale.backends.cpu.kernels.jit import YIELD_SYMBOL, CompiledModule
-from nightingale.backends.cpu.kernels.llvm_builder import (
-    I32,
-    I64,
-    WORDS,
-    Function,
-    IRType,
-    Pointer,
-    Value,
-    Variable,
-)
+from nightingale.backends.cpu.kernels.llvm_builder import I32, I64, WORDS, Function, Pointer, Value, Variable
 from nightingale.backends.cpu.kernels.target import Target
 from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
 
+Words = NDArray[np.int64]
 SPIN_MS_BEFORE_YIELD: Final = 0.1
 """A thread that has spun for so long yields its core before each further look."""
 LINE: Final = 8
@@ -107,9 +100,9 @@ class Arg(IntEnum):
     I64 declares an integer, WORDS a pointer to 64-bit words, any other type a pointer to elements of it.
     """
 
-    element: IRType
+    element: Any
 
-    def __new__(cls, element: IRType) -> Arg:
+    def __new__(cls, element: Any) -> Arg:
         index = FIRST_ARG + len(cls.__members__)
         member = int.__new__(cls, index)
         member._value_, member.element = index, element
@@ -125,7 +118,7 @@ class JobArg(Arg):
 
 
 class Operation(Function):
-    """An operation while it is being emitted, a function of the job, the operation and the thread's number."""
+    """A function of the job, the operation and the thread's number, while it is being emitted."""
 
     def __init__(self, module: ir.Module, name: str) -> None:
         super().__init__(module, name, {"job": WORDS, "op": WORDS, "thread": I64})
@@ -250,24 +243,54 @@ def _emit_barrier(module: ir.Module, target: Target, yield_core: ir.Function) ->
 
 
 class ThreadPool:
-    """Threads that run a job together; the caller of `run` is one of them."""
+    """A job with its operations, and the threads that run it; the caller of `run` is one of them."""
 
-    def __init__(self, module: CompiledModule, job: NDArray[np.int64], threads: int) -> None:
-        self._workers, self._threads = page_aligned_zeros((threads, WORKER_WORDS), np.int64), threads
+    def __init__(self, module: CompiledModule, threads: int, *, max_ops: int, claims: bool = False) -> None:
+        """Start the threads, parked.
+
+        Args:
+            module: Compiled code with the functions of `emit_thread_pool`.
+            threads: All threads, with the calling one.
+            max_ops: The most operations of a job.
+            claims: Whether the operations claim work by counters.
+        """
+        shapes = (JOB_WORDS,), (max_ops, OP_WORDS), (max_ops, threads, CLAIM_WORDS), (threads, WORKER_WORDS)
+        self.job, self._ops, self._claims, self._workers = (
+            page_aligned_zeros(shape, np.int64) for shape in shapes
+        )
+        self.job[JobField.OPS], self.job[JobField.THREADS] = address_of(self._ops), threads
+        if claims:
+            self._ops[:, OpField.CLAIMS] = [address_of(own) for own in self._claims]
         self._workers[:, WorkerField.STATE] = WorkerState.PARKED
+        self._threads, self._scratch = threads, np.empty(0, np.int8)
         # Addresses are kept: numpy takes as long to return one as an operation takes.
-        self._job, self._addresses = job, (address_of(self._workers), address_of(job))
+        self._addresses = address_of(self._workers), address_of(self.job)
         self._run, self._wake = module.function("run", 2), module.function("wake", 2)
         self._parked: list[SimpleQueue[bool]] = [SimpleQueue() for _ in range(1, threads)]
         for number, parked in enumerate(self._parked, 1):
             # Not a method: a reference to this object would keep it from being collected.
-            work = partial(_work, parked, module, self._workers, job, number)
+            work = partial(_work, parked, module, self._workers, self.job, number)
             threading.Thread(target=work, name=f"nightingale-kernel-{number}", daemon=True).start()
         self.close = weakref.finalize(self, _stop, self._parked)
         """End the threads. Nothing can be run afterwards."""
 
+    def set_operations(self, *operations: Mapping[Any, int]) -> None:
+        """Write the operations of the next runs; a word that is not named keeps its value."""
+        for row, fields in zip(self._ops, operations, strict=False):
+            for field, value in fields.items():
+                row[field] = value
+        self.job[JobField.OP_COUNT] = len(operations)
+
+    def reserve_scratch(self, thread_bytes: int) -> None:
+        """Give each thread at least so many bytes of scratch memory."""
+        if self.job[JobField.SCRATCH_BYTES] < thread_bytes:
+            # With room to grow, and in pages of its own; memory that is not written is not occupied.
+            pages = -(-2 * thread_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            self._scratch = page_aligned_zeros((self._threads, pages), np.int8)
+            self.job[JobField.SCRATCH], self.job[JobField.SCRATCH_BYTES] = address_of(self._scratch), pages
+
     def run(self) -> None:
-        """Run all operations of the job in their order."""
+        """Run all operations in their order."""
         workers, job = self._addresses
         self._wake(workers, self._threads)
         for number, parked in enumerate(self._parked, 1):
@@ -276,13 +299,7 @@ class ThreadPool:
         self._run(job, 0)
 
 
-def _work(
-    parked: SimpleQueue[bool],
-    module: CompiledModule,
-    workers: NDArray[np.int64],
-    job: NDArray[np.int64],
-    number: int,
-) -> None:
+def _work(parked: SimpleQueue[bool], module: CompiledModule, workers: Words, job: Words, number: int) -> None:
     """Park until True arrives, work until `worker_loop` returns, and repeat; end when False arrives."""
     worker_loop = module.function("worker_loop", 3)
     while parked.get():
@@ -296,9 +313,3 @@ def _stop(parked: list[SimpleQueue[bool]]) -> None:
 
 def address_of(array: NDArray[Any]) -> int:
     return int(array.ctypes.data)
-
-
-def write_fields(row: NDArray[np.int64], values: Mapping[Any, int]) -> None:
-    """Write words of a job or an operation, by their enums."""
-    for field, value in values.items():
-        row[field] = value
