@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from llvmlite import binding, ir
 from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_cached, compile_module
 from nightingale.backends.cpu.kernels.llvm_builder import WORDS, Function
 from nightingale.backends.cpu.kernels.t3_operations import emit_t3_step
-from nightingale.backends.cpu.kernels.target import Isa, Target, detect_target
+from nightingale.backends.cpu.kernels.target import AVX512, AVX_VNNI, detect_target
 from nightingale.backends.cpu.kernels.thread_pool import JobField, OpField, ThreadPool, address_of
 
 TARGET = detect_target()
@@ -25,29 +26,23 @@ if isinstance(TARGET, str):
     pytest.skip(TARGET, allow_module_level=True)
 
 HEAD_DIM = 64
-X86 = {Isa.AVX512: (16, "sapphirerapids", "zmm"), Isa.AVX_VNNI: (8, "alderlake", "ymm")}
+X86 = {
+    "zmm": replace(AVX512, triple="x86_64-unknown-linux-gnu", cpu="sapphirerapids"),
+    "ymm": replace(AVX_VNNI, triple="x86_64-unknown-linux-gnu", cpu="alderlake"),
+}
+"""Targets by the names of their registers."""
 
 
-@pytest.mark.parametrize("isa", X86)
+@pytest.mark.parametrize("register", X86)
 @pytest.mark.parametrize("rotary", [True, False])
-def test_other_processors_get_code_with_their_instructions(isa: Isa, rotary: bool) -> None:
+def test_other_processors_get_code_with_their_instructions(register: str, rotary: bool) -> None:
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
-    triple = "x86_64-unknown-linux-gnu"
+    target = X86[register]
     try:
-        binding.Target.from_triple(triple)
+        binding.Target.from_triple(target.triple)
     except RuntimeError:
         pytest.skip("this LLVM has no x86 backend")
-    lanes, cpu, register = X86[isa]
-    target = Target(
-        isa=isa,
-        lanes=lanes,
-        signed_weights=False,
-        prefetch_bytes=1024,
-        spins_per_ms=1,
-        triple=triple,
-        cpu=cpu,
-    )
     module, machine = compile_module(emit_t3_step(target, head_dim=HEAD_DIM, rotary=rotary), target)
     assembly = machine.emit_assembly(module)
     assert any("vpdpbusd" in line and register in line for line in assembly.splitlines())

@@ -149,15 +149,15 @@ def emit_flow_attention(module: ir.Module, target: Target, quantize_row: Functio
             scale = f.const(1.0, F32) / emit_softmax_numerators(f, weights, blocks)
             with f.loop(width, step=LANES) as at:
                 weights[at] = weights.load_vector(at, LANES) * scale
-        with f.loop(PARTS) as part, f.loop(QUERY_TILE, step=QUERIES_AT_ONCE) as row:
+        with f.loop(PARTS) as channels, f.loop(QUERY_TILE, step=QUERIES_AT_ONCE) as row:
             totals = [f.variable(f.zeros(F32, LANES)) for _ in range(QUERIES_AT_ONCE)]
-            values = packed.offset((head * PARTS + part) * width * LANES)
+            values = packed.offset((head * PARTS + channels) * width * LANES)
             with f.loop(count) as key:
                 value = values.load_vector(key * LANES, LANES)
                 for number, total in enumerate(totals):
                     total.value = value.fma(logits[(row + number) * width + key], total.value)
             for number, total in enumerate(totals):
-                out[((first + row + number) * heads + head) * HEAD_DIM + part * LANES] = total.value
+                out[((first + row + number) * heads + head) * HEAD_DIM + channels * LANES] = total.value
     f.ret()
     return f
 

@@ -1,7 +1,7 @@
 """Int8 one-dimensional convolution: the token encoder, the flow's estimator and the vocoder.
 
-    y[o, t] = bias[o] + Σ_tap Σ_b x_scale[b, t'] · w_scale[o, tap, b] · Σ_{c in b} x_code[c, t'] · w_code[o, tap, c]
-              with t' = t + tap · dilation; the caller pads the input
+    y[o, t] = bias[o] + Σ_{k, b} x_scale[b, u] · w_scale[o, k, b] · Σ_{c in b} x_code[c, u] · w_code[o, k, c]
+              over taps k and blocks b, with u = t + k · dilation; the caller pads the input
 
 Shapes and layout (blocks = channels / block; `length` columns in, `columns` columns out)
     x              (channels, length) float32

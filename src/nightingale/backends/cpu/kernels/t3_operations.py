@@ -143,8 +143,8 @@ def _emit_linear(module: ir.Module, target: Target) -> Operation:
     scratch = GemmScratch(f.scratch, k, blocks, MAX_TOKENS)
     rows = (logits_only > 0).select(logits_tokens, tokens)
     x = xs.offset((tokens - rows) * k)
-    for known, function in quantize.items():
-        with f.if_then(norm.equals(known)), f.loop(rows) as row:
+    for known_norm, function in quantize.items():
+        with f.if_then(norm.equals(known_norm)), f.loop(rows) as row:
             f.call(function, x.offset(row * k), norm_weight, norm_bias, *scratch.row(row), k)
     outputs = epilogue.equals(Epilogue.SWIGLU).select(f.const(GROUP_OUTPUTS // 2), GROUP_OUTPUTS)
     groups = (rows > 0).select(groups, 0)

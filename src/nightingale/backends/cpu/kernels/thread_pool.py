@@ -123,10 +123,7 @@ class Operation(Function):
     def __init__(self, module: ir.Module, name: str) -> None:
         super().__init__(module, name, {"job": WORDS, "op": WORDS, "thread": I64})
         self.job, self.op, self.thread = self.params
-
-    @property
-    def threads(self) -> Value:
-        return self.job[JobField.THREADS]
+        self.threads: Value = self.job[JobField.THREADS]
 
     @property
     def claims(self) -> Pointer:
@@ -150,8 +147,8 @@ class Operation(Function):
 
     def thread_range(self, count: Value, unit: int = 1) -> tuple[Value, Value]:
         """Return begin and end of this thread's share of `count`, in whole units."""
-        units, threads = (count + (unit - 1)) // unit, self.threads
-        begin, end = units * self.thread // threads, units * (self.thread + 1) // threads
+        units = (count + (unit - 1)) // unit
+        begin, end = units * self.thread // self.threads, units * (self.thread + 1) // self.threads
         return begin * unit, (end * unit).min(count)
 
 
