@@ -9,7 +9,7 @@ import torch
 
 from nightingale.backends.base import Decoder, ModelInfo, ModelSource, Setup
 from nightingale.backends.onnx import capabilities
-from nightingale.backends.onnx.draft_head import open_draft_head
+from nightingale.backends.onnx.draft_graph import open_draft_head
 from nightingale.backends.onnx.graph import GRAPH_FILE, OnnxFormat
 from nightingale.backends.onnx.runner import OnnxRunner, exact_graph
 from nightingale.backends.shared.packed_t3 import open_packed

@@ -50,7 +50,7 @@ class RenderOpcode(IntEnum):
 
 
 LINEAR_OPCODES: Final = {128: RenderOpcode.LINEAR_128, 64: RenderOpcode.LINEAR_64}
-"""By the number of inputs that share a scale."""
+"""Opcodes by the number of inputs that share a scale."""
 
 
 class SnakeOp(OpArg):

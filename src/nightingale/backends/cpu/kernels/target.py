@@ -39,7 +39,7 @@ class Target:
     lanes: int
     """int32 sums of one dot-product instruction."""
     signed_weights: bool
-    """Whether the instruction takes int8 weights; otherwise they are stored as uint8, plus ZERO_POINT."""
+    """True: the instruction takes int8 weights. False: they are stored as uint8, plus ZERO_POINT."""
     prefetch_bytes: int
     """Distance at which weights are prefetched. 0: the hardware does it by itself."""
     spins_per_ms: int
