@@ -183,7 +183,7 @@ class Speaker:
         text = self.ids(text_ids, 255).tolist()
         sampling = self.defaults.sampling
         prompt = prompt_of(self.t3, text, self.voice, defaults=self.defaults, sampling=sampling, exaggeration=0.5)
-        decoding = Decoding(self.t3, defaults=self.defaults, sampling=sampling, text_ids=len(text), rng=self.rng)
+        decoding = Decoding(self.t3, defaults=self.defaults, sampling=sampling, text_ids=len(text), seed=0)
         return decoding, self.runner.begin(0, prompt)
 
     def speak(self, tokens: int, text_ids: int = TEXT_IDS) -> tuple[list[int], float, list[float]]:

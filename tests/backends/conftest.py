@@ -16,9 +16,9 @@ from nightingale.backends.cuda.batched_sampling import Order
 from nightingale.backends.torch.runner import to_logits
 from nightingale.decoding.decoding import Decoding, Prompt
 from nightingale.engine.model import Model
-from nightingale.models.defaults import MODEL_DEFAULTS, ModelDefaults
 from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.defaults import MODEL_DEFAULTS, ModelDefaults
 from nightingale.types import Sampling
 from nightingale.voices.voice import Voice
 
@@ -71,7 +71,9 @@ class Family:
 
     def decoding(self, sampling: Sampling, *, budget: int, seed: int = 0) -> Decoding:
         defaults = replace(self.defaults, max_new_tokens=budget, tokens_per_text_id=None)
-        prompt = Prompt(text="", text_ids=[1] * 9, voice=voice_for(self.t3.config), exaggeration=0.5, guided=self.guided)
+        prompt = Prompt(
+            text="", text_ids=[1] * 9, voice=voice_for(self.t3.config), exaggeration=0.5, guided=self.guided
+        )
         vocab = self.t3.config.speech_vocab
         return Decoding(prompt, vocab=vocab, defaults=defaults, sampling=sampling, seed=seed)
 

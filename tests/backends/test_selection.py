@@ -1,194 +1,183 @@
-"""What runs where, and why: decided once, said in words, never silently slow."""
+"""Backend selection: chosen once, explained in words, and never silently slow."""
 
 from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from nightingale import TTS
-from nightingale.backends.onnx import capabilities as able
-from nightingale.backends.cpu import capabilities as native_able
-from nightingale.cli.main import app
-from nightingale.engine.guests import GUESTS
-from nightingale.models.defaults import MODEL_DEFAULTS
-from nightingale.engine.load import plan_for, plan_named
-from nightingale.engine.model import Model
-from nightingale.engine.plan import Machine, Plan, Sizes, make_plan
+from nightingale.backends import BACKENDS
+from nightingale.backends.base import Machine, ModelInfo
 from nightingale.backends.profiles import PROFILES, profile_named
-from nightingale.errors import NightingaleError
+from nightingale.backends.selection import Plan, find_machine, select
+from nightingale.cli.main import app
+from nightingale.engine.load import plan_named
+from nightingale.engine.model import Model
+from nightingale.errors import ConfigError, NightingaleError
 from nightingale.models.chatterbox.presets import PRESETS
+from nightingale.models.defaults import MODEL_DEFAULTS
 
 H200 = Machine(device="cuda:0", name="H200", instructions="sm_90", free_bytes=130 << 30)
 CPU = Machine(device="cpu", name="cpu", instructions="AVX512")
+Reasons = Callable[..., None]
 
 
-def sizes(name: str) -> Sizes:
-    return Sizes(name=name, t3=PRESETS[name].t3, flow=PRESETS[name].flow, defaults=MODEL_DEFAULTS[name])
+def info(name: str) -> ModelInfo:
+    return ModelInfo(name=name, preset=PRESETS[name], defaults=MODEL_DEFAULTS[name])
 
 
 def plan(name: str, machine: Machine, profile: str, dtype: str = "auto", **changes: int) -> Plan:
-    return make_plan(sizes(name), machine, replace(PROFILES[profile], **changes), GUESTS, dtype=dtype)
+    return select(BACKENDS, info(name), machine, replace(profile_named(profile), **changes), dtype=dtype)
 
 
-def ways(made: Plan) -> list[tuple[str, str]]:
-    return [(part.way, part.dtype) for part in (made.t3, made.flow, made.vocoder)]
+def chosen(made: Plan) -> list[tuple[str, str]]:
+    return [(choice.backend.name, choice.precision) for choice in made.choices]
 
 
-def test_exact_is_plain_everywhere() -> None:
+@pytest.fixture
+def reasons(monkeypatch: pytest.MonkeyPatch) -> Reasons:
+    """Replace `unsupported_reason` of the CPU backends: reasons(onnx=None, cpu="no llvmlite")."""
+
+    def answer(**by_name: str | None) -> None:
+        for backend in BACKENDS:
+            if backend.name in by_name:
+                reason = by_name[backend.name]
+                monkeypatch.setattr(backend, "unsupported_reason", lambda *_, reason=reason: reason)
+
+    answer(onnx="not here", cpu="not here")
+    return answer
+
+
+def test_exact_uses_the_reference_everywhere() -> None:
     for machine in (H200, CPU):
         made = plan("multilingual", machine, "exact")
-        assert ways(made) == [("plain", "float32")] * 3
-        assert made.refusals == []
+        assert chosen(made) == [("torch", "float32")] * 2
+        assert made.warnings == []
 
 
-def test_a_gpu_is_used_by_graphs_in_the_profiles_precision() -> None:
-    assert ways(plan("multilingual", H200, "balanced")) == [
-        ("graphs", "bfloat16"),
-        ("graphs", "float32"),
-        ("graphs", "float32"),
-    ]
-    assert ways(plan("turbo", H200, "fast"))[1] == ("graphs", "bfloat16")
+def test_a_gpu_runs_cuda_graphs_in_the_profiles_precision() -> None:
+    assert chosen(plan("multilingual", H200, "balanced")) == [("cuda", "bfloat16"), ("cuda", "float32")]
+    assert chosen(plan("turbo", H200, "fast")) == [("cuda", "bfloat16"), ("cuda", "bfloat16")]
 
 
-def test_a_precision_that_was_asked_for_is_kept() -> None:
-    assert plan("multilingual", H200, "fast", dtype="float32").t3.dtype == "float32"
-    assert plan("multilingual", CPU, "balanced", dtype="bfloat16").t3.dtype == "bfloat16"
+def test_a_precision_that_was_asked_for_is_kept(reasons: Reasons) -> None:
+    assert plan("multilingual", H200, "fast", dtype="float32").decoder.precision == "float32"
+    assert plan("multilingual", CPU, "balanced", dtype="bfloat16").decoder.precision == "bfloat16"
 
 
 @pytest.mark.parametrize(
-    ("machine", "told"),
+    ("machine", "words"),
     [
         (replace(H200, instructions="sm_75"), "bfloat16"),
         (replace(H200, free_bytes=1 << 30), "fewer slots"),
-        (replace(H200, obstacle="this build of torch knows no sm_90"), "knows no sm_90"),
+        (replace(H200, problem="this build of PyTorch does not support sm_90"), "does not support sm_90"),
     ],
     ids=["old", "full", "unknown"],
 )
-def test_what_stands_against_graphs_is_said_and_the_plain_way_taken(machine: Machine, told: str) -> None:
+def test_why_graphs_cannot_be_used_is_a_warning(machine: Machine, words: str) -> None:
     made = plan("multilingual", machine, "fast")
-    assert (made.t3.way, made.t3.dtype) == ("plain", "float32")
-    assert any(told in refusal for refusal in made.refusals), made.refusals
+    assert chosen(made)[0] == ("torch", "float32")
+    assert any(words in warning for warning in made.warnings), made.warnings
 
 
 def test_more_slots_need_more_memory() -> None:
     small = replace(H200, free_bytes=20 << 30)
-    assert plan("multilingual", small, "fast", slots=8).t3.way == "graphs"
-    assert plan("multilingual", small, "fast", slots=64).t3.way == "plain"
+    assert plan("multilingual", small, "fast", slots=8).decoder.backend.name == "cuda"
+    assert plan("multilingual", small, "fast", slots=64).decoder.backend.name == "torch"
 
 
-def test_a_flow_that_remembers_its_own_speech_is_rendered_plainly_and_that_is_said() -> None:
+def test_a_block_causal_flow_is_rendered_by_the_reference_with_a_warning() -> None:
     made = plan("wren", H200, "fast")
-    assert (made.t3.way, made.flow.way, made.vocoder.way) == ("graphs", "plain", "plain")
-    assert "block-causal" in made.flow.refused[0]
+    assert chosen(made) == [("cuda", "bfloat16"), ("torch", "float32")]
+    assert any("block-causal" in warning for warning in made.warnings)
 
 
-def test_a_way_for_another_kind_of_device_is_no_refusal() -> None:
+def test_a_backend_for_another_device_is_skipped_without_a_warning(reasons: Reasons) -> None:
     made = plan("multilingual", CPU, "balanced")
-    assert made.refusals == []
-    assert "cpu" in made.t3.why
+    assert made.warnings == []
+    assert ("cuda", "it runs on cuda, not on cpu") in [(s.backend, s.reason) for s in made.decoder.skipped]
 
 
-def test_an_old_driver_is_mentioned_once_at_load(
-    tiny_model: Model, caplog: pytest.LogCaptureFixture
+def test_a_problem_of_the_machine_is_logged_once(
+    noise_model: Model, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = plan_for(tiny_model, PROFILES["balanced"])
-    told = replace(made, machine=replace(made.machine, obstacle="too old a driver"))
+    made = select(BACKENDS, noise_model.info, find_machine(BACKENDS, "cpu"), PROFILES["balanced"])
+    made = replace(made, machine=replace(made.machine, problem="too old a driver"))
     watched = caplog.at_level(logging.WARNING, logger="nightingale.engine")
-    with watched, TTS.over(tiny_model, "balanced", plan=told) as tts:
-        assert tts.plan is told
+    with watched, TTS.over(noise_model, "balanced", plan=made) as tts:
+        assert tts.plan is made
         tts.say("Hello.", seed=1)
     assert [record.getMessage() for record in caplog.records] == ["noise, balanced: too old a driver"]
 
 
-def test_the_memory_that_is_planned_is_what_is_taken(tiny_model: Model) -> None:
-    made = plan_for(tiny_model, PROFILES["balanced"])
-    made = replace(made, t3=replace(made.t3, way="plain"))  # onnxruntime has a position to spare in each slot
-    speakers = tiny_model.networks
-    own = Sizes(name="noise", t3=speakers.t3.config, flow=speakers.flow.config, defaults=tiny_model.defaults)
-    with TTS.over(tiny_model, "balanced", plan=made) as tts:
-        assert tts._worker.decoder.bytes == own.t3_memory_bytes(PROFILES["balanced"].slots, 4)
+def test_the_planned_kv_cache_is_what_is_allocated(tiny_model: Model) -> None:
+    with TTS.over(tiny_model, "exact") as tts:
+        assert tts._worker.decoder.kv_bytes == tiny_model.info.kv_cache_bytes(PROFILES["exact"].slots, 4)
 
 
-def test_a_plan_can_be_made_for_weights_that_are_not_here_and_says_so() -> None:
+def test_a_plan_needs_no_weights() -> None:
     made, missing = plan_named("multilingual", PROFILES["fast"], device="cpu")
-    # With the extra `cpu` installed, eight bits are granted; without it, refused in words.
     assert made.model == "multilingual"
-    assert made.t3.way in (("plain",) if made.t3.refused else ("int8", "native"))
     assert missing is not None
     assert "t3" in missing
     made, missing = plan_named("noise", PROFILES["fast"], device="cpu")
+    assert chosen(made) == [("noise", "float32")] * 2
     assert missing is None
     with pytest.raises(NightingaleError):
         plan_named("trubo", PROFILES["fast"], device="cpu")
 
 
-def test_the_doctor_prints_a_plan_as_a_table_and_as_json() -> None:
+def test_doctor_prints_a_plan_as_a_table_and_as_json() -> None:
     told = CliRunner().invoke(app, ["doctor", "--plan", "fast", "--model", "turbo"])
     assert told.exit_code == 0
     assert "turbo, fast, on cpu" in told.stdout
-    for stage in ("t3", "flow", "vocoder", "prompt"):
-        assert any(line.startswith(stage) for line in told.stdout.splitlines())
+    for role in ("decoder", "renderer"):
+        assert any(line.startswith(role) for line in told.stdout.splitlines())
+    for backend in BACKENDS:
+        assert backend.name in told.stdout, "every backend answers"
     assert "weights" in told.stdout
     data = json.loads(CliRunner().invoke(app, ["doctor", "--plan", "exact", "--json"]).stdout)
-    assert [part["way"] for part in data["parts"]] == ["plain"] * 4
+    assert [choice["backend"] for choice in data["choices"]] == ["torch"] * 2
     assert CliRunner().invoke(app, ["doctor", "--plan", "quick"]).exit_code != 0
 
 
-def test_eight_bits_are_planned_where_they_pay_and_refused_in_words_elsewhere(
-    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(able, "unsupported_reason", lambda config: None)
-    made = plan_for(tiny_model, PROFILES["fast"])
-    assert (made.t3.way, made.t3.dtype, made.refusals) == ("int8", "int8", [])
-    assert plan_for(tiny_model, PROFILES["balanced"]).t3.dtype == "float32"
-    monkeypatch.setattr(able, "unsupported_reason", lambda config: "products in int8 are no faster")
-    monkeypatch.setattr(able, "float32_unsupported_reason", lambda config: None)
-    made = plan_for(tiny_model, PROFILES["fast"])
-    assert (made.t3.way, made.t3.dtype) == ("onnx", "float32")
-    assert made.refusals == ["t3: no int8: products in int8 are no faster"]
+def test_int8_is_used_where_it_pays_and_its_absence_is_a_warning(reasons: Reasons) -> None:
+    reasons(onnx=None)
+    assert chosen(plan("multilingual", CPU, "fast"))[0] == ("onnx", "int8")
+    assert plan("multilingual", CPU, "balanced").decoder.precision == "float32"
+    reasons(onnx="int8 products are no faster")
+    made = plan("multilingual", CPU, "fast")
+    assert made.decoder.backend.name == "torch"
+    assert made.warnings == ["decoder: no onnx int8: int8 products are no faster"]
 
 
-def test_machine_code_is_preferred_where_it_can_be_and_missed_without_a_warning(
-    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(able, "unsupported_reason", lambda config: None)
-    monkeypatch.setattr(native_able, "unsupported_reason", lambda config, cache_dir: None)
-    made = plan_for(tiny_model, PROFILES["fast"])
-    assert (made.t3.way, made.t3.dtype) == ("native", "int8")
-    assert plan_for(tiny_model, profile_named("fast+draft=lookup")).t3.way not in ("native", "int8")
-    monkeypatch.setattr(native_able, "unsupported_reason", lambda config, cache_dir: "llvmlite is not installed")
-    made = plan_for(tiny_model, PROFILES["fast"])
-    assert (made.t3.way, made.t3.foregone) == ("int8", ("no native: llvmlite is not installed",))
-    assert made.refusals == []
+def test_generated_kernels_are_preferred_and_missed_without_a_warning(reasons: Reasons) -> None:
+    reasons(cpu=None, onnx=None)
+    assert chosen(plan("multilingual", CPU, "fast"))[0] == ("cpu", "int8")
+    reasons(cpu="llvmlite is not installed", onnx=None)
+    made = plan("multilingual", CPU, "fast")
+    assert chosen(made)[0] == ("onnx", "int8")
+    assert "llvmlite is not installed" in [s.reason for s in made.decoder.skipped]
+    assert made.warnings == []
 
 
-def test_what_nobody_was_promised_is_told_in_the_plan_and_not_in_a_warning(
-    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(able, "float32_unsupported_reason", lambda config: "onnxruntime is not installed")
-    made = plan_for(tiny_model, PROFILES["balanced"])
-    assert made.t3.way == "plain"
-    assert made.t3.foregone == ("no onnx: onnxruntime is not installed",)
-    assert made.refusals == []
+@pytest.mark.parametrize("option", ["cache=int8", "keep=50", "draft=exit:1"])
+def test_options_that_need_pytorch_get_it(option: str) -> None:
+    for profile in ("balanced", "fast"):
+        assert plan("wren", CPU, f"{profile}+{option}").decoder.backend.name == "torch"
+    assert plan("multilingual", CPU, f"fast+{option}").decoder.backend.name == "torch"
 
 
-@pytest.mark.parametrize(
-    ("switch", "dtype"),
-    [("cache=int8", "auto"), ("keep=50", "auto"), ("draft=exit:1", "auto"), ("slots=2", "bfloat16")],
-)
-def test_what_needs_t3_in_torch_has_it_in_torch(
-    tiny_model: Model, monkeypatch: pytest.MonkeyPatch, switch: str, dtype: str
-) -> None:
-    monkeypatch.setattr(able, "float32_unsupported_reason", lambda config: None)
-    profile = profile_named(f"balanced+{switch}")
-    assert plan_for(replace(tiny_model, dtype=dtype), profile).t3.way == "plain"
-    assert plan_for(tiny_model, profile_named("balanced+slots=2")).t3.way == "onnx"
-    monkeypatch.setattr(able, "unsupported_reason", lambda config: None)
-    assert plan_for(tiny_model, profile_named("fast+slots=2")).t3.way == "int8"
-    assert plan_for(tiny_model, profile_named("fast+draft=lookup")).t3.way == "onnx"
-    if dtype == "auto":
-        assert plan_for(tiny_model, profile_named(f"fast+{switch}")).t3.way == "plain"
+def test_int8_is_not_used_with_a_draft() -> None:
+    assert plan("wren", CPU, "fast+draft=lookup").decoder.precision == "float32"
+
+
+def test_a_model_that_nothing_can_run_is_refused(reasons: Reasons) -> None:
+    reasons(onnx="no", cpu="no", torch="PyTorch is not installed")
+    with pytest.raises(ConfigError, match=r"no backend can run the decoder.*PyTorch is not installed"):
+        plan("turbo", CPU, "fast")

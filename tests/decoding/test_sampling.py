@@ -7,10 +7,9 @@ from math import inf
 
 import numpy as np
 import pytest
-import torch
 
 from nightingale.decoding import sampling as steps
-from nightingale.decoding.random import RaceTape
+from nightingale.decoding.philox import stream_key
 from nightingale.decoding.sampling import Logits, Seen, Step, compose_sampler, draw, guide, is_greedy
 from nightingale.types import Sampling
 
@@ -137,14 +136,13 @@ def test_nothing_asked_is_nothing_done() -> None:
 
 
 def test_guidance_moves_away_from_what_is_said_untold() -> None:
-    both = torch.tensor([[1.0, 2.0, 0.0], [0.0, 4.0, 0.0]])
+    both = np.array([[1.0, 2.0, 0.0], [0.0, 4.0, 0.0]], np.float32)
     assert guide(both, 0.5).tolist() == [1.5, 1.0, 0.0]
     assert guide(both[:1], 0.5).tolist() == [1.0, 2.0, 0.0]
 
 
 def a_draw(scores: list[float], seed: int, *, greedy: bool = False) -> int:
-    chances = RaceTape(torch.Generator().manual_seed(seed), width=len(scores)).read(0)
-    return draw(row_of(scores), None if greedy else chances)
+    return draw(row_of(scores), None if greedy else stream_key(seed, "tokens"), 0)
 
 
 def test_greedy_takes_the_likeliest_whatever_the_seed() -> None:
@@ -152,8 +150,8 @@ def test_greedy_takes_the_likeliest_whatever_the_seed() -> None:
 
 
 def test_draws_follow_the_probabilities() -> None:
-    tape = RaceTape(torch.Generator().manual_seed(1), width=3)
-    drawn = [draw(row_of([0.0, 1.0986, -inf]), tape.read(number)) for number in range(2000)]
+    key = stream_key(1, "tokens")
+    drawn = [draw(row_of([0.0, 1.0986, -inf]), key, number) for number in range(2000)]
     assert drawn.count(2) == 0
     assert 0.70 < drawn.count(1) / 2000 < 0.80  # 3 : 1
 

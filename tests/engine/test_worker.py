@@ -129,7 +129,9 @@ def test_a_full_queue_refuses_at_once_and_recovers(noise_model: Model) -> None:
     assert len(tts.say(TEXTS[2], seed=1).samples) > 0
 
 
-def test_an_error_ends_only_its_own_request(noise_model: Model, profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_ends_only_its_own_request(
+    noise_model: Model, profile: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tts = engine(noise_model, profile)
     want = tts.say(TEXTS[1], seed=1, temperature=0.0).metrics.tokens
     plain, faulty = NoiseStream.push, stream_key(13, "source")
@@ -164,9 +166,7 @@ def test_out_of_memory_in_prefill_ends_only_that_request(
     assert len(tts.say("Short.", seed=1).samples) > 0
 
 
-def test_a_failed_batch_is_retried_one_by_one(
-    noise_model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_batch_is_retried_one_by_one(noise_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     tts = engine(noise_model, "balanced")
     plain, failed = NoiseRunner.step, []
 
@@ -202,9 +202,7 @@ def joined(stream: Iterator[Any]) -> Any:
     return np.concatenate([chunk.samples for chunk in stream])
 
 
-def test_stalled_listeners_hold_no_slots_and_lose_nothing(
-    noise_model: Model, profile: str
-) -> None:
+def test_stalled_listeners_hold_no_slots_and_lose_nothing(noise_model: Model, profile: str) -> None:
     tts = with_small_buffers(noise_model, profile)
     assert tts._worker.profile.slots == 8
     stalled_streams = [tts.stream(BOOK, seed=i) for i in range(8)]
@@ -314,9 +312,7 @@ def test_text_added_just_before_the_end_is_spoken(
     assert held.is_set()
 
 
-def test_a_thousand_requests_leak_nothing(
-    noise_model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_thousand_requests_leak_nothing(noise_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     tts = engine(noise_model, "balanced", tokens=2)
     tts.say("Warm up.", seed=0)
     gc.collect()

@@ -20,6 +20,7 @@ from project.source_tree import (
     modules,
     needs_torch,
     parse,
+    python_files,
     relative,
 )
 
@@ -192,6 +193,21 @@ def test_torch_free_packages_import_where_torch_is_missing() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert not done.stdout, f"not importable without torch:\n{done.stdout}"
+
+
+def test_tests_of_the_engine_name_no_backend_and_no_torch() -> None:
+    """They use backends/noise, so that they pass without torch and without any other backend."""
+    folders = [ROOT / "tests" / name for name in ("engine", "decoding")]
+    files = [path for path in python_files() if any(path.is_relative_to(folder) for folder in folders)]
+    assert len(files) > 10
+    heavy = ("torch.", *(f"nightingale.backends.{name}." for name in sorted(BACKENDS)))
+    found = [
+        f"{relative(path)}:{found.line}: {found.name}"
+        for path in files
+        for found in imports_of(parse(path), modules())
+        if f"{found.name}.".startswith(heavy)
+    ]
+    assert not found, "\n".join(found)
 
 
 def section(heading: str) -> str:

@@ -32,7 +32,7 @@ GLOBAL_SEEDS = {
 # comparison with upstream, whose networks use the global generator.
 PROGRAMS = [SRC / "nightingale_lab" / name for name in ("train/__main__.py", "parity", "upstream")]
 # It sets the thread count of its own threads only, as
-# tests/engine/test_beside.py::test_a_threads_number_is_its_own shows.
+# tests/backends/torch/test_pipelined.py::test_a_threads_number_is_its_own shows.
 OWN_THREADS = SRC / "nightingale" / "backends" / "torch" / "devices.py"
 
 

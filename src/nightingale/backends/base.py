@@ -158,8 +158,6 @@ class Setup:
     """A voice to warm up with."""
 
 
-
-
 class Decoder(Protocol):
     """Turn prompts into speech tokens, for all slots in use at once.
 

@@ -180,7 +180,9 @@ class ModelDraft:
             sequence = self._sequences[request.slot] = _DraftSequence(request.decoding)
         right = sequence.sampled
         # The last sampled token is always read again: the logits after it are what is needed.
-        while right < min(len(sequence.cached), len(history) - 1) and sequence.cached[right] == history[right]:
+        while (
+            right < min(len(sequence.cached), len(history) - 1) and sequence.cached[right] == history[right]
+        ):
             right += 1
         right = min(right, len(history) - 1)
         self._runner.rewind(request.slot, len(sequence.cached) - right)

@@ -48,8 +48,7 @@ class HostDecoder:
     def decode(self, rows: Sequence[DecodeRow]) -> list[Tokens]:
         inputs = [StepInput(row.slot, row.last_token, row.decoding.appended) for row in rows]
         return [
-            self._sample(row.decoding, logits)
-            for row, logits in zip(rows, self._logits(inputs), strict=True)
+            self._sample(row.decoding, logits) for row, logits in zip(rows, self._logits(inputs), strict=True)
         ]
 
     def _logits(self, inputs: list[StepInput]) -> list[Logits | Exception]:

@@ -27,7 +27,9 @@ class BytesLRU(Generic[Key, Value]):
         value = self._values.pop(key, None)
         if value is None:
             value = make()
-            while self._values and value.nbytes + sum(v.nbytes for v in self._values.values()) > self._max_bytes:
+            while (
+                self._values and value.nbytes + sum(v.nbytes for v in self._values.values()) > self._max_bytes
+            ):
                 self._values.pop(next(iter(self._values)))
         self._values[key] = value
         return value

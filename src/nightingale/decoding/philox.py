@@ -69,7 +69,8 @@ def uniform(key: int, draw: int, ids: NDArray[Any]) -> NDArray[np.float64]:
     """
     ids = np.asarray(ids)
     if len(ids) >= _DENSE_IDS:
-        return uniform_rows(key, draw, 1, int(ids.max()) + 1)[0, ids]
+        dense = uniform_rows(key, draw, 1, int(ids.max()) + 1)[0]
+        return np.take(dense, ids)
     lanes = _lanes(key, ids >> 2, np.uint32(draw))
     return _to_uniform(lanes[np.arange(len(ids)), ids & 3])
 
@@ -114,7 +115,7 @@ def _lanes(key: int, blocks: NDArray[Any], draws: NDArray[np.uint32] | np.uint32
 
 
 def _to_uniform(bits: _Words) -> NDArray[np.float64]:
-    return (bits + 0.5) * 2.0**-32
+    return (bits.astype(np.float64) + 0.5) * 2.0**-32
 
 
 def _rounds(counter: Any, key: int) -> tuple[NDArray[np.uint64], _Words]:

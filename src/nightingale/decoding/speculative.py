@@ -167,7 +167,9 @@ class SpeculativeDecoder(HostDecoder):
             for row in rows
             if (count := self._count(row.decoding, len(rows)))
         ]
-        by_slot = dict(zip((r.slot for r in requests), self._propose(requests), strict=True)) if requests else {}
+        by_slot = (
+            dict(zip((r.slot for r in requests), self._propose(requests), strict=True)) if requests else {}
+        )
         return [by_slot.get(row.slot, []) for row in rows]
 
     def _count(self, decoding: Decoding, batch: int) -> int:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from nightingale.audio.reference_check import check_reference
 from nightingale.audio.loudness import normalize_loudness
 from nightingale.audio.read import MAX_SECONDS, read_audio
+from nightingale.audio.reference_check import check_reference
 from nightingale.audio.resample import resample, resample_sinc
 from nightingale.backends.base import Encoders, ModelInfo
 from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS

@@ -178,7 +178,9 @@ class Worker:
         """Where KV cache bytes are limited, compute what the first waiting request needs."""
         with self._changed:
             waiting, limited = self.scheduler.waiting, self.scheduler.budget_bytes
-            request = waiting[0] if limited and waiting and waiting[0] not in self.scheduler.needs_bytes else None
+            request = (
+                waiting[0] if limited and waiting and waiting[0] not in self.scheduler.needs_bytes else None
+            )
         if request is not None:
             job = self._jobs[request]
             job.segment = job.segment or job.segments.next()

@@ -20,9 +20,9 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from nightingale.clocks import CLOCKS
 from nightingale.engine.aio import open_session
+from nightingale.engine.model import default_model
 from nightingale.engine.requests.controls import Control
 from nightingale.engine.requests.live import LiveSession
-from nightingale.engine.model import default_model
 from nightingale.engine.session import Session
 from nightingale.engine.tts import TTS, Occupancy
 from nightingale.errors import EngineFault, QueueFull, TextTooLong

@@ -1,4 +1,4 @@
-"""Rendered by graphs, many at once and beside T3: the sound of the plain studio, sample for sample."""
+"""Rendering by CUDA graphs, in batches and beside T3: the samples of the reference renderer."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine.test_draws import FAST, TEXTS, planned
-from torch import Tensor
+from backends.cuda.eager import FAST, TEXTS, eager_plan
+from tiny_torch import s3gen_of, with_networks
 
 from nightingale import TTS
-from nightingale.backends.cuda.flow import flow_noise
-from nightingale.backends.cuda.random import key_of
-from nightingale.backends.cuda.renderer import PendingSamples, BlockRenderer
-from nightingale.backends.cuda.vocoder import source_noise
-from nightingale.backends.torch import mel_stream as acoustic
-from nightingale.backends.torch import sample_stream as vocode
+from nightingale.backends.base import Block, BlockCut
+from nightingale.backends.cuda.graph_renderer import CudaGraphRenderer
+from nightingale.backends.cuda.random import int64_key, normal
+from nightingale.backends.cuda.renderer import BlockRenderer, PendingSamples
+from nightingale.backends.torch import mel_stream, sample_stream
+from nightingale.backends.torch.renderer import TorchRenderer
 from nightingale.engine.model import Model
-from nightingale.engine.session import Timing
-from nightingale.backends.torch.renderer import Block, CudaGraphRenderer, TorchRenderer
 from nightingale.engine.rendering.utterance import Utterance
+from nightingale.engine.session import Timing
 from nightingale.engine.worker import Worker
 from nightingale.errors import EngineFault
 from nightingale.models.chatterbox.hift.generator import Hift
@@ -37,82 +36,60 @@ BOUND = 1e-5
 """Of full scale. In double precision, because a vocoder of random weights makes much of a rounding."""
 
 
-class FlowTape:
-    """The graphs' noise, read as the plain stream reads its own."""
-
-    def __init__(self, flow: Flow, seed: int, purpose: str) -> None:
-        self._key, self._bands = torch.tensor([key_of(seed, purpose)]), flow.config.mel_bands
-
-    def read(self, start: int, count: int) -> Tensor:
-        return flow_noise(self._key, torch.tensor([start]), count, self._bands)[0].T
-
-    def forget_before(self, row: int) -> None:
-        """It remembers nothing."""
-
-
-class SourceTape:
-    def __init__(self, seed: int) -> None:
-        self._key = torch.tensor([key_of(seed, "source")])
-
-    def read(self, start: int, count: int) -> Tensor:
-        first, last = start // 480, -(-(start + count) // 480)
-        noise = source_noise(self._key, torch.tensor([first]), last - first)[0].T
-        return noise[start - 480 * first :][:count]
-
-    def forget_before(self, row: int) -> None:
-        """It remembers nothing."""
-
-
 @pytest.fixture
 def _same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(acoustic, "_tape", FlowTape)
-    monkeypatch.setattr(vocode, "source_noise", SourceTape)
+    """The last bit of the noise differs between numpy and torch, and random weights amplify it."""
+
+    def noise(key: int, first_row: int, rows: int, width: int) -> np.ndarray:
+        signed = torch.tensor([key]) if key < 2**63 else torch.tensor([key - 2**64])
+        return normal(signed, torch.tensor([first_row]), rows, width)[0].T.numpy()
+
+    monkeypatch.setattr(mel_stream, "normal", noise)
+    monkeypatch.setattr(sample_stream, "normal", noise)
 
 
 class SmallBlocks(TorchRenderer):
-    """The plain studio, given blocks of the sizes that the graphs have."""
+    """The reference renderer with blocks of the sizes that the graphs have."""
 
-    def __init__(self, renderer: BlockRenderer, flow: Flow, hift: Hift) -> None:
+    def __init__(self, blocks: BlockRenderer, flow: Flow, hift: Hift) -> None:
         super().__init__(flow, hift, streaming=True)
-        self._renderer = renderer
+        self._blocks = blocks
 
     def open(self, voice: Voice, *, seed: int) -> Any:
-        rendering = super().open(voice, seed=seed)
+        stream = super().open(voice, seed=seed)
 
-        def cut(waiting: int, *, finished: bool, wanted: int) -> Any:
-            mel = rendering.mel
+        def next_cut(waiting: int, *, finished: bool, wanted: int) -> Any:
+            mel = stream.mel
             unrendered = mel._start + len(mel._ids) - mel._done
-            stands: Any = SimpleNamespace(rendered=rendering.begun, unrendered=unrendered)
-            return self._renderer.cut(stands, waiting, finished=finished, wanted=wanted)
+            stands: Any = SimpleNamespace(rendered=stream.started, unrendered=unrendered)
+            cut = self._blocks.cut(stands, waiting, finished=finished, wanted=wanted)
+            return None if cut is None else BlockCut(*cut)
 
-        rendering.cut = cut  # type: ignore[method-assign]
-        return rendering
+        stream.next_cut = next_cut  # type: ignore[method-assign]
+        return stream
 
 
 @pytest.fixture(scope="module")
 def double(tiny_model: Model) -> Model:
-    speakers = tiny_model.networks
-    flow, hift = copy.deepcopy(speakers.flow).double(), copy.deepcopy(speakers.hift).double()
-    return replace(tiny_model, networks=replace(speakers, flow=flow, hift=hift))
+    flow, hift = (copy.deepcopy(net).double() for net in s3gen_of(tiny_model))
+    return with_networks(tiny_model, flow=flow, hift=hift)
 
 
-def engine(model: Model, *, tokens: int = 45, **ways: str) -> TTS:
+def engine(model: Model, *, tokens: int = 45, **roles: bool) -> TTS:
     model = model.with_defaults(max_new_tokens=tokens)
-    plan = planned(model, SMALL, **ways)
-    if model.networks.flow.encoder_proj.weight.dtype == torch.float64:
-        plan = replace(plan, flow=replace(plan.flow, dtype="float64"))
-    return TTS.over(model, SMALL, plan=plan)
+    precision = {torch.float64: "float64"}.get(s3gen_of(model)[0].encoder_proj.weight.dtype, "float32")
+    return TTS.over(model, SMALL, plan=eager_plan(model, SMALL, precision=precision, **roles))
 
 
 def graphs(model: Model, **options: Any) -> TTS:
-    tts = engine(model, flow="graphs", vocoder="graphs", **options)
+    tts = engine(model, renderer=True, **options)
     assert isinstance(tts._worker.renderer, CudaGraphRenderer)
     return tts
 
 
-def plain(model: Model, renderer: Any) -> TTS:
+def plain(model: Model, blocks: BlockRenderer) -> TTS:
     tts = engine(model)
-    tts._worker.renderer = SmallBlocks(renderer, model.networks.flow, model.networks.hift)
+    tts._worker.renderer = SmallBlocks(blocks, *s3gen_of(model))
     return tts
 
 
@@ -127,9 +104,9 @@ def close(one: np.ndarray, other: np.ndarray) -> None:
 
 
 @pytest.mark.usefixtures("_same_noise")
-def test_the_sound_is_the_plain_studios_alone_and_in_a_crowd(double: Model) -> None:
+def test_samples_are_those_of_the_reference_alone_and_in_a_batch(double: Model) -> None:
     with graphs(double) as fast:
-        with plain(double, fast._worker.renderer._renderer) as slow:  # type: ignore[attr-defined]
+        with plain(double, fast._worker.renderer._blocks) as slow:  # type: ignore[attr-defined]
             expected = [slow.say(text, seed=i).samples for i, text in enumerate(TEXTS)]
         alone = [fast.say(text, seed=i).samples for i, text in enumerate(TEXTS)]
         crowd = heard([fast.stream(text, seed=i) for i, text in enumerate(TEXTS)])
@@ -182,19 +159,19 @@ def test_a_voice_with_hardly_a_prompt_is_rendered_plainly(tiny_model: Model) -> 
         assert [len(sound) for sound in heard([mine, other])] == [9 * 960] * 2
 
 
-def test_who_leaves_while_being_rendered_disturbs_nobody(tiny_model: Model) -> None:
+def test_a_cancelled_request_disturbs_no_other(tiny_model: Model) -> None:
     with graphs(tiny_model) as tts:
         streams = [tts.stream(text, seed=i) for i, text in enumerate(TEXTS)]
         next(streams[1])
         streams[1].close()
         assert [len(sound) for sound in heard([streams[0], *streams[2:]])] == [45 * 960] * 3
-    assert not tts._worker._launched
+    assert not tts._worker._in_flight
 
 
-def test_a_block_that_fails_in_company_ends_its_own_request_only(
+def test_a_block_that_fails_in_a_batch_ends_its_own_request_only(
     tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch, bad = BlockRenderer.launch, key_of(2, "flow")
+    launch, bad = BlockRenderer.launch, int64_key(2, "flow")
 
     def failing(self: BlockRenderer, blocks: Any) -> Any:
         if any(spoken.flow_key == bad for spoken, _, _ in blocks):
@@ -210,7 +187,7 @@ def test_a_block_that_fails_in_company_ends_its_own_request_only(
 
 
 def test_everything_fast_at_once_says_the_same_each_time(tiny_model: Model) -> None:
-    with engine(tiny_model, t3="graphs", flow="graphs", vocoder="graphs") as tts:
+    with engine(tiny_model, decoder=True, renderer=True) as tts:
         one, other = (tts.say(TEXTS[3], seed=5) for _ in range(2))
     assert one.sha256 == other.sha256
     assert len(one.samples) == 45 * 960
@@ -221,14 +198,14 @@ def test_what_may_be_cut_next_is_asked_after_the_launch(
 ) -> None:
     """The first block is small, the next of a crowd large. Between the two, 18 ids may wait: enough for
     another small one, too few for a large one."""
-    has_room = Worker._has_room
+    can_render = Worker._can_render
 
     def late(self: Worker) -> bool:
         spoken = [job.utterance for job in self._jobs.values() if job.utterance is not None]
-        waited = all(u._tokens or u.decoding.finished or len(u._new) >= 18 for u in spoken)
-        return has_room(self) and waited
+        waited = all(u._taken or u.decoding.finished or len(u._waiting) >= 18 for u in spoken)
+        return can_render(self) and waited
 
-    monkeypatch.setattr(Worker, "_has_room", late)
+    monkeypatch.setattr(Worker, "_can_render", late)
     with graphs(tiny_model, tokens=60) as tts:
         sounds = heard([tts.stream("The same words.", seed=i) for i in range(4)])
     assert [len(sound) for sound in sounds] == [60 * 960] * 4
@@ -242,12 +219,12 @@ def test_the_second_block_is_short_because_nothing_is_in_store_yet(
 
     def counted(utterance: Utterance, timing: Timing) -> Block:
         block = plain(utterance, timing)
-        sizes.append(len(block.ids))
+        sizes.append(len(block.tokens))
         return block
 
     monkeypatch.setattr(Utterance, "take_block", counted)
-    defaults = replace(tiny_model.defaults, max_new_tokens=120, first_block_tokens=7, second_block_tokens=9)
-    with TTS.over(replace(tiny_model, defaults=defaults), "balanced") as tts:
+    model = tiny_model.with_defaults(max_new_tokens=120, first_block_tokens=7, second_block_tokens=9)
+    with TTS.over(model, "balanced") as tts:
         tts.say("Hello.", seed=1)
         assert sizes[:4] == [7 + LOOKAHEAD_TOKENS, 9, 18, 36]
         assert sum(sizes) <= 120

@@ -1,4 +1,4 @@
-"""T3's loop, with networks of a few thousand weights and with scores that follow a script."""
+"""The reference decode loop, with tiny networks and with scripted logits."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny_torch import t3_of
 from torch import Tensor
 
-from nightingale.decoding.decoding import speak
-from nightingale.models.defaults import ENGLISH, MODEL_DEFAULTS, TURBO
+from nightingale.backends.torch.runner import generate
+from nightingale.decoding.decoding import Decoding, Prompt
 from nightingale.engine.model import Model
-from nightingale.decoding.random import generator
 from nightingale.errors import TextTooLong
 from nightingale.models.chatterbox.t3 import config as t3_config
 from nightingale.models.chatterbox.t3.config import (
@@ -25,6 +25,7 @@ from nightingale.models.chatterbox.t3.config import (
     T3Config,
 )
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.defaults import ENGLISH, MODEL_DEFAULTS, TURBO, ModelDefaults
 from nightingale.models.layers.kv_cache import KVCache, NoMemory
 from nightingale.types import Sampling
 from nightingale.voices.voice import Voice
@@ -94,27 +95,31 @@ def voice() -> Voice:
     )
 
 
-def said(t3: T3, voice: Voice, *, text: list[int] = TEXT, seed: int = 0, **changes: Any) -> list[int]:
-    defaults = changes.pop("defaults", replace(ENGLISH, max_new_tokens=12))
-    exaggeration = changes.pop("exaggeration", 0.5)
-    return list(
-        speak(
-            t3,
-            text,
-            voice,
-            defaults=defaults,
-            sampling=changes.pop("sampling", PLAIN),
-            exaggeration=exaggeration,
-            rng=generator(seed, "tokens"),
-        )
+def decoding_of(
+    config: T3Config,
+    voice: Voice,
+    *,
+    text: list[int] = TEXT,
+    seed: int = 0,
+    defaults: ModelDefaults = replace(ENGLISH, max_new_tokens=12),  # noqa: B008, a frozen value
+    sampling: Sampling = PLAIN,
+    exaggeration: float = 0.5,
+) -> Decoding:
+    prompt = Prompt(
+        text="", text_ids=text, voice=voice, exaggeration=exaggeration, guided=sampling.cfg_weight > 0
     )
+    return Decoding(prompt, vocab=config.speech_vocab, defaults=defaults, sampling=sampling, seed=seed)
+
+
+def said(t3: T3, voice: Voice, **changes: Any) -> list[int]:
+    return list(generate(t3, decoding_of(t3.config, voice, **changes)))
 
 
 def prompt_of(t3: T3, voice: Voice, *, guided: bool) -> Tensor:
     return t3.prompt(
-        torch.tensor([t3.frame_text(TEXT)]),
-        speaker=voice.speaker[None],
-        prompt_ids=voice.prompt_ids[None],
+        torch.tensor([t3.config.frame_text(TEXT)]),
+        speaker=torch.tensor(voice.speaker[None]),
+        prompt_ids=torch.tensor(voice.prompt_ids[None]),
         exaggeration=torch.tensor([0.5]),
         guided=guided,
     )
@@ -173,8 +178,8 @@ def test_guidance_and_exaggeration_reach_the_scores(voice: Voice) -> None:
 @torch.inference_mode()
 def test_a_prompt_longer_than_the_model_takes_is_cut(voice: Voice) -> None:
     t3 = lively(LLAMA)
-    longer = replace(voice, prompt_ids=torch.tensor([1, 2, 3, 4, 99, 98]))
-    other = replace(voice, prompt_ids=torch.tensor([1, 2, 3, 99]))
+    longer = replace(voice, prompt_ids=np.array([1, 2, 3, 4, 99, 98]))
+    other = replace(voice, prompt_ids=np.array([1, 2, 3, 99]))
     warm = replace(PLAIN, temperature=1.0)
     assert said(t3, longer, sampling=warm) == said(t3, voice, sampling=warm)
     assert said(t3, other, sampling=warm) != said(t3, voice, sampling=warm)
@@ -240,16 +245,14 @@ def test_a_text_too_long_is_refused_before_anything_is_drawn(voice: Voice) -> No
 
 
 def test_two_interleaved_utterances_do_not_hear_each_other(tiny_model: Model) -> None:
+    voice = tiny_model.default_voice
+    assert voice is not None
+
     def start(seed: int) -> Any:
-        return speak(
-            t3_of(tiny_model),
-            TEXT,
-            tiny_model.default_voice,  # type: ignore[arg-type]
-            defaults=replace(MODEL_DEFAULTS["noise"], max_new_tokens=8),
-            sampling=MODEL_DEFAULTS["noise"].sampling,
-            exaggeration=0.5,
-            rng=generator(seed, "tokens"),
-        )
+        defaults = replace(MODEL_DEFAULTS["noise"], max_new_tokens=8)
+        t3 = t3_of(tiny_model)
+        sampling = defaults.sampling
+        return generate(t3, decoding_of(t3.config, voice, seed=seed, defaults=defaults, sampling=sampling))
 
     alone = [list(start(1)), list(start(2))]
     together: list[list[int]] = [[], []]

@@ -12,14 +12,20 @@ import torch
 from tiny_torch import t3_of
 
 from nightingale import TTS
-from nightingale.decoding import kv_retention as budgets
-from nightingale.decoding.kv_retention import MIN_WINDOW, WINDOW_STEP, AttentionTable
-from nightingale.backends.torch.paged import PagedDecoder, cells_of, room_for
-from nightingale.engine.load import open_decoder, plan_for
-from nightingale.engine.model import Model
+from nightingale.backends import BACKENDS
+from nightingale.backends.base import Decoder, Setup
 from nightingale.backends.profiles import BALANCED, EXACT, PROFILES, Profile, profile_named
+from nightingale.backends.selection import find_machine, select
+from nightingale.backends.torch.decoder import kv_budget, kv_layout
+from nightingale.backends.torch.kv_pools import PagedKVPool
+from nightingale.backends.torch.runner import TorchRunner
+from nightingale.decoding import kv_retention as budgets
+from nightingale.decoding.host_decoder import HostDecoder
+from nightingale.decoding.kv_retention import MIN_WINDOW, WINDOW_STEP, AttentionTable
+from nightingale.engine.model import Model
 from nightingale.engine.scheduler import Scheduler
 from nightingale.errors import CheckpointError, ConfigError, MemoryFull
+from nightingale.models.layers.kv_blocks import KVBlockLayout
 
 TABLE = AttentionTable(
     model="noise",
@@ -28,6 +34,19 @@ TABLE = AttentionTable(
     entropy=((0.5, 3.0), (2.0, 2.0)),
     spoken=((0.1, 0.9), (0.5, 0.5)),
 )
+
+
+def setup_of(profile: Profile) -> Setup:
+    return Setup(profile=profile, machine=find_machine(BACKENDS, "cpu"), precision="float32")
+
+
+def layout_of(model: Model, profile: Profile) -> KVBlockLayout | None:
+    return kv_layout(model.source, setup_of(profile), t3_of(model))
+
+
+def open_decoder(model: Model, profile: Profile) -> Decoder:
+    (torch_backend,) = [backend for backend in BACKENDS if backend.name == "torch"]
+    return torch_backend.open_decoder(model.source, setup_of(profile))
 
 
 @pytest.fixture
@@ -58,9 +77,9 @@ def test_what_follows_a_profiles_name_is_switched_on() -> None:
     ("name", "complaint"),
     [
         ("balnced+cache=int8", "unknown profile"),
-        ("balanced+cash=int8", "unknown switch"),
-        ("balanced+cache=int4", "unknown kind of cache"),
-        ("balanced+cache=", "unknown kind of cache"),
+        ("balanced+cash=int8", "unknown profile option"),
+        ("balanced+cache=int4", "unknown KV cache precision"),
+        ("balanced+cache=", "unknown KV cache precision"),
         ("balanced+keep=5", "not a share"),
         ("balanced+keep=half", "not a share"),
         ("balanced+memory=lots", "not an amount of memory"),
@@ -105,7 +124,7 @@ def test_a_model_without_a_table_is_not_cut_and_says_how_to_measure_one(tiny_mod
     with pytest.raises(
         ConfigError, match=r"(?s)no attention table.*nightingale_lab\.bench\.attention --model noise"
     ):
-        cells_of(tiny_model, replace(BALANCED, keep=50))
+        layout_of(tiny_model, replace(BALANCED, keep=50))
 
 
 def test_another_models_table_is_refused(
@@ -114,7 +133,7 @@ def test_another_models_table_is_refused(
     replace(TABLE, entropy=TABLE.entropy[:1], spoken=TABLE.spoken[:1]).save(tmp_path / "t.json")
     monkeypatch.setattr(budgets, "table_paths", lambda model, folder: [tmp_path / "t.json"])
     with pytest.raises(CheckpointError, match="belongs to another model"):
-        cells_of(tiny_model, replace(BALANCED, keep=50))
+        layout_of(tiny_model, replace(BALANCED, keep=50))
 
 
 def test_wrens_own_table_fits_wren() -> None:
@@ -129,11 +148,17 @@ def test_wrens_own_table_fits_wren() -> None:
         assert mean <= found.tokens * percent / 100
 
 
-def test_a_cache_needs_t3_in_torch(tiny_model: Model) -> None:
-    profile = replace(BALANCED, cache="int8")
-    plan = plan_for(tiny_model, profile)
-    with pytest.raises(ConfigError, match="cache=int8"):
-        open_decoder(tiny_model, profile, replace(plan, t3=replace(plan.t3, way="graphs")))
+@pytest.mark.parametrize("backend", ["cuda", "cpu", "onnx"])
+def test_a_compressed_cache_is_only_in_pytorch(tiny_model: Model, backend: str) -> None:
+    (found,) = [one for one in BACKENDS if one.name == backend]
+    precision = {"cuda": "bfloat16", "cpu": "int8", "onnx": "float32"}[backend]
+    setup = replace(setup_of(replace(BALANCED, cache="int8")), precision=precision)
+    setup = replace(setup, machine=replace(setup.machine, instructions="sm_90"))
+    reason = found.unsupported_reason("decoder", tiny_model.info, setup)
+    assert reason is not None
+    assert "KV cache" in reason
+    plan = select(BACKENDS, tiny_model.info, setup.machine, replace(BALANCED, cache="int8"))
+    assert plan.decoder.backend.name == "torch"
 
 
 def spoken(model: Model, profile: Profile) -> list[tuple[bytes, int, int]]:
@@ -151,7 +176,7 @@ def test_the_engine_speaks_over_cells_and_counts_their_bytes(short: Model, table
         spoken(short, replace(profile, **changes))
         for changes in ({}, {"memory_bytes": 2**30}, {"cache": "int8"})
     )
-    plan, backbone = cells_of(short, replace(profile, cache="int8")), short.networks.t3.config.backbone
+    plan, backbone = layout_of(short, replace(profile, cache="int8")), t3_of(short).config.backbone
     assert plan is not None
     assert full == dense
     for (_, tokens, all_), (_, same, fewer) in zip(dense, int8, strict=True):
@@ -177,8 +202,8 @@ def test_guessing_ahead_in_the_engine_over_cells_changes_nothing(short: Model, t
 def test_who_does_not_fit_waits_and_is_then_served(short: Model) -> None:
     profile = replace(EXACT, slots=3, cache="int8")
     expected = spoken(short, profile)
-    room = room_for(short, profile)
-    most = 2 * room.needed(short.networks.t3.prompt_length(40), 12)  # both rows of one
+    budget = open_decoder(short, profile).kv_budget
+    most = 2 * budget.reserved(t3_of(short).config.prompt_length(40), 12)  # both rows of one
     assert spoken(short, replace(profile, memory_bytes=most)) == expected
 
 
@@ -192,14 +217,15 @@ def test_who_can_never_fit_is_told(short: Model) -> None:
 
 def test_cells_are_given_back_when_everybody_has_spoken(short: Model) -> None:
     profile = replace(BALANCED, slots=2, cache="int8")
-    draws = open_decoder(short, profile, plan_for(short, profile))
-    assert isinstance(draws, PagedDecoder)
+    opened = open_decoder(short, profile)
     with TTS.over(short, profile) as tts:
         tts.say_many(["One.", "Two.", "Three."], seed=1)
-        inner = tts._worker.decoder
-        assert isinstance(inner, PagedDecoder)
-        assert inner._runner.pool.used_bytes == 0
-        assert inner.bytes == draws.bytes > 0
+        decoder = tts._worker.decoder
+        assert isinstance(decoder, HostDecoder)
+        assert isinstance(decoder.runner, TorchRunner)
+        assert isinstance(decoder.runner.pool, PagedKVPool)
+        assert decoder.runner.pool.used_bytes == 0
+        assert decoder.kv_bytes == opened.kv_bytes > 0
 
 
 def test_admission_is_by_bytes_where_they_are_counted() -> None:
@@ -232,13 +258,13 @@ def test_without_a_budget_slots_alone_decide() -> None:
 
 
 def test_a_dense_stream_needs_its_slot_and_fills_its_positions(tiny_model: Model) -> None:
-    room = room_for(tiny_model, BALANCED)
+    room = kv_budget(tiny_model.source, setup_of(BALANCED), t3_of(tiny_model), None)
     backbone = t3_of(tiny_model).config.backbone
     position = 2 * 4 * backbone.layers * backbone.width
-    assert room.filled(10, 5) == 15 * position
-    assert room.needed(10, 5) == room.needed(1, 1) > room.filled(10, 5)
-    pool = open_decoder(tiny_model, EXACT, plan_for(tiny_model, EXACT)).bytes
-    assert pool == BALANCED.slots * 2 * room.needed(1, 1)
+    assert room.used(10, 5) == 15 * position
+    assert room.reserved(10, 5) == room.reserved(1, 1) > room.used(10, 5)
+    pool = open_decoder(tiny_model, EXACT).kv_bytes
+    assert pool == BALANCED.slots * 2 * room.reserved(1, 1)
 
 
 @pytest.fixture

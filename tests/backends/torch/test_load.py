@@ -16,12 +16,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from nightingale import TTS, CheckpointError, ConfigError, ModelMissing, VoiceError
+from nightingale.backends.onnx import capabilities
+from nightingale.backends.profiles import PROFILES, Preference
+from nightingale.backends.shared.packed_source import prompt_t3
+from nightingale.backends.torch.weights import in_memory, rendering_weights, t3_weights
 from nightingale.engine import load as load_module
-from nightingale.models.defaults import MODEL_DEFAULTS
-from nightingale.backends.profiles import PROFILES
-from nightingale.engine.standin import NOISE
-from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
+from nightingale.engine.noise_model import NOISE_PRESET as NOISE
 from nightingale.models.chatterbox.encoders.config import VoiceEncoderConfig, XVectorConfig
+from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 from nightingale.models.chatterbox.encoders.xvector import XVector
 from nightingale.models.chatterbox.hift.generator import Hift
@@ -30,6 +32,7 @@ from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3 import config as t3_config
 from nightingale.models.chatterbox.t3.config import Gpt2Config
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.defaults import MODEL_DEFAULTS
 
 ENGLISH = Preset(
     t3=replace(NOISE.t3, text_vocab=300, prompt_tokens=150, speaker_width=256),
@@ -176,18 +179,20 @@ def test_both_formats_and_the_old_wrapping_say_the_same(english: dict[str, Tenso
 
 
 def test_what_is_loaded_is_what_was_written(english: dict[str, Tensors], tmp_path: Path) -> None:
-    speakers = TTS(folder_of(tmp_path / "m", english))._model.networks
-    for name, t in speakers.t3.state_dict().items():
+    source = TTS(folder_of(tmp_path / "m", english))._model.source
+    t3 = t3_weights(source, "cpu", "float32")
+    flow, vocoder = rendering_weights(source, "cpu")
+    for name, t in t3.state_dict().items():
         assert torch.equal(t, english["t3"][name]), name
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(11)
         T3(ENGLISH.t3), SpeechTokenizer(ENGLISH.speech_tokenizer), Flow(ENGLISH.flow)
         hift = Hift(ENGLISH.hift)
-    for name, t in speakers.hift.state_dict().items():
+    for name, t in vocoder.state_dict().items():
         assert torch.allclose(t, hift.state_dict()[name], rtol=1e-5, atol=1e-7), name
-    loaded = [*speakers.t3.parameters(), *speakers.flow.parameters(), *speakers.hift.parameters()]
+    loaded = [*t3.parameters(), *flow.parameters(), *vocoder.parameters()]
     assert not any(p.requires_grad for p in loaded)
-    buffers = [b for net in (speakers.t3, speakers.flow, speakers.hift) for b in net.buffers()]
+    buffers = [b for net in (t3, flow, vocoder) for b in net.buffers()]
     assert not any(t.is_meta for t in [*loaded, *buffers])
 
 
@@ -312,7 +317,7 @@ def test_half_precision_files_are_spoken_in_full(english: dict[str, Tensors], tm
         for role, tensors in english.items()
     }
     tts = TTS(folder_of(tmp_path, half))
-    assert {p.dtype for p in tts._model.networks.flow.parameters()} == {torch.float32}
+    assert {p.dtype for p in rendering_weights(tts._model.source, "cpu")[0].parameters()} == {torch.float32}
     assert np.isfinite(tts.say("Hello", seed=1).samples).all()
 
 
@@ -326,38 +331,32 @@ def test_a_file_chosen_by_option_is_used(english: dict[str, Tensors], tmp_path: 
         TTS(folder, t3="yours.safetensors")
 
 
-def test_layers_that_are_packed_are_left_in_their_file(
-    english: dict[str, Tensors], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    granted = replace(load_module.INT8, refusal=lambda *_: None)
-    monkeypatch.setattr(load_module, "ALL_GUESTS", {("t3", "int8"): granted})
-    how: dict[str, Any] = {"device": "cpu", "dtype": "auto", "offline": True, "options": {}}
+def test_layers_that_are_packed_are_left_in_their_file(english: dict[str, Tensors], tmp_path: Path) -> None:
     folder = folder_of(tmp_path / "m", english)
-    lean, whole = (
-        load_module.load_model(folder, **how, profile=PROFILES[name]) for name in ("fast", "exact")
-    )
-    left = {name for name, weight in lean.networks.t3.named_parameters() if weight.is_meta}
+    model = load_module.load_model(folder, offline=True, options={})
+    lean, whole = prompt_t3(model.source), t3_weights(model.source, "cpu", "float32")
+    left = {name for name, weight in lean.named_parameters() if weight.is_meta}
     assert left == {name for name in english["t3"] if name.startswith("tfmr.") and "embed_tokens" not in name}
-    assert lean.t3_file == folder / "t3_cfg.safetensors"
-    assert whole.t3_file is None
-    assert not any(weight.is_meta for weight in whole.networks.t3.parameters())
-    # What is left is still looked at: a file that does not fit is refused as ever.
+    assert not any(weight.is_meta for weight in whole.parameters())
+    # What is left is still checked: a file that does not fit is refused as ever.
     bad = {**english, "t3": {**english["t3"], "tfmr.norm.weight": torch.ones(3)}}
+    source = load_module.load_model(folder_of(tmp_path / "bad", bad), offline=True, options={}).source
     with pytest.raises(CheckpointError, match=r"tfmr\.norm\.weight"):
-        load_module.load_model(folder_of(tmp_path / "bad", bad), **how, profile=PROFILES["fast"])
+        prompt_t3(source)
 
 
-def test_packed_layers_say_the_same_wherever_they_were_packed_from(
+def test_packed_layers_give_the_same_tokens_from_file_and_from_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("onnxruntime")
     t3 = replace(ENGLISH.t3, backbone=replace(NOISE.t3.backbone, width=64, heads=1, ffn=128))
     preset = replace(ENGLISH, t3=t3)
     monkeypatch.setattr(load_module, "PRESETS", {"english": preset})
-    granted = replace(load_module.INT8, refusal=lambda *_: None)
-    monkeypatch.setattr(load_module, "ALL_GUESTS", {("t3", "int8"): granted})
-    folder = folder_of(tmp_path / "m", official(preset))
-    with TTS(folder, profile="fast") as lean, TTS(folder) as whole:
-        assert lean.plan.t3.way == "int8"
-        with TTS.over(whole._model, "fast") as packed:
-            assert packed.say("Hello there.", seed=1).sha256 == lean.say("Hello there.", seed=1).sha256
+    profile = replace(PROFILES["fast"], decoder=(Preference("onnx", "int8"),))
+    monkeypatch.setattr(capabilities, "unsupported_reason", lambda *_, **__: None)
+    from_file = load_module.load_model(folder_of(tmp_path / "m", official(preset)), offline=True, options={})
+    flow, hift = rendering_weights(from_file.source, "cpu")
+    loaded = t3_weights(from_file.source, "cpu", "float32")
+    in_ram = replace(from_file, source=in_memory(from_file.info, t3=loaded, flow=flow, hift=hift))
+    with TTS.over(from_file, profile) as lean, TTS.over(in_ram, profile) as packed:
+        assert lean.plan.decoder.backend.name == packed.plan.decoder.backend.name == "onnx"
+        assert packed.say("Hello there.", seed=1).sha256 == lean.say("Hello there.", seed=1).sha256

@@ -5,22 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from engine.test_speculate import BUDGET, CONFIGS, FREE, LONGEST, POOL, Crowd, check_same, draft_of
+from backends.torch.test_speculative import (
+    BUDGET,
+    CONFIGS,
+    FREE,
+    LONGEST,
+    POOL,
+    Batch,
+    EmbeddedRunner,
+    budget_for,
+    check_same,
+    draft_of,
+)
 from parity.tiny import fill, gaussian
 from torch import Tensor
 
-from nightingale.backends.torch.paged import PagedDecoder
-from nightingale.decoding.decoder import HostDecoder
 from nightingale.backends.torch.kv_pools import PagedKVPool
 from nightingale.backends.torch.runner import TorchRunner
+from nightingale.decoding.host_decoder import HostDecoder
 from nightingale.decoding.runner import StepInput, VerifyInput
 from nightingale.decoding.speculative import SpeculativeDecoder
 from nightingale.errors import MemoryFull
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.layers.kv_blocks import LEAST_SCALE, TOPS, KVBlockPool, KVBlockLayout, quantise, restored
+from nightingale.models.layers.kv_blocks import (
+    LEAST_SCALE,
+    TOPS,
+    KVBlockLayout,
+    KVBlockPool,
+    quantise,
+    restored,
+)
 from nightingale.models.layers.paged_kv_cache import KVBlockTables, Stream, plain_attend
 
 CPU = torch.device("cpu")
@@ -59,14 +77,21 @@ def cell_runner(
     if plan is not None:
         sizes = {"slots": slots, "rows_per_slot": 2, "prompt": 12, "tokens": BUDGET}
         pool = PagedKVPool(plan, **sizes, device=CPU, **more)  # type: ignore[arg-type]
-    room = {"slots": slots, "rows_per_slot": 2, "capacity": 12 + BUDGET, "spare": LONGEST}
+    room = {
+        "slots": slots,
+        "rows_per_slot": 2,
+        "capacity": 12 + BUDGET,
+        "spare": LONGEST,
+        "max_new_tokens": BUDGET,
+    }
     return TorchRunner(t3, **room, batched=batched, pool=pool)  # type: ignore[arg-type]
 
 
-def begin(runner: TorchRunner, rows: list[int]) -> None:
+def begin(runner: TorchRunner, rows: list[int], max_tokens: dict[int, int] | None = None) -> None:
     width = runner.t3.config.backbone.width
     for slot, count in enumerate(rows):
-        runner.begin(slot, gaussian((count, PROMPTS[slot], width), slot))
+        prompt = gaussian((count, PROMPTS[slot], width), slot)
+        runner.prefill_embeddings(slot, prompt, max_tokens=(max_tokens or {}).get(slot))
 
 
 def turns(slots: list[int], step: int) -> list[StepInput]:
@@ -121,7 +146,7 @@ def test_scores_over_eight_bits_are_the_dense_ones_within_a_bound(
         for mine, plain in zip(
             cells.step(turns([0, 1, 2], step)), dense.step(turns([0, 1, 2], step)), strict=True
         ):
-            off = float((mine - plain).abs().max() / plain.std())
+            off = float(np.abs(mine - plain).max() / plain.std())
             assert off < bound, f"step {step}: {off}"
 
 
@@ -141,9 +166,9 @@ def test_streams_of_different_lengths_score_together_as_alone(
             torch.testing.assert_close(one, other, **CLOSE)
         if step == 9:
             for runner in (together, alone):
-                runner.leave(1)
+                runner.release(1)
                 runner.move(2, 1)
-                runner.begin(2, gaussian((rows[2], 6, t3.config.backbone.width), 40))
+                runner.prefill_embeddings(2, gaussian((rows[2], 6, t3.config.backbone.width), 40))
 
 
 def windowed(q: Tensor, keys: Tensor, values: Tensor, prompt: int, windows: tuple[int, ...]) -> Tensor:
@@ -240,13 +265,15 @@ def test_guessing_ahead_over_cells_says_what_plain_decoding_over_them_says(
     def runner(batched: bool) -> TorchRunner:
         sizes = {"slots": 4, "rows_per_slot": 2, "prompt": 10, "tokens": BUDGET}
         pool = PagedKVPool(plan, **sizes, device=CPU)  # type: ignore[arg-type]
-        return TorchRunner(nets[name], **POOL, batched=batched, pool=pool)  # type: ignore[arg-type]
+        return EmbeddedRunner(nets[name], **POOL, batched=batched, pool=pool)  # type: ignore[arg-type]
 
-    expected = Crowd(nets[name], name, PagedDecoder(HostDecoder(runner(False))), temperature=temperature).run()
+    plain = HostDecoder(runner(False), budget_for(nets[name]))
+    expected = Batch(nets[name], name, plain, temperature=temperature).run()
     target = runner(True)
-    draft = draft_of(kind, name, nets, target, expected.rows)
-    draws = SpeculativeDecoder(target, draft, costs=FREE, after=1, longest=LONGEST)
-    heard = Crowd(nets[name], name, PagedDecoder(draws), temperature=temperature).run()
+    draft = draft_of(kind, name, nets, target)
+    budget = budget_for(nets[name])
+    decoder = SpeculativeDecoder(target, draft, budget, costs=FREE, after=1, longest=LONGEST)
+    heard = Batch(nets[name], name, decoder, temperature=temperature).run()
     check_same(heard, expected)
     assert heard.drafted > 0
     assert target.pool.used_bytes == 0, "who has left holds nothing"
@@ -269,8 +296,7 @@ def test_a_stream_takes_what_it_may_need_and_gives_it_back(nets: dict[str, T3]) 
     t3 = nets["multilingual"]
     plan = plan_of(t3, torch.int8, windows=True, spare=1)
     runner = cell_runner(t3, plan)
-    runner.expect(0, 3)
-    begin(runner, [2, 1])
+    begin(runner, [2, 1], {0: 3})
     short, long = (
         rows * plan.cells(PROMPTS[slot], tokens) for slot, rows, tokens in ((0, 2, 3), (1, 1, BUDGET))
     )
@@ -278,10 +304,10 @@ def test_a_stream_takes_what_it_may_need_and_gives_it_back(nets: dict[str, T3]) 
     assert short == 2 * heads * (PROMPTS[0] + 3 + 1)
     assert long < heads * (PROMPTS[1] + BUDGET), "windows are shorter than the utterance"
     assert runner.pool.used_bytes == (short + long) * plan.cell_bytes
-    runner.leave(0)
+    runner.release(0)
     runner.move(1, 0)
     assert runner.pool.used_bytes == long * plan.cell_bytes
-    runner.leave(0)
+    runner.release(0)
     assert runner.pool.used_bytes == 0
 
 
@@ -302,23 +328,22 @@ def test_streams_are_pushed_together_when_no_hole_is_large_enough(nets: dict[str
     for one in (runner, free):
         begin(one, [1, 1])
         one.step(turns([0, 1], 1))
-        one.leave(0)
-        one.expect(0, 1)
-        one.begin(0, gaussian((1, 5, t3.config.backbone.width), 5))  # leaves a hole that is too small
-        one.begin(2, longest)
+        one.release(0)
+        short = gaussian((1, 5, t3.config.backbone.width), 5)
+        one.prefill_embeddings(0, short, max_tokens=1)  # leaves a hole that is too small
+        one.prefill_embeddings(2, longest)
     for mine, other in zip(
         runner.step(turns([0, 1, 2], 2)[1:]), free.step(turns([0, 1, 2], 2)[1:]), strict=True
     ):
-        assert torch.equal(mine, other)
+        assert np.array_equal(mine, other)
     with pytest.raises(MemoryFull, match=r"(?s)no room for another stream.*bytes for all streams"):
-        runner.begin(3, longest)
+        runner.prefill_embeddings(3, longest)
 
 
 def test_who_outgrows_its_cells_is_told_before_anything_is_written(nets: dict[str, T3]) -> None:
     t3 = nets["multilingual"]
     runner = cell_runner(t3, plan_of(t3, torch.int8, spare=0), batched=True)
-    runner.expect(1, 2)
-    begin(runner, [1, 1])
+    begin(runner, [1, 1], {1: 2})
     for step in (1, 2):
         runner.step(turns([0, 1], step))
     with pytest.raises(MemoryFull, match="outgrew"):
@@ -333,12 +358,12 @@ def test_after_a_fault_whoever_comes_next_is_unharmed(nets: dict[str, T3]) -> No
     pool = runner.pool
     assert isinstance(pool, PagedKVPool)
     pool.arena.value_scales[: pool.arena.extents[0].count].fill_(float("nan"))
-    runner.wipe(0)
-    runner.leave(0)
+    runner.reset(0)
+    runner.release(0)
     for one in (runner, untouched):
         begin(one, [1])
     (mine,), (other,) = (one.step(turns([0], 1)) for one in (runner, untouched))
-    assert torch.equal(mine, other)
+    assert np.array_equal(mine, other)
 
 
 @pytest.mark.parametrize("windows", [False, True], ids=["all", "windows"])
@@ -358,9 +383,9 @@ def test_the_kernels_twin_is_the_memory(kind: torch.dtype, windows: bool, nets: 
             torch.testing.assert_close(mine, other, **CLOSE)
         if step == 9:
             for runner in (by_tables, plain):
-                runner.leave(0)
+                runner.release(0)
                 runner.move(2, 0)
-                runner.begin(2, gaussian((1, 6, t3.config.backbone.width), 40))
+                runner.prefill_embeddings(2, gaussian((1, 6, t3.config.backbone.width), 40))
 
 
 def test_the_tables_are_used(nets: dict[str, T3], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,10 @@ from nightingale.backends.torch.pipelined import (
     PipelinedRenderer,
     share_cores,
 )
-from nightingale.engine.model import Model
 from nightingale.backends.torch.renderer import TorchRenderer
-from nightingale.engine.tts import TTS
 from nightingale.backends.torch.sample_stream import Excitation
+from nightingale.engine.model import Model
+from nightingale.engine.tts import TTS
 from nightingale.errors import EngineFault
 from nightingale.types import Samples
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from tiny_torch import t3_of
 
-from nightingale.engine.model import Model
 from nightingale.backends.torch.runner import TorchRunner
 from nightingale.decoding.runner import StepInput, VerifyInput
+from nightingale.engine.model import Model
 from nightingale.errors import MemoryFull
 from nightingale.models.layers.kv_cache import DenseKVCache
 
@@ -26,11 +26,19 @@ def runner_of(tiny_model: Model) -> Callable[..., TorchRunner]:
 
     def build(rows: list[int], *, batched: bool, rows_per_slot: int = 2, spare: int = 0) -> TorchRunner:
         t3 = t3_of(tiny_model)
-        pool = {"slots": len(rows), "rows_per_slot": rows_per_slot, "capacity": CAPACITY, "spare": spare, "max_new_tokens": 10}
+        pool = {
+            "slots": len(rows),
+            "rows_per_slot": rows_per_slot,
+            "capacity": CAPACITY,
+            "spare": spare,
+            "max_new_tokens": 10,
+        }
         runner = TorchRunner(t3, **pool, batched=batched)
         for slot, count in enumerate(rows):
             rng = torch.Generator().manual_seed(slot)
-            runner.prefill_embeddings(slot, torch.randn(count, 5 + 3 * slot, t3.config.backbone.width, generator=rng))
+            runner.prefill_embeddings(
+                slot, torch.randn(count, 5 + 3 * slot, t3.config.backbone.width, generator=rng)
+            )
         return runner
 
     return build
@@ -103,7 +111,9 @@ def test_a_pass_over_several_tokens_scores_as_so_many_steps(
 @pytest.mark.parametrize("batched", [False, True])
 def test_rewinding_equals_never_having_guessed(batched: bool, runner_of: Callable[..., TorchRunner]) -> None:
     guessed, plain = (runner_of([2, 1], batched=batched, spare=4) for _ in range(2))
-    guessed.verify([VerifyInput(slot=0, tokens=[3, 90, 91], position=1), VerifyInput(slot=1, tokens=[4, 5], position=1)])
+    guessed.verify(
+        [VerifyInput(slot=0, tokens=[3, 90, 91], position=1), VerifyInput(slot=1, tokens=[4, 5], position=1)]
+    )
     guessed.rewind(0, 2)
     guessed.rewind(1, 1)
     plain.step([StepInput(slot=0, token=3, position=1), StepInput(slot=1, token=4, position=1)])

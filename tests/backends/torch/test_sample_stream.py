@@ -10,21 +10,18 @@ import pytest
 import torch
 from tiny_torch import s3gen_of
 
+from nightingale import TTS
 from nightingale.audio import crossfade
 from nightingale.audio.crossfade import fade_in
 from nightingale.backends.torch import mel_stream as acoustic
-from nightingale.backends.torch.mel_stream import audible, render_mel
-from nightingale.decoding.decoding import Decoding
-from nightingale.models.defaults import SILENCE_TOKEN
-from nightingale.engine.model import Model
+from nightingale.backends.torch.mel_stream import render_mel
 from nightingale.backends.torch.sample_stream import harmonic_phase, render_samples
+from nightingale.decoding.decoding import Decoding
+from nightingale.engine.model import Model
 from nightingale.models.chatterbox.hift.config import HiftConfig
+from nightingale.models.defaults import SILENCE_TOKEN
 
 IDS = [5, 4000, 6560, 17]
-
-
-def test_only_ids_that_sound_are_audible() -> None:
-    assert audible([6561, 0, 6560, 8193, 6562, 7]) == [0, 6560, 7]
 
 
 def speaks(monkeypatch: pytest.MonkeyPatch, ids: list[int]) -> list[list[int]]:
@@ -35,14 +32,22 @@ def speaks(monkeypatch: pytest.MonkeyPatch, ids: list[int]) -> list[list[int]]:
         rendered.append(ids)
         return render_mel(flow, ids, voice, seed=seed)
 
-    def note(self: Decoding, token: int) -> None:
-        self.drawn += 1
-        self.finished = self.drawn == len(ids)
+    def append(self: Decoding, token: int) -> None:
+        self.appended += 1
+        self.finished = self.appended == len(ids)
 
-    monkeypatch.setattr(Decoding, "draw", lambda self, scores: ids[self.drawn])
-    monkeypatch.setattr(Decoding, "note", note)
+    monkeypatch.setattr(Decoding, "sample", lambda self, logits: ids[self.appended])
+    monkeypatch.setattr(Decoding, "append", append)
     monkeypatch.setattr(acoustic, "render_mel", render)
     return rendered
+
+
+@pytest.fixture
+def tts_with(tiny_model: Model) -> Any:
+    def make(defaults: dict[str, Any] | None = None) -> TTS:
+        return TTS.over(tiny_model.with_defaults(**(defaults or {})), "exact")
+
+    return make
 
 
 def test_illegal_ids_never_reach_the_flow(tts_with: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,13 @@ FREE = Costs(several=1.0, token=0.0)
 """Drafting costs nothing, so as many tokens as possible are drafted."""
 CONFIGS: dict[str, T3Config] = {"multilingual": TINY_LLAMA, "turbo": TINY_GPT2}
 BUDGET, PROMPT, LONGEST = 24, 6, 4
-POOL = {"slots": 4, "rows_per_slot": 2, "capacity": PROMPT + 4 + BUDGET, "spare": LONGEST, "max_new_tokens": BUDGET}
+POOL = {
+    "slots": 4,
+    "rows_per_slot": 2,
+    "capacity": PROMPT + 4 + BUDGET,
+    "spare": LONGEST,
+    "max_new_tokens": BUDGET,
+}
 DRAFTS = ["lookup", "exit", "same", "other", "guess"]
 
 

@@ -39,22 +39,25 @@ def drawn(
     """How often each beginning was said; and how many guesses were right."""
     defaults = replace(MODEL_DEFAULTS["wren"], max_new_tokens=FIRST)
     sampling = replace(defaults.sampling, temperature=temperature, cfg_weight=0.0)
-    pool = {"slots": SLOTS, "rows_per_slot": 1, "capacity": 60, "batched": True, "spare": GUESSES, "max_new_tokens": FIRST}
+    pool = {
+        "slots": SLOTS,
+        "rows_per_slot": 1,
+        "capacity": 60,
+        "batched": True,
+        "spare": GUESSES,
+        "max_new_tokens": FIRST,
+    }
     runner = EmbeddedRunner(t3, **pool)  # type: ignore[arg-type]
     decoder, budget = HostDecoder(runner, budget_for(t3)), budget_for(t3)
     if guessing:
         draft = ExitDraft(runner, layers=1)
         decoder = SpeculativeDecoder(runner, draft, budget, costs=FREE, after=1, longest=GUESSES)
-    prompt = Prompt(
-        text="", text_ids=[5] * 9, voice=voice_for(t3.config), exaggeration=0.5, guided=False
-    )
+    prompt = Prompt(text="", text_ids=[5] * 9, voice=voice_for(t3.config), exaggeration=0.5, guided=False)
     counts: Said = Counter()
     accepted = 0
     for begun in range(first_seed, first_seed + utterances, SLOTS):
         decodings = [
-            Decoding(
-                prompt, vocab=t3.config.speech_vocab, defaults=defaults, sampling=sampling, seed=seed
-            )
+            Decoding(prompt, vocab=t3.config.speech_vocab, defaults=defaults, sampling=sampling, seed=seed)
             for seed in range(begun, begun + SLOTS)
         ]
         said = [decoder.prefill(n, decoding) for n, decoding in enumerate(decodings)]

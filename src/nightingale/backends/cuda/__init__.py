@@ -5,7 +5,16 @@ from __future__ import annotations
 import importlib.util
 from typing import Final
 
-from nightingale.backends.base import Decoder, Encoders, Machine, ModelInfo, ModelSource, Renderer, Role, Setup
+from nightingale.backends.base import (
+    Decoder,
+    Encoders,
+    Machine,
+    ModelInfo,
+    ModelSource,
+    Renderer,
+    Role,
+    Setup,
+)
 
 KV_CACHE_SHARE: Final = 0.6
 """Share of the free GPU memory that T3's KV cache may take; weights, graphs and the flow need the rest."""

@@ -27,7 +27,9 @@ class GraphDecoder:
 
     max_prefills = 16  # utterances that start together are rendered together
 
-    def __init__(self, loop: DecodeLoop, kv_budget: KVBudget, *, max_new_tokens: int, steps: int = STEPS_AHEAD) -> None:
+    def __init__(
+        self, loop: DecodeLoop, kv_budget: KVBudget, *, max_new_tokens: int, steps: int = STEPS_AHEAD
+    ) -> None:
         self._loop, self.kv_budget, self._steps = loop, kv_budget, steps
         self._max_new_tokens = max_new_tokens
         self._pending: tuple[Pending, Mapping[Decoding, int]] | None = None
@@ -41,9 +43,7 @@ class GraphDecoder:
 
     def prefill(self, slot: int, decoding: Decoding) -> list[int]:
         prompt = embed_prompt(self._loop.t3, decoding.prompt, max_new_tokens=self._max_new_tokens)
-        self._loop.begin(
-            slot, prompt, sampling=decoding.sampling, seed=decoding.seed, budget=decoding.budget
-        )
+        self._loop.begin(slot, prompt, sampling=decoding.sampling, seed=decoding.seed, budget=decoding.budget)
         return []
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[Tokens]:

@@ -14,7 +14,15 @@ import numpy as np
 import torch
 
 from nightingale.audio.crossfade import HOLD_FRAMES, Crossfade
-from nightingale.backends.base import Block, BlockCut, ModelSource, Renderer, RenderFuture, RenderStream, Setup
+from nightingale.backends.base import (
+    Block,
+    BlockCut,
+    ModelSource,
+    Renderer,
+    RenderFuture,
+    RenderStream,
+    Setup,
+)
 from nightingale.backends.cuda.renderer import BlockRenderer, PendingSamples
 from nightingale.backends.torch.devices import DTYPES
 from nightingale.backends.torch.mel_stream import CONTEXT_TOKENS
@@ -135,7 +143,7 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
     blocks = BlockRenderer(
         flow,
         hift,
-        precision=DTYPES[setup.precision],
+        precision=DTYPES.get(setup.precision),  # None: that of the weights
         blocks=tuple(sizes),
         context=CONTEXT_TOKENS,
         hold_frames=HOLD_FRAMES,

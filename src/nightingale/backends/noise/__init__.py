@@ -7,7 +7,16 @@ behave as they do with real networks. Its audio is a tone per token under noise,
 
 from __future__ import annotations
 
-from nightingale.backends.base import Decoder, Encoders, Machine, ModelInfo, ModelSource, Renderer, Role, Setup
+from nightingale.backends.base import (
+    Decoder,
+    Encoders,
+    Machine,
+    ModelInfo,
+    ModelSource,
+    Renderer,
+    Role,
+    Setup,
+)
 
 
 class NoiseBackend:

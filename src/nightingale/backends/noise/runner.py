@@ -48,12 +48,17 @@ class NoiseRunner:
         return self._logits(slot)
 
     def step(self, inputs: Sequence[StepInput]) -> list[Logits]:
-        return [logits[:, 0] for logits in self.verify([VerifyInput(i.slot, [i.token], i.position) for i in inputs])]
+        return [
+            logits[:, 0]
+            for logits in self.verify([VerifyInput(i.slot, [i.token], i.position) for i in inputs])
+        ]
 
     def verify(self, inputs: Sequence[VerifyInput]) -> list[Logits]:
         for one in inputs:
             if len(self._states[one.slot]) + len(one.tokens) > self._capacity:
-                raise MemoryFull("the utterance is longer than its KV cache", allowed=f"{self._capacity} positions")
+                raise MemoryFull(
+                    "the utterance is longer than its KV cache", allowed=f"{self._capacity} positions"
+                )
         return [np.stack([self._append(one.slot, token) for token in one.tokens], axis=1) for one in inputs]
 
     def rewind(self, slot: int, count: int) -> None:

@@ -6,7 +6,16 @@ import importlib.util
 import sys
 from pathlib import Path
 
-from nightingale.backends.base import Decoder, Encoders, Machine, ModelInfo, ModelSource, Renderer, Role, Setup
+from nightingale.backends.base import (
+    Decoder,
+    Encoders,
+    Machine,
+    ModelInfo,
+    ModelSource,
+    Renderer,
+    Role,
+    Setup,
+)
 from nightingale.errors import DeviceError
 
 INSTALL = "PyTorch is not installed (pip install 'nightingale-tts[torch]')"
@@ -19,7 +28,9 @@ class TorchBackend:
 
     def probe(self, device: str) -> Machine | None:
         # Importing PyTorch takes seconds, so it is not asked where there can be no GPU.
-        if importlib.util.find_spec("torch") is None or (device in ("auto", "cpu") and not has_nvidia_driver()):
+        if importlib.util.find_spec("torch") is None or (
+            device in ("auto", "cpu") and not has_nvidia_driver()
+        ):
             return None
         from nightingale.backends.torch.devices import describe
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from nightingale.models.chatterbox.t3.backbone_llama import Layer, LlamaBackbone
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.layers.weight_layout import for_many_rows
 from nightingale.models.layers.kv_cache import DenseKVCache, KVCache
+from nightingale.models.layers.weight_layout import for_many_rows
 
 log = logging.getLogger(__name__)
 

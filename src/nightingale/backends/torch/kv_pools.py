@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.layers.kv_blocks import KVBlockPool, Attend, KVBlockLayout
-from nightingale.models.layers.paged_kv_cache import PagedKVCache, PagedKVBatch, KVBlockTables, Stream
-from nightingale.models.layers.kv_cache import DenseKVCache, KVCache, BatchedKVCache
+from nightingale.models.layers.kv_blocks import Attend, KVBlockLayout, KVBlockPool
+from nightingale.models.layers.kv_cache import BatchedKVCache, DenseKVCache, KVCache
+from nightingale.models.layers.paged_kv_cache import KVBlockTables, PagedKVBatch, PagedKVCache, Stream
 
 
 class SlotKVCache(KVCache, Protocol):

@@ -98,7 +98,9 @@ class SampleStream:
             assert self._last_frame is not None
             held = self._last_frame.expand(-1, -1, self._guessed_frames)
             samples = np.concatenate([samples, _numpy(self._stream.fork().push(held, close=False))])
-        return self._crossfade.join(samples, start=start, end=self._crossfade.end(excited.known_samples, final=final))
+        return self._crossfade.join(
+            samples, start=start, end=self._crossfade.end(excited.known_samples, final=final)
+        )
 
     def _placed(self, mel: Tensor) -> Tensor:
         weight = self._hift.conv_pre.weight

@@ -115,7 +115,9 @@ def _draft_t3(source: ModelSource, setup: Setup, t3: T3) -> tuple[T3, Callable[[
         tensors = {key: value.to(weight) for key, value in read_tensors(Path(name)).items()}
         depths = [int(key.split(".")[2]) for key in tensors if key.startswith(("tfmr.layers.", "tfmr.h."))]
         config = t3.first_layers(1 + max(depths, default=0)).config
-        small = ModelSource(source.info, {}, loaded={"t3": load(lambda: T3(config), tensors, source=Path(name))})
+        small = ModelSource(
+            source.info, {}, loaded={"t3": load(lambda: T3(config), tensors, source=Path(name))}
+        )
         return torch_t3(small, setup.machine.device, setup.precision), lambda decoding: decoding.prompt
     assert setup.draft is not None, "the engine loads a draft that is a model"
     model = setup.draft
@@ -141,7 +143,8 @@ def _draft_runner(t3: T3, source: ModelSource, setup: Setup) -> TorchRunner:
         t3,
         slots=setup.profile.slots,
         rows_per_slot=source.info.rows_per_slot,
-        capacity=t3.config.prompt_length(drafting.defaults.max_text_ids) + source.info.defaults.max_new_tokens,
+        capacity=t3.config.prompt_length(drafting.defaults.max_text_ids)
+        + source.info.defaults.max_new_tokens,
         batched=setup.profile.batched,
         max_new_tokens=source.info.defaults.max_new_tokens,
         spare=MAX_DRAFT_TOKENS,

@@ -64,7 +64,10 @@ def torch_t3(source: ModelSource, device: str, precision: str) -> T3:
 
 
 def rendering_weights(
-    source: ModelSource, device: str, convert: Callable[[Flow, Hift], tuple[Flow, Hift]] | None = None, key: str = ""
+    source: ModelSource,
+    device: str,
+    convert: Callable[[Flow, Hift], tuple[Flow, Hift]] | None = None,
+    key: str = "",
 ) -> tuple[Flow, Hift]:
     """Return the flow and the vocoder in float32 on a device, or as `convert` makes them (under `key`).
 
@@ -75,7 +78,8 @@ def rendering_weights(
         if source.has("s3gen"):
             flow, hift = source.shared("s3gen", _missing)
         else:
-            flow, hift = load_s3gen(source.info.preset, source.files["s3gen"], unpacker(source))
+            loaded = load_s3gen(source.info.preset, source.files["s3gen"], unpacker(source))
+            flow, hift = (net.to(torch.float32) for net in loaded)
         flow, hift = _on(flow, device), _on(hift, device)
         if convert is not None:
             flow, hift = convert(flow, hift)
