@@ -243,7 +243,7 @@ def test_text_that_continues_ends_with_its_natural_pause(split_chars: int | None
 
 
 def test_text_of_pauses_only_is_refused() -> None:
-    with pytest.raises(EmptyText, match=r"got '\[pause:1s\] \.\.\. \[pau'"):
+    with pytest.raises(EmptyText, match=r"got '\[pause:1s\] \.\.\. \[paus'"):
         segments("[pause:1s] ... [pause:1s]")
     with pytest.raises(EmptyText, match="got text without a letter"):
         segment_text(FRONTEND, ["[pause:1s]", "..."], None, split_chars=220)
