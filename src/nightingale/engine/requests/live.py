@@ -22,7 +22,7 @@ from nightingale.engine.requests.segments import check_length, segment_text
 from nightingale.engine.session import Session
 from nightingale.models.defaults import ModelDefaults
 from nightingale.text.frontend import Frontend
-from nightingale.text.sentences import BREATH_CHARS
+from nightingale.text.sentences import DEFAULT_SPAN_CHARS
 from nightingale.types import AudioChunk, Metrics
 
 
@@ -52,7 +52,7 @@ class LiveSession:
         self._session, self._segments, self._owner = session, segments, owner
         weakref.finalize(self, session.cancel).atexit = False
         self._frontend, self._language, self._wake = frontend, language, wake
-        self._split_chars, self._max_ids = defaults.split_chars or BREATH_CHARS, defaults.max_text_ids
+        self._split_chars, self._max_ids = defaults.split_chars or DEFAULT_SPAN_CHARS, defaults.max_text_ids
         self._max_chars = max_chars
         self._text = IncrementalSegmenter(max_chars=self._split_chars, language=language)
 
