@@ -27,14 +27,14 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("raw", "english", "turbo"), ROWS)
-def test_each_family_tidies_by_its_own_table(raw: str, english: str, turbo: str) -> None:
+def test_each_family_normalizes_by_its_own_table(raw: str, english: str, turbo: str) -> None:
     assert normalize_punctuation(raw, ENGLISH) == english
     assert normalize_punctuation(raw, MULTILINGUAL) == english
     assert normalize_punctuation(raw, TURBO) == turbo
 
 
 @pytest.mark.parametrize("ending", ["、", "，", "。", "？", "！"])
-def test_only_the_multilingual_family_knows_wide_sentence_endings(ending: str) -> None:
+def test_only_the_multilingual_family_has_wide_sentence_endings(ending: str) -> None:
     assert normalize_punctuation("你好" + ending, MULTILINGUAL) == "你好" + ending
     assert normalize_punctuation("你好" + ending, ENGLISH) == "你好" + ending + "."
 

@@ -29,10 +29,6 @@ END_OF_TEXT: Final = "<|endoftext|>"
 class TextTokenizer(Protocol):
     """The interface of all tokenizers."""
 
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest id: the rows of the text embedding."""
-
     def encode(self, text: str, language: str | None = None) -> list[int]:
         """Return the ids of a text, without start and stop."""
 
@@ -42,7 +38,6 @@ class EnglishTokenizer:
 
     def __init__(self, path: Path) -> None:
         self._bpe = _read_bpe(path)
-        self.vocab_size = _vocab_size(self._bpe)
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
         if language is not None:
@@ -61,7 +56,6 @@ class MultilingualTokenizer:
         self._steps: dict[str, Step] = {}
         # Language packages need not be thread-safe; their steps take well under a millisecond.
         self._lock = threading.Lock()
-        self.vocab_size = _vocab_size(self._bpe)
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
         code = check_language(language) if language else None
@@ -97,7 +91,6 @@ class TurboTokenizer:
         )
         self._bpe.add_special_tokens([AddedToken(END_OF_TEXT, normalized=False, special=True)])
         self._add_tokens(added, settings.get("added_tokens_decoder", {}), folder)
-        self.vocab_size = _vocab_size(self._bpe)
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
         if language is not None:
@@ -122,10 +115,6 @@ class TurboTokenizer:
 def _ids(bpe: Tokenizer, text: str) -> list[int]:
     # A lone surrogate, which a badly decoded argument may contain, cannot be encoded.
     return list(bpe.encode(text.encode("utf-8", "ignore").decode()).ids)
-
-
-def _vocab_size(bpe: Tokenizer) -> int:
-    return max(bpe.get_vocab().values()) + 1
 
 
 def _read_bpe(path: Path) -> Tokenizer:
