@@ -124,7 +124,7 @@ def _hardware() -> list[Finding]:
 
 
 def _files() -> list[Finding]:
-    from nightingale.hub.cache import cache_root
+    from nightingale.hub.hub_cache import cache_root
     from nightingale.hub.cards import CARDS
     from nightingale.hub.find import state
     from nightingale.voices.home import voices_folder

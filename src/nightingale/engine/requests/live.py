@@ -24,7 +24,7 @@ from nightingale.engine.requests.segments import check_length, segment_text
 from nightingale.engine.session import Session
 from nightingale.models.defaults import ModelDefaults
 from nightingale.text.frontend import Frontend
-from nightingale.text.sentences import BREATH_CHARS
+from nightingale.text.sentences import DEFAULT_SPAN_CHARS
 from nightingale.types import AudioChunk, Metrics
 
 
@@ -50,7 +50,7 @@ class LiveSession:
         self._session, self._segments, self._owner = session, segments, owner
         weakref.finalize(self, session.cancel).atexit = False
         self._max_chars, self._wake = max_chars, wake
-        split_chars = defaults.split_chars or BREATH_CHARS
+        split_chars = defaults.split_chars or DEFAULT_SPAN_CHARS
         self._text = IncrementalSegmenter(max_chars=split_chars, language=language)
         self._segment_text = partial(
             segment_text,

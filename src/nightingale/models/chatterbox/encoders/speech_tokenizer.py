@@ -78,7 +78,7 @@ class SpeechTokenizer(nn.Module):
         last = len(windows) - 1
         # PARITY: when the last window is shorter than the overlap, both it and its predecessor are cut there,
         #         and up to 2 s near the end have no tokens.
-        # tests/models/encoders/test_speech_tokenizer.py::test_long_clips_are_read_as_upstream_reads_them
+        # tests/models/encoders/test_speech_tokenizer.py::test_long_clips_are_tokenized_as_upstream_does
         kept = [
             row[(half if index else 0) : (count - half if index < last else count)]
             for index, (row, count) in enumerate(zip(ids, counts.tolist(), strict=True))

@@ -46,13 +46,12 @@ class HiftStream:
         self._hift, self._phase, self._noise = hift, phase, noise
         self._kept: dict[str, Tensor] = {}
         self._cycles: Tensor | None = None
-        self.source_samples = 0
-        """The samples of excitation so far: noise before them will not be read again."""
+        self._source_samples = 0
 
     def fork(self) -> HiftStream:
         """Return an independent stream that continues from here. Kept tensors are shared."""
         copy = HiftStream(self._hift, phase=self._phase, noise=self._noise)
-        copy._kept, copy._cycles, copy.source_samples = dict(self._kept), self._cycles, self.source_samples
+        copy._kept, copy._cycles, copy._source_samples = dict(self._kept), self._cycles, self._source_samples
         return copy
 
     @property
@@ -105,9 +104,9 @@ class HiftStream:
         count = f0_hz.shape[1] * CLOCKS.samples_per_frame
         if not count:
             return f0_hz
-        noise = self._noise(self.source_samples, count).T[None]
+        noise = self._noise(self._source_samples, count).T[None]
         source, self._cycles = self._hift.m_source(f0_hz, self._phase, noise, self._cycles)
-        self.source_samples += count
+        self._source_samples += count
         return source[0]
 
     def _stft(self, source: Tensor, final: bool) -> Tensor:
