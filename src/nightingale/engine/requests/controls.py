@@ -40,10 +40,10 @@ class Control:
 
 def offered(defaults: ModelDefaults) -> dict[str, Control]:
     """What a model can be told, by name."""
-    defaults = {**asdict(defaults.sampling), "exaggeration": defaults.exaggeration, "speed": 1.0}
+    values = {**asdict(defaults.sampling), "exaggeration": defaults.exaggeration, "speed": 1.0}
     return {
         name: Control(low=RANGES[name][0], high=RANGES[name][1], default=default)
-        for name, default in defaults.items()
+        for name, default in values.items()
         if name not in defaults.ignored
     }
 
