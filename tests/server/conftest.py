@@ -1,4 +1,4 @@
-"""A server over the stand-in, shared by the tests of a file."""
+"""A server with the noise model, shared by the tests of a file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="package", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tiny networks are quicker on one thread."""
+    """Use one thread, which is faster for tiny networks."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -31,7 +31,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="package")
 def small(noise_model: Model) -> Callable[..., TTS]:
-    """An engine that streams, by the number of its slots, of places in line, and of tokens it says."""
+    """Return a function that makes a streaming engine."""
 
     def make(*, slots: int = 4, queue: int = 64, tokens: int = 8) -> TTS:
         defaults = replace(noise_model.defaults, max_new_tokens=tokens)
