@@ -1,4 +1,4 @@
-"""`nightingale verify`: is what it says still right?"""
+"""`nightingale verify`: check the quality of a model's speech."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nightingale.cli import options
-from nightingale.cli.talk import busy, note, read_options
-from nightingale.cli.watch import console, progress
+from nightingale.cli.console import loading, note, parse_options, spinner
+from nightingale_lab.cli.progress import console, progress
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -26,16 +26,18 @@ MARKS = {
 }
 
 Against = Annotated[
-    str | None, typer.Option(help="Another profile to be held against, such as exact.", show_default=False)
+    str | None, typer.Option(help="Another profile to compare with, such as exact.", show_default=False)
 ]
-Sentences = Annotated[int, typer.Option(help="How many sentences are spoken and judged.", min=1, max=200)]
+Sentences = Annotated[int, typer.Option(help="Number of sentences to speak and judge.", min=1, max=200)]
 References = Annotated[
     list[Path] | None,
-    typer.Option("--reference", help="A recording of who should be speaking.", show_default=False),
+    typer.Option("--reference", help="A recording of the speaker.", show_default=False),
 ]
-Judges = Annotated[bool, typer.Option("--judges/--no-judges", help="Ask recognizers and quality models.")]
+Judges = Annotated[
+    bool, typer.Option("--judges/--no-judges", help="Use speech recognizers and quality models.")
+]
 Keep = Annotated[
-    Path | None, typer.Option(help="Leave the recordings here.", show_default="the user's cache folder")
+    Path | None, typer.Option(help="Folder for the recordings.", show_default="the user's cache folder")
 ]
 
 
@@ -55,18 +57,21 @@ def verify(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Check determinism, sound, seams, words, speaker, endings and languages. Exits 1 if a check fails."""
-    chosen = read_options(choices or [])
+    """Check determinism, audio quality, chunk boundaries, words, speaker, endings and languages.
+
+    Exits 1 if a check fails.
+    """
+    model_options = parse_options(choices)
     _check_profiles(profile, against)
-    with busy(f"loading {model or 'the voice in the box'} …", quiet=quiet):
+    with spinner(loading(model), quiet=quiet):
+        from nightingale.engine.load import load_model
+        from nightingale.engine.model import default_model
         from nightingale_lab.bench import store
         from nightingale_lab.bench.verify import run
         from nightingale_lab.bench.verify.subject import EngineSubject
-        from nightingale.engine.load import load_model
-        from nightingale.engine.model import default_model
 
         loaded = load_model(
-            model or default_model(), device=device, dtype="auto", offline=offline, options=chosen
+            model or default_model(), device=device, dtype="auto", offline=offline, options=model_options
         )
         subject = EngineSubject(loaded, profile, voice)
         other = EngineSubject(loaded, against, voice) if against else None
@@ -74,9 +79,9 @@ def verify(
         note(f"note: {loaded.notice}")
     folder = keep or _cache(loaded.name)
     panel = _panel(judges, references or [])
-    with progress(quiet=quiet) as told:
+    with progress(quiet=quiet) as show_progress:
         report = run.verify(
-            subject, run.sentences(sentences), folder, panel=panel, other=other, progress=told
+            subject, run.sentences(sentences), folder, panel=panel, other=other, progress=show_progress
         )
     line = store.signed(report.as_row())
     store.append(line, "verify", results or store.results_folder())
@@ -102,12 +107,12 @@ def _cache(model: str) -> Path:
     return user_cache_path("nightingale") / "verify" / model
 
 
-def _panel(asked: bool, references: list[Path]) -> Panel:
+def _panel(use_judges: bool, references: list[Path]) -> Panel:
     from nightingale_lab.bench.verify.listening import JUDGES, find_judges
     from nightingale_lab.bench.verify.run import Panel
 
-    if not asked:
-        return Panel(absent=dict.fromkeys(JUDGES, "not asked: --no-judges"), references=references)
+    if not use_judges:
+        return Panel(absent=dict.fromkeys(JUDGES, "not used: --no-judges"), references=references)
     ask, absent = find_judges()
     names = [name for name in JUDGES if name not in absent]
     return Panel(ask=ask, absent=absent, names=names, references=references)

@@ -1,4 +1,4 @@
-"""`nightingale report`: stored results as one page."""
+"""`nightingale report`: write stored results as one page."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from nightingale.cli import options
 from nightingale.errors import ConfigError
 
 Out = Annotated[Path, typer.Option("-o", "--out", help="The page to write.")]
-Clips = Annotated[int, typer.Option(help="Texts to listen to, of each model.", min=0)]
+Clips = Annotated[int, typer.Option(help="Number of audio clips per model.", min=0)]
 
 
 def report(out: Out = Path("report.html"), results: options.Results = None, clips: Clips = 6) -> None:
     """Write one self-contained HTML page from the results of bench and verify."""
+    from nightingale.files import write_whole
     from nightingale_lab.bench import store
     from nightingale_lab.bench.report.page import page
-    from nightingale.files import write_whole
 
     folder = results or store.results_folder()
     if folder is None or not folder.is_dir():
         raise ConfigError(
-            "there is no folder with results",
+            "no folder with results",
             got=str(folder),
             allowed="a folder with bench.jsonl or verify.jsonl",
             fix="Name it with --results, or run `nightingale bench --results FOLDER` first.",

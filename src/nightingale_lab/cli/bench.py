@@ -1,4 +1,4 @@
-"""`nightingale bench`: how soon, how fast, how steadily; here, or at any OpenAI-compatible address."""
+"""`nightingale bench`: measure latency and throughput of the engine or of an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from nightingale.cli import options
-from nightingale.cli.talk import busy, note, read_options
-from nightingale.cli.watch import console, counting
+from nightingale.cli.console import loading, note, parse_options, spinner
 from nightingale.errors import ConfigError, NightingaleError
+from nightingale_lab.cli.progress import console, counter
 
 INTERRUPTED = 130
 
@@ -19,14 +19,14 @@ Profiles = Annotated[
     str | None,
     typer.Option(
         "--profile",
-        help="One or more of exact, balanced, fast, with commas; each may have switches (+cache=int8).",
+        help="Profiles with commas: exact, balanced, fast; each may have switches (+cache=int8).",
         show_default="the model's",
     ),
 ]
 Dtype = Annotated[str, typer.Option(help="T3's precision: auto, float32, bfloat16.")]
-Concurrency = Annotated[str, typer.Option(help="Requests at a time: numbers with commas; empty for none.")]
-Texts = Annotated[str, typer.Option("--text", help="Lengths of word, short, medium, long, with commas.")]
-Rounds = Annotated[int, typer.Option(help="Requests of each kind.", min=1)]
+Concurrency = Annotated[str, typer.Option(help="Concurrent requests: numbers with commas; may be empty.")]
+Texts = Annotated[str, typer.Option("--text", help="Lengths with commas: word, short, medium, long.")]
+Rounds = Annotated[int, typer.Option(help="Requests per measurement.", min=1)]
 Url = Annotated[
     str | None, typer.Option(help="Measure this OpenAI-compatible server instead.", show_default=False)
 ]
@@ -34,8 +34,8 @@ Peers = Annotated[
     str | None,
     typer.Option(
         "--peer",
-        help="Also hibari, kokoro, espeak-ng (all of them: all), upstream (or upstream:turbo, :english, "
-        ":multilingual), with commas.",
+        help="Also measure others, with commas: hibari, kokoro, espeak-ng (or all), upstream (or "
+        "upstream:turbo, :english, :multilingual).",
         show_default=False,
     ),
 ]
@@ -44,12 +44,12 @@ UpstreamPython = Annotated[
     typer.Option(
         help="Python of an environment with chatterbox-tts, for --peer upstream.",
         envvar="NIGHTINGALE_UPSTREAM_PYTHON",
-        show_default="one is made",
+        show_default="one is created",
     ),
 ]
-Cold = Annotated[bool, typer.Option("--cold/--no-cold", help="Also start a fresh process.")]
-Far = Annotated[bool, typer.Option("--distance", help="Each stage's time over its physical floor.")]
-Quick = Annotated[bool, typer.Option("--quick", help="Two rounds, two lengths, one and two at a time.")]
+Cold = Annotated[bool, typer.Option("--cold/--no-cold", help="Also measure the start of a process.")]
+Distance = Annotated[bool, typer.Option("--distance", help="Compare each stage with its hardware limit.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Two rounds, two lengths, two levels of concurrency.")]
 
 
 def bench(
@@ -64,7 +64,7 @@ def bench(
     peer: Peers = None,
     upstream_python: UpstreamPython = None,
     cold: Cold = True,
-    distance: Far = False,
+    distance: Distance = False,
     quick: Quick = False,
     results: options.Results = None,
     device: options.Device = "auto",
@@ -72,33 +72,44 @@ def bench(
     choices: options.Choices = None,
     quiet: options.Quiet = False,
 ) -> None:
-    """Measure speed: tables for people, then one line of JSON, last. Ctrl-C keeps what was measured."""
+    """Measure speed: print tables, then one line of JSON. Ctrl-C keeps the results so far."""
     from nightingale_lab.bench import store
     from nightingale_lab.bench.speed.run import Plan, new_result
 
-    chosen = read_options(choices or [])
-    levels, lengths = read_levels(concurrency), read_lengths(texts)
+    model_options = parse_options(choices)
+    levels, lengths = parse_levels(concurrency), parse_lengths(texts)
     plan = Plan(levels=levels, lengths=lengths, rounds=rounds)
     if quick:
         plan = Plan(levels=levels[:2], lengths=lengths[:2], rounds=min(rounds, 2))
     about = {"model": str(model or "default"), "url": url, "dtype": dtype, "device": device}
     result = new_result(**about, rounds=plan.rounds)
-    profiles, peers = read_profiles(profile), read_peers(peer)
+    profiles, peers = parse_profiles(profile), parse_peers(peer)
     stopped: KeyboardInterrupt | NightingaleError | None = None
     try:
         if url:
-            _at_url(result, plan, url, model, voice, quiet)
+            _measure_url(result, plan, url, model, voice, quiet)
         else:
-            loading = {"device": device, "dtype": dtype, "offline": offline, **chosen}
-            _here(result, plan, model, profiles, voice, loading, cold=cold, distance=distance, quiet=quiet)
+            load = {"device": device, "dtype": dtype, "offline": offline}
+            _measure_here(
+                result,
+                plan,
+                model,
+                profiles,
+                voice,
+                load,
+                model_options,
+                cold=cold,
+                distance=distance,
+                quiet=quiet,
+            )
         if peers:
-            _beside(result, plan, peers, profiles, device, upstream_python, quiet)
+            _measure_peers(result, plan, peers, profiles, device, upstream_python, quiet)
         result["complete"] = True
     except (KeyboardInterrupt, NightingaleError) as stop:
         if not (result["lengths"] or result["crowds"]):
             raise
         stopped = stop
-        note("interrupted: what follows is what was measured until then")
+        note("interrupted: these are the results so far")
     line = store.signed(result)
     store.append(line, "bench", results or store.results_folder())
     _print(line)
@@ -108,24 +119,25 @@ def bench(
         raise typer.Exit(INTERRUPTED)
 
 
-def _at_url(
+def _measure_url(
     result: dict[str, Any], plan: Any, url: str, model: str | None, voice: str | None, quiet: bool
 ) -> None:
     from nightingale_lab.bench.speed.run import measure
     from nightingale_lab.bench.speed.speakers import url_speaks
 
     speaks = url_speaks(url, model=model, voice=voice)
-    with counting(f"measuring {url}", plan.requests, quiet=quiet) as step:
+    with counter(f"measuring {url}", plan.requests, quiet=quiet) as step:
         measure(result, speaks, plan, who=url, on_request=step)
 
 
-def _here(
+def _measure_here(
     result: dict[str, Any],
     plan: Any,
     model: str | None,
     profiles: list[str],
     voice: str | None,
-    loading: dict[str, Any],
+    load: dict[str, Any],
+    model_options: dict[str, Any],
     *,
     cold: bool,
     distance: bool,
@@ -139,43 +151,41 @@ def _here(
     from nightingale_lab.bench.speed.speakers import engine_speaks
     from nightingale_lab.bench.speed.texts import TEXTS
 
-    with busy(f"loading {model or 'the voice in the box'} …", quiet=quiet):
+    with spinner(loading(model), quiet=quiet):
         from nightingale.engine.load import load_model
         from nightingale.engine.model import default_model
         from nightingale.engine.tts import TTS
 
-        begun = time.perf_counter()
-        plain = {key: loading[key] for key in ("device", "dtype", "offline")}
-        extra = {key: value for key, value in loading.items() if key not in plain}
-        loaded = load_model(model or default_model(), **plain, options=extra)
-        result["load_ms"] = round(1000 * (time.perf_counter() - begun), 1)
+        started_s = time.perf_counter()
+        loaded = load_model(model or default_model(), **load, options=model_options)
+        result["load_ms"] = round(1000 * (time.perf_counter() - started_s), 1)
     if loaded.notice is not None:
         note(f"note: {loaded.notice}")
     result["model"] = loaded.name
     names = profiles or [loaded.defaults.profile]
     result["cold"], result["distance"] = [], []
     for name in names:
-        with TTS.over(loaded, name) as tts, counting(f"measuring {name}", plan.requests, quiet=quiet) as step:
+        with TTS.over(loaded, name) as tts, counter(f"measuring {name}", plan.requests, quiet=quiet) as step:
             measure(result, engine_speaks(tts, voice), plan, who=name, on_request=step)
     if cold:
-        with busy("starting fresh processes …", quiet=quiet):
+        with spinner("starting new processes …", quiet=quiet):
             for name in names:
-                settings = {"model": model, "profile": name, **loading}
+                settings = {"model": model, "profile": name, **load, **model_options}
                 result["cold"].append({"who": name, **cold_start(settings, TEXTS["short"])})
     if distance:
-        with busy("measuring the floor …", quiet=quiet):
+        with spinner("measuring the hardware limits …", quiet=quiet):
             result["distance"] = [one.row() for one in distances(loaded, TEXTS["medium"])]
     memory = {"peak_memory_mb": peak_memory_mb(), "gpu_peak_mb": gpu_peak_mb()}
     result["memory"] = {key: value for key, value in memory.items() if value is not None}
 
 
-def read_profiles(spelled: str | None) -> list[str]:
+def parse_profiles(names: str | None) -> list[str]:
     from nightingale.engine.profiles import profile_named
 
-    return [profile_named(name.strip()).name for name in (spelled or "").split(",") if name.strip()]
+    return [profile_named(name.strip()).name for name in (names or "").split(",") if name.strip()]
 
 
-def read_peers(spelled: str | None) -> list[Any]:
+def parse_peers(spelled: str | None) -> list[Any]:
     from nightingale_lab.bench.peers.install import peer_named
     from nightingale_lab.bench.peers.table import ALL
 
@@ -183,7 +193,7 @@ def read_peers(spelled: str | None) -> list[Any]:
     return [peer_named(one) for name in names for one in (ALL if name == "all" else [name])]
 
 
-def _beside(
+def _measure_peers(
     result: dict[str, Any],
     plan: Any,
     peers: list[Any],
@@ -192,7 +202,7 @@ def _beside(
     upstream_python: Path | None,
     quiet: bool,
 ) -> None:
-    """The same texts by others, on as many threads as we have."""
+    """Measure the same texts with other engines, with the same number of threads."""
     import torch
 
     from nightingale_lab.bench.peers.beside import Setting, beside
@@ -204,31 +214,31 @@ def _beside(
         upstream_python=upstream_python,
         say=(lambda _: None) if quiet else note,
     )
-    beside(result, plan, peers, setting, lambda who: counting(f"measuring {who}", plan.requests, quiet=quiet))
+    beside(result, plan, peers, setting, lambda who: counter(f"measuring {who}", plan.requests, quiet=quiet))
 
 
-def read_levels(spelled: str) -> list[int]:
+def parse_levels(spelled: str) -> list[int]:
     try:
         levels = [int(number) for number in spelled.split(",") if number.strip()]
     except ValueError:
         levels = [0]
     if any(level < 1 for level in levels):
         raise ConfigError(
-            "not numbers of requests at a time",
+            "invalid numbers of concurrent requests",
             got=repr(spelled),
-            allowed="whole numbers from 1 on, with commas",
+            allowed="positive integers, with commas",
             fix="For example: --concurrency 1,2,4,8",
         )
     return levels
 
 
-def read_lengths(spelled: str) -> list[str]:
+def parse_lengths(spelled: str) -> list[str]:
     from nightingale_lab.bench.speed.texts import TEXTS
 
     names = [name.strip() for name in spelled.split(",") if name.strip()]
     if unknown := [name for name in names if name not in TEXTS]:
         raise ConfigError(
-            "no text of that length",
+            "unknown length of text",
             got=", ".join(unknown),
             allowed=", ".join(TEXTS),
             fix="For example: --text short,long",
