@@ -11,6 +11,7 @@ import subprocess
 import sys
 import wave
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -384,7 +385,7 @@ def test_doctor_needs_no_import_of_torch_by_the_command_line() -> None:
     code = "import sys; sys.modules['torch'] = None; import nightingale.cli.doctor as d; print(d._software())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "name='torch'" in done.stdout
+    assert f"name='torch', detail='{version('torch')}'" in done.stdout
 
 
 NO_LAB = """
@@ -408,9 +409,9 @@ def test_help_lists_the_lab_commands_without_the_lab_package() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["--help"], ["-m", "noise", "--no-such-option"], ["stage", "--x=1"]]
+    ("name", "arguments"),
+    [("verify", []), ("bench", ["--help"]), ("report", ["-m", "noise", "--no-such"]), ("train", ["stage"])],
 )
-@pytest.mark.parametrize("name", LAB_COMMANDS)
 def test_lab_commands_without_the_lab_package_say_how_to_install_it(name: str, arguments: list[str]) -> None:
     done = run_without_lab(name, *arguments)
     assert done.returncode == 2
@@ -419,7 +420,7 @@ def test_lab_commands_without_the_lab_package_say_how_to_install_it(name: str, a
     assert "Traceback" not in done.stderr
 
 
-def test_broken_lab_package_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_the_lab_package_is_not_hidden(tmp_path: Path) -> None:
     folder = tmp_path / "nightingale_lab" / "cli"
     folder.mkdir(parents=True)
     for package in (folder.parent, folder):
