@@ -129,8 +129,8 @@ for wave in range(WAVES):
     os.close(heard)
     print("killed", ends.count(signal.SIGKILL), flush=True)
 """
-"""Forks clients and kills them in the middle of their streams. A process of its own: forking the test process,
-with its threads, would be slow and unsafe."""
+"""Forks clients and kills them in the middle of their streams. A process of its own: forking the tests'
+process, with its threads, would be slow and unsafe."""
 
 
 def open_files() -> int:

@@ -157,9 +157,10 @@ def test_grace_period_is_counted_once(small: Callable[..., TTS]) -> None:
         service = SpeechService(Settings(), tts)
         await service.start()
         async with await service.open(LONG):
-            service.refuse_new()
-            assert not service.ready
+            draining = asyncio.create_task(service.drain(0.5))
             await asyncio.sleep(0.4)
+            assert not service.ready
+            assert not draining.done()
             began = time.monotonic()
             await service.stop(0.5)
             return time.monotonic() - began

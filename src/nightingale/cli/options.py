@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -70,12 +69,5 @@ Profile = Annotated[
     _model_option(
         "exact: rendered whole, as upstream does; balanced: streamed; fast: also in lower precision. "
         "With switches: balanced+cache=int8+keep=50+draft=guess (docs/kv-cache.md, docs/speculative.md).",
-    ),
-]
-Results = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder of the results, bench.jsonl and verify.jsonl.",
-        show_default="benchmarks/results in a checkout",
     ),
 ]

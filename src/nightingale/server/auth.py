@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from nightingale.server.http_errors import HttpError
-from nightingale.server.settings import Settings
+from nightingale.server.settings import Settings, is_loopback
 
 PUBLIC_PATHS = {"/", "/health", "/ready", "/version", "/docs", "/openapi.json"}
 PUBLIC_PREFIX = "/page/"
@@ -59,25 +58,15 @@ def is_foreign_origin(headers: Mapping[str, str], settings: Settings) -> bool:
     if origin is None or origin in settings.cors or "*" in settings.cors:
         return False
     try:
-        host = urlsplit(origin).netloc.lower()
+        parts = urlsplit(origin)
+        name, host = parts.hostname, parts.netloc.lower()
     except ValueError:  # such as http://[
         return True
     if host != headers.get("host", "").lower():
         return True
     # DNS rebinding: a site may resolve its own name to this machine. Without a key, accept only names that
     # cannot resolve to anything else.
-    return settings.on_loopback and not settings.keys and not _is_local(host)
-
-
-def _is_local(host: str) -> bool:
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return False
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost" or name.endswith(".localhost")
+    return is_loopback(settings.host) and not settings.keys and not is_loopback(name or "")
 
 
 def _digest(key: str) -> bytes:

@@ -12,14 +12,16 @@ KEEPALIVE_S: Final = 60
 """Idle time before each TCP keepalive probe; three unanswered ones end the connection."""
 
 
-def open_listen_socket(host: str, port: int, *, send_timeout_s: float = 60.0) -> socket.socket:
+def open_listen_socket(
+    host: str, port: int, *, send_timeout_s: float = 60.0, flags: str = "--port or --host"
+) -> socket.socket:
     """Bind a TCP socket.
 
     The send buffer is small on purpose. Linux would let it grow to megabytes (minutes of MP3) and report it
     as full until a third of it was read, so a client that plays in real time would look stalled.
 
     send_timeout_s: the kernel ends a connection whose peer acknowledges nothing for this long. The server
-    drops such a client itself, but closing waits until all data was sent.
+    drops such a client itself, but closing waits until all data was sent. flags: those for another address.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -39,7 +41,7 @@ def open_listen_socket(host: str, port: int, *, send_timeout_s: float = 60.0) ->
             "cannot listen on this address",
             got=f"{host}:{port} ({error.strerror or error})",
             allowed="a free port at an address of this machine",
-            fix="Choose another with --port or --host; port 0 picks a free one.",
+            fix=f"Choose another with {flags}; port 0 picks a free one.",
         ) from error
     return listener
 

@@ -69,6 +69,14 @@ StringList = Annotated[list[str], NoDecode, BeforeValidator(parse_list)]
 StringMap = Annotated[dict[str, str], NoDecode, BeforeValidator(parse_pairs)]
 
 
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a host, given as an address or a name."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
 def default_config() -> Path:
     return Path(platformdirs.user_config_dir("nightingale")) / "nightingale.toml"
 
@@ -183,16 +191,9 @@ class Settings(BaseSettings):
                 )
         return tuple(key for key in found if key)
 
-    @property
-    def on_loopback(self) -> bool:
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
-
     def check_bind(self) -> None:
         """Refuse an address that other machines can reach, unless there is a key or `insecure` is set."""
-        if not (self.on_loopback or self.keys or self.insecure):
+        if not (is_loopback(self.host) or self.keys or self.insecure):
             raise ConfigError(
                 "other machines can reach this address, and no key is set",
                 got=f"--host {self.host}",

@@ -11,7 +11,7 @@ import typer
 from nightingale.cli import options
 from nightingale.cli.console import loading, note, parse_options, spinner
 from nightingale.errors import ConfigError, NightingaleError
-from nightingale_lab.cli.progress import console, counter
+from nightingale_lab.cli.lab_console import Results, console, counter
 
 INTERRUPTED = 130
 
@@ -66,7 +66,7 @@ def bench(
     cold: Cold = True,
     distance: Distance = False,
     quick: Quick = False,
-    results: options.Results = None,
+    results: Results = None,
     device: options.Device = "auto",
     offline: options.Offline = False,
     choices: options.Choices = None,

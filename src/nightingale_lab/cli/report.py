@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from nightingale.cli import options
 from nightingale.errors import ConfigError
+from nightingale_lab.cli.lab_console import Results
 
 Out = Annotated[Path, typer.Option("-o", "--out", help="The page to write.")]
 Clips = Annotated[int, typer.Option(help="Number of audio clips per model.", min=0)]
 
 
-def report(out: Out = Path("report.html"), results: options.Results = None, clips: Clips = 6) -> None:
+def report(out: Out = Path("report.html"), results: Results = None, clips: Clips = 6) -> None:
     """Write one self-contained HTML page from the results of bench and verify."""
     from nightingale.files import write_whole
     from nightingale_lab.bench import store

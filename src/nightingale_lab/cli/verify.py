@@ -10,7 +10,7 @@ import typer
 
 from nightingale.cli import options
 from nightingale.cli.console import loading, note, parse_options, spinner
-from nightingale_lab.cli.progress import console, progress
+from nightingale_lab.cli.lab_console import Results, console, progress
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,7 +50,7 @@ def verify(
     references: References = None,
     judges: Judges = True,
     keep: Keep = None,
-    results: options.Results = None,
+    results: Results = None,
     device: options.Device = "auto",
     offline: options.Offline = False,
     choices: options.Choices = None,

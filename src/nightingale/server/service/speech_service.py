@@ -118,15 +118,13 @@ class SpeechService:
         if self.settings.keep_alive >= 0 and self._given_tts is None:
             self._idle_task = asyncio.create_task(self._unload_when_idle())
 
-    def refuse_new(self) -> None:
-        """Refuse new requests from now on. The grace period starts with the first call."""
-        if self._stopping_since_s is None:
-            self.state, self._stopping_since_s = "stopping", time.monotonic()
-
     async def drain(self, grace_s: float = 0.0) -> int:
-        """Refuse new requests and wait for running ones; return how many are left after the grace period."""
-        self.refuse_new()
-        deadline_s = (self._stopping_since_s or 0.0) + grace_s
+        """Refuse new requests and wait for running ones; return how many are left after the grace period.
+
+        The grace period starts with the first call.
+        """
+        self.state, self._stopping_since_s = "stopping", self._stopping_since_s or time.monotonic()
+        deadline_s = self._stopping_since_s + grace_s
         while (self._open_streams or self._open_turns) and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
         return max(len(self._open_streams), self._open_turns)

@@ -7,23 +7,14 @@ from urllib.parse import urlsplit
 
 from nightingale.errors import ConfigError
 from nightingale.server.listen_socket import open_listen_socket
+from nightingale.server.settings import is_loopback
 
 DEFAULT_PORT: Final = 10200
-LOOPBACK: Final = ("127.0.0.1", "localhost", "::1")
 
 
 def check_wyoming(uri: str, *, insecure: bool = False) -> None:
     """Raise ConfigError if Wyoming cannot be served at this address."""
-    host, port = parse_address(uri, insecure=insecure)
-    try:
-        open_listen_socket(host, port).close()
-    except ConfigError as error:
-        raise ConfigError(
-            "Wyoming cannot listen on this address",
-            got=error.got,
-            allowed=error.allowed,
-            fix="Choose another address with --wyoming.",
-        ) from error
+    open_listen_socket(*parse_address(uri, insecure=insecure), flags="--wyoming").close()
 
 
 def parse_address(uri: str, *, insecure: bool = False) -> tuple[str, int]:
@@ -45,7 +36,7 @@ def parse_address(uri: str, *, insecure: bool = False) -> tuple[str, int]:
             got=repr(uri),
             allowed=f"tcp://HOST:PORT, such as tcp://127.0.0.1:{DEFAULT_PORT}",
         )
-    if host not in LOOPBACK and not insecure:
+    if not (is_loopback(host) or insecure):
         raise ConfigError(
             "Wyoming has no password, and other machines can reach this address",
             got=repr(uri),

@@ -1,4 +1,4 @@
-"""Progress bars and the console of the commands that measure."""
+"""Options, progress bars and the console of the lab's commands."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from nightingale.cli.console import note
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+Results = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of the results, bench.jsonl and verify.jsonl.",
+        show_default="benchmarks/results in a checkout",
+    ),
+]
 FILE_WIDTH = 120
 """Width of tables that do not go to a terminal; wrapped at 80 columns they would be hard to read."""
 
