@@ -39,17 +39,17 @@ check: $(INSTALLED_DEV) ## format, lint, strict types, house rules, fresh docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/house
+	$(BIN)/python -m pytest -m '' tests/project
 
 format: $(INSTALLED_DEV) ## mend what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-parity: $(INSTALLED_DEV) ## compare every stage with upstream chatterbox-tts, in an environment of its own
-	parity/run.sh
+parity: $(BIN)/python ## compare every stage with upstream chatterbox-tts, in an environment of its own (PARITY="--family nano")
+	PYTHONPATH=src $(BIN)/python -m nightingale_lab.parity $(PARITY)
 
 judges: $(BIN)/python ## get the recognizers and quality models that score speech (.venv-judges, 0.8 GB)
-	$(BIN)/python src/nightingale_lab/bench/judges/install.py
+	PYTHONPATH=src $(BIN)/python -m nightingale_lab.bench.judges.install
 
 browser: $(INSTALLED_DEV) ## drive the page in a real Chromium (needs Debian's chromium)
 	$(PIP) -e '.[browser]'

@@ -90,15 +90,16 @@ def make(name: str, work: Path, *, tiny: bool) -> dict[str, Any]:
 
 def opened(name: str, work: Path, runtime: str, *, tiny: bool) -> tuple[Any, Any, Any]:
     """Weights mapped from their file, packed, and T3 without its layers."""
-    from nightingale.backends.cpu.capabilities import form
-    from nightingale.backends.shared.packed_t3 import FOR_ONNX, digest_of_file, pack, without_backbone
+    from nightingale.backends.cpu.capabilities import weight_format
+    from nightingale.backends.onnx.graph import OnnxFormat
+    from nightingale.backends.shared.packed_t3 import digest_of_file, pack, without_backbone
     from nightingale.models.checkpoint import read_tensors
 
     path, config = work / f"{name}.safetensors", preset_of(name, tiny=tiny).t3
     tensors = read_tensors(path)
-    source = digest_of_file(path, home=work / "packed")
-    kind = form() if runtime == "native" else FOR_ONNX
-    packed = pack(config, tensors, home=work / "packed", source=source, mapped=True, form=kind)
+    source = digest_of_file(path, cache_dir=work / "packed")
+    kind = weight_format() if runtime == "native" else OnnxFormat()
+    packed = pack(config, tensors, kind, cache_dir=work / "packed", source=source, mapped=True)
     return tensors, packed, without_backbone(config, tensors, source=path)
 
 
@@ -129,9 +130,9 @@ def bandwidth(threads: int, rounds: int = 5) -> float:
 
 def chosen_runtime(config: Any) -> str:
     """As the profile `fast` does (engine/load.py)."""
-    from nightingale.backends.cpu.capabilities import refusal
+    from nightingale.backends.cpu.capabilities import unsupported_reason
 
-    return "native" if refusal(config) is None else "onnxruntime"
+    return "native" if unsupported_reason(config) is None else "onnxruntime"
 
 
 class Speaker:
@@ -161,12 +162,13 @@ class Speaker:
 
     def opened_runner(self, threads: int) -> Any:
         from nightingale.backends.cpu.capabilities import open_runner
+        from nightingale.backends.onnx.graph import GRAPH_FILE
         from nightingale.backends.onnx.runner import CpuRunner
 
         room = {"slots": 1, "rows_per_slot": 2 if self.guided else 1, "capacity": 1024}
         if self.runtime == "native":
             return open_runner(self.t3, self.packed, **room, batched=True, threads=threads)
-        return CpuRunner(self.t3, self.packed.graph, **room, batched=True, threads=threads)
+        return CpuRunner(self.t3, self.packed.folder / GRAPH_FILE, **room, batched=True, threads=threads)
 
     def ids(self, count: int, below: int) -> Any:
         import torch
@@ -181,7 +183,7 @@ class Speaker:
         text = self.ids(text_ids, 255).tolist()
         sampling = self.defaults.sampling
         prompt = prompt_of(self.t3, text, self.voice, defaults=self.defaults, sampling=sampling, exaggeration=0.5)
-        decoding = Decoding(self.t3, defaults=self.defaults, sampling=sampling, text_ids=len(text), rng=self.rng)
+        decoding = Decoding(self.t3, defaults=self.defaults, sampling=sampling, text_ids=len(text), seed=0)
         return decoding, self.runner.begin(0, prompt)
 
     def speak(self, tokens: int, text_ids: int = TEXT_IDS) -> tuple[list[int], float, list[float]]:
@@ -224,9 +226,9 @@ def step(name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -> di
 
 def sentence(name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -> dict[str, Any]:
     """Text ids to samples, warm; flow and vocoder as they stream, the sentence in one block."""
-    from nightingale.backends.cpu import bf16 as halves
-    from nightingale.backends.cpu.capabilities import workshop
-    from nightingale.backends.cpu.int8_networks import rounded_flow, rounded_vocoder
+    from nightingale.backends.cpu.bf16 import bf16_flow, bf16_unsupported_reason, bf16_vocoder
+    from nightingale.backends.cpu.capabilities import kernel_context
+    from nightingale.backends.cpu.int8_networks import int8_flow, int8_vocoder
     from nightingale.backends.torch.mel_stream import MelStream, audible, prepare_prompt
     from nightingale.backends.torch.sample_stream import SampleStream
     from nightingale.models.chatterbox.hift.generator import Hift
@@ -239,12 +241,12 @@ def sentence(name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -
     flow = load(lambda: Flow(speaker.preset.flow), read_tensors(files["flow"]), source=files["flow"])
     hift = load(lambda: Hift(speaker.preset.hift), read_tensors(files["hift"]), source=files["hift"])
     # As the profile `fast` does (engine/load.py, backends/torch/cpu_layout.py).
-    refused = halves.refusal(threads)
+    refused = bf16_unsupported_reason(threads)
     if refused is None:
-        flow, hift = halves.halved_flow(flow), halves.halved_vocoder(hift)
+        flow, hift = bf16_flow(flow), bf16_vocoder(hift)
     elif runtime == "native":
-        shop = workshop()
-        flow, hift = rounded_flow(flow, shop), rounded_vocoder(hift, shop)
+        context = kernel_context()
+        flow, hift = int8_flow(flow, context), int8_vocoder(hift, context)
         refused += "; products of bytes in its place"
     for net in (flow, hift):
         for_rendering(net)

@@ -29,7 +29,7 @@ from nightingale_lab.bench import store
 from nightingale.backends.torch.mel_stream import audible, render_mel
 from nightingale.decoding.decoding import speak
 from nightingale.engine.model import Model
-from nightingale.engine.profiles import BALANCED
+from nightingale.backends.profiles import BALANCED
 from nightingale.decoding.random import generator
 from nightingale.engine.standin import NOISE, load_noise, seeded
 from nightingale.engine.tts import TTS

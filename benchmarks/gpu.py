@@ -29,11 +29,11 @@ import torch
 from gpu_engine import FAMILIES, TEXT, build, voice_of
 from torch import Tensor
 
-from nightingale.backends.cuda.decoder import DecodePlan, DecodeLoop
+from nightingale.backends.cuda.decoder import DecodeLoop, DecodePlan
 from nightingale.backends.cuda.flow import FRAMES, FlowSteps, WholeFlow
 from nightingale.backends.cuda.graphs import How, how_on
+from nightingale.backends.cuda.random import int64_key
 from nightingale.backends.cuda.t3_layers import Way
-from nightingale.backends.cuda.random import key_of
 from nightingale.backends.cuda.vocoder import Vocoder, source_noise
 from nightingale.decoding.decoding import prompt_of, speak
 from nightingale.models.chatterbox.t3.model import T3
@@ -55,7 +55,7 @@ class Parts:
         self.model = build(family, self.device, toy=self.tiny, tokens=self.tokens)
         self.voice, self.defaults = voice_of(family, toy=self.tiny), self.model.defaults
         self.greedy = replace(self.defaults.sampling, temperature=0.0)
-        self.key = torch.tensor([key_of(1, "flow")], device=self.device)
+        self.key = torch.tensor([int64_key(1, "flow")], device=self.device)
         half = torch.bfloat16 if self.cuda else torch.float32  # which a CPU may take for ever over
         self.precisions = tuple(dict.fromkeys((torch.float32, half)))
         self.t3s = {kind: copy.deepcopy(self.model.networks.t3).to(kind) for kind in self.precisions}
@@ -83,8 +83,8 @@ class Parts:
     @cached_property
     def expected(self) -> list[int]:
         """Greedy tokens of the plain loop, over weights that no decoder has joined."""
-        rng, started = torch.Generator(), time.perf_counter()
-        tokens = list(speak(self.model.networks.t3, **self.told(self.greedy), rng=rng))
+        started = time.perf_counter()
+        tokens = list(speak(self.model.networks.t3, **self.told(self.greedy), seed=0))
         taken = 1000 * (time.perf_counter() - started) / len(tokens)
         self.board.rows[f"{self.family}: T3 step, float32 plain, ms"] = taken
         self.check("greedy tokens", f"{len(tokens)}, {len(set(tokens))} different")

@@ -35,7 +35,7 @@ from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.engine.load import plan_for
 from nightingale.engine.model import Model, Once
 from nightingale.engine.plan import Plan
-from nightingale.engine.profiles import PROFILES, Profile
+from nightingale.backends.profiles import PROFILES, Profile
 from nightingale.engine.tts import TTS
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.models.chatterbox.build import UNUSED_BY_T3, Networks

@@ -38,7 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, T3Config
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.layers.kv_blocks import KVBlockPool, KVBlockLayout
+from nightingale.models.layers.kv_blocks import KVBlockLayout, KVBlockPool
 from nightingale.models.layers.paged_kv_cache import KVBlockTables, Stream, plain_attend
 from nightingale.models.layers.rope import inverse_frequencies, rotations
 
@@ -69,9 +69,9 @@ def main() -> None:
         if parts == ["gpu"]:
             print(json.dumps(result, separators=(",", ":")))
             return
-    from nightingale_lab.bench.store import append, results_folder, signed
     from nightingale.engine.load import load_model
     from nightingale.engine.model import default_model
+    from nightingale_lab.bench.store import append, results_folder, signed
 
     model = load_model(args.model or default_model(), device="cpu", dtype="auto", offline=True, options={})
     texts = Path(args.texts).read_text(encoding="utf-8").splitlines()[: args.sentences]
@@ -122,7 +122,7 @@ def print_rows(rows: dict[str, dict[str, Any]]) -> None:
 
 def cells_for(model: Any, variant: str, *, spare: int | None = None) -> KVBlockLayout | None:
     from nightingale.backends.torch.paged import cells_of
-    from nightingale.engine.profiles import profile_named
+    from nightingale.backends.profiles import profile_named
 
     plan = cells_of(model, profile_named(PROFILES[variant]))
     return plan if plan is None or spare is None else replace(plan, spare=spare)
@@ -192,12 +192,11 @@ def agree(model: Any, texts: Sequence[str], free: int, variants: list[str]) -> d
 def greedy(model: Any, text: str, plan: KVBlockLayout | None) -> tuple[Tensor, list[int]]:
     """A sentence's prompt, and its likeliest tokens one by one, over cells or over the dense memory."""
     from nightingale.decoding.decoding import Decoding, prompt_of
-    from nightingale.decoding.random import generator
 
     t3, defaults, voice = model.networks.t3, model.defaults, model.default_voice
     sampling = replace(defaults.sampling, temperature=0.0)
     ids = model.frontend.encode(text)
-    decoding = Decoding(t3, defaults=defaults, sampling=sampling, text_ids=len(ids), rng=generator(0, "tokens"))
+    decoding = Decoding(t3, defaults=defaults, sampling=sampling, text_ids=len(ids), seed=0)
     prompt = prompt_of(t3, ids, voice, defaults=defaults, sampling=sampling, exaggeration=defaults.exaggeration)
     if plan is None:
         memory = t3.new_kv_cache(rows=1, capacity=prompt.shape[1] + decoding.budget)
@@ -258,7 +257,7 @@ def one_step(t3: T3, plan: KVBlockLayout | None, length: int) -> Callable[[], fl
 
 
 def record(model: Any, texts: Sequence[str], out: Path, variants: list[str]) -> dict[str, dict[str, Any]]:
-    from nightingale.audio.encoders.record import recording
+    from nightingale.audio.encoders.recording import recording
     from nightingale.engine.tts import TTS
 
     out.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ from nightingale.decoding.decoding import Decoding, DraftStats, PromptText, prom
 from nightingale.decoding.decoder import Decoder, HostDecoder, Speaking
 from nightingale.engine.load import load_model
 from nightingale.engine.model import Model, default_model
-from nightingale.engine.profiles import BALANCED
+from nightingale.backends.profiles import BALANCED
 from nightingale.decoding.random import generator
 from nightingale.backends.torch.runner import PlainRunner, Trial, Verifier
 from nightingale.decoding.speculative import LONGEST, Costs, SpeculativeDecoder
@@ -136,12 +136,14 @@ def passes(runner: Verifier, rounds: int) -> list[float]:
 
 
 def int8_passes(t3: T3, threads: int, rounds: int) -> list[float]:
+    from nightingale.backends.onnx.graph import GRAPH_FILE, OnnxFormat
     from nightingale.backends.shared.packed_t3 import digest_of_tensors, pack
 
     tensors = t3.state_dict()
     with tempfile.TemporaryDirectory() as home:
-        packed = pack(t3.config, tensors, home=Path(home), source=digest_of_tensors(tensors))
-        return passes(by_onnx(t3, threads, graph=packed.graph), rounds)
+        source = digest_of_tensors(tensors)
+        packed = pack(t3.config, tensors, OnnxFormat(), cache_dir=Path(home), source=source)
+        return passes(by_onnx(t3, threads, graph=packed.folder / GRAPH_FILE), rounds)
 
 
 def medians(once: Any, rounds: int) -> list[float]:

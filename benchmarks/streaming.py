@@ -39,7 +39,7 @@ from nightingale_lab.bench.voicelike import voicelike
 from nightingale.clocks import CLOCKS
 from nightingale.engine import TTS
 from nightingale.backends.torch.mel_stream import MelStream, prepare_prompt, render_mel
-from nightingale.engine.requests.segments import cut
+from nightingale.engine.requests.segments import segment_text
 from nightingale.engine.standin import seeded
 from nightingale.backends.torch.sample_stream import SampleStream, render_samples
 from nightingale.models.chatterbox.hift.config import HiftConfig
@@ -341,7 +341,7 @@ def pieces(model: str) -> dict[str, Any]:
     """The level of each piece of a long text: how far apart, and whether it drifts."""
     tts = TTS(model)
     defaults = tts._model.defaults
-    texts = cut(tts._model.frontend, BOOK * 8, None, split_chars=defaults.split_chars, fill=defaults.fill_pieces)
+    texts = segment_text(tts._model.frontend, BOOK * 8, None, split_chars=defaults.split_chars, fill=defaults.fill_pieces)
     heard = (integrated_loudness(tts.say(p.text, seed=n).samples, RATE_HZ) for n, p in enumerate(texts))
     levels = np.array([lufs for lufs in heard if np.isfinite(lufs)])
     place = np.arange(len(levels))

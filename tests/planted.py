@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from nightingale.types import Samples
 from nightingale_lab.bench.verify.subject import BothWays, Spoken
 from nightingale_lab.bench.voicelike import voicelike
-from nightingale.types import Samples
 
 RATE_HZ = 24_000
 TOKENS = 75

@@ -1,4 +1,4 @@
-"""The API of chatterbox-tts: signatures, results, voices and seeds."""
+"""The Chatterbox interface: signatures, arguments by name and by position, and return values."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def other_voice(noise_model: Any) -> Voice:
 
 @pytest.fixture
 def clip(other_voice: Voice, tmp_path: Path) -> Path:
-    """A voice file, which is accepted wherever a clip is."""
+    """Return a voice file, which is accepted wherever a clip is."""
     other_voice.save(tmp_path / "other.safetensors")
     return tmp_path / "other.safetensors"
 
 
-def generate(model: Any, *args: Any, **options: Any) -> torch.Tensor:
+def generate_seeded(model: Any, *args: Any, **options: Any) -> torch.Tensor:
     torch.manual_seed(3)
     return model.generate(*args, **options)
 
@@ -55,7 +55,7 @@ SIGNATURES = {
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_generate_has_the_signature_of_upstream(kind: Any) -> None:
+def test_generate_has_upstreams_parameters_in_upstreams_order(kind: Any) -> None:
     _, *parameters = inspect.signature(kind.generate).parameters.values()
     spelled = [
         p.name if p.default is inspect.Parameter.empty else f"{p.name}={p.default}" for p in parameters
@@ -68,7 +68,7 @@ def test_generate_has_the_signature_of_upstream(kind: Any) -> None:
     [(ChatterboxTTS, ()), (ChatterboxMultilingualTTS, ("fr",)), (ChatterboxTurboTTS, ())],
 )
 def test_generate_returns_the_samples_of_say_as_a_row(kind: Any, args: tuple[str, ...], brief: TTS) -> None:
-    wav = generate(kind(brief), "Hello there.", *args)
+    wav = generate_seeded(kind(brief), "Hello there.", *args)
     assert wav.shape[0] == 1
     assert wav.dtype == torch.float32
     assert kind(brief).sr == 24_000
@@ -79,18 +79,18 @@ def test_generate_returns_the_samples_of_say_as_a_row(kind: Any, args: tuple[str
     assert np.array_equal(wav[0].numpy(), said.samples)
 
 
-def test_seed_of_torch_repeats_a_call_and_two_calls_differ(brief: TTS) -> None:
+def test_torch_manual_seed_makes_a_call_reproducible(brief: TTS) -> None:
     model = ChatterboxTTS(brief)
-    one = generate(model, "Hello")
+    one = generate_seeded(model, "Hello")
     assert not torch.equal(one, model.generate("Hello"))
-    assert torch.equal(one, generate(model, "Hello"))
+    assert torch.equal(one, generate_seeded(model, "Hello"))
 
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_every_control_reaches_the_engine(kind: Any, brief: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
-    passed: dict[str, Any] = {}
+    asked: dict[str, Any] = {}
     plain = brief.say("Hello", seed=1)
-    monkeypatch.setattr(brief, "say", lambda text, **options: passed.update(options) or plain)
+    monkeypatch.setattr(brief, "say", lambda text, **options: asked.update(options) or plain)
     controls = {"repetition_penalty": 1.3, "top_p": 0.9, "temperature": 0.7}
     if kind is ChatterboxTurboTTS:
         controls |= {"top_k": 50}
@@ -98,36 +98,36 @@ def test_every_control_reaches_the_engine(kind: Any, brief: TTS, monkeypatch: py
         controls |= {"min_p": 0.1, "exaggeration": 0.6, "cfg_weight": 0.3}
     positional = ["fr"] if kind is ChatterboxMultilingualTTS else []
     kind(brief).generate("Hello", *positional, **controls)
-    assert {name: passed[name] for name in controls} == controls
-    assert set(passed) == {*controls, "voice", "language", "seed"}
+    assert {name: asked[name] for name in controls} == controls
+    assert set(asked) == {*controls, "voice", "language", "seed"}
 
 
-def test_invalid_control_is_refused(brief: TTS) -> None:
-    with pytest.raises(ConfigError):
+def test_a_control_out_of_range_is_rejected(brief: TTS) -> None:
+    with pytest.raises(ConfigError, match="temperature"):
         ChatterboxTTS(brief).generate("Hello", temperature=-1)
 
 
-def test_voice_of_a_call_is_used_for_that_call_only(brief: TTS, clip: Path) -> None:
+def test_a_voice_given_to_a_call_applies_to_that_call_only(brief: TTS, clip: Path) -> None:
     model = ChatterboxTTS(brief)
-    own = generate(model, "Hello")
-    others = generate(model, "Hello", audio_prompt_path=str(clip))
+    own = generate_seeded(model, "Hello")
+    others = generate_seeded(model, "Hello", audio_prompt_path=str(clip))
     assert not torch.equal(own, others)
-    assert torch.equal(generate(model, "Hello"), own)
+    assert torch.equal(generate_seeded(model, "Hello"), own)
     with pytest.raises(VoiceNotFound):
         model.generate("Hello", audio_prompt_path="missing.wav")
 
 
-def test_prepared_voice_is_used_by_calls_that_name_none(brief: TTS, clip: Path) -> None:
+def test_a_prepared_voice_is_used_by_calls_without_one(brief: TTS, clip: Path) -> None:
     for model in (ChatterboxTTS(brief), ChatterboxTurboTTS(brief)):
-        others = generate(model, "Hello", audio_prompt_path=clip)
+        others = generate_seeded(model, "Hello", audio_prompt_path=clip)
         assert model.conds is None
         model.prepare_conditionals(clip, exaggeration=0.7)
         assert model.conds is not None
-        assert torch.equal(generate(model, "Hello"), others)
+        assert torch.equal(generate_seeded(model, "Hello"), others)
 
 
-def test_concurrent_calls_keep_their_voices(brief: TTS, clip: Path) -> None:
-    """Two threads use one model with two voices; each gets audio of its own voice."""
+def test_voices_do_not_race(brief: TTS, clip: Path) -> None:
+    """Two threads use one model with two voices; each call gets its own voice."""
     model = ChatterboxTTS(brief)
     expected = {}
     for seed in (1, 2):
@@ -161,7 +161,7 @@ def test_concurrent_calls_keep_their_voices(brief: TTS, clip: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("load", "expected"),
+    ("load", "asked"),
     [
         (lambda: ChatterboxTTS.from_pretrained(device="cpu"), ("english", {})),
         (lambda: ChatterboxTTS.from_pretrained("cpu"), ("english", {})),
@@ -184,8 +184,8 @@ def test_concurrent_calls_keep_their_voices(brief: TTS, clip: Path) -> None:
         (lambda: ChatterboxTurboTTS.from_local(Path("x"), "cpu"), (Path("x"), {"kind": "turbo"})),
     ],
 )
-def test_upstream_model_names_are_converted(
-    load: Any, expected: tuple[Any, dict[str, str]], brief: TTS, monkeypatch: pytest.MonkeyPatch
+def test_upstreams_model_names_are_mapped(
+    load: Any, asked: tuple[Any, dict[str, str]], brief: TTS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
 
@@ -197,16 +197,16 @@ def test_upstream_model_names_are_converted(
 
     monkeypatch.setattr(compat, "TTS", open_tts)
     assert load().device == "cpu"
-    assert calls == [expected]
+    assert calls == [asked]
 
 
-def test_mps_falls_back_to_cpu(brief: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mps_without_metal_falls_back_to_the_cpu(brief: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(compat, "TTS", lambda model, *, device, profile: brief)
     assert ChatterboxTTS.from_pretrained("mps").device == "cpu"
 
 
-def test_supported_languages_are_listed() -> None:
+def test_the_supported_languages_are_returned_as_a_copy(tts_with: Any) -> None:
     languages = ChatterboxMultilingualTTS.get_supported_languages()
     assert len(languages) == 23
     assert languages["sw"] == "Swahili"
@@ -214,7 +214,7 @@ def test_supported_languages_are_listed() -> None:
     assert len(ChatterboxMultilingualTTS.get_supported_languages()) == 23
 
 
-def test_unsupported_language_is_refused(tts_with: Any) -> None:
+def test_an_unsupported_language_is_rejected(tts_with: Any) -> None:
     from dataclasses import replace
 
     from nightingale.text.languages import check_language
@@ -232,11 +232,11 @@ def test_unsupported_language_is_refused(tts_with: Any) -> None:
         ChatterboxMultilingualTTS(tts).generate("Hello", "xx")
 
 
-def test_turbo_warns_about_ignored_controls(brief: TTS, caplog: pytest.LogCaptureFixture) -> None:
+def test_turbo_logs_what_it_ignores(brief: TTS, caplog: pytest.LogCaptureFixture) -> None:
     model = ChatterboxTurboTTS(brief)
-    plain = generate(model, "Hello")
+    plain = generate_seeded(model, "Hello")
     assert not caplog.records
-    assert torch.equal(generate(model, "Hello", cfg_weight=0.5, exaggeration=1.0, min_p=0.5), plain)
+    assert torch.equal(generate_seeded(model, "Hello", cfg_weight=0.5, exaggeration=1.0, min_p=0.5), plain)
     assert "ignored" in caplog.text
     with pytest.raises(ConfigError, match="norm_loudness"):
         model.generate("Hello", norm_loudness=False)

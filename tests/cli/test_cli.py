@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-import torch
 from typer.testing import CliRunner, Result
 
 import nightingale.engine
@@ -37,11 +36,11 @@ def make_voice() -> Voice:
     return Voice.checked(
         name="clip",
         family="turbo",
-        speaker=torch.ones(256),
-        prompt_ids=torch.tensor([1, 2]),
-        flow_prompt_ids=torch.tensor([3]),
-        flow_prompt_mel=torch.zeros(2, 80),
-        flow_speaker=torch.ones(192),
+        speaker=np.ones(256),
+        prompt_ids=[1, 2],
+        flow_prompt_ids=[3],
+        flow_prompt_mel=np.zeros((2, 80)),
+        flow_speaker=np.ones(192),
         provenance="made up",
     )
 

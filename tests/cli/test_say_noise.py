@@ -6,8 +6,6 @@ import hashlib
 import io
 import json
 import wave
-from copy import deepcopy
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +13,17 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from nightingale import TTS
+from nightingale.backends.noise.renderer import NoiseStream
 from nightingale.cli.main import app
-from nightingale.engine import standin
+from nightingale.engine import load
+from nightingale.engine.noise_model import NOTICE
 from nightingale.engine.requests.segments import MAX_CHARS
-from nightingale.engine.standin import NOTICE
-from nightingale.types import AudioChunk
+from nightingale.types import AudioChunk, Samples
 
 
 @pytest.fixture(autouse=True)
 def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief: TTS) -> Path:
-    monkeypatch.setattr(standin, "load_noise", lambda: brief._model)  # loaded once, and with short outputs
+    monkeypatch.setattr(load, "load_noise", lambda: brief._model)  # loaded once, and with short outputs
     folder = tmp_path / "work"
     folder.mkdir()
     monkeypatch.chdir(folder)
@@ -168,8 +167,11 @@ def test_failed_request_keeps_the_existing_file() -> None:
     assert Path("out.wav").read_bytes() == b"precious"
 
 
-def test_nan_weights_are_reported(monkeypatch: pytest.MonkeyPatch, brief: TTS) -> None:
-    model = replace(brief._model, networks=deepcopy(brief._model.networks))
-    model.networks.hift.conv_post.weight.data.fill_(float("nan"))
-    monkeypatch.setattr(standin, "load_noise", lambda: model)
+def test_nan_samples_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    push = NoiseStream.push
+
+    def broken(stream: NoiseStream, tokens: list[int], *, final: bool) -> Samples:
+        return np.full_like(push(stream, tokens, final=final), np.nan)
+
+    monkeypatch.setattr(NoiseStream, "push", broken)
     refused(say("Hello", "-m", "noise", "-o", "out.wav", "-q"), 8, "not finite")

@@ -122,15 +122,15 @@ def test_interrupted_bench_keeps_its_results(tmp_path: Path, monkeypatch: pytest
     from nightingale_lab.bench.speed import load
 
     took: list[Any] = []
-    take = load.take
+    time_request = load.time_request
 
     def one_more(*words: Any) -> Any:
-        took.append(take(*words))
+        took.append(time_request(*words))
         if len(took) == 3:
             os.kill(os.getpid(), signal.SIGINT)
         return took[-1]
 
-    monkeypatch.setattr(load, "take", one_more)
+    monkeypatch.setattr(load, "time_request", one_more)
     done = run(*bench_words(tmp_path))
     line = json.loads((tmp_path / "bench.jsonl").read_text())
     assert done.exit_code == 130

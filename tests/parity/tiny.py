@@ -1,8 +1,8 @@
 """Tiny networks whose weights are a formula of the tensor's official name, so that no weight file is needed.
 
-`parity/record.py` builds upstream's classes at these sizes, fills them by the same formula and writes what
-they give to `goldens.safetensors`; the tests compare ours with that. The formula is integer arithmetic, so it
-gives the same numbers on every machine.
+`python -m nightingale_lab.parity record` builds upstream's classes at these sizes, fills them by the same
+formula and writes their outputs to `goldens.safetensors`; the tests compare ours with those. The formula is
+integer arithmetic, so it gives the same numbers on every machine.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import torch
@@ -21,8 +21,12 @@ from torch import Tensor, nn
 
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
-from nightingale.models.chatterbox.t3.config import ENGLISH, TURBO, Gpt2Config, LlamaConfig
+from nightingale.models.chatterbox.t3.config import ENGLISH, START_SPEECH, TURBO, Gpt2Config, LlamaConfig
 from nightingale.models.checkpoint import fold_weight_norm
+from nightingale.voices.voice import Voice
+
+if TYPE_CHECKING:
+    from nightingale_lab.parity.stages.t3 import Case
 
 Net = TypeVar("Net", bound=nn.Module)
 GOLDENS = Path(__file__).parent / "goldens.safetensors"
@@ -56,7 +60,9 @@ TINY_MEANFLOW = replace(TINY_FLOW, meanflow=True)
 TINY_HIFT = HiftConfig(base_channels=32, resblock_kernels=(3, 7), source_kernels=(5, 7, 3), f0_channels=16)
 
 SEEN_LOGITS = slice(0, None, 61)
-"""Which scores are recorded: enough to know the rest by."""
+"""The logits that are recorded, one in 61."""
+SAMPLED_LOGITS = slice(0, 300)
+"""The part of the vocabulary whose logits differ in `sampler_inputs`."""
 TEXT = [17, 43, 5, 201, 88, 88, 9]
 EXAGGERATION = 0.7
 CFG_WEIGHT = 0.5
@@ -120,6 +126,31 @@ def fill_weight_normed(net: Net, plain: tuple[str, ...]) -> Net:
             official[name] = values(name, shape)
     net.load_state_dict(fold_weight_norm(official))
     return net.eval().requires_grad_(False)
+
+
+def t3_case(kind: str) -> Case:
+    """The input of the greedy decode that was recorded for "llama" and for "gpt2"."""
+    from nightingale_lab.parity.stages.t3 import Case
+
+    config = TINY_LLAMA if kind == "llama" else TINY_GPT2
+    voice = Voice.checked(
+        name="tiny",
+        family="chatterbox" if kind == "llama" else "turbo",
+        speaker=scatter((256,), 1),
+        prompt_ids=ids(config.prompt_tokens, 2)[0],
+        flow_prompt_ids=torch.zeros(1, dtype=torch.int64),
+        flow_prompt_mel=torch.zeros(2, 80),
+        flow_speaker=torch.ones(192),
+    )
+    return Case(text=TEXT, voice=voice, tokens=GREEDY_TOKENS)
+
+
+def sampler_inputs(model: str) -> tuple[Tensor, Tensor]:
+    """Logits (steps, rows, vocabulary) and the ids drawn from them, for the sampler that was recorded."""
+    rows, vocabulary = 2 if model == "english" else 1, START_SPEECH + 2
+    logits = torch.full((4, rows, vocabulary), -8.0)
+    logits[..., SAMPLED_LOGITS] = gaussian((4, rows, 300), 21)
+    return logits, logits[:, 0].argmax(-1)
 
 
 def goldens() -> Mapping[str, Tensor]:

@@ -7,26 +7,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 pytest.importorskip("fastapi")
 
 from live_server import LiveServer, live_server
 
 from nightingale import TTS
-from nightingale.engine.profiles import BALANCED
+from nightingale.backends.profiles import BALANCED
 
 if TYPE_CHECKING:
     from nightingale.engine.model import Model
-
-
-@pytest.fixture(scope="package", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Use one thread, which is faster for tiny networks."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="package")
@@ -34,10 +24,8 @@ def small(noise_model: Model) -> Callable[..., TTS]:
     """Return a function that makes a streaming engine."""
 
     def make(*, slots: int = 4, queue: int = 64, tokens: int = 8) -> TTS:
-        defaults = replace(noise_model.defaults, max_new_tokens=tokens)
-        return TTS.over(
-            replace(noise_model, defaults=defaults), replace(BALANCED, slots=slots, queue_limit=queue)
-        )
+        model = noise_model.with_defaults(max_new_tokens=tokens)
+        return TTS.over(model, replace(BALANCED, slots=slots, queue_limit=queue))
 
     return make
 

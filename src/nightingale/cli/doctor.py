@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -23,10 +22,8 @@ from nightingale.cli import options
 from nightingale.cli.console import format_size
 from nightingale.errors import DeviceError, NightingaleError
 
-if TYPE_CHECKING:
-    from nightingale.engine.plan import Machine
-
 EXTRAS = {"ja": "pykakasi", "zh": "spacy_pkuseg", "he": "dicta_onnx", "cpu": "onnxruntime"}
+MAX_GPUS = 16
 SELF_TEST_TEXT = "One, two, three."
 
 
@@ -72,33 +69,33 @@ def doctor(
 
 
 def _print_plan(profile: str, model: str | None, device: str, *, as_json: bool) -> None:
-    """Print what runs where, in which precision, and why."""
+    """Print which backend runs each role, in which precision, and why others were skipped."""
+    from nightingale.backends.profiles import profile_named
     from nightingale.engine.load import plan_named
-    from nightingale.engine.profiles import profile_named
 
     plan, missing = plan_named(model, profile_named(profile), device=device)
-    if as_json:
-        parts = [asdict(part) for part in plan.parts]
-        print(json.dumps(asdict(plan) | {"parts": parts, "weights_missing": missing}))
-        return
     machine = plan.machine
-    print(f"{plan.model}, {plan.profile}, on {machine.device} ({machine.name}, {machine.instructions})")
-    for part in plan.parts:
-        print(f"{part.stage:<10}{part.way:<9}{part.dtype:<10}{part.why}")
-        for reason in (*part.refused, *part.foregone):
-            print(f"{'':<10}refused: {reason}")
-    if machine.obstacle:
-        print(f"note      {machine.obstacle}")
+    if as_json:
+        choices = [
+            {
+                "role": choice.role,
+                "backend": choice.backend.name,
+                "precision": choice.precision,
+                "skipped": [asdict(skipped) for skipped in choice.skipped],
+            }
+            for choice in plan.choices
+        ]
+        about = {"model": plan.model, "profile": plan.profile.name, "machine": asdict(machine)}
+        print(json.dumps({**about, "choices": choices, "weights_missing": missing}))
+        return
+    print(f"{plan.model}, {plan.profile.name}, on {machine.device} ({machine.name}, {machine.instructions})")
+    for choice in plan.choices:
+        print(f"{choice.role:<10}{choice.backend.name:<8}{choice.precision}")
+        for skipped in choice.skipped:
+            print(f"{'':<10}skipped {skipped.backend} {skipped.precision}: {skipped.reason}")
+    if machine.problem:
+        print(f"note      {machine.problem}")
     print(f"weights   {'all here' if missing is None else f'missing: {missing}'}")
-
-
-def _machine(device: str) -> Machine:
-    """Describe a device. Raises DeviceError if it cannot be used."""
-    from nightingale.engine.load import plan_named
-    from nightingale.engine.profiles import profile_named
-
-    plan, _ = plan_named("wren", profile_named("exact"), device=device)
-    return plan.machine
 
 
 def _software() -> list[Finding]:
@@ -115,26 +112,28 @@ def _software() -> list[Finding]:
 
 
 def _hardware() -> Iterator[Finding]:
+    from nightingale.backends import BACKENDS
+    from nightingale.backends.selection import find_machine
+
     yield Finding("system", platform.platform())
     yield Finding("cpu", f"{platform.machine()}, {os.cpu_count()} cores")
-    cpu = _machine("cpu")
+    cpu = find_machine(BACKENDS, "cpu")
     yield Finding("instruction set", cpu.instructions)
-    if cpu.obstacle:
-        yield Finding("cuda", cpu.obstacle)
-    for index in count():
+    if cpu.problem:
+        yield Finding("cuda", cpu.problem)
+    for device in (*(f"cuda:{index}" for index in range(MAX_GPUS)), "mps"):
         try:
-            gpu = _machine(f"cuda:{index}")
+            machine = find_machine(BACKENDS, device)
         except DeviceError:
-            break
-        free = "" if gpu.free_bytes is None else f", {format_size(gpu.free_bytes)} free"
-        obstacle = f" ({gpu.obstacle})" if gpu.obstacle else ""
-        detail = f"{gpu.name}{free}, {gpu.instructions}{obstacle}"
-        yield Finding(gpu.device, detail, ok=not gpu.obstacle)
+            continue
+        free = "" if machine.free_bytes is None else f", {format_size(machine.free_bytes)} free"
+        detail = f"{machine.name}{free}, {machine.instructions}"
+        yield Finding(device, machine.problem or detail, ok=not machine.problem)
 
 
 def _files() -> list[Finding]:
+    from nightingale.hub.cache import cache_root
     from nightingale.hub.cards import CARDS
-    from nightingale.hub.files import cache_root
     from nightingale.hub.find import state
     from nightingale.voices.home import voices_folder
     from nightingale.voices.library import entries

@@ -99,7 +99,7 @@ def _read_voice(reference: Path, model: str | None, **options: Any) -> Voice:
     if reference.suffix == ".safetensors":
         return Voice.load(reference)
     if reference.suffix == ".pt":
-        from nightingale.hub.find import wanted
+        from nightingale.hub.find import resolve
 
         if model is None:
             raise ConfigError(
@@ -107,7 +107,7 @@ def _read_voice(reference: Path, model: str | None, **options: Any) -> Voice:
                 allowed="-m english, multilingual, turbo or nano",
                 fix="Name the model it came with.",
             )
-        return Voice.from_conds_pt(reference, family=wanted(model).card.family)
+        return Voice.from_conds_pt(reference, family=resolve(model).card.family)
     from nightingale.engine import TTS
 
     return TTS(model, **options).voice(reference)

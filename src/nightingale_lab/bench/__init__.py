@@ -1,1 +1,1 @@
-"""Instruments: how fast it is and how good it sounds, as values. Nothing here prints; `cli/` does."""
+"""Measurements of speed and quality. Nothing here prints below the `main` of a module."""

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nightingale.decoding.kv_retention import AttentionTable, places
+from nightingale.decoding.kv_retention import AttentionTable, table_paths
 from nightingale.engine.load import load_model
 from nightingale.engine.model import Model, default_model
 from nightingale_lab.train.hidden_states import spoken
@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     texts = options.texts.read_text(encoding="utf-8").split("\n")
     texts = [text for text in texts if text.strip()][-options.sentences :]
     table, seen = measure(model, texts)
-    out = options.out or places(model.name, None)[-1]
+    out = options.out or table_paths(model.name, None)[-1]
     out.parent.mkdir(parents=True, exist_ok=True)
     table.save(out)
     sys.stdout.write(f"{out}\n{json.dumps(summary(table, seen))}\n")

@@ -24,7 +24,7 @@ from nightingale.backends.torch.mel_stream import render_mel
 from nightingale.engine.load import load_model
 from nightingale.engine.model import Model, default_model
 from nightingale.backends.torch.sample_stream import render_samples
-from nightingale.engine.voice_lookup import Voicing
+from nightingale.engine.voice_lookup import VoiceResolver
 from nightingale.models.layers.mel import FlowMel
 from nightingale.types import Samples
 
@@ -56,7 +56,7 @@ def copies(model: Model, clip: Path) -> dict[str, Samples]:
     mel = FlowMel()(torch.from_numpy(original)[None])[0]  # (mel, frames)
     heard = torch.from_numpy(resample(original, CLOCKS.sample_rate_hz, ANALYSIS_RATE_HZ))
     ids = model.encoders().speech_tokenizer.tokenize(heard).tolist()
-    voice = Voicing(model).find(clip)
+    voice = VoiceResolver(model).find(clip)
     return {
         "original": original,
         "vocoder": render_samples(model.networks.hift, mel, seed=SEED),

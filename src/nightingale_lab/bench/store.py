@@ -1,7 +1,6 @@
-"""Where results go, and what each must carry to be worth anything later: machine, commit, versions.
+"""The results files: `benchmarks/results/<kind>.jsonl`, one line per run with machine, commit and versions.
 
-Lines are appended to `benchmarks/results/<kind>.jsonl`, in a checkout only; an installed package has no such
-folder and keeps nothing unless it is told where.
+Only a checkout has that folder. An installed package stores nothing unless it is given one.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ PACKAGES = ("torch", "numpy", "tokenizers", "safetensors")
 
 
 def checkout() -> Path | None:
-    """The root of the repository this package is run from, if it is."""
+    """Return the root of the repository that this package runs from, if it does."""
     root = Path(__file__).resolve().parents[3]
     return root if (root / ".git").exists() and (root / "benchmarks").is_dir() else None
 
@@ -31,31 +30,28 @@ def results_folder() -> Path | None:
 
 
 def commit() -> str:
-    """Of the checkout, with a plus if something is changed in it."""
+    """Return the commit of the checkout, with a plus if tracked files are changed."""
     root = checkout()
     if root is None:
         return "installed package"
+    head = _output(["git", "rev-parse", "--short", "HEAD"], root)
+    changed = _output(["git", "status", "--porcelain", "--untracked-files=no"], root)
+    return head + ("+" if changed else "") if head else "unknown"
+
+
+def _output(command: list[str], folder: Path | None = None) -> str:
+    """Return what a command prints; nothing if it fails."""
     try:
-        head = _git(root, "rev-parse", "--short", "HEAD")
-        changed = _git(root, "status", "--porcelain", "--untracked-files=no")
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return head + ("+" if changed else "")
-
-
-def _git(root: Path, *words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True)
+        return ""
     return done.stdout.strip()
 
 
 def cpu_name() -> str:
-    """The processor's name where the system tells it; `lscpu` knows ARM's, /proc/cpuinfo x86's."""
+    """Return the processor's name. `lscpu` knows those of ARM too, which /proc/cpuinfo does not."""
     for command, key in ((["lscpu"], "Model name"), (["sysctl", "machdep.cpu.brand_string"], "machdep")):
-        try:
-            told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        except (OSError, subprocess.CalledProcessError):
-            continue
-        for line in told.splitlines():
+        for line in _output(command).splitlines():
             name, colon, value = line.partition(":")
             if colon and name.strip().startswith(key):
                 return value.strip()
@@ -63,18 +59,18 @@ def cpu_name() -> str:
 
 
 def machine() -> dict[str, Any]:
-    """What ran it. The load tells whether it was alone."""
+    """Describe the machine. Its load shows whether other programs ran."""
+    import torch
+
     found: dict[str, Any] = {
         "system": platform.system(),
         "arch": platform.machine(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
     }
     if hasattr(os, "getloadavg"):
         found["load_1m"] = round(os.getloadavg()[0], 1)
-    import torch
-
-    found["threads"] = torch.get_num_threads()
     if torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name(0)
     return found
@@ -93,7 +89,7 @@ def versions() -> dict[str, str]:
 
 
 def signed(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The result with where, when and with what it was made."""
+    """Return the result with machine, commit, versions and date added."""
     return {
         **result,
         "machine": machine(),
@@ -104,7 +100,7 @@ def signed(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def append(line: Mapping[str, Any], kind: str, folder: Path | None) -> Path | None:
-    """One line more in `<kind>.jsonl`; nothing where there is no folder for results."""
+    """Append a line to `<kind>.jsonl`. Does nothing without a folder."""
     if folder is None:
         return None
     folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +111,7 @@ def append(line: Mapping[str, Any], kind: str, folder: Path | None) -> Path | No
 
 
 def read_lines(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """The lines of `<kind>.jsonl`, oldest first; one that a full disk cut short is left out."""
+    """Return the lines of `<kind>.jsonl`, oldest first, without those that a full disk cut short."""
     path = folder / f"{kind}.jsonl"
     lines: list[dict[str, Any]] = []
     for text in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():

@@ -106,7 +106,7 @@ def bench(
             _measure_peers(result, plan, peers, profiles, device, upstream_python, quiet)
         result["complete"] = True
     except (KeyboardInterrupt, NightingaleError) as stop:
-        if not (result["lengths"] or result["crowds"]):
+        if not (result["lengths"] or result["concurrency"]):
             raise
         stopped = stop
         note("interrupted: these are the results so far")
@@ -123,11 +123,11 @@ def _measure_url(
     result: dict[str, Any], plan: Any, url: str, model: str | None, voice: str | None, quiet: bool
 ) -> None:
     from nightingale_lab.bench.speed.run import measure
-    from nightingale_lab.bench.speed.speakers import url_speaks
+    from nightingale_lab.bench.speed.targets import server_target
 
-    speaks = url_speaks(url, model=model, voice=voice)
+    target = server_target(url, model=model, voice=voice)
     with counter(f"measuring {url}", plan.requests, quiet=quiet) as step:
-        measure(result, speaks, plan, who=url, on_request=step)
+        measure(result, target, plan, who=url, on_request=step)
 
 
 def _measure_here(
@@ -148,16 +148,15 @@ def _measure_here(
     from nightingale_lab.bench.speed.cold import cold_start, gpu_peak_mb, peak_memory_mb
     from nightingale_lab.bench.speed.floor import distances
     from nightingale_lab.bench.speed.run import measure
-    from nightingale_lab.bench.speed.speakers import engine_speaks
+    from nightingale_lab.bench.speed.targets import engine_target
     from nightingale_lab.bench.speed.texts import TEXTS
 
     with spinner(loading(model), quiet=quiet):
-        from nightingale.engine.load import load_model
-        from nightingale.engine.model import default_model
+        from nightingale.engine.load import default_model, load_model
         from nightingale.engine.tts import TTS
 
         started_s = time.perf_counter()
-        loaded = load_model(model or default_model(), **load, options=model_options)
+        loaded = load_model(model or default_model(), offline=load["offline"], options=model_options)
         result["load_ms"] = round(1000 * (time.perf_counter() - started_s), 1)
     if loaded.notice is not None:
         note(f"note: {loaded.notice}")
@@ -165,8 +164,9 @@ def _measure_here(
     names = profiles or [loaded.defaults.profile]
     result["cold"], result["distance"] = [], []
     for name in names:
-        with TTS.over(loaded, name) as tts, counter(f"measuring {name}", plan.requests, quiet=quiet) as step:
-            measure(result, engine_speaks(tts, voice), plan, who=name, on_request=step)
+        tts = TTS.over(loaded, name, device=load["device"], dtype=load["dtype"])
+        with tts, counter(f"measuring {name}", plan.requests, quiet=quiet) as step:
+            measure(result, engine_target(tts, voice), plan, who=name, on_request=step)
     if cold:
         with spinner("starting new processes …", quiet=quiet):
             for name in names:
@@ -180,7 +180,7 @@ def _measure_here(
 
 
 def parse_profiles(names: str | None) -> list[str]:
-    from nightingale.engine.profiles import profile_named
+    from nightingale.backends.profiles import profile_named
 
     return [profile_named(name.strip()).name for name in (names or "").split(",") if name.strip()]
 

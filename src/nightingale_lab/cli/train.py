@@ -18,20 +18,21 @@ def train(context: typer.Context) -> None:
     from nightingale_lab.train.__main__ import main
 
     if context.args[:1] == ["think"]:
-        think(context.args[1:])
+        capture_hidden_states(context.args[1:])
     else:
         main(context.args)
 
 
-def think(words: list[str]) -> None:
-    """Speak lines of text and store the hidden states of T3, for `train draft --thoughts`."""
+def capture_hidden_states(words: list[str]) -> None:
+    """Run the stage `think`."""
     from safetensors.torch import save_file
 
     from nightingale.engine.load import load_model
     from nightingale.voices.voice import Voice
     from nightingale_lab.train.hidden_states import overhear
 
-    parser = argparse.ArgumentParser(prog="nightingale train think", description=think.__doc__)
+    about = "Speak lines of text and store the hidden states of T3, for `train draft --thoughts`."
+    parser = argparse.ArgumentParser(prog="nightingale train think", description=about)
     parser.add_argument("--model", required=True, help="a name of `nightingale models list`, or a folder")
     parser.add_argument("--texts", type=Path, required=True, help="lines to speak; a few hundred are a start")
     parser.add_argument("--out", type=Path, required=True, help="a .safetensors; 8 KB a token for width 1024")
@@ -39,7 +40,7 @@ def think(words: list[str]) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(words)
-    model = load_model(args.model, device=args.device, dtype="auto", offline=False, options={})
+    model = load_model(args.model, offline=False, options={})
     lines = [line for line in args.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
     voice = Voice.load(args.voice) if args.voice else model.default_voice
     captured = overhear(model, lines, voice=voice, seed=args.seed)

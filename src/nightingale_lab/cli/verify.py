@@ -64,17 +64,14 @@ def verify(
     model_options = parse_options(choices)
     _check_profiles(profile, against)
     with spinner(loading(model), quiet=quiet):
-        from nightingale.engine.load import load_model
-        from nightingale.engine.model import default_model
+        from nightingale.engine.load import default_model, load_model
         from nightingale_lab.bench import store
         from nightingale_lab.bench.verify import run
         from nightingale_lab.bench.verify.subject import EngineSubject
 
-        loaded = load_model(
-            model or default_model(), device=device, dtype="auto", offline=offline, options=model_options
-        )
-        subject = EngineSubject(loaded, profile, voice)
-        other = EngineSubject(loaded, against, voice) if against else None
+        loaded = load_model(model or default_model(), offline=offline, options=model_options)
+        subject = EngineSubject(loaded, profile, voice, device)
+        other = EngineSubject(loaded, against, voice, device) if against else None
     if loaded.notice is not None:
         note(f"note: {loaded.notice}")
     folder = keep or _cache(loaded.name)
@@ -94,7 +91,7 @@ def verify(
 
 
 def _check_profiles(*names: str | None) -> None:
-    from nightingale.engine.profiles import profile_named
+    from nightingale.backends.profiles import profile_named
 
     for name in names:
         if name is not None:

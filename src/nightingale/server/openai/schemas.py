@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from nightingale.audio.encoders.stream import RATES_HZ
+from nightingale.audio.encoders.streaming import RATES_HZ
 from nightingale.errors import ConfigError
 from nightingale.server.service.timestamps import TimedSegment, Timestamps, check_timestamps
 from nightingale.server.service.voice_registry import VoiceInfo

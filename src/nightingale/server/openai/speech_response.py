@@ -16,7 +16,7 @@ import numpy as np
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from nightingale.audio.encoders.stream import check_format
+from nightingale.audio.encoders.streaming import check_format
 from nightingale.errors import NightingaleError
 from nightingale.server.http_errors import error_envelope
 from nightingale.server.metrics import metrics_json

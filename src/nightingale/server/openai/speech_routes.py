@@ -8,7 +8,7 @@ from typing import Any, Final, get_args
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from nightingale.audio.encoders.stream import FORMATS
+from nightingale.audio.encoders.streaming import FORMATS
 from nightingale.errors import ConfigError
 from nightingale.server.openai.model_routes import check_model
 from nightingale.server.openai.schemas import Captions, ResponseFormat, SpeechBody

@@ -18,7 +18,7 @@ from typing import Any
 from fastapi import APIRouter, WebSocket
 from pydantic import ConfigDict, ValidationError
 
-from nightingale.audio.encoders.stream import check_format
+from nightingale.audio.encoders.streaming import check_format
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale.server.http_errors import error_envelope
 from nightingale.server.metrics import metrics_json

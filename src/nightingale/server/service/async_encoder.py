@@ -6,7 +6,7 @@ import asyncio
 from concurrent.futures import Executor
 from typing import Final
 
-from nightingale.audio.encoders.stream import check_format, open_encoder
+from nightingale.audio.encoders.streaming import check_format, open_encoder
 from nightingale.clocks import CLOCKS
 from nightingale.types import Samples
 

@@ -7,9 +7,8 @@ import sys
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from nightingale.engine.load import load_model
-from nightingale.engine.model import default_model
-from nightingale.engine.profiles import profile_named
+from nightingale.backends.profiles import profile_named
+from nightingale.engine.load import default_model, load_model
 from nightingale.engine.requests.controls import Control
 from nightingale.engine.tts import TTS
 from nightingale.errors import VoiceNotFound
@@ -31,16 +30,11 @@ class ServedModel:
 
 
 def load_engine(settings: Settings) -> TTS:
-    model = load_model(
-        settings.model or default_model(),
-        device=settings.device,
-        dtype="auto",
-        offline=settings.offline,
-        options=settings.option,
-    )
+    name = settings.model or default_model()
+    model = load_model(name, offline=settings.offline, options=settings.option)
     profile = profile_named(settings.profile or model.defaults.profile)
     profile = replace(profile, slots=settings.slots, queue_limit=settings.max_queue)
-    return TTS.over(model, profile, max_chars=settings.max_text_chars)
+    return TTS.over(model, profile, max_chars=settings.max_text_chars, device=settings.device)
 
 
 def warm_up(tts: TTS, voices: VoiceRegistry) -> None:

@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
 from nightingale.clocks import CLOCKS
-from nightingale.engine.aio import opened
-from nightingale.engine.model import default_model
+from nightingale.engine.aio import open_session
+from nightingale.engine.load import default_model
 from nightingale.engine.requests.live import LiveSession
 from nightingale.engine.session import Session
 from nightingale.engine.tts import TTS, Occupancy
@@ -213,7 +213,7 @@ class SpeechService:
     ) -> tuple[AnySession, RequestMetrics]:
         counted = RequestMetrics(self.metrics)
         try:
-            return await opened(self._open_session(voice, make)), counted
+            return await open_session(self._open_session(voice, make)), counted
         except BaseException:
             counted.close(None)
             raise

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Callable
 from typing import Self
 
-from nightingale.engine.aio import heard
+from nightingale.engine.aio import iter_chunks
 from nightingale.engine.requests.live import LiveSession
 from nightingale.engine.session import Session
 from nightingale.errors import NightingaleError
@@ -50,7 +50,7 @@ class SpeechStream:
 
     async def _read(self) -> AsyncGenerator[AudioChunk, None]:
         try:
-            async with contextlib.aclosing(heard(self._session)) as chunks:
+            async with contextlib.aclosing(iter_chunks(self._session)) as chunks:
                 async for chunk in chunks:
                     self._counted.add_chunk(chunk)
                     yield chunk

@@ -6,9 +6,8 @@ voice, and with aliases of these.
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -49,8 +48,8 @@ class VoiceRegistry:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._cache: OrderedDict[tuple[Any, ...], Voice] = OrderedDict()
-        self._lock = threading.Lock()
+        self._blend = lru_cache(CACHE_SIZE)(blend)
+        self._read = lru_cache(CACHE_SIZE)(lambda path, _modified_ns, _size: Voice.load(path))
         self._builtin: list[str] | None = None
 
     def entries(self, tts: TTS) -> list[VoiceInfo]:
@@ -76,12 +75,7 @@ class VoiceRegistry:
             return None
         if not isinstance(words, str):
             raise invalid_voice(spec)
-        parts = [(self._find(name, tts), weight) for name, weight in parse_blend(words)]
-        if len(parts) == 1:
-            return parts[0][0]
-        return self._cached(
-            tuple((voice.content_hash, weight) for voice, weight in parts), lambda: blend(parts)
-        )
+        return self._blend(tuple((self._find(name, tts), weight) for name, weight in parse_blend(words)))
 
     def add(self, name: str, clip: bytes, tts: TTS) -> VoiceInfo:
         """Create a voice from a clip and store it under `name`."""
@@ -171,16 +165,7 @@ class VoiceRegistry:
             status = path.stat()
         except OSError as error:  # removed since it was located
             raise VoiceNotFound("no such voice", got=repr(path.stem)) from error
-        return self._cached((str(path), status.st_mtime_ns, status.st_size), lambda: Voice.load(path))
-
-    def _cached(self, key: tuple[Any, ...], make: Callable[[], Voice]) -> Voice:
-        with self._lock:
-            if key not in self._cache:
-                self._cache[key] = make()
-                if len(self._cache) > CACHE_SIZE:
-                    self._cache.popitem(last=False)
-            self._cache.move_to_end(key)
-            return self._cache[key]
+        return self._read(path, status.st_mtime_ns, status.st_size)
 
 
 def _modified(path: Path) -> int:

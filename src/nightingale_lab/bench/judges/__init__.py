@@ -1,4 +1,4 @@
-"""Judges of speech that need other people's networks. They run in an environment of their own.
+"""Judges of speech: pretrained recognizers and quality models, in an environment of their own.
 
-`install.py` builds the environment, `worker.py` is the program that runs inside it, `client.py` talks to it.
+`install.py` makes the environment, `worker.py` runs inside it, `client.py` starts the workers.
 """

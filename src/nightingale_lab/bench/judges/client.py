@@ -1,4 +1,4 @@
-"""Talks to the judges: hands clips to one or more worker processes and yields their scores."""
+"""Start judge workers, hand clips to them and yield their scores."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ from threading import Thread
 from typing import Any
 
 from nightingale.errors import ConfigError
+from nightingale_lab.environments import python_in
 
 HOME_VARIABLE = "NIGHTINGALE_JUDGES"
 WORKER = Path(__file__).with_name("worker.py")
+DEFAULT_HOME = Path(__file__).resolve().parents[4] / ".venv-judges"
+"""Beside `src` in a checkout."""
 
 
 def judges_python(home: Path | None = None) -> Path:
-    """The environment's Python: from `home`, else $NIGHTINGALE_JUDGES, else `.venv-judges` beside `src`."""
-    fallback = Path(__file__).resolve().parents[4] / ".venv-judges"
-    folder = home or Path(os.environ.get(HOME_VARIABLE, fallback))
-    python = folder / "bin" / "python"
+    """Return the Python of the judges' environment: in `home`, $NIGHTINGALE_JUDGES, or the default.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    python = python_in(home or Path(os.environ.get(HOME_VARIABLE, DEFAULT_HOME)))
     if not python.exists():
         raise ConfigError(
             "the judges of speech are not installed",
@@ -32,52 +37,19 @@ def judges_python(home: Path | None = None) -> Path:
     return python
 
 
-def _serve(command: Sequence[str], jobs: Sequence[Mapping[str, Any]], answers: SimpleQueue[Any]) -> None:
-    """One worker from start to end. Three threads, because each of the three pipes may fill."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    lines = "".join(json.dumps(job) + "\n" for job in jobs)
-    answered = 0
-    complaints: list[str] = []
-    pipe = subprocess.PIPE
-    with subprocess.Popen(
-        command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment
-    ) as process:
-        assert process.stdout is not None
-        helpers = [
-            Thread(target=_feed, args=(process, lines), daemon=True),
-            Thread(target=lambda: complaints.extend(process.stderr or ()), daemon=True),
-        ]
-        for helper in helpers:
-            helper.start()
-        for line in process.stdout:
-            answered += 1
-            answers.put(json.loads(line))
-        for helper in helpers:
-            helper.join()
-    if answered < len(jobs):
-        last_words = "".join(complaints)[-800:]
-        answers.put(RuntimeError(f"a judge stopped after {answered} of {len(jobs)} clips: {last_words}"))
-    answers.put(None)
-
-
-def _feed(process: subprocess.Popen[str], lines: str) -> None:
-    assert process.stdin is not None
-    try:
-        process.stdin.write(lines)
-        process.stdin.close()
-    except BrokenPipeError:
-        return  # the worker died; _serve reports it
-
-
 def run_judges(
     jobs: Sequence[Mapping[str, Any]], *, only: Sequence[str], python: Path, workers: int = 1
 ) -> Iterator[dict[str, Any]]:
-    """Logits in the order they arrive, each with its `wav`. The keys are those of `worker.py`."""
+    """Yield the scores in the order in which they arrive. `worker.py` describes jobs and scores.
+
+    Raises:
+        RuntimeError: a worker stopped before its last clip; the message has its last output.
+    """
     command = [str(python), str(WORKER), "--only", ",".join(only)]
     answers: SimpleQueue[Any] = SimpleQueue()
     shares = [share for index in range(workers) if (share := jobs[index::workers])]
     for share in shares:
-        Thread(target=_serve, args=(command, share, answers), daemon=True).start()
+        Thread(target=_run_worker, args=(command, share, answers), daemon=True).start()
     running = len(shares)
     while running:
         answer = answers.get()
@@ -87,3 +59,40 @@ def run_judges(
             raise answer
         else:
             yield answer
+
+
+def _run_worker(command: Sequence[str], jobs: Sequence[Mapping[str, Any]], answers: SimpleQueue[Any]) -> None:
+    """Run one worker from start to end. stdin and stderr have threads, since each pipe may fill."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    lines = "".join(json.dumps(job) + "\n" for job in jobs)
+    answered = 0
+    errors: list[str] = []
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        helpers = [
+            Thread(target=_write, args=(process, lines), daemon=True),
+            Thread(target=lambda: errors.extend(process.stderr or ()), daemon=True),
+        ]
+        for helper in helpers:
+            helper.start()
+        for line in process.stdout:
+            answered += 1
+            answers.put(json.loads(line))
+        for helper in helpers:
+            helper.join()
+    if answered < len(jobs):
+        last = "".join(errors)[-800:]
+        answers.put(RuntimeError(f"a judge stopped after {answered} of {len(jobs)} clips: {last}"))
+    answers.put(None)
+
+
+def _write(process: subprocess.Popen[str], lines: str) -> None:
+    assert process.stdin is not None
+    try:
+        process.stdin.write(lines)
+        process.stdin.close()
+    except BrokenPipeError:
+        return  # the worker stopped; _run_worker reports it

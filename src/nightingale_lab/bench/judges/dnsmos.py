@@ -1,7 +1,6 @@
-"""DNSMOS P.835 and P.808: how clean speech sounds, on a scale of 1 to 5.
+"""DNSMOS P.835 and P.808: noise and distortion of speech on a scale of 1 to 5, not its naturalness.
 
-It rates noise and distortion, not naturalness: a monotone voice without hiss scores well. The two networks
-listen to windows of 9.01 s, one second apart; shorter clips are repeated until they fill one.
+The two networks rate windows of 9.01 s, one second apart; shorter clips are repeated until they fill one.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ CALIBRATION = {
 
 
 def windows_of(samples: Array) -> list[Array]:
-    """The stretches that are judged: each 9.01 s long, one second apart."""
+    """Return the windows that are rated: each 9.01 s long, one second apart."""
     size = int(WINDOW_SECONDS * RATE_HZ)
     while len(samples) < size:
         samples = np.concatenate([samples, samples])
@@ -34,14 +33,14 @@ def windows_of(samples: Array) -> list[Array]:
 
 
 def evenly(windows: list[Array], most: int) -> list[Array]:
-    """At most that many of them, evenly spread, first and last included; 0 keeps all."""
+    """Return at most that many windows, evenly spread, first and last included; 0 keeps all."""
     if not most or len(windows) <= most:
         return windows
     return [windows[round(at)] for at in np.linspace(0, len(windows) - 1, most)]
 
 
 def p808_features(window: Array) -> Array:
-    """Mel power in decibels below its peak, at most 80, moved to about ±1: (900, 120)."""
+    """Return the log-mel power below its peak, clipped at 80 dB and scaled to about ±1: (900, 120)."""
     power = mel_power(window[:-160], rate_hz=RATE_HZ, fft_size=321, hop=160, bands=120)
     decibels = 10.0 * np.log10(np.maximum(power, 1e-10))
     relative = np.maximum(decibels - decibels.max(), -80.0)
@@ -49,7 +48,7 @@ def p808_features(window: Array) -> Array:
 
 
 class Dnsmos:
-    """Both networks, loaded once. A window costs most of a second on a small core, hence `most_windows`."""
+    """Both networks. A window takes most of a second on a small core, hence `most_windows`."""
 
     def __init__(self, folder: Path, *, threads: int, most_windows: int = 0) -> None:
         import onnxruntime as ort

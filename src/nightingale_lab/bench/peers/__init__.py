@@ -1,1 +1,1 @@
-"""What a user could take instead of us, measured on the same texts in the same call; each in its own venv."""
+"""Other speech engines, measured on the same texts in the same run; each in an environment of its own."""

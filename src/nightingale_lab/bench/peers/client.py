@@ -1,4 +1,4 @@
-"""A peer in its own process, measured like everybody else. It serves one request at a time."""
+"""A peer in a process of its own. It serves one request at a time, as its package does."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from nightingale_lab.bench.peers.table import Peer
-from nightingale_lab.bench.speed.request import Chunks, Insight
+from nightingale_lab.bench.speed.request import Chunks, Details
 from nightingale.errors import EngineFault
 
 WORKER = Path(__file__).with_name("worker.py")
 
 
 class PeerProcess:
-    """`speaks` is a nightingale_lab.bench.speed.request.Speaks. Close it when done."""
+    """Runs `worker.py` in the peer's environment. `synthesize` can be measured like our engine."""
 
     def __init__(self, peer: Peer, home: Path, python: Path, *more: str, threads: int) -> None:
-        """more: a size, and a folder for its weights, where the peer has sizes."""
+        """more: a size, and a folder for its weights, if the peer has sizes."""
         self._peer, self._lock = peer, threading.Lock()
         command = [str(python), str(WORKER), peer.name, str(home), str(threads), *more]
         pipe = subprocess.PIPE
@@ -33,31 +33,30 @@ class PeerProcess:
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
         )
-        self.load_ms: float = self._news()["ready"]
+        self.load_ms: float = self._message()["ready"]
 
-    def speaks(self, text: str, seed: int) -> tuple[Chunks, Callable[[], Insight]]:
-        return self._sound(text, seed), Insight
+    def synthesize(self, text: str, seed: int) -> tuple[Chunks, Callable[[], Details]]:
+        return self._chunks(text, seed), Details
 
-    def _sound(self, text: str, seed: int) -> Iterator[float]:
-        with self._lock:  # whoever comes second waits in line, as with the package itself
+    def _chunks(self, text: str, seed: int) -> Iterator[float]:
+        with self._lock:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps({"text": text, "seed": seed}) + "\n")
             self._process.stdin.flush()
-            while "end" not in (news := self._news()):
-                yield float(news["seconds"])
+            while "end" not in (message := self._message()):
+                yield float(message["seconds"])
 
-    def _news(self) -> dict[str, Any]:
+    def _message(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise EngineFault(
                 f"{self._peer.name} stopped",
                 got=f"exit code {self._process.wait()}",
-                allowed="news of sound",
                 fix="Run its worker by hand to see why: " + " ".join(map(str, self._process.args)),  # type: ignore[arg-type]
             )
-        news: dict[str, Any] = json.loads(line)
-        return news
+        message: dict[str, Any] = json.loads(line)
+        return message
 
     def close(self) -> None:
         if self._process.stdin is not None:

@@ -1,10 +1,11 @@
-"""The program that runs in a peer's environment: texts in, news of sound out, one JSON object a line.
+"""The program that runs in a peer's environment: texts in, durations of audio out, as JSON lines.
 
     PEER_HOME/bin/python worker.py hibari PEER_HOME THREADS [SIZE WEIGHTS]
 
-In: {"text", "seed"}. Out: {"ready": ms} once, then for each text {"seconds"} whenever sound is there to be
-played, and {"end": true}. A peer speaks a sentence at a time where its package can. Standard library and the
-peer's own packages only. Upstream is made of random weights of a SIZE and leaves them in the folder WEIGHTS.
+In: {"text", "seed"}. Out: {"ready": ms} once, then for each text {"seconds"} whenever audio is ready to be
+played, and {"end": true}. A peer synthesizes sentence by sentence where its package can. This file uses the
+standard library and the peer's own packages only. Upstream gets random weights of a SIZE and writes them to
+the folder WEIGHTS.
 """
 
 from __future__ import annotations
@@ -12,29 +13,37 @@ from __future__ import annotations
 import json
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-Speak = Callable[[str, int], Iterator[float]]
+Synthesize = Callable[[str, int], Iterator[float]]
 KOKORO_RATE_HZ = 24_000
 
 
-def hibari(_: Path, threads: int) -> Speak:
+def make_lab_importable() -> None:
+    """Make `nightingale_lab` importable without adding its environment's packages to this one."""
+    lab = types.ModuleType("nightingale_lab")
+    lab.__path__ = [str(Path(__file__).resolve().parents[2])]
+    sys.modules["nightingale_lab"] = lab
+
+
+def hibari(_: Path, threads: int) -> Synthesize:
     import numpy as np
     from hibari.tts import Hibari
 
     voice: Any = Hibari(threads=threads)
 
-    def speak(text: str, seed: int) -> Iterator[float]:
+    def synthesize(text: str, seed: int) -> Iterator[float]:
         rng = np.random.default_rng(seed)
         for phonemes in voice.phonemize(text):
             yield len(voice.from_ids(voice.ids(phonemes), 1.0, rng)) / KOKORO_RATE_HZ
 
-    return speak
+    return synthesize
 
 
-def kokoro(home: Path, threads: int) -> Speak:
+def kokoro(home: Path, threads: int) -> Synthesize:
     import numpy as np
     import onnxruntime
     from hibari.tts import Hibari
@@ -51,7 +60,7 @@ def kokoro(home: Path, threads: int) -> Speak:
     styles = np.fromfile(home / "share" / "af_heart.bin", dtype="<f4").reshape(-1, 1, 256)
     front: Any = Hibari(threads=threads)
 
-    def speak(text: str, _: int) -> Iterator[float]:
+    def synthesize(text: str, _: int) -> Iterator[float]:
         for phonemes in front.phonemize(text):
             ids = [vocabulary[sign] for sign in phonemes if sign in vocabulary]
             given = {
@@ -61,10 +70,10 @@ def kokoro(home: Path, threads: int) -> Speak:
             }
             yield session.run(None, given)[0].size / KOKORO_RATE_HZ
 
-    return speak
+    return synthesize
 
 
-def espeak(_: Path, __: int) -> Speak:
+def espeak(_: Path, __: int) -> Synthesize:
     import ctypes
     from queue import SimpleQueue
     from threading import Thread
@@ -81,10 +90,10 @@ def espeak(_: Path, __: int) -> Speak:
         made.put(count / rate_hz)
         return 0
 
-    heard = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(take)
-    library.espeak_SetSynthCallback(heard)
+    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)(take)
+    library.espeak_SetSynthCallback(callback)
 
-    def speak(text: str, _: int) -> Iterator[float]:
+    def synthesize(text: str, _: int) -> Iterator[float]:
         data = text.encode()
 
         def work() -> None:
@@ -96,24 +105,26 @@ def espeak(_: Path, __: int) -> Speak:
         while (seconds := made.get()) is not None:
             yield seconds
 
-    speak.keep = heard  # type: ignore[attr-defined]  # the library holds no reference to it
-    return speak
+    synthesize.callback = callback  # type: ignore[attr-defined]  # the library holds no reference to it
+    return synthesize
 
 
-def upstream(_: Path, __: int, size: str, weights: str) -> Speak:
-    from upstream import RATE_HZ, Upstream, tokens_for  # type: ignore[import-not-found]  # beside this file
+def upstream(_: Path, __: int, size: str, weights: str) -> Synthesize:
+    make_lab_importable()
+    from nightingale_lab.upstream.families import FAMILIES, tokens_for
+    from nightingale_lab.upstream.networks import RATE_HZ, RandomUpstream
 
-    model: Any = Upstream(size)
+    model = RandomUpstream(FAMILIES[size])
     model.save(Path(weights))
 
-    def speak(text: str, _: int) -> Iterator[float]:
+    def synthesize(text: str, _: int) -> Iterator[float]:
         ids = list(text.encode())
         yield model.render(model.decode(ids, tokens_for(len(ids)))).shape[-1] / RATE_HZ
 
-    return speak
+    return synthesize
 
 
-SPEAKERS: dict[str, Callable[..., Speak]] = {
+PEERS: dict[str, Callable[..., Synthesize]] = {
     "hibari": hibari,
     "kokoro": kokoro,
     "espeak-ng": espeak,
@@ -121,21 +132,21 @@ SPEAKERS: dict[str, Callable[..., Speak]] = {
 }
 
 
-def tell(**news: object) -> None:
-    sys.stdout.write(json.dumps(news) + "\n")
+def send(**message: object) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 
 
 def main() -> None:
     name, home, threads, *more = sys.argv[1:]
     begun = time.perf_counter()
-    speak = SPEAKERS[name](Path(home), int(threads), *more)
-    tell(ready=round(1000 * (time.perf_counter() - begun), 1))
+    synthesize = PEERS[name](Path(home), int(threads), *more)
+    send(ready=round(1000 * (time.perf_counter() - begun), 1))
     for line in sys.stdin:
         job = json.loads(line)
-        for seconds in speak(job["text"], job["seed"]):
-            tell(seconds=seconds)
-        tell(end=True)
+        for seconds in synthesize(job["text"], job["seed"]):
+            send(seconds=seconds)
+        send(end=True)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -28,12 +29,15 @@ def listening_room(verify: Sequence[Line], clips: int) -> str:
 
 
 def _card(wav: Path) -> str:
+    import soundfile
+
     from nightingale.audio.read import read_audio
-    from nightingale.audio.encoders import CONTAINERS
 
     samples, rate_hz = read_audio(wav)
     # MP3, because every browser plays it, a tenth of a WAV's size.
-    sound = data_uri(CONTAINERS[".mp3"](samples, rate_hz), "audio/mpeg")
+    encoded = io.BytesIO()
+    soundfile.write(encoded, samples, rate_hz, format="MP3")
+    sound = data_uri(encoded.getvalue(), "audio/mpeg")
     picture = data_uri(spectrogram_png(samples), "image/png")
     name = escape(wav.parent.name)
     return (

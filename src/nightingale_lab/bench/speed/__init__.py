@@ -1,1 +1,1 @@
-"""What `nightingale bench` measures: how soon, how fast, how steadily, at what cost."""
+"""Latency and throughput of a target: our engine, an OpenAI-compatible server, or a peer."""

@@ -1,8 +1,8 @@
-"""The first request of a fresh process: what an impatient user waits for, and what it takes in memory.
+"""The first request of a fresh process: its latency and peak memory.
 
-    python -m nightingale_lab.bench.speed.cold '{"model": "wren"}'
+    python -m nightingale_lab.bench.speed.cold '{"model": "wren", …}'
 
-is what `cold_start` runs, in a process of its own, because nothing here can be measured in one that is warm.
+is what `cold_start` runs in a new process, since a warm one cannot measure this.
 """
 
 from __future__ import annotations
@@ -17,22 +17,14 @@ from nightingale.errors import EngineFault
 
 
 def cold_start(settings: dict[str, Any], text: str) -> dict[str, float]:
-    """Milliseconds to import, to load and to the first sound, from the start of the process; peak memory."""
-    begun = time.time()
-    command = [
-        sys.executable,
-        "-m",
-        "nightingale_lab.bench.speed.cold",
-        json.dumps({**settings, "text": text, "begun": begun}),
-    ]
+    """Return the ms to import, to load and to the first audio, from the start of a process; peak memory."""
+    asked = json.dumps({**settings, "text": text, "begun": time.time()})
+    command = [sys.executable, "-m", "nightingale_lab.bench.speed.cold", asked]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise EngineFault(
-            "a fresh process did not speak",
-            got=done.stderr.strip().splitlines()[-1]
-            if done.stderr.strip()
-            else f"exit code {done.returncode}",
-            allowed="a first sound",
+            "a fresh process made no audio",
+            got=(done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1],
             fix="Try `nightingale say` with the same model.",
         )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
@@ -40,7 +32,7 @@ def cold_start(settings: dict[str, Any], text: str) -> dict[str, float]:
 
 
 def peak_memory_mb() -> float | None:
-    """The most memory this process ever had, on the host."""
+    """Return the peak resident memory of this process on the host, where the system reports it."""
     try:
         import resource
     except ImportError:  # Windows
@@ -68,17 +60,16 @@ def main() -> None:
     first = time.time()
     for _ in stream:
         pass
-    result = {
-        "import_ms": 1000 * (imported - begun),
-        "load_ms": 1000 * (loaded - imported),
-        "first_ttfa_ms": 1000 * (first - loaded),
-        "process_to_sound_ms": 1000 * (first - begun),
+    seconds = {
+        "import_ms": imported - begun,
+        "load_ms": loaded - imported,
+        "first_ttfa_ms": first - loaded,
+        "process_to_sound_ms": first - begun,
     }
-    result = {name: round(value, 1) for name, value in result.items()}
     memory = {"peak_memory_mb": peak_memory_mb(), "gpu_peak_mb": gpu_peak_mb()}
-    sys.stdout.write(
-        json.dumps({**result, **{name: mb for name, mb in memory.items() if mb is not None}}) + "\n"
-    )
+    result = {name: round(1000 * value, 1) for name, value in seconds.items()}
+    result |= {name: mb for name, mb in memory.items() if mb is not None}
+    sys.stdout.write(json.dumps(result) + "\n")
     tts.close()
 
 

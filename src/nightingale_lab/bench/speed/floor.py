@@ -1,9 +1,9 @@
-"""How far each stage is from what the machine could do at best.
+"""Compare the time of each stage with the least time that this machine needs for it.
 
-T3 reads every weight once for each token and does little with it: its floor is weight bytes over bandwidth.
-Flow and vocoder compute: their floor is operations over rate. Both are measured here, on this machine, in
-this process and with its threads, with torch's own best case: reading a block as large as the weights, and
-one large matrix product. A ratio of 1 cannot be beaten with these numbers; fewer bytes or operations can.
+T3 reads every weight once per token and does little else: its floor is weight bytes over memory bandwidth.
+Flow and vocoder compute: their floor is operations over arithmetic rate. Bandwidth and rate are measured in
+the same process with the same threads, by torch's own best case. A ratio of 1 can only be beaten with fewer
+bytes or fewer operations.
 """
 
 from __future__ import annotations
@@ -24,23 +24,20 @@ class Distance:
     took_ms: float
     floor_ms: float
     floor_of: str
-
-    @property
-    def ratio(self) -> float:
-        return self.took_ms / self.floor_ms if self.floor_ms else float("inf")
+    """Where the floor comes from, for people."""
 
     def row(self) -> dict[str, Any]:
         return {
             "stage": self.stage,
             "took_ms": round(self.took_ms, 4),
             "floor_ms": round(self.floor_ms, 4),
-            "over_floor": round(self.ratio, 2),
+            "over_floor": round(self.took_ms / self.floor_ms, 2) if self.floor_ms else float("inf"),
             "floor_of": self.floor_of,
         }
 
 
 def best_s(act: Callable[[], object], repeats: int = REPEATS) -> float:
-    """The least of a few times: a floor is not made of unlucky moments."""
+    """Return the least of several times."""
     times = []
     for _ in range(repeats):
         begun = time.perf_counter()
@@ -50,7 +47,7 @@ def best_s(act: Callable[[], object], repeats: int = REPEATS) -> float:
 
 
 def distances(model: Any, text: str) -> list[Distance]:
-    """model: nightingale.engine.load.Model, as it was loaded."""
+    """Measure the stages of a loaded model (nightingale.engine.model.Model) with a text."""
     import torch
 
     with torch.inference_mode():
@@ -60,16 +57,13 @@ def distances(model: Any, text: str) -> list[Distance]:
 def _distances(model: Any, text: str) -> list[Distance]:
     import torch
 
-    from nightingale.backends.torch.mel_stream import audible, render_mel
-    from nightingale.backends.torch.sample_stream import render_samples
-    from nightingale.engine.voice_lookup import Voicing
+    from nightingale_lab import reference
 
-    t3, flow, hift = model.networks.t3, model.networks.flow, model.networks.hift
-    voice = Voicing(model).resolve(None)
+    t3 = model.networks.t3
     device = t3.speech_head.weight.device
     wait: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    ids, steps_s = _timed_tokens(model, text, voice, wait)
-    mel = render_mel(flow, audible(ids), voice, seed=SEED)
+    ids, steps_s = _timed_tokens(reference.speech_tokens(model, text, seed=SEED), wait)
+    mel = reference.mel_of(model, ids, seed=SEED)
     bytes_per_step = step_bytes(t3)
     read = bandwidth(bytes_per_step, device, wait)
     rate = matmul_rate(device, wait)
@@ -82,15 +76,15 @@ def _distances(model: Any, text: str) -> list[Distance]:
         )
     ]
     acts: dict[str, Callable[[], object]] = {
-        "flow": lambda: render_mel(flow, audible(ids), voice, seed=SEED),
-        "vocoder": lambda: render_samples(hift, mel, seed=SEED),
+        "flow": partial(reference.mel_of, model, ids, seed=SEED),
+        "vocoder": partial(reference.samples_of, model, mel, seed=SEED),
     }
     for stage, act in acts.items():
         work = operations(act)
         found.append(
             Distance(
                 stage=stage,
-                took_ms=1000 * best_s(partial(_finished, act, wait), 3),
+                took_ms=1000 * best_s(lambda act=act: (act(), wait()), 3),  # type: ignore[misc]
                 floor_ms=1000 * work / rate,
                 floor_of=f"{work / 1e9:.1f} GFLOP at {rate / 1e9:.0f} GFLOP/s, for {len(ids)} tokens",
             )
@@ -98,28 +92,8 @@ def _distances(model: Any, text: str) -> list[Distance]:
     return found
 
 
-def _finished(act: Callable[[], object], wait: Callable[[], object]) -> None:
-    act()
-    wait()
-
-
-def _timed_tokens(
-    model: Any, text: str, voice: Any, wait: Callable[[], object]
-) -> tuple[list[int], list[float]]:
-    """The tokens of a text and the time of each, the first (which reads the prompt) left out."""
-    from nightingale.decoding.decoding import speak
-    from nightingale.decoding.random import generator
-
-    defaults = model.defaults
-    drawn = speak(
-        model.networks.t3,
-        model.frontend.encode(text, None),
-        voice,
-        defaults=defaults,
-        sampling=defaults.sampling,
-        exaggeration=defaults.exaggeration,
-        rng=generator(SEED, "tokens"),
-    )
+def _timed_tokens(drawn: Any, wait: Callable[[], object]) -> tuple[list[int], list[float]]:
+    """Return the tokens and the time of each, without the first, which includes the prefill."""
     ids, times, at = [], [], time.perf_counter()
     for token in drawn:
         wait()
@@ -131,7 +105,7 @@ def _timed_tokens(
 
 
 def step_bytes(t3: Any) -> int:
-    """Weights read for one token: all but the tables of which a step reads one row."""
+    """Return the bytes of weights read for one token: all but embedding tables, of which a step reads a row."""
     import torch
 
     tables = {id(module.weight) for module in t3.modules() if isinstance(module, torch.nn.Embedding)}
@@ -139,7 +113,7 @@ def step_bytes(t3: Any) -> int:
 
 
 def bandwidth(size: int, device: Any, wait: Callable[[], object]) -> float:
-    """Bytes a second when a matrix of this size meets a vector, which is what a step is made of."""
+    """Return the bytes per second of a matrix-vector product of this size, which is what a step consists of."""
     import torch
 
     columns = 1024
@@ -153,7 +127,7 @@ def bandwidth(size: int, device: Any, wait: Callable[[], object]) -> float:
 
 
 def matmul_rate(device: Any, wait: Callable[[], object], size: int = 1024) -> float:
-    """Operations a second of one large product in float32."""
+    """Return the operations per second of one large product in float32."""
     import torch
 
     left, right = torch.ones(size, size, device=device), torch.ones(size, size, device=device)
@@ -161,7 +135,7 @@ def matmul_rate(device: Any, wait: Callable[[], object], size: int = 1024) -> fl
 
 
 def operations(act: Callable[[], object]) -> int:
-    """Of all products and convolutions within."""
+    """Count the operations of all products and convolutions in a call."""
     from torch.utils.flop_counter import FlopCounterMode
 
     with FlopCounterMode(display=False) as counter:

@@ -1,4 +1,4 @@
-"""Texts to measure with: one of each length, ordinary English."""
+"""English texts to measure with, one of each length."""
 
 from __future__ import annotations
 

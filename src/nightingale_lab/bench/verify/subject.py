@@ -86,14 +86,16 @@ def joined(chunks: Sequence[AudioChunk]) -> tuple[Samples, tuple[int, ...]]:
 class EngineSubject:
     """A loaded model, spoken to as a user would."""
 
-    def __init__(self, model: Any, profile: str | None = None, voice: Any = None) -> None:
+    def __init__(
+        self, model: Any, profile: str | None = None, voice: Any = None, device: str = "auto"
+    ) -> None:
         """model: nightingale.engine.load.Model. voice: whatever `TTS.say` takes as one."""
         from nightingale.engine.tts import TTS
-        from nightingale.engine.voice_lookup import Voicing
+        from nightingale.engine.voice_lookup import VoiceResolver
 
         self.model = model
-        self._voice = Voicing(model).resolve(voice)
-        self._tts = TTS.over(model, profile)
+        self._voice = VoiceResolver(model).resolve(voice)
+        self._tts = TTS.over(model, profile, device=device)
         self.name: str = model.name
         self.profile: str = profile or model.defaults.profile
         self.languages = self._tts.languages
@@ -121,11 +123,11 @@ class EngineSubject:
         return CLOCKS.samples_per_token * (tokens - dropped) + pauses
 
     def _pieces(self, text: str, language: str | None) -> list[Any]:
-        from nightingale.engine.requests.segments import MAX_CHARS, cut
+        from nightingale.engine.requests.segments import MAX_CHARS, segment_text
 
         defaults = self.model.defaults
         return list(
-            cut(
+            segment_text(
                 self.model.frontend,
                 text,
                 language,
@@ -161,7 +163,7 @@ class EngineSubject:
         import torch
 
         from nightingale.backends.torch.mel_stream import MelStream, audible, prepare_prompt, render_mel
-        from nightingale.engine.profiles import BALANCED
+        from nightingale.backends.profiles import BALANCED
         from nightingale.backends.torch.sample_stream import SampleStream, render_samples
 
         flow, hift = self.model.networks.flow, self.model.networks.hift

@@ -11,16 +11,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from nightingale_lab.bench.peers import beside
-from nightingale_lab.bench.peers import client
-from nightingale_lab.bench.peers import install
-from nightingale_lab.bench.peers import upstream
+from nightingale_lab import environments
+from nightingale_lab.bench.peers import beside, client, install, worker
 from nightingale_lab.bench.peers.table import PEERS, Peer
-from nightingale_lab.bench.peers.worker import SPEAKERS
-from nightingale_lab.bench.speed.load import crowd
-from nightingale_lab.bench.speed.request import take
+from nightingale_lab.bench.speed.load import run_load
+from nightingale_lab.bench.speed.request import time_request
 from nightingale_lab.bench.speed.run import Plan, new_result
 from nightingale_lab.bench.store import read_lines
+from nightingale_lab.environments import Environment
+from nightingale_lab.upstream import families
 from nightingale_lab.cli.bench import parse_peers
 from nightingale.cli.main import app
 from nightingale.decoding.decoding import budget_tokens
@@ -30,7 +29,7 @@ from nightingale.errors import ConfigError, EngineFault
 from nightingale.hub.cards import CARDS
 from nightingale.text.frontend import open_frontend
 
-PARROT = Peer(name="parrot", what="repeats", packages=())
+PARROT = Peer(name="parrot", what="repeats", environment=Environment(packages=()))
 WORKER = """
 import json, sys, time
 print(json.dumps({"ready": 3.0}), flush=True)
@@ -47,30 +46,30 @@ for line in sys.stdin:
 
 @pytest.fixture
 def parrot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> client.PeerProcess:
-    worker = tmp_path / "worker.py"
-    worker.write_text(WORKER)
-    monkeypatch.setattr(client, "WORKER", worker)
+    program = tmp_path / "worker.py"
+    program.write_text(WORKER)
+    monkeypatch.setattr(client, "WORKER", program)
     return client.PeerProcess(PARROT, tmp_path, Path(sys.executable), threads=1)
 
 
-def test_a_peer_is_measured_like_everybody_else(parrot: client.PeerProcess) -> None:
+def test_a_peer_is_timed_from_outside(parrot: client.PeerProcess) -> None:
     with parrot:
         assert parrot.load_ms == 3.0
-        took = take(parrot.speaks, "hello there you", 1)
+        took = time_request(parrot.synthesize, "hello there you", 1)
         assert took.audio_seconds == pytest.approx(1.3)
         assert len(took.gaps_ms) == 2
         assert took.total_ms - took.ttfa_ms >= 20
 
 
-def test_requests_of_a_crowd_do_not_mix(parrot: client.PeerProcess) -> None:
+def test_concurrent_requests_do_not_mix(parrot: client.PeerProcess) -> None:
     with parrot:
-        found = crowd(parrot.speaks, ["a b c", "dddddddddd"], concurrency=3, requests=6)
-    assert sorted(round(one.audio_seconds, 1) for one in found.took) == [0.3, 0.3, 0.3, 1.0, 1.0, 1.0]
+        found = run_load(parrot.synthesize, ["a b c", "dddddddddd"], concurrency=3, requests=6)
+    assert sorted(round(one.audio_seconds, 1) for one in found.times) == [0.3, 0.3, 0.3, 1.0, 1.0, 1.0]
 
 
 def test_a_peer_that_dies_is_a_typed_error(parrot: client.PeerProcess) -> None:
     with pytest.raises(EngineFault, match="exit code 3"), parrot:
-        take(parrot.speaks, "die", 1)
+        time_request(parrot.synthesize, "die", 1)
 
 
 def test_an_unknown_peer_is_refused_with_the_names_of_those_there_are() -> None:
@@ -83,13 +82,13 @@ def test_an_environment_is_made_once_and_again_when_its_recipe_changes(
 ) -> None:
     made: list[Path] = []
     monkeypatch.setattr(
-        install.venv, "create", lambda home, **_: (made.append(home), home.mkdir(exist_ok=True))
+        environments.venv, "create", lambda home, **_: (made.append(home), home.mkdir(exist_ok=True))
     )
-    monkeypatch.setattr(install, "_run", lambda *_: None)
+    monkeypatch.setattr(environments, "pip", lambda *_: None)
     for _ in range(2):
         install.install(PARROT, tmp_path / "home")
     assert len(made) == 1
-    install.install(Peer(name="parrot", what="repeats", packages=("seed==2",)), tmp_path / "home")
+    install.install(replace(PARROT, environment=Environment(packages=("seed==2",))), tmp_path / "home")
     assert len(made) == 2
 
 
@@ -101,9 +100,9 @@ def test_pip_that_fails_says_what_it_said_and_leaves_nothing_installed(
         (home / "bin" / "python").write_text("#!/bin/sh\necho no such package >&2; exit 1\n")
         (home / "bin" / "python").chmod(0o755)
 
-    monkeypatch.setattr(install.venv, "create", broken)
+    monkeypatch.setattr(environments.venv, "create", broken)
     with pytest.raises(EngineFault, match="no such package"):
-        install.install(Peer(name="parrot", what="", packages=("x",)), tmp_path / "home")
+        install.install(replace(PARROT, environment=Environment(packages=("x",))), tmp_path / "home")
     assert not (tmp_path / "home" / ".installed").exists()
 
 
@@ -121,22 +120,22 @@ def test_upstream_has_sizes_and_is_not_one_of_all() -> None:
 
 
 def test_sizes_of_upstream_are_those_we_know_and_have_the_files_our_loader_looks_for() -> None:
-    assert PEERS["upstream"].sizes == tuple(upstream.SIZES)
-    for size, (*_, t3_file, s3gen_file) in upstream.SIZES.items():
+    assert PEERS["upstream"].sizes == tuple(families.FAMILIES)
+    for size, family in families.FAMILIES.items():
         card = CARDS[size]
-        assert t3_file in card.file("t3").names
-        assert s3gen_file in card.file("s3gen").names
-        assert upstream.VOICE_ENCODER_FILE in card.file("voice_encoder").names
-        assert upstream.CONDS_FILE in card.file("conds").names
+        assert family.t3_file in card.file("t3").names
+        assert family.s3gen_file in card.file("s3gen").names
+        assert family.voice_encoder_file in card.file("voice_encoder").names
+        assert families.CONDS_FILE in card.file("conds").names
         others = {file.role: file for file in card.files if file.needed}
         for role in others.keys() - {"t3", "s3gen", "voice_encoder"}:
             assert set(others[role].names) <= beside.EMPTY_TOKENIZERS.keys()
 
 
 def test_both_sides_give_a_text_as_many_tokens() -> None:
-    defaults = replace(MODEL_DEFAULTS["nano"], tokens_per_text_id=upstream.TOKENS_PER_TEXT_ID)
+    defaults = replace(MODEL_DEFAULTS["nano"], tokens_per_text_id=families.TOKENS_PER_TEXT_ID)
     for text_ids in (1, 13, 52, 270):
-        assert upstream.tokens_for(text_ids) == budget_tokens(text_ids, defaults)
+        assert families.tokens_for(text_ids) == budget_tokens(text_ids, defaults)
 
 
 @pytest.mark.parametrize("size", ["nano", "english", "multilingual"])
@@ -149,12 +148,12 @@ def test_our_loader_opens_the_empty_tokenizers(size: str, tmp_path: Path) -> Non
 def test_we_are_measured_beside_upstream_after_it_on_the_weights_it_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = tmp_path / "worker.py"
-    worker.write_text(WORKER.replace("import json", "import pathlib\nimport json", 1).replace(
+    program = tmp_path / "worker.py"
+    program.write_text(WORKER.replace("import json", "import pathlib\nimport json", 1).replace(
         'print(json.dumps({"ready": 3.0}), flush=True)',
         'pathlib.Path(sys.argv[5], sys.argv[4]).touch()\nprint(json.dumps({"ready": 3.0}), flush=True)',
     ))  # fmt: skip
-    monkeypatch.setattr(client, "WORKER", worker)
+    monkeypatch.setattr(client, "WORKER", program)
     seen: list[list[str]] = []
 
     def opened(folder: Path, size: str, device: str) -> Any:
@@ -181,7 +180,7 @@ def test_what_was_measured_before_a_peer_failed_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
-        raise EngineFault("no network", got="", allowed="", fix="")
+        raise EngineFault("no network")
 
     monkeypatch.setattr(beside, "install", broken)
     words = ["bench", "-m", "noise", "--text", "word", "--concurrency", "", "--rounds", "1", "--no-cold"]
@@ -192,7 +191,8 @@ def test_what_was_measured_before_a_peer_failed_is_kept(
     assert [row["who"] for row in line["lengths"]] == ["exact"]
 
 
-def test_every_peer_has_a_speaker_and_exact_versions() -> None:
-    assert SPEAKERS.keys() == PEERS.keys()
+def test_every_peer_has_a_worker_and_exact_versions() -> None:
+    assert worker.PEERS.keys() == PEERS.keys()
     for peer in PEERS.values():
-        assert all("==" in package for package in (*peer.packages, *peer.bare)), peer.name
+        packages = (*peer.environment.packages, *peer.environment.without_dependencies)
+        assert all("==" in package for package in packages), peer.name

@@ -1,4 +1,4 @@
-"""What `nightingale bench` measures, with speakers whose times are known."""
+"""Measurements of `nightingale bench`, with targets whose times are known."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from pathlib import Path
 import pytest
 
 from nightingale_lab.bench.speed.floor import Distance, operations, step_bytes
-from nightingale_lab.bench.speed.load import Interrupted, crowd, growth, share
+from nightingale_lab.bench.speed.load import Interrupted, growth, percentile, run_load
 from nightingale_lab.bench.speed.player import play
-from nightingale_lab.bench.speed.request import Chunks, Insight, Speaks, take
+from nightingale_lab.bench.speed.request import Chunks, Details, Target, time_request
 from nightingale_lab.bench.speed.run import Plan, measure, new_result
-from nightingale_lab.bench.speed.speakers import url_speaks
+from nightingale_lab.bench.speed.targets import server_target
 from nightingale_lab.bench.speed.table import tables
 from nightingale_lab.bench.store import append, read_lines, signed
 from nightingale.errors import ConfigError, EngineFault
 
 
-def test_a_player_that_is_always_ahead_never_starves() -> None:
+def test_chunks_in_time_cause_no_underrun() -> None:
     found = play([0.1, 0.2, 0.9], [0.5, 0.5, 1.0])
     assert (found.underruns, found.stalled_s) == (0, 0.0)
     assert found.least_lead_s == pytest.approx(0.2)  # 1.1 s to the end of the second, the third at 0.9
 
 
-def test_a_late_chunk_starves_the_player_for_as_long_as_it_is_late() -> None:
+def test_a_late_chunk_is_an_underrun_as_long_as_it_is_late() -> None:
     found = play([0.1, 1.0, 1.1], [0.5, 0.5, 0.5])
     assert found.underruns == 1
     assert found.stalled_s == pytest.approx(0.4)
     assert found.least_lead_s == pytest.approx(-0.4)
 
 
-def test_a_player_that_starved_starts_again_from_there() -> None:
+def test_playback_resumes_after_an_underrun() -> None:
     assert play([0.0, 1.0, 1.4], [0.5, 0.5, 0.5]).underruns == 1
     assert play([0.0, 1.0, 1.6], [0.5, 0.5, 0.5]).underruns == 2
 
@@ -47,8 +47,8 @@ def test_one_chunk_has_no_gaps() -> None:
     assert play([], []).underruns == 0
 
 
-def speaks_after(first_s: float, between_s: float = 0.0, chunks: int = 3, seconds: float = 0.5) -> Speaks:
-    def speaks(text: str, seed: int) -> tuple[Chunks, Callable[[], Insight]]:
+def target_after(first_s: float, between_s: float = 0.0, chunks: int = 3, seconds: float = 0.5) -> Target:
+    def target(text: str, seed: int) -> tuple[Chunks, Callable[[], Details]]:
         def sound() -> Iterator[float]:
             time.sleep(first_s)
             for number in range(chunks):
@@ -57,13 +57,13 @@ def speaks_after(first_s: float, between_s: float = 0.0, chunks: int = 3, second
                 yield seconds
 
         stage_ms = {"text": 1.0, "prefill": 5.0, "t3": 100.0, "flow": 20.0, "vocoder": 40.0}
-        return sound(), lambda: Insight(tokens=25, stage_ms=stage_ms)
+        return sound(), lambda: Details(tokens=25, stage_ms=stage_ms)
 
-    return speaks
+    return target
 
 
 def test_a_request_is_timed_from_outside() -> None:
-    took = take(speaks_after(0.05, 0.02), "hello", 1)
+    took = time_request(target_after(0.05, 0.02), "hello", 1)
     assert took.ttfa_ms >= 50
     assert took.total_ms - took.ttfa_ms >= 40
     assert took.audio_seconds == 1.5
@@ -73,21 +73,21 @@ def test_a_request_is_timed_from_outside() -> None:
 
 
 def test_empty_chunks_are_not_first_audio() -> None:
-    def speaks(text: str, seed: int) -> tuple[Chunks, Callable[[], Insight]]:
+    def target(text: str, seed: int) -> tuple[Chunks, Callable[[], Details]]:
         def sound() -> Iterator[float]:
             yield 0.0
             time.sleep(0.03)
             yield 1.0
 
-        return sound(), Insight
+        return sound(), Details
 
-    assert take(speaks, "x", 0).ttfa_ms >= 30
+    assert time_request(target, "x", 0).ttfa_ms >= 30
 
 
-def test_a_crowd_is_never_larger_than_asked_and_serves_everybody() -> None:
+def test_concurrency_is_never_exceeded_and_every_request_is_made() -> None:
     inside, most, lock = 0, 0, threading.Lock()
 
-    def speaks(text: str, seed: int) -> tuple[Chunks, Callable[[], Insight]]:
+    def target(text: str, seed: int) -> tuple[Chunks, Callable[[], Details]]:
         def sound() -> Iterator[float]:
             nonlocal inside, most
             with lock:
@@ -98,36 +98,36 @@ def test_a_crowd_is_never_larger_than_asked_and_serves_everybody() -> None:
             with lock:
                 inside -= 1
 
-        return sound(), Insight
+        return sound(), Details
 
-    found = crowd(speaks, ["a", "b"], concurrency=3, requests=9)
+    found = run_load(target, ["a", "b"], concurrency=3, requests=9)
     assert most == 3
-    assert len(found.took) == 9
+    assert len(found.times) == 9
     assert found.row()["audio_seconds"] == 9.0
 
 
 def test_a_request_that_fails_is_counted_and_the_others_go_on() -> None:
-    def speaks(text: str, seed: int) -> tuple[Chunks, Callable[[], Insight]]:
+    def target(text: str, seed: int) -> tuple[Chunks, Callable[[], Details]]:
         if seed == 1:
             raise RuntimeError("boom")
-        return iter([1.0]), Insight
+        return iter([1.0]), Details
 
-    found = crowd(speaks, ["a"], concurrency=2, requests=4)
-    assert len(found.took) == 3
-    assert found.failed == ("RuntimeError: boom",)
+    found = run_load(target, ["a"], concurrency=2, requests=4)
+    assert len(found.times) == 3
+    assert found.failures == ["RuntimeError: boom"]
 
 
 def test_stages_are_given_per_token_and_per_second_of_audio() -> None:
-    row = crowd(speaks_after(0.0), ["a"], concurrency=1, requests=2).row()
+    row = run_load(target_after(0.0), ["a"], concurrency=1, requests=2).row()
     assert row["t3_ms_per_step"] == 4.0
     assert row["t3_tokens_per_s"] == 250.0
     assert row["stage_ms_per_audio_s"]["vocoder"] == pytest.approx(40 / 1.5, abs=0.01)
 
 
 @pytest.mark.parametrize(("part", "value"), [(0.5, 5.0), (0.95, 10.0), (0.9, 9.0), (1.0, 10.0)])
-def test_shares_are_values_that_were_measured(part: float, value: float) -> None:
-    assert share([float(n) for n in range(10, 0, -1)], part) == value
-    assert share([], part) is None
+def test_percentiles_are_values_that_were_measured(part: float, value: float) -> None:
+    assert percentile([float(n) for n in range(10, 0, -1)], part) == value
+    assert percentile([], part) is None
 
 
 def test_growth_is_the_exponent() -> None:
@@ -137,15 +137,15 @@ def test_growth_is_the_exponent() -> None:
     assert growth([1], [10]) is None
 
 
-def test_a_run_has_a_row_for_each_length_and_each_crowd() -> None:
+def test_a_run_has_a_row_for_each_length_and_each_concurrency() -> None:
     result = new_result(model="fake")
-    measure(result, speaks_after(0.0), Plan(lengths=["word", "long"], levels=[1, 2], rounds=2), who="me")
+    measure(result, target_after(0.0), Plan(lengths=["word", "long"], levels=[1, 2], rounds=2), who="me")
     assert [row["text"] for row in result["lengths"]] == ["word", "long"]
-    assert [row["concurrency"] for row in result["crowds"]] == [1, 2]
-    assert result["crowds"][1]["requests"] == 4
+    assert [row["concurrency"] for row in result["concurrency"]] == [1, 2]
+    assert result["concurrency"][1]["requests"] == 4
     assert result["growth"][0]["throughput_over_one"]["1"] == 1.0
     assert json.loads(json.dumps(result)) == result
-    assert {table.title for table in tables(result)} == {"one request at a time", "several at a time"}
+    assert {table.title for table in tables(result)} == {"one request at a time", "several requests at a time"}
 
 
 def test_ctrl_c_leaves_a_valid_partial_result() -> None:
@@ -160,7 +160,7 @@ def test_ctrl_c_leaves_a_valid_partial_result() -> None:
 
     plan = Plan(lengths=["word", "short", "long"], levels=[1], rounds=2)
     with pytest.raises(Interrupted):
-        measure(result, speaks_after(0.01, 0.05), plan, who="me", on_request=one_more)
+        measure(result, target_after(0.01, 0.05), plan, who="me", on_request=one_more)
     assert [row["text"] for row in result["lengths"]] == ["word", "short"]
     assert result["lengths"][1]["complete"] is False
     assert result["complete"] is False
@@ -202,7 +202,7 @@ def server() -> Iterator[tuple[str, type[Pcm]]]:
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
 def test_a_server_is_measured_by_its_address(server: tuple[str, type[Pcm]], suffix: str) -> None:
     url, handler = server
-    took = take(url_speaks(url + suffix, model="m", voice="v"), "Hello.", 7)
+    took = time_request(server_target(url + suffix, model="m", voice="v"), "Hello.", 7)
     assert took.audio_seconds == 1.0
     assert took.total_ms - took.ttfa_ms >= 45
     assert handler.asked.pop("path") == "/v1/audio/speech"
@@ -214,12 +214,12 @@ def test_a_server_that_refuses_is_a_typed_error(server: tuple[str, type[Pcm]]) -
     url, handler = server
     handler.status = 503
     with pytest.raises(EngineFault, match="503"):
-        take(url_speaks(url), "Hello.", 7)
+        time_request(server_target(url), "Hello.", 7)
 
 
 def test_what_is_no_address_is_refused_before_anything_is_asked() -> None:
     with pytest.raises(ConfigError, match="http://HOST:PORT"):
-        url_speaks("ftp://example")
+        server_target("ftp://example")
 
 
 def test_a_distance_is_time_over_floor() -> None:

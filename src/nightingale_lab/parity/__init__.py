@@ -1,0 +1,1 @@
+"""Compare our networks with upstream's, stage by stage: `python -m nightingale_lab.parity`."""
