@@ -1,4 +1,4 @@
-"""Segmentation of a request's text: segments, pauses between them, and their token budgets and seeds."""
+"""Segmentation of a request's text: segments, pauses between them, their queue, token budgets and seeds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import pytest
 
 from nightingale.decoding.decoding import MIN_BUDGET_TOKENS, token_budget
 from nightingale.decoding.seeds import SEED_LIMIT, nth_seed
-from nightingale.engine.requests.segments import MAX_CHARS, PAUSE_MS, parse_pauses, segment_text
+from nightingale.engine.requests.segment_queue import SegmentQueue
+from nightingale.engine.requests.segments import (
+    MAX_CHARS,
+    PAUSE_MS,
+    TextSegment,
+    parse_pauses,
+    segment_text,
+)
 from nightingale.errors import EmptyText, TextError, TextTooLong, UnsupportedLanguage
 from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.text.frontend import Frontend
@@ -258,6 +265,33 @@ def test_a_pause_of_a_minute_is_refused() -> None:
 def test_tags_of_sounds_stay_in_the_text(split_chars: int | None) -> None:
     text = "That is so funny! [laugh] Oh, dear. [clear throat] Where were we? [pause:1s] [sigh] I see."
     assert " ".join(text for text, _ in segments(text, split_chars)) == text.replace("[pause:1s] ", "")
+
+
+def test_a_queue_returns_the_segments_of_a_complete_text() -> None:
+    reached: list[TextSegment] = []
+    first, second = (TextSegment(pause_samples=number) for number in (1, 2))
+    queue = SegmentQueue(iter([first, second]), reached=reached.append)
+    assert queue.closed
+    assert queue.waiting
+    assert queue.next() is first
+    assert reached == [first], "a segment is reached when it is taken"
+    assert queue.next() is second
+    assert queue.next() is None
+    assert reached == [first, second]
+
+
+def test_a_queue_is_filled_until_it_is_closed() -> None:
+    reached: list[TextSegment] = []
+    segment = TextSegment(pause_samples=1)
+    queue = SegmentQueue(reached=reached.append)
+    assert (queue.next(), queue.waiting, queue.closed, reached) == (None, False, False, [])
+    queue.add(segment)
+    assert queue.waiting
+    assert queue.next() is segment
+    assert reached == [segment]
+    assert not queue.waiting
+    queue.close()
+    assert (queue.next(), queue.waiting, queue.closed) == (None, True, True)
 
 
 def test_only_wren_has_a_budget_by_text_ids() -> None:
