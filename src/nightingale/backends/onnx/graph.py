@@ -60,13 +60,7 @@ class GraphBuilder(OnnxGraph):
     """RMSNorm, as in Llama; otherwise LayerNorm with a bias."""
 
     def __init__(self, source: TensorSource, *, int8: bool, file: TensorFileWriter | None = None) -> None:
-        """Start a graph.
-
-        Args:
-            source: Returns weights by name.
-            int8: Quantize weights and inputs of products.
-            file: Where weights are written; without it they lie in the graph.
-        """
+        """Start a graph with weights from `source`, which are written to `file` or else lie in the graph."""
         super().__init__(WEIGHTS)
         self.source, self.int8, self.file = source, int8, file
 
