@@ -37,10 +37,10 @@ from nightingale.backends.cpu.kernels.thread_pool import OpField, ThreadPool, ad
 from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.backends.shared.quantize import ZERO_POINT, block_size_for, quantize_blocks, quantize_weights
 from nightingale.models.chatterbox.hift.generator import Hift, Snake
-from nightingale.models.chatterbox.s3gen.estimator import Attend
+from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.layers.conv import OwnConv1d, can_shift
-from nightingale.models.layers.mapped_weights import let_go
+from nightingale.models.layers.conv import CustomConv1d, supports_tap_products
+from nightingale.models.layers.mapped_weights import release_pages
 
 Net = TypeVar("Net", bound=nn.Module)
 
@@ -83,7 +83,7 @@ class Int8Linear(nn.Module):
         bias = torch.zeros(plain.out_features) if plain.bias is None else plain.bias.detach().clone()
         for name, value in (("codes", codes), ("scales", scales), ("bias", bias)):
             self.register_buffer(name, value)
-        let_go(plain.weight)
+        release_pages(plain.weight)
 
     @staticmethod
     def fits(layer: nn.Module) -> bool:
@@ -104,7 +104,7 @@ class Int8Linear(nn.Module):
         return out.view(*x.shape[:-1], self.out_features)
 
 
-class Int8Conv1d(OwnConv1d):
+class Int8Conv1d(CustomConv1d):
     def __init__(self, plain: nn.Conv1d, context: KernelContext) -> None:
         super().__init__(plain)
         inputs, outputs, taps = plain.in_channels, plain.out_channels, plain.kernel_size[0]
@@ -121,15 +121,15 @@ class Int8Conv1d(OwnConv1d):
         }
         for name, value in buffers.items():
             self.register_buffer(name, value.clone(memory_format=torch.contiguous_format))
-        let_go(plain.weight)
+        release_pages(plain.weight)
 
     @staticmethod
     def fits(layer: nn.Module) -> bool:
-        if not can_shift(layer) or isinstance(layer, OwnConv1d):
+        if not supports_tap_products(layer) or isinstance(layer, CustomConv1d):
             return False
         return layer.in_channels % 16 == 0 == layer.out_channels % CONV_OUTPUTS
 
-    def convolved(self, x: Tensor) -> Tensor:
+    def convolve_unpadded(self, x: Tensor) -> Tensor:
         """(batch, channels, time) -> (batch, outputs, time less the kernel's span)."""
         span = (self.kernel_size[0] - 1) * self.dilation[0]
         columns = x.shape[-1] - span
@@ -183,7 +183,7 @@ class FusedSnake(Snake):
             self._context.run(snake)
 
 
-class Int8Attend(Attend):
+class Int8Attend(AttentionProduct):
     """Attention with int8 queries and keys; torch computes it with a mask, or for few queries."""
 
     def __init__(self, context: KernelContext) -> None:
@@ -244,7 +244,7 @@ def _with_int8_layers(net: Net, context: KernelContext, excluded: list[nn.Module
             copies[id(layer)] = Int8Linear(layer, context)  # type: ignore[arg-type]
         elif Int8Conv1d.fits(layer):
             copies[id(layer)] = Int8Conv1d(layer, context)  # type: ignore[arg-type]
-        elif isinstance(layer, Attend):
+        elif isinstance(layer, AttentionProduct):
             copies[id(layer)] = Int8Attend(context)
         elif isinstance(layer, Snake):
             copies[id(layer)] = FusedSnake(layer, context)

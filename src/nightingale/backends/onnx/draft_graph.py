@@ -19,7 +19,7 @@ from nightingale.backends.onnx.graph import GraphBuilder
 from nightingale.backends.onnx.protobuf import FLOAT, INT64
 from nightingale.backends.onnx.runner import bind, open_session
 from nightingale.decoding.sampling import Logits
-from nightingale.models.chatterbox.t3.draft_head import HALVES, DraftHead
+from nightingale.models.chatterbox.t3.draft_head import TAPS, DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Sampling
 
@@ -81,7 +81,7 @@ class _Chain:
         self._session, self._binding = session, session.io_binding()
         vocab = next(given.shape[1] for given in session.get_inputs() if given.name == "uniforms")
         self._inputs: dict[str, NDArray[Any]] = {
-            "hidden_states": np.zeros((1, (1 + HALVES) * width), np.float32),
+            "hidden_states": np.zeros((1, (1 + TAPS) * width), np.float32),
             "uniforms": np.zeros((count, vocab), np.float32),
             "inverse_temperature": np.zeros(1, np.float32),
             "log_min_p": np.zeros(1, np.float32),
@@ -128,7 +128,7 @@ class _DraftGraph(GraphBuilder):
         return self.model()
 
     def chain(self, count: int) -> bytes:
-        self.input("hidden_states", FLOAT, (1, (1 + HALVES) * self._width))
+        self.input("hidden_states", FLOAT, (1, (1 + TAPS) * self._width))
         self.input("token", INT64, (1,))
         self.input("uniforms", FLOAT, (count, self._vocab))
         self.input("inverse_temperature", FLOAT, (1,))
@@ -150,15 +150,15 @@ class _DraftGraph(GraphBuilder):
 
     def _begin(self) -> str:
         """Add what `DraftHead.begin` computes."""
-        sizes = self.weight("sizes", INT64, torch.tensor([self._width, HALVES * self._width]))
+        sizes = self.weight("sizes", INT64, torch.tensor([self._width, TAPS * self._width]))
         self.node("Split", ["hidden_states", sizes], ["last", "streams"], axis=-1)
-        normed, _ = self.norm("halves", "streams", "")
-        return self.node("Add", ["last", self.linear("outset", normed, [self.source("outset.weight")])])
+        normed, _ = self.norm("taps_norm", "streams", "")
+        return self.node("Add", ["last", self.linear("outset", normed, [self.source("taps_proj.weight")])])
 
     def _draft(self, number: int, hidden: str, embedding: str) -> tuple[str, str]:
         at = f"{number}/"
         both = self.node("Concat", [hidden, embedding], axis=-1)
-        stream, added = self.linear(f"{at}inward", both, [self.source("inward.weight")]), ""
+        stream, added = self.linear(f"{at}inward", both, [self.source("in_proj.weight")]), ""
         for block in range(self._blocks):
             normed, stream = self.norm(f"{at}blocks.{block}.norm", stream, added)
             added = self.gated_mlp(f"{at}blocks.{block}.", normed)

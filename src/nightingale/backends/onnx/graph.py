@@ -9,7 +9,7 @@ Inputs and outputs
     keys.N, values.N       (rows, heads, capacity, head_dim); new.keys.N and new.values.N are bound to the
                            same memory
     logits                 (rows, n, vocab)
-    hidden_states          (rows, n, (1 + HALVES) · width)   for a draft: what the head reads, and the
+    hidden_states          (rows, n, (1 + TAPS) · width)   for a draft: what the head reads, and the
                                                              residual stream at some layers before
 
 The attention operator appends new keys and values at each row's own length, so rows of a batch may differ in
@@ -32,7 +32,7 @@ from nightingale.backends.shared.packed_t3 import WEIGHTS
 from nightingale.backends.shared.quantize import QuantizedWeight, quantize_weights
 from nightingale.backends.shared.tensor_file import TensorFileWriter, TensorLocation, TensorSource
 from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
-from nightingale.models.chatterbox.t3.draft_head import HALVES, halfway
+from nightingale.models.chatterbox.t3.draft_head import TAPS, tapped_layers
 
 EPSILON = 1e-5
 INT8_INPUTS = 4
@@ -147,10 +147,10 @@ class T3StepGraph(GraphBuilder):
         for layer in range(backbone.layers):
             stream, added = (self._llama_layer if self.is_llama else self._gpt2_layer)(layer, stream, added)
         last, _ = self.norm("tfmr.norm" if self.is_llama else "tfmr.ln_f", stream, added)
-        streams = self.node("Concat", [self._streams[layer] for layer in halfway(backbone.layers)], axis=-1)
+        streams = self.node("Concat", [self._streams[layer] for layer in tapped_layers(backbone.layers)], axis=-1)
         streams = self.node("Gather", [streams, "logit_positions"], axis=1)
         self.node("Concat", [last, streams], ["hidden_states"], axis=-1)
-        self.output("hidden_states", FLOAT, ("rows", "n", (1 + HALVES) * backbone.width))
+        self.output("hidden_states", FLOAT, ("rows", "n", (1 + TAPS) * backbone.width))
         bias = "speech_head.bias" if self.config.head_bias else None
         self.linear("logits", last, [self.source("speech_head.weight")], bias)
         self.output("logits", FLOAT, ("rows", "n", self.config.speech_vocab))

@@ -37,7 +37,7 @@ from nightingale.models.chatterbox.build import UNUSED_BY_T3
 from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load, read_tensors
-from nightingale.models.layers.mapped_weights import let_go
+from nightingale.models.layers.mapped_weights import release_pages
 from nightingale.voices.home import cache_folder
 
 FORMAT_VERSION: Final = 7
@@ -146,7 +146,7 @@ def _release_pages(tensors: Mapping[str, Tensor]) -> TensorSource:
 
     def read(name: str) -> Tensor:
         if len(recent) == TENSORS_PER_PRODUCT:
-            let_go(recent.popleft())
+            release_pages(recent.popleft())
         recent.append(tensors[name])
         return recent[-1]
 
@@ -238,5 +238,5 @@ def without_backbone(config: T3Config, tensors: Mapping[str, Tensor], *, source:
     t3 = load(lambda: T3(config), tensors, source=source, unused=UNUSED_BY_T3, unread=is_packed)
     for weight in t3.parameters():
         # Read to be checked; a few rows of the tables will be needed again, and nothing of the head.
-        let_go(weight)
+        release_pages(weight)
     return t3
