@@ -147,7 +147,9 @@ class T3StepGraph(GraphBuilder):
         for layer in range(backbone.layers):
             stream, added = (self._llama_layer if self.is_llama else self._gpt2_layer)(layer, stream, added)
         last, _ = self.norm("tfmr.norm" if self.is_llama else "tfmr.ln_f", stream, added)
-        streams = self.node("Concat", [self._streams[layer] for layer in tapped_layers(backbone.layers)], axis=-1)
+        streams = self.node(
+            "Concat", [self._streams[layer] for layer in tapped_layers(backbone.layers)], axis=-1
+        )
         streams = self.node("Gather", [streams, "logit_positions"], axis=1)
         self.node("Concat", [last, streams], ["hidden_states"], axis=-1)
         self.output("hidden_states", FLOAT, ("rows", "n", (1 + TAPS) * backbone.width))
