@@ -164,12 +164,12 @@ class Speaker:
     def opened_runner(self, threads: int) -> Any:
         from nightingale.backends.cpu.capabilities import open_runner
         from nightingale.backends.onnx.graph import GRAPH_FILE
-        from nightingale.backends.onnx.runner import CpuRunner
+        from nightingale.backends.onnx.runner import OnnxRunner
 
         room = {"slots": 1, "rows_per_slot": 2 if self.guided else 1, "capacity": 1024}
         if self.runtime == "native":
             return open_runner(self.t3, self.packed, **room, batched=True, threads=threads)
-        return CpuRunner(self.t3, self.packed.folder / GRAPH_FILE, **room, batched=True, threads=threads)
+        return OnnxRunner(self.t3, self.packed.folder / GRAPH_FILE, **room, batched=True, threads=threads)
 
     def ids(self, count: int, below: int) -> Any:
         import torch

@@ -106,10 +106,10 @@ def in_torch(t3: T3, capacity: int = REMEMBERED + 16) -> PlainRunner:
 
 def by_onnx(t3: T3, threads: int, capacity: int = REMEMBERED + 16, graph: Any = None) -> Verifier:
     """graph: in float32, if not given."""
-    from nightingale.backends.onnx.runner import CpuRunner, exact_graph
+    from nightingale.backends.onnx.runner import OnnxRunner, exact_graph
 
     pool: dict[str, Any] = {"slots": 1, "rows_per_slot": 1, "capacity": capacity, "spare": LONGEST}
-    return CpuRunner(t3, graph or exact_graph(t3), **pool, batched=False, threads=threads)
+    return OnnxRunner(t3, graph or exact_graph(t3), **pool, batched=False, threads=threads)
 
 
 def random_t3(config: Any) -> T3:
