@@ -83,19 +83,6 @@ class DenseKVCache:
         self.position = position
 
 
-class NoKVCache:
-    """Causal attention over a whole sequence without storing it: for training and scoring."""
-
-    def positions(self, x: Tensor) -> Tensor:
-        return torch.arange(x.shape[1], device=x.device)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    def rewind(self, position: int) -> None:
-        """Do nothing."""
-
-
 class BatchedKVCache:
     """Rows of different lengths that each take a few more tokens: one step of continuous batching.
 
