@@ -5,7 +5,6 @@ With a GPU it is compiled; without one it runs in Triton's interpreter, if Trito
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -23,13 +22,6 @@ CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 ON_GPU = pytest.mark.requires_cuda
 PROMPT, TOKENS = 70, 40
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _kernels() -> None:
-    if not CUDA:
-        os.environ["TRITON_INTERPRET"] = "1"
-    pytest.importorskip("triton", reason="the kernel is Triton's")
 
 
 def plan_of(

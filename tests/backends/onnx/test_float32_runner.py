@@ -17,7 +17,7 @@ from backends.small_t3 import GPT2, LLAMA, MAX_ERROR, prompt, relative_error, sm
 from backends.torch.test_speculative import FREE, Batch, budget_for, check_same, embedded, random_head
 
 from nightingale.backends.onnx import capabilities
-from nightingale.backends.onnx.draft_head import OnnxDraftChain, OnnxDraftHead
+from nightingale.backends.onnx.draft_graph import OnnxDraftChain, OnnxDraftHead
 from nightingale.backends.onnx.graph import GRAPH_FILE, OnnxFormat
 from nightingale.backends.onnx.runner import OnnxRunner, exact_graph
 from nightingale.backends.shared.capability_checks import weight_count

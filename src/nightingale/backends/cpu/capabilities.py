@@ -43,8 +43,8 @@ PACKAGE: Final = "llvmlite"
 WIDTH_MULTIPLE, HEAD_DIM_MULTIPLE = 128, 32
 """A quantization block; two halves of a head, each in whole vectors."""
 FAST_LAYER_ISAS: Final = ("neon",)
-"""Where int8 layers were measured to be faster than torch; on x86 the waiting threads of torch occupy the
-cores that the kernels need (dev/LOG.md)."""
+"""Int8 layers were measured to be faster than torch on these only; on x86 the waiting threads of torch occupy
+the cores that the kernels need (dev/LOG.md)."""
 TEST_CONFIGS: Final = {
     True: replace(MULTILINGUAL, text_vocab=8, backbone=LlamaConfig(layers=1, width=128, heads=2, ffn=256)),
     False: replace(NANO, text_vocab=8, backbone=Gpt2Config(layers=1, width=128, heads=2)),

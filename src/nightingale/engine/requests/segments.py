@@ -58,8 +58,7 @@ def segment_text(
 
     Args:
         frontend: Text normalizer and tokenizer of the model.
-        source: The text, or an iterable of parts of it.
-        language: Code of its language.
+        source: The text, or an iterable of parts of it; `language` is its code.
         split_chars: Length of the longest segment, in letters of an alphabet; None for a single segment.
         fill: Put as many sentences into a segment as fit. A text that fits as a whole stays as it is written.
         continues: More text follows. The last segment then keeps its natural pause, and none is no error.

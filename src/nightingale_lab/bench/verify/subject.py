@@ -86,14 +86,16 @@ def joined(chunks: Sequence[AudioChunk]) -> tuple[Samples, tuple[int, ...]]:
 class EngineSubject:
     """A loaded model, spoken to as a user would."""
 
-    def __init__(self, model: Any, profile: str | None = None, voice: Any = None) -> None:
+    def __init__(
+        self, model: Any, profile: str | None = None, voice: Any = None, device: str = "auto"
+    ) -> None:
         """model: nightingale.engine.load.Model. voice: whatever `TTS.say` takes as one."""
         from nightingale.engine.tts import TTS
         from nightingale.engine.voice_lookup import VoiceResolver
 
         self.model = model
         self._voice = VoiceResolver(model).resolve(voice)
-        self._tts = TTS.over(model, profile)
+        self._tts = TTS.over(model, profile, device=device)
         self.name: str = model.name
         self.profile: str = profile or model.defaults.profile
         self.languages = self._tts.languages

@@ -20,7 +20,7 @@ from nightingale_lab.bench.speed.run import Plan, new_result
 from nightingale_lab.bench.store import read_lines
 from nightingale_lab.environments import Environment
 from nightingale_lab.upstream import families
-from nightingale.cli.bench import read_peers
+from nightingale_lab.cli.bench import parse_peers
 from nightingale.cli.main import app
 from nightingale.decoding.decoding import budget_tokens
 from nightingale.models.defaults import MODEL_DEFAULTS
@@ -110,7 +110,7 @@ def test_upstream_has_sizes_and_is_not_one_of_all() -> None:
     assert install.peer_named("upstream") == (PEERS["upstream"], "nano")
     assert install.peer_named("upstream:multilingual") == (PEERS["upstream"], "multilingual")
     assert install.peer_named("hibari") == (PEERS["hibari"], "")
-    assert read_peers("all, upstream:turbo") == [
+    assert parse_peers("all, upstream:turbo") == [
         *((PEERS[name], "") for name in ("hibari", "kokoro", "espeak-ng")),
         (PEERS["upstream"], "turbo"),
     ]
