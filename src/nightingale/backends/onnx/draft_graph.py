@@ -45,7 +45,7 @@ class OnnxDraftHead:
 
     @torch.inference_mode()
     def start(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
-        return self._head.begin(torch.from_numpy(hidden)).numpy()
+        return self._head.start(torch.from_numpy(hidden)).numpy()
 
     @torch.inference_mode()
     def step(
