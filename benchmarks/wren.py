@@ -89,7 +89,7 @@ def measure_stages(name: str, rounds: int) -> dict[str, float]:
 def one_round(model: Model) -> dict[str, float]:
     t3, voice = model.networks.t3, model.default_voice
     assert voice is not None
-    text = t3.frame_text(model.frontend.encode(TEXT))
+    text = t3.config.frame_text(model.frontend.encode(TEXT))
     prompt = t3.prompt(
         torch.tensor([text]),
         speaker=voice.speaker[None],

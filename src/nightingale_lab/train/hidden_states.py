@@ -13,8 +13,8 @@ from nightingale.decoding.decoding import prompt_of, speak
 from nightingale.decoding.seeds import nth_seed
 from nightingale.engine.model import Model
 from nightingale.errors import ConfigError
-from nightingale.models.layers.kv_cache import NoKVCache
 from nightingale.voices.voice import Voice
+from nightingale_lab.no_kv_cache import NoKVCache
 
 FARTHEST = 6e4
 

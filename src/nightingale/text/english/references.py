@@ -1,4 +1,4 @@
-"""Rules for labels before a number: No. 5, fig. 3, § 2, ~20.
+"""Rules for numbers that refer to something: labels, chapter and verse, telephone and serial numbers.
 
 "no.", "art.", "sec." and "fig." may also end a sentence ("The answer is no. 2 days later he left"). The words
 before them and after the number decide.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from nightingale.text.english import words
 from nightingale.text.english.rule import Rule, any_of, listed, rule
 
 LABELS: Final = {
@@ -87,4 +88,75 @@ def _label(match: re.Match[str]) -> str:
     return f"{LABELS[label]} "
 
 
-RULES: Final[tuple[Rule, ...]] = (rule(rf"(?<![\w.])({any_of(LABELS)})(\s?)(?=[$£€]?\.?\d)", _label),)
+LABEL_RULES: Final[tuple[Rule, ...]] = (rule(rf"(?<![\w.])({any_of(LABELS)})(\s?)(?=[$£€]?\.?\d)", _label),)
+
+BOOKS: Final = listed(
+    "Genesis Exodus Leviticus Numbers Deuteronomy Joshua Judges Ruth Samuel Kings Chronicles Ezra Nehemiah "
+    "Esther Job Psalm Psalms Proverbs Ecclesiastes Isaiah Jeremiah Lamentations Ezekiel Daniel Hosea Joel "
+    "Amos Obadiah Jonah Micah Nahum Habakkuk Zephaniah Haggai Zechariah Malachi Matthew Mark Luke John Acts "
+    "Romans Corinthians Galatians Ephesians Philippians Colossians Thessalonians Timothy Titus Philemon "
+    "Hebrews James Peter Jude Revelation Surah Sura Quran"
+)
+SHORT_BOOKS: Final = {
+    "Gen": "Genesis", "Exod": "Exodus", "Lev": "Leviticus", "Deut": "Deuteronomy", "Ps": "Psalm",
+    "Prov": "Proverbs", "Eccl": "Ecclesiastes", "Isa": "Isaiah", "Jer": "Jeremiah", "Ezek": "Ezekiel",
+    "Matt": "Matthew", "Rom": "Romans", "Cor": "Corinthians", "Gal": "Galatians", "Eph": "Ephesians",
+    "Phil": "Philippians", "Heb": "Hebrews", "Rev": "Revelation",
+}  # fmt: skip
+BOOK_NUMBERS: Final = {"1": "First ", "2": "Second ", "3": "Third ", "": ""}
+MAX_PLAIN_CHAPTER: Final = 20
+"""Up to here two numbers in a row are understood without "verse": John three sixteen."""
+
+
+def _verse(match: re.Match[str]) -> str:
+    chapter = int(match["chapter"])
+    between = " " if chapter <= MAX_PLAIN_CHAPTER else " verse "
+    said = f"{words.cardinal(chapter)}{between}{words.cardinal(int(match['verse']))}"
+    if match["last"]:
+        said += f" to {words.cardinal(int(match['last']))}"
+    book = match["book"].rstrip(".")
+    book = SHORT_BOOKS.get(book, book)
+    return f"{BOOK_NUMBERS[match['number'] or '']}{book} {said}"
+
+
+VERSE_RULES: Final[tuple[Rule, ...]] = (
+    rule(
+        rf"(?:(?<![\w.,:])(?P<number>[123]) |\b)(?P<book>(?:{any_of(BOOKS)})|(?:{any_of(SHORT_BOOKS)})\b\.?) "
+        r"(?P<chapter>[1-9]\d{0,2}):(?P<verse>[1-9]\d{0,2})(?:\s?[-–—]\s?(?P<last>[1-9]\d{0,2}))?"
+        r"(?![\w:]|[.,]\d| ?[AaPp]\.?[Mm]\b)",
+        _verse,
+    ),
+)
+
+
+def _groups(figures: str) -> str:
+    """Read each run of digits, with commas between the runs."""
+    runs = re.findall(r"\d+", figures)
+    said = ["eight hundred" if run == "800" else words.digits(run) for run in runs]
+    return ("plus " if figures.lstrip().startswith("+") else "") + ", ".join(said)
+
+
+_BEFORE: Final = r"(?<![\w.,+/:$-])"
+_AFTER: Final = r"(?![\w/%]|[.,:-]\d)"
+
+DIGIT_RULES: Final[tuple[Rule, ...]] = (
+    rule(
+        rf"{_BEFORE}\d{{1,3}}(?:\.\d{{1,3}}){{3}}{_AFTER}",
+        lambda m: " dot ".join(words.digits(part) for part in m[0].split(".")),
+    ),
+    rule(
+        rf"{_BEFORE}(?:\+?1[-. ]?)?(?:\(\d{{3}}\) ?|\d{{3}}[-. ])\d{{3}}[-. ]\d{{4}}{_AFTER}",
+        lambda m: _groups(m[0]),
+    ),
+    rule(rf"{_BEFORE}\+\d{{1,3}}(?:[-. ]?\(?\d{{1,5}}\)?){{2,5}}{_AFTER}", lambda m: _groups(m[0])),
+    rule(rf"{_BEFORE}\d{{3}}-\d{{4}}{_AFTER}", lambda m: _groups(m[0])),
+    rule(rf"{_BEFORE}\d{{4}}(?:[ -]\d{{4}}){{3}}{_AFTER}", lambda m: _groups(m[0])),
+    # Dates with a month in the middle are replaced before this rule.
+    rule(rf"{_BEFORE}\d{{1,6}}(?:-\d{{1,7}}){{2,6}}{_AFTER}", lambda m: _groups(m[0])),
+    rule(
+        r"\b(PIN|ZIP(?: code)?|[Zz]ip code|[Cc]ode|[Pp]asscode|[Cc]all|[Dd]ial) (\d{3,8})\b"
+        r"(?!,\d| [a-z]+s\b)",
+        lambda m: f"{m[1]} {words.digits(m[2])}",
+    ),
+    rule(r"\b[Ee]xt(?:\.|ension)? (\d{1,8})\b", lambda m: f"extension {words.digits(m[1])}"),
+)
