@@ -149,7 +149,7 @@ def bomb() -> bytes:
         (lambda: clip(0.2), "too short"),
         (lambda: clip(rate_hz=8000, channels=12), "channels"),
         (lambda: clip(rate_hz=1000), "sample rate"),
-        (lambda: clip()[:44], "no sound"),
+        (lambda: clip()[:44], "no samples"),
         (lambda: b"", "empty"),
         (lambda: b"not sound at all" * 100, "'Format not recognised'"),
         (lambda: b"RIFF\xff\xff\xff\xffWAVEfmt " + b"\xff" * 200, "decoded"),

@@ -75,7 +75,8 @@ class VoiceRegistry:
             return None
         if not isinstance(words, str):
             raise invalid_voice(spec)
-        return self._blend(tuple((self._find(name, tts), weight) for name, weight in parse_blend(words)))
+        parts = tuple((self._find(name, tts), weight) for name, weight in parse_blend(words))
+        return parts[0][0] if len(parts) == 1 else self._blend(parts)
 
     def add(self, name: str, clip: bytes, tts: TTS) -> VoiceInfo:
         """Create a voice from a clip and store it under `name`."""
