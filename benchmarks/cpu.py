@@ -57,6 +57,7 @@ def peak_gib() -> float:
 def preset_of(name: str, *, tiny: bool) -> Any:
     """Meanflow for all: on a CPU the ten guided steps of the larger flow are out of the question."""
     from nightingale.engine.standin import NOISE
+
     from nightingale.models.chatterbox.presets import PRESETS
     from nightingale.models.chatterbox.t3.config import Gpt2Config
 
@@ -182,7 +183,9 @@ class Speaker:
         # Below 255, where no family has its start and stop of text.
         text = self.ids(text_ids, 255).tolist()
         sampling = self.defaults.sampling
-        prompt = prompt_of(self.t3, text, self.voice, defaults=self.defaults, sampling=sampling, exaggeration=0.5)
+        prompt = prompt_of(
+            self.t3, text, self.voice, defaults=self.defaults, sampling=sampling, exaggeration=0.5
+        )
         decoding = Decoding(self.t3, defaults=self.defaults, sampling=sampling, text_ids=len(text), seed=0)
         return decoding, self.runner.begin(0, prompt)
 
@@ -234,7 +237,7 @@ def sentence(name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -
     from nightingale.models.chatterbox.hift.generator import Hift
     from nightingale.models.chatterbox.s3gen.flow import Flow
     from nightingale.models.checkpoint import load, read_tensors
-    from nightingale.models.layers.weight_layout import for_rendering
+    from nightingale.models.layers.weight_layout import pack_for_rendering
 
     speaker = Speaker(name, work, threads, tiny=tiny, runtime=runtime)
     files = {part: work / f"{name}.{part}.safetensors" for part in ("flow", "hift")}
@@ -249,7 +252,7 @@ def sentence(name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -
         flow, hift = int8_flow(flow, context), int8_vocoder(hift, context)
         refused += "; products of bytes in its place"
     for net in (flow, hift):
-        for_rendering(net)
+        pack_for_rendering(net)
     prompt = prepare_prompt(flow, speaker.voice)
     runs = []
     for tokens in (20, TOKENS, TOKENS, TOKENS):
@@ -301,7 +304,12 @@ def quality(
     from nightingale.decoding.decoding import prompt_of
 
     prompt = prompt_of(
-        t3, text, speaker.voice, defaults=speaker.defaults, sampling=speaker.defaults.sampling, exaggeration=0.5
+        t3,
+        text,
+        speaker.voice,
+        defaults=speaker.defaults,
+        sampling=speaker.defaults.sampling,
+        exaggeration=0.5,
     )
     exact, near = plain.begin(0, prompt), speaker.runner.begin(0, prompt)
     errors, same, among, plain_s = [], 0, 0, []

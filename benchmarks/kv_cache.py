@@ -39,8 +39,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_blocks import KVBlockLayout, KVBlockPool
-from nightingale.models.layers.paged_kv_cache import KVBlockTables, Stream, plain_attend
+from nightingale.models.layers.paged_kv_cache import KVBlockTables, PagedKVSequence
 from nightingale.models.layers.rope import inverse_frequencies, rotations
+from nightingale_lab.bench.paged_attention_reference import attend_reference
 
 PROFILES = {
     "dense": "balanced",
@@ -122,10 +123,11 @@ def print_rows(rows: dict[str, dict[str, Any]]) -> None:
 
 def cells_for(model: Any, variant: str, *, spare: int | None = None) -> KVBlockLayout | None:
     from nightingale.backends.torch.paged import cells_of
+
     from nightingale.backends.profiles import profile_named
 
     plan = cells_of(model, profile_named(PROFILES[variant]))
-    return plan if plan is None or spare is None else replace(plan, spare=spare)
+    return plan if plan is None or spare is None else replace(plan, rewind_margin=spare)
 
 
 @torch.inference_mode()
@@ -151,8 +153,10 @@ def agree(model: Any, texts: Sequence[str], free: int, variants: list[str]) -> d
                 sums[name]["same"] += count
                 sums[name]["bytes"] += 4.0 * 2 * t3.config.backbone.layers * width * (length + count)
                 continue
-            arena = KVBlockPool(cells=plan.cells(length, count), plan=plan, device=prompt.device, attend=None)
-            memory = Stream.open(arena, rows=1, prompt=length, tokens=count).layers
+            block_pool = KVBlockPool(
+                blocks=plan.blocks(length, count), layout=plan, device=prompt.device, attend=None
+            )
+            memory = PagedKVSequence.open(block_pool, rows=1, prompt=length, tokens=count).layers
             scores = torch.cat([t3.next_logits(prompt, memory)[:, None], t3(x, memory)], dim=1)[0]
             row = sums[name]
             row["same"] += int((scores.argmax(-1) == expected.argmax(-1)).sum())
@@ -162,7 +166,7 @@ def agree(model: Any, texts: Sequence[str], free: int, variants: list[str]) -> d
             row["kl"] += float(
                 F.kl_div(scores.log_softmax(-1), expected.log_softmax(-1), log_target=True, reduction="sum")
             )
-            row["bytes"] += plan.held_cells(length, count) * plan.cell_bytes
+            row["bytes"] += plan.held_blocks(length, count) * plan.block_bytes
         if number < free and "int8" in variants:
             _, mine = greedy(model, text, cells_for(model, "int8"))
             alike = next((n for n, (a, b) in enumerate(zip(mine, tokens, strict=False)) if a != b), count)
@@ -197,13 +201,17 @@ def greedy(model: Any, text: str, plan: KVBlockLayout | None) -> tuple[Tensor, l
     sampling = replace(defaults.sampling, temperature=0.0)
     ids = model.frontend.encode(text)
     decoding = Decoding(t3, defaults=defaults, sampling=sampling, text_ids=len(ids), seed=0)
-    prompt = prompt_of(t3, ids, voice, defaults=defaults, sampling=sampling, exaggeration=defaults.exaggeration)
+    prompt = prompt_of(
+        t3, ids, voice, defaults=defaults, sampling=sampling, exaggeration=defaults.exaggeration
+    )
     if plan is None:
         memory = t3.new_kv_cache(rows=1, capacity=prompt.shape[1] + decoding.budget)
     else:
-        cells = plan.cells(prompt.shape[1], decoding.budget)
-        arena = KVBlockPool(cells=cells, plan=plan, device=prompt.device, attend=None)
-        memory = list(Stream.open(arena, rows=1, prompt=prompt.shape[1], tokens=decoding.budget).layers)
+        cells = plan.blocks(prompt.shape[1], decoding.budget)
+        block_pool = KVBlockPool(blocks=cells, layout=plan, device=prompt.device, attend=None)
+        memory = list(
+            PagedKVSequence.open(block_pool, rows=1, prompt=prompt.shape[1], tokens=decoding.budget).layers
+        )
     x, tokens = prompt, []
     with torch.inference_mode():
         while not decoding.finished:
@@ -236,9 +244,11 @@ def one_step(t3: T3, plan: KVBlockLayout | None, length: int) -> Callable[[], fl
     if plan is None:
         memory = t3.new_kv_cache(rows=1, capacity=length + 16)
     else:
-        plan = replace(plan, spare=8)
-        arena = KVBlockPool(cells=plan.cells(40, length), plan=plan, device=prompt.device, attend=None)
-        memory = list(Stream.open(arena, rows=1, prompt=40, tokens=length).layers)
+        plan = replace(plan, rewind_margin=8)
+        block_pool = KVBlockPool(
+            blocks=plan.blocks(40, length), layout=plan, device=prompt.device, attend=None
+        )
+        memory = list(PagedKVSequence.open(block_pool, rows=1, prompt=40, tokens=length).layers)
     t3.next_logits(prompt, memory)
     for _ in range((length - 40) // 8):
         t3.next_logits(t3.embed_speech(said, 1), memory)
@@ -384,7 +394,9 @@ def plan_for(config: T3Config, kind: torch.dtype, percent: int | None, tokens: i
         layer = tuple(round(tokens * percent / 100 * share / mean) for share in shares)
         windows = (layer,) * backbone.layers
     width = backbone.width // backbone.heads
-    return KVBlockLayout(layers=backbone.layers, heads=backbone.heads, width=width, kind=kind, windows=windows)
+    return KVBlockLayout(
+        layers=backbone.layers, heads=backbone.heads, width=width, dtype=kind, windows=windows
+    )
 
 
 def fit(config: T3Config, weights: int) -> dict[str, float]:
@@ -399,12 +411,12 @@ def fit(config: T3Config, weights: int) -> dict[str, float]:
         ("int8, keep 25 %", torch.int8, 25),
     ):
         plan = plan_for(config, kind, percent)
-        # The arena's bookkeeping alone: what is counted is what would be allocated.
-        arena = KVBlockPool(cells=0, plan=plan, device=torch.device("cpu"), attend=None)
-        arena.cells, opened = room // plan.cell_bytes, 0
+        # The block_pool's bookkeeping alone: what is counted is what would be allocated.
+        block_pool = KVBlockPool(blocks=0, layout=plan, device=torch.device("cpu"), attend=None)
+        block_pool.blocks, opened = room // plan.block_bytes, 0
         try:
             while True:
-                Stream.open(arena, rows=2, prompt=PROMPT, tokens=TOKENS)
+                PagedKVSequence.open(block_pool, rows=2, prompt=PROMPT, tokens=TOKENS)
                 opened += 1
         except MemoryFull:
             counts[name] = opened
@@ -417,8 +429,10 @@ def fill_cells(
     """Streams whose prompts are random numbers: all rows of all streams are one stream of many rows."""
     device = t3.speech_head.weight.device
     rows = 2 * streams
-    arena = KVBlockPool(cells=rows * plan.cells(PROMPT, tokens), plan=plan, device=device, attend=attend)
-    stream = Stream.open(arena, rows=rows, prompt=PROMPT, tokens=tokens)
+    block_pool = KVBlockPool(
+        blocks=rows * plan.blocks(PROMPT, tokens), layout=plan, device=device, attend=attend
+    )
+    stream = PagedKVSequence.open(block_pool, rows=rows, prompt=PROMPT, tokens=tokens)
     for layer in stream.layers:
         given = (
             torch.randn(rows, plan.heads, PROMPT, plan.width, device=device).bfloat16() for _ in range(3)
@@ -433,10 +447,12 @@ def fill_cells(
     prompts = torch.full((rows,), PROMPT, dtype=torch.int32, device=device)
     lengths = prompts.clone()
     tables = [
-        KVBlockTables(arena=arena, starts=starts[n], rings=rings[n], prompts=prompts, lengths=lengths)
+        KVBlockTables(
+            block_pool=block_pool, starts=starts[n], rings=rings[n], prompts=prompts, lengths=lengths
+        )
         for n in range(plan.layers)
     ]
-    return arena, tables
+    return block_pool, tables
 
 
 @torch.inference_mode()
@@ -448,9 +464,9 @@ def twin(kind: torch.dtype, device: torch.device) -> dict[str, Any]:
     t3 = random_t3(config, device)
     most, alike = 0.0, True
     for percent in (None, 50):
-        plan = replace(plan_for(config, kind, percent, tokens=60), spare=4)
+        plan = replace(plan_for(config, kind, percent, tokens=60), rewind_margin=4)
         both = []
-        for attend in (attend_cells, plain_attend):
+        for attend in (attend_cells, attend_reference):
             torch.manual_seed(3)
             both.append(fill_cells(t3, 1, 60, plan, attend))
         for step in range(60):
@@ -460,7 +476,7 @@ def twin(kind: torch.dtype, device: torch.device) -> dict[str, Any]:
             most = max(most, float((mine.float() - other.float()).abs().max()))
             for _, tables in both:
                 tables[0].lengths.add_(1)
-        ours, theirs = (arena for arena, _ in both)
+        ours, theirs = (block_pool for block_pool, _ in both)
         for name in ("keys", "values", "key_scales", "value_scales"):
             alike &= torch.equal(getattr(ours, name).view(torch.int8), getattr(theirs, name).view(torch.int8))
     return {"most off": most, "same cells": alike}

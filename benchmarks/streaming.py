@@ -27,30 +27,30 @@ from typing import Any
 
 import numpy as np
 import torch
+from nightingale.engine.standin import seeded
 from safetensors.torch import load_file
 from torch import Tensor
 
 from nightingale.audio.loudness import integrated_loudness
 from nightingale.audio.read import read_audio
 from nightingale.audio.resample import resample
-from nightingale_lab.bench.seams import SeamReport, seam_report
-from nightingale_lab.bench.shifts import shift_report
-from nightingale_lab.bench.voicelike import voicelike
+from nightingale.backends.torch.mel_stream import MelStream, prepare_prompt, render_mel
+from nightingale.backends.torch.sample_stream import SampleStream, render_samples
 from nightingale.clocks import CLOCKS
 from nightingale.engine import TTS
-from nightingale.backends.torch.mel_stream import MelStream, prepare_prompt, render_mel
 from nightingale.engine.requests.segments import segment_text
-from nightingale.engine.standin import seeded
-from nightingale.backends.torch.sample_stream import SampleStream, render_samples
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
-from nightingale.models.chatterbox.hift.reach import lookahead_samples, mel_reach
+from nightingale.models.chatterbox.hift.receptive_field import lookahead_samples, mel_span
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, SPEECH_CODES, FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.layers.mel import FlowMel
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
+from nightingale_lab.bench.seams import SeamReport, seam_report
+from nightingale_lab.bench.shifts import shift_report
+from nightingale_lab.bench.voicelike import voicelike
 
 RATE_HZ, FRAME = CLOCKS.sample_rate_hz, CLOCKS.samples_per_frame
 SEED = 7
@@ -206,7 +206,7 @@ def vocoder(trained: Path | None, clips: Path | None) -> dict[str, Any]:
     mels = [FlowMel()(torch.from_numpy(x)[None])[0] for x in recordings(clips, 4)]
     reaches = []
     for name, net in (("wren (causal)", wren), ("official (two-sided)", official)):
-        first, last = mel_reach(net)
+        first, last = mel_span(net)
         ahead = lookahead_samples(net)
         reaches.append((name, f"{first} … +{last}", f"{ahead} samples: {ahead / FRAME:.2f} frames"))
     table("How far the network hears", ("network", "a mel frame changes samples", "look-ahead"), reaches)
@@ -341,7 +341,9 @@ def pieces(model: str) -> dict[str, Any]:
     """The level of each piece of a long text: how far apart, and whether it drifts."""
     tts = TTS(model)
     defaults = tts._model.defaults
-    texts = segment_text(tts._model.frontend, BOOK * 8, None, split_chars=defaults.split_chars, fill=defaults.fill_pieces)
+    texts = segment_text(
+        tts._model.frontend, BOOK * 8, None, split_chars=defaults.split_chars, fill=defaults.fill_pieces
+    )
     heard = (integrated_loudness(tts.say(p.text, seed=n).samples, RATE_HZ) for n, p in enumerate(texts))
     levels = np.array([lufs for lufs in heard if np.isfinite(lufs)])
     place = np.arange(len(levels))

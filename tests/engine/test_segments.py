@@ -110,6 +110,10 @@ def test_a_segment_of_too_many_ids_is_split_further(fill: bool) -> None:
     assert found[-1].pause_samples == 0
     (whole,) = segment_text(FRONTEND, text, None, split_chars=280, fill=fill)
     assert len(whole.text_ids) > 300
+    (exact,) = segment_text(FRONTEND, FIRST, None, split_chars=280, fill=fill, max_ids=len(FIRST))
+    assert exact.text == FIRST
+    (character,) = segment_text(FRONTEND, "今", None, split_chars=280, fill=fill, max_ids=2)
+    assert character.text == "今", "a single character cannot be split"
 
 
 def test_pause_after_a_paragraph_is_the_longest() -> None:
@@ -130,7 +134,7 @@ def test_a_sentence_that_continues_in_the_next_segment_gets_a_comma() -> None:
 
 def test_text_that_fits_one_filled_segment_stays_as_written() -> None:
     text = f" {FIRST}  {SECOND}\n\nThe end."
-    assert segments(text, 280, fill=True) == [(text, 0)]
+    assert segments(text, 280, fill=True) == segments(text, len(text), fill=True) == [(text, 0)]
     assert [pause for _, pause in segments(f"{FIRST} " * 20, 280, fill=True)] == [120, 120, 0]
     assert len(segments(f"{FIRST} " * 20, 280)) == 20
 
@@ -152,9 +156,9 @@ def test_an_endless_source_is_read_lazily() -> None:
 def test_segments_do_not_depend_on_the_parts_of_the_source() -> None:
     text = f"{FIRST} {SECOND}\nand more of it, [pause:1s] and more.\n\n" * 40
     lines = text.splitlines(keepends=True)
-    assert list(segment_text(FRONTEND, lines, None, split_chars=220)) == list(
-        segment_text(FRONTEND, text, None, split_chars=220)
-    )
+    for split_chars in (220, None):
+        whole = list(segment_text(FRONTEND, text, None, split_chars=split_chars))
+        assert list(segment_text(FRONTEND, lines, None, split_chars=split_chars)) == whole
 
 
 @pytest.mark.parametrize(
@@ -214,6 +218,7 @@ def test_the_closing_pause_follows_the_last_segment_unless_a_tag_sets_it() -> No
 
 def test_a_request_may_begin_and_end_with_a_pause() -> None:
     assert segments("[pause:1s] Hello there. [pause:250ms]\n") == [("", 1000), ("Hello there.", 250)]
+    assert segments("And then [pause:1s]") == [("And then,", 1000)]
 
 
 @pytest.mark.parametrize("split_chars", [None, 220])
@@ -238,8 +243,10 @@ def test_text_that_continues_ends_with_its_natural_pause(split_chars: int | None
 
 
 def test_text_of_pauses_only_is_refused() -> None:
-    with pytest.raises(EmptyText):
+    with pytest.raises(EmptyText, match=r"got '\[pause:1s\] \.\.\. \[paus'"):
         segments("[pause:1s] ... [pause:1s]")
+    with pytest.raises(EmptyText, match="got text without a letter"):
+        segment_text(FRONTEND, ["[pause:1s]", "..."], None, split_chars=220)
 
 
 def test_a_pause_of_a_minute_is_refused() -> None:

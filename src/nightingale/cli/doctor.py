@@ -132,7 +132,7 @@ def _hardware() -> Iterator[Finding]:
 
 
 def _files() -> list[Finding]:
-    from nightingale.hub.cache import cache_root
+    from nightingale.hub.hub_cache import cache_root
     from nightingale.hub.cards import CARDS
     from nightingale.hub.find import state
     from nightingale.voices.home import voices_folder

@@ -1,4 +1,4 @@
-"""The text room's face: refuses what cannot be spoken, then turns the rest into text ids."""
+"""The text front end: checks text, normalizes it and encodes it as text ids."""
 
 from __future__ import annotations
 
@@ -7,30 +7,36 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from nightingale.errors import ConfigError, EmptyText, TextTooLong
+from nightingale.errors import ConfigError, TextTooLong
+from nightingale.text.punctuation import empty_text
 from nightingale.text.tokenizer import EnglishTokenizer, MultilingualTokenizer, TextTokenizer, TurboTokenizer
 
 ENGLISH_FILE: Final = "tokenizer.json"
 MULTILINGUAL_FILE: Final = "grapheme_mtl_merged_expanded_v1.json"
 MAX_CHARS: Final = 10_000
-"""Longer text is refused by default: it is a file passed by mistake more often than a sentence."""
+"""Longer text is refused by default: it is usually a file passed by mistake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontend:
-    """User text to text ids, for one model."""
+    """Converts user text to text ids for one model."""
 
     tokenizer: TextTokenizer
     spell_out: Callable[[str], str] | None = None
-    """Writes digits and symbols as words. None where the model's authors trained without such a step."""
+    """Writes digits and symbols as words; None where the model was trained without such a step."""
     max_chars: int = MAX_CHARS
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
-        """The ids of the text, without start and stop."""
+        """Return the text ids, without start and stop."""
         return self.tokenizer.encode(self.prepare(text), language)
 
     def prepare(self, text: str) -> str:
-        """The text as it will be spoken, or the reason why it cannot be."""
+        """Return the text as it will be spoken.
+
+        Raises:
+            TextTooLong: It has more than `max_chars` characters.
+            EmptyText: It has no letter or digit.
+        """
         if len(text) > self.max_chars:
             raise TextTooLong(
                 "the text is too long for one request",
@@ -40,12 +46,7 @@ class Frontend:
             )
         spoken = self.spell_out(text) if self.spell_out else text
         if not any(character.isalnum() for character in spoken):
-            raise EmptyText(
-                "there is nothing to say",
-                got=repr(text[:20]),
-                allowed="text with at least one letter or digit",
-                fix="Pass the sentence to be spoken.",
-            )
+            raise empty_text(text)
         return spoken
 
 
@@ -62,7 +63,7 @@ def _turbo(folder: Path) -> Frontend:
 
 
 def _wren(folder: Path) -> Frontend:
-    # Late, because its patterns take a moment to compile and no other family needs them.
+    # Late, because its patterns take time to compile and no other family needs them.
     from nightingale.text.english import normalize
 
     return Frontend(tokenizer=EnglishTokenizer(folder / ENGLISH_FILE), spell_out=normalize)
@@ -78,7 +79,7 @@ FRONTENDS: Final[Mapping[str, Callable[[Path], Frontend]]] = {
 
 
 def open_frontend(family: str, folder: Path, *, max_chars: int = MAX_CHARS) -> Frontend:
-    """The front end of a model family, from the files in its folder."""
+    """Return the front end of a model family, from the files in its folder."""
     if family not in FRONTENDS:
         raise ConfigError(
             "no text front end for this model family",

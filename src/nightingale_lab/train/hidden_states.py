@@ -13,7 +13,7 @@ from nightingale.decoding.decoding import prompt_of, speak
 from nightingale.decoding.seeds import nth_seed
 from nightingale.engine.model import Model
 from nightingale.errors import ConfigError
-from nightingale.models.layers.kv_cache import NoMemory
+from nightingale.models.layers.kv_cache import NoKVCache
 from nightingale.voices.voice import Voice
 
 FARTHEST = 6e4
@@ -58,7 +58,7 @@ def overhear(model: Model, texts: Iterable[str], *, voice: Voice | None, seed: i
     """The texts as this model would say them. Of each row of each utterance, in order: its tokens, and what
     T3 thought before each (`Verifier.thought`); and T3's tables, in float32."""
     t3 = model.networks.t3
-    memory = [NoMemory()] * t3.config.backbone.layers
+    memory = [NoKVCache()] * t3.config.backbone.layers
     thoughts, tokens, counts = list[Tensor](), list[Tensor](), list[int]()
     for number, text in enumerate(texts):
         one = spoken(model, text, voice=voice, seed=nth_seed(seed, number))

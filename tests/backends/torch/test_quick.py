@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from nightingale.backends.torch.cpu_layout import QuickLlama, arrange, quicken
 from nightingale.models.chatterbox.build import Networks
 from nightingale.models.chatterbox.hift.generator import Hift, Snake
-from nightingale.models.chatterbox.hift.stream import HiftStream
+from nightingale.models.chatterbox.hift.hift_stream import HiftStream
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers import weight_layout as layout
 from nightingale.models.layers.activations import gelu, mish
-from nightingale.models.layers.conv import UpsamplingConv1d, convolve, same_conv, spread
+from nightingale.models.layers.conv import UpsamplingConv1d, convolve, same_conv, transposed_convolve
 from nightingale.models.layers.kv_cache import BatchedKVCache, DenseKVCache, KVCache
 
 ARM, X86 = "aarch64", "x86_64"
@@ -50,14 +50,14 @@ def test_a_convolution_by_shifts_is_the_convolution(taps: int, dilation: int, ba
     layer = same_conv(6, 9, taps, dilation=dilation, causal=True).double().requires_grad_(False)
     x = tiny.scatter((batch, 6, 40), 1).double()
     expected = layer(x)
-    layout.for_rendering(layer)
+    layout.pack_for_rendering(layer)
     assert layer.weight.shape == (9, 6, taps)
     assert (layer(x) - expected).abs().max() < ROUNDING
 
 
 def test_a_convolution_with_strides_is_left_alone() -> None:
     layer = nn.Conv1d(4, 5, 6, stride=3).requires_grad_(False)
-    layout.for_rendering(layer)
+    layout.pack_for_rendering(layer)
     x = tiny.scatter((1, 4, 30), 1)
     assert layer.weight.is_contiguous()
     assert torch.equal(convolve(layer, x), layer(x))
@@ -71,17 +71,17 @@ def test_a_transposed_convolution_by_products_is_that_convolution(
     layer = UpsamplingConv1d(6, 4, taps, stride, causal=True).double().requires_grad_(False)
     x = tiny.scatter((1, 6, columns), 1).double()
     expected = F.conv_transpose1d(x, layer.weight, stride=stride)
-    layout.for_rendering(layer)
-    got = spread(x, layer.weight, stride)
+    layout.pack_for_rendering(layer)
+    got = transposed_convolve(x, layer.weight, stride)
     assert got.shape == expected.shape
     assert (got - expected).abs().max() < ROUNDING
 
 
 def test_on_x86_convolutions_stay_torchs() -> None:
     layer = same_conv(4, 4, 3, causal=True)
-    layout.for_rendering(layer, X86)
+    layout.pack_for_rendering(layer, X86)
     assert layer.weight.is_contiguous()
-    layout.for_rendering(layer, ARM)
+    layout.pack_for_rendering(layer, ARM)
     assert not layer.weight.is_contiguous()
 
 
@@ -109,14 +109,14 @@ def test_an_arranged_flow_gives_the_same_mel() -> None:
 def test_an_arranged_vocoder_gives_the_same_samples() -> None:
     plain = speakers().hift.double()
     arranged = deepcopy(plain)
-    layout.for_rendering(arranged)
+    layout.pack_for_rendering(arranged)
     mel = tiny.scatter((1, 80, 12), 2).double()
     noise = tiny.gaussian((12 * 480, 9), 3).double()
 
     def streamed(hift: Hift) -> Tensor:
         phase = torch.zeros(1, hift.config.harmonics, 1)
         stream = HiftStream(hift, phase=phase, noise=lambda at, count: noise[at : at + count])
-        return torch.cat([stream.push(mel[..., :5], close=False), stream.push(mel[..., 5:], close=True)])
+        return torch.cat([stream.push(mel[..., :5], final=False), stream.push(mel[..., 5:], final=True)])
 
     assert (
         streamed(plain) - streamed(arranged)
@@ -159,7 +159,7 @@ def test_two_rows_and_rows_that_differ_take_the_plain_way(monkeypatch: pytest.Mo
     guided = t3.new_kv_cache(rows=2, capacity=8)
     t3.next_logits(tiny.scatter((2, 1, 64), 1), guided)
     whole = [memory for memory in guided if isinstance(memory, DenseKVCache)]
-    rows: list[KVCache] = [*BatchedKVCache.of_layers(whole, [1], every=2)]
+    rows: list[KVCache] = [*BatchedKVCache.for_layers(whole, [1], every=2)]
     t3.next_logits(tiny.scatter((1, 1, 64), 1), rows)
     with pytest.raises(TypeError):
         t3.next_logits(tiny.scatter((1, 1, 64), 1), t3.new_kv_cache(rows=1, capacity=8))

@@ -15,7 +15,6 @@ from tiny_wren import TINY
 
 from nightingale import wren
 from nightingale.clocks import CLOCKS
-from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.engine.load import load_model
 from nightingale.engine.model import load_wren
 from nightingale.engine.tts import TTS
@@ -23,14 +22,15 @@ from nightingale.errors import CheckpointError, ConfigError, ModelMissing
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.compact import unpack
+from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.text.frontend import open_frontend
+from nightingale.types import Sampling
+from nightingale.voices import library
+from nightingale.voices.voice import Voice
 from nightingale_lab.train.cast import mean_speakers, read_cast
 from nightingale_lab.train.export import PARTS, export
 from nightingale_lab.train.prepare import train_vocabulary
 from nightingale_lab.train.seeding import seeded
-from nightingale.types import Sampling
-from nightingale.voices import library
-from nightingale.voices.voice import Voice
 
 WREN = PRESETS["wren"]
 TEXT = "Hello there, this is the first sentence. And here is another one, spoken after it."
@@ -276,11 +276,11 @@ def test_a_voice_of_the_cast_is_the_mean_of_its_clips() -> None:
 def test_a_guess_goes_along_and_one_of_another_t3_does_not_stay(outputs: Path, tmp_path: Path) -> None:
     source, out = shutil.copytree(outputs, tmp_path / "outputs"), tmp_path / "out"
     head = DraftHead(TINY.t3.backbone.width, blocks=1, inner=32)
-    save_file({name: t.half() for name, t in head.state_dict().items()}, source / "guess.safetensors")
+    save_file({name: t.half() for name, t in head.state_dict().items()}, source / "draft_head.safetensors")
     export(source, out, TINY)
     again = DraftHead.shaped_like(unpack(load_file(out / wren.DRAFT_FILE)))
     assert len(again.blocks) == 1
-    (source / "guess.safetensors").unlink()
+    (source / "draft_head.safetensors").unlink()
     export(source, out, TINY)
     assert not (out / wren.DRAFT_FILE).exists()
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from lab.train.test_draft import GIVEN, _single_precision, deep  # noqa: F401, a fixture
 from lab.train.test_token_bank import make_bank
+from safetensors.torch import load_file, save_file
 
 from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
@@ -52,11 +52,11 @@ def test_the_stage_writes_a_guess_of_the_size_it_says_and_its_log(tmp_path: Path
         target = tmp_path / "t3.safetensors"
         save_file(T3(deep(2)).state_dict(), target)
         train_guess(make_bank(clips=24), tmp_path, deep(2), target=target, budget_s=0.01, **GIVEN)
-    weights = load_file(tmp_path / "guess.safetensors")
+    weights = load_file(tmp_path / "draft_head.safetensors")
     net = DraftHead.shaped_like(weights)
     net.load_state_dict(weights)
     assert net.width == deep(2).backbone.width
-    assert read_log(tmp_path / "guess.jsonl")[-1]["step"] > 0
+    assert read_log(tmp_path / "draft_head.jsonl")[-1]["step"] > 0
 
 
 @pytest.mark.parametrize(("blocks", "inner"), [(1, 24), (2, 40)])

@@ -7,22 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_torch import t3_of
 from backends.conftest import CONFIGS
+from nightingale.decoding.random import generator
 from parity.tiny import fill
 from safetensors.torch import save_file
+from tiny_torch import t3_of
 from typer.testing import CliRunner
 
 from nightingale import TTS
+from nightingale.backends.torch.runner import TorchRunner, Turn
 from nightingale.cli.main import app
 from nightingale.decoding.decoding import Decoding, prompt_of
 from nightingale.engine.model import Model
-from nightingale_lab.train.hidden_states import overhear
-from nightingale.decoding.random import generator
-from nightingale.backends.torch.runner import TorchRunner, Turn
 from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.t3.draft_head import HALVES
+from nightingale.models.chatterbox.t3.draft_head import TAPS
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale_lab.train.hidden_states import overhear
 from nightingale_lab.train.overheard import Overheard, train_overheard
 
 LINES = ["Hello there.", "A bird sang.", "It is late.", "Good night, all."] * 3
@@ -58,7 +58,7 @@ def test_it_is_what_the_engine_would_tell_a_draft(tiny_model: Model, heard: dict
         assert heard["tokens"][own].tolist() == decoding.history
         told = torch.stack([thought[row] for thought in thoughts])
         torch.testing.assert_close(heard["thoughts"][own].float(), told, atol=5e-3, rtol=5e-3)
-    assert heard["thoughts"].shape[1] == (1 + HALVES) * t3.config.backbone.width
+    assert heard["thoughts"].shape[1] == (1 + TAPS) * t3.config.backbone.width
     assert torch.equal(heard["head.weight"], t3.speech_head.weight)
 
 
@@ -67,7 +67,7 @@ def test_a_guess_trained_from_it_is_one_the_engine_takes(
 ) -> None:
     save_file(heard, tmp_path / "thoughts.safetensors")
     train_overheard(tmp_path / "thoughts.safetensors", tmp_path, budget_s=0.1, device=torch.device("cpu"))
-    profile = f"balanced+draft={tmp_path / 'guess.safetensors'}"
+    profile = f"balanced+draft={tmp_path / 'draft_head.safetensors'}"
     with TTS.over(tiny_model, "balanced") as plain, TTS.over(tiny_model, profile) as guessing:
         said = [tts.say("Hello there.", seed=1).samples for tts in (plain, guessing)]
     assert (said[0] == said[1]).all()
@@ -82,7 +82,7 @@ def test_every_family_embeds_what_was_said_as_the_engine_will(name: str, tmp_pat
         tables["positions"] = t3.speech_pos_emb.emb.weight
     counts, width = [6] * 12, t3.config.backbone.width
     held = {
-        "thoughts": torch.zeros(sum(counts), (1 + HALVES) * width),
+        "thoughts": torch.zeros(sum(counts), (1 + TAPS) * width),
         "tokens": torch.arange(sum(counts), dtype=torch.int32),
         "counts": torch.tensor(counts, dtype=torch.int32),
         **{name: table.detach().clone() for name, table in tables.items()},
@@ -124,6 +124,6 @@ def test_the_command_line_does_both_steps(tmp_path: Path) -> None:
     given = ["--thoughts", str(thoughts), "--out", str(tmp_path), "--budget-s", "0.1", "--device", "cpu"]
     done = runner.invoke(app, ["train", "draft", *given])
     assert done.exit_code == 0, done.output
-    assert (tmp_path / "guess.safetensors").is_file()
+    assert (tmp_path / "draft_head.safetensors").is_file()
     done = runner.invoke(app, ["train", "draft", "--out", str(tmp_path), "--budget-s", "1"])
     assert done.exit_code != 0

@@ -1,4 +1,4 @@
-"""A clip and weights that are formulas: upstream's classes and ours get the same without a file."""
+"""A synthetic clip and synthetic weights, the same for upstream's classes and ours without a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 
 def voice_like(seconds: float, rate_hz: int) -> Tensor:
-    """(samples,) float32: a wandering harmonic series with pauses, quiet ends and a touch of noise."""
+    """Return float32 samples of a harmonic series with changing pitch, pauses, quiet ends and some noise."""
     t = np.arange(int(seconds * rate_hz)) / rate_hz
     pitch_hz = 120 + 40 * np.sin(2 * np.pi * 0.7 * t) + 15 * np.sin(2 * np.pi * 3.1 * t)
     phase = 2 * np.pi * np.cumsum(pitch_hz) / rate_hz
@@ -22,7 +22,7 @@ def voice_like(seconds: float, rate_hz: int) -> Tensor:
 
 
 def scatter(count: int, seed: int) -> np.ndarray:
-    """`count` numbers spread over [-1, 1) by an integer hash: the same on every machine."""
+    """Return `count` numbers in [-1, 1) from an integer hash, the same on every machine."""
     x = (np.arange(count, dtype=np.uint64) + np.uint64(seed)) * np.uint64(2654435761) % np.uint64(2**32)
     x ^= x >> np.uint64(15)
     x = x * np.uint64(2246822519) % np.uint64(2**32)
@@ -31,7 +31,7 @@ def scatter(count: int, seed: int) -> np.ndarray:
 
 
 def fill(module: nn.Module) -> nn.Module:
-    """Give every tensor of the state dict values that depend on its name and shape only; then eval mode."""
+    """Fill the state dict with values that depend on names and shapes only; return it in eval mode."""
     for name, tensor in module.state_dict().items():
         if not tensor.is_floating_point():
             continue

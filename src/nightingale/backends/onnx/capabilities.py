@@ -1,4 +1,4 @@
-"""Reasons why ONNX Runtime cannot, or should not, run a T3 on this machine; asked before weights are loaded."""
+"""Reasons why ONNX Runtime should not run a T3 on this machine; asked before weights are loaded."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from nightingale.backends.onnx.graph import GraphBuilder
 from nightingale.backends.onnx.protobuf import FLOAT
@@ -85,15 +86,15 @@ def measure_speedup(threads: int) -> float:
     from nightingale.backends.onnx.runner import open_session
 
     rng, blocks = torch.Generator().manual_seed(0), PROBE_INPUTS // BLOCK_SIZES[0]
-    builder = GraphBuilder(lambda name: torch.empty(0), int8=True)
-    builder.graph.input("x", FLOAT, (PROBE_ROWS, PROBE_INPUTS))
+    graph = GraphBuilder(dict[str, Tensor]().__getitem__, int8=True)
+    graph.input("x", FLOAT, (PROBE_ROWS, PROBE_INPUTS))
     for layer in range(PROBE_LAYERS):
         shape = (PROBE_OUTPUTS, blocks, BLOCK_SIZES[0])
         codes = torch.randint(0, 2 * ZERO_POINT, shape, dtype=torch.uint8, generator=rng)
         weight = QuantizedWeight(codes, torch.full(shape[:2], 1e-3))
-        name = builder.int8_linear(f"y.{layer}", "x", weight)
-        builder.graph.output(name, FLOAT, (PROBE_ROWS, PROBE_OUTPUTS))
-    session = open_session(builder.graph.model(), threads)
+        name = graph.int8_linear(f"y.{layer}", "x", weight)
+        graph.output(name, FLOAT, (PROBE_ROWS, PROBE_OUTPUTS))
+    session = open_session(graph.model(), threads)
     x = torch.zeros(PROBE_ROWS, PROBE_INPUTS)
     weights = [torch.full((PROBE_OUTPUTS, PROBE_INPUTS), 1e-3) for _ in range(PROBE_LAYERS)]
 

@@ -1,7 +1,7 @@
-"""What stands in front of a figure and names it: No. 5, fig. 3, § 2, about 20.
+"""Rules for labels before a number: No. 5, fig. 3, § 2, ~20.
 
-"no.", "art.", "sec." and "fig." may also end a sentence ("The answer is no. 2 days later he left"). They are
-labels only where something says so: what leads to them, or what follows the figure.
+"no.", "art.", "sec." and "fig." may also end a sentence ("The answer is no. 2 days later he left"). The words
+before them and after the number decide.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ LEADING: Final = {
     "sec.": _REFERRING | _JOINING,
     "art.": _REFERRING,
 }
-"""Labels that are words, too, and what leads to them as labels."""
+"""Labels that are also words, and the words before them that make them labels."""
 LEADING_IF_NOT_COUNTED: Final = {"no.": frozenset({"a", "to", "from"}), "art.": _JOINING}
-""" "a no. 2 pencil" is labelled; in "that's a no. 2 days later" days are counted."""
+"""Words that make a label only if nothing is counted: "a no. 2 pencil", not "that's a no. 2 days later"."""
 WORD_AFTER: Final = listed("a an one another the this that half")
-"""Behind these, "fig" and "sec" are what they are in a kitchen and in a hurry."""
+"""After these, "fig" is the fruit and "sec" a second."""
 NOT_COUNTED: Final = listed(
     "in is was has had will shall above below shows showed says states provides requires applies too again"
 )
-"""What follows a label's figure, and is not what the figure counts."""
+"""Words after the number that it does not count."""
 
 _WINDOW_CHARS: Final = 32
 _LAST_WORD: Final = re.compile(r"([A-Za-z']+\.?) $")
 _FIGURE: Final = r"\d+(?:[.,]\d+)*(?:[A-Za-z](?!\w)|\([a-z0-9]{1,3}\))?"
-# Whole or not at all: in "2, 3 days" the comma behind the 2 must not end the figure.
+# Atomic: in "2, 3 days" the comma after the 2 must not end the number.
 _FIGURES: Final = rf"(?>{_FIGURE}(?:(?:\s?[-–,&]\s?| (?:and|or|to) ){_FIGURE})*)(?!\w)"
 _COUNTS: Final = re.compile(rf"{_FIGURES} (?:[a-z]{{2,20}}s|more|people|men|women|children)\b")
 _NOT_COUNTING: Final = re.compile(
@@ -60,11 +60,11 @@ _NOT_COUNTING: Final = re.compile(
 )
 
 
-def _names_figure(label: str, text: str, start: int, end: int) -> bool:
-    """Whether a word that may also end a sentence, from `start` to the figure at `end`, is a label here."""
+def _is_label(label: str, text: str, start: int, end: int) -> bool:
+    """Return whether an ambiguous word from `start` to the number at `end` is a label."""
     before = text[max(0, start - _WINDOW_CHARS) : start]
     if label == "No.":
-        # Behind a question it may be the answer.
+        # After a question it may be the answer.
         return not re.search(r"\?[\"' ]*$", before) or _NOT_COUNTING.match(text, end) is not None
     if not before.strip(" \"'") or re.search(r"(?:[(\[:;] ?|\d(?:,| and| or| to) )[\"']?$", before):
         return True
@@ -82,7 +82,7 @@ def _names_figure(label: str, text: str, start: int, end: int) -> bool:
 def _label(match: re.Match[str]) -> str:
     label, gap = match[1], match[2]
     unsure = gap and (label in LEADING or label == "No.")
-    if unsure and not _names_figure(label, match.string, match.start(), match.end()):
+    if unsure and not _is_label(label, match.string, match.start(), match.end()):
         return match[0]
     return f"{LABELS[label]} "
 

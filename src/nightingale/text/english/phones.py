@@ -1,4 +1,4 @@
-"""Numbers that are names, not quantities: telephones, network addresses, card and serial numbers."""
+"""Rules for telephone, network address, card and serial numbers, which are read digit by digit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nightingale.text.english.rule import Rule, rule
 
 
 def _groups(figures: str) -> str:
-    """Each run of digits by itself, with a breath between the runs."""
+    """Read each run of digits, with commas between the runs."""
     runs = re.findall(r"\d+", figures)
     said = ["eight hundred" if run == "800" else words.digits(run) for run in runs]
     return ("plus " if figures.lstrip().startswith("+") else "") + ", ".join(said)
@@ -31,7 +31,7 @@ RULES: Final[tuple[Rule, ...]] = (
     rule(rf"{_BEFORE}\+\d{{1,3}}(?:[-. ]?\(?\d{{1,5}}\)?){{2,5}}{_AFTER}", lambda m: _groups(m[0])),
     rule(rf"{_BEFORE}\d{{3}}-\d{{4}}{_AFTER}", lambda m: _groups(m[0])),
     rule(rf"{_BEFORE}\d{{4}}(?:[ -]\d{{4}}){{3}}{_AFTER}", lambda m: _groups(m[0])),
-    # A date has a month in the middle; the calendar takes those first.
+    # Dates with a month in the middle are replaced before this rule.
     rule(rf"{_BEFORE}\d{{1,6}}(?:-\d{{1,7}}){{2,6}}{_AFTER}", lambda m: _groups(m[0])),
     rule(
         r"\b(PIN|ZIP(?: code)?|[Zz]ip code|[Cc]ode|[Pp]asscode|[Cc]all|[Dd]ial) (\d{3,8})\b"

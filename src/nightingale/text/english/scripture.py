@@ -1,4 +1,4 @@
-"""Chapter and verse: "Psalm 23:4" is no clock and no ratio."""
+"""Rules for chapter and verse: "Psalm 23:4" is neither a time nor a ratio."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHORT: Final = {
 }  # fmt: skip
 ORDINALS: Final = {"1": "First ", "2": "Second ", "3": "Third ", "": ""}
 MAX_PLAIN_CHAPTER: Final = 20
-"""Up to here two numbers in a row are told apart by ear: John three sixteen."""
+"""Up to here two numbers in a row are understood without "verse": John three sixteen."""
 
 
 def _verse(match: re.Match[str]) -> str:
