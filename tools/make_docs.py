@@ -12,10 +12,10 @@ from typing import Any
 import typer.main
 
 from nightingale import errors
+from nightingale.cli.main import INTERRUPTED, app
+from nightingale.server.settings import ServerSettings
 from nightingale_lab.bench.report import markdown
 from nightingale_lab.bench.store import read_lines
-from nightingale.cli.main import INTERRUPTED, app
-from nightingale.server.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 100
@@ -57,7 +57,7 @@ def exit_codes() -> str:
 def settings_table() -> str:
     """Every setting of the server, from the class itself."""
     lines = ["| key | variable | flag | default | meaning |", "|---|---|---|---|---|"]
-    for name, field in Settings.model_fields.items():
+    for name, field in ServerSettings.model_fields.items():
         default = field.default
         shown = "" if default in (None, "", {}, []) else json.dumps(default)
         flag = "" if name == "api_key" else FLAGS.get(name, f"--{name.replace('_', '-')}")

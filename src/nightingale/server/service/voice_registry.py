@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from nightingale.engine.tts import TTS
 from nightingale.errors import CapacityError, VoiceExists, VoiceNotFound
 from nightingale.server.service.voice_aliases import invalid_voice, parse_blend, resolve_alias
-from nightingale.server.settings import Settings
+from nightingale.server.settings import ServerSettings
 from nightingale.voices import library
 from nightingale.voices.blend import blend
 from nightingale.voices.voice import Voice
@@ -37,7 +37,7 @@ class VoiceInfo(BaseModel):
     languages: list[str]
     builtin: bool
     default: bool
-    """Whether it is used for requests that name no voice."""
+    """True for the voice of requests that name none."""
     description: str
     created: int
     """Unix time; 0 if it came with the model."""
@@ -46,7 +46,7 @@ class VoiceInfo(BaseModel):
 class VoiceRegistry:
     """Voices for one engine. The methods read files: call them in a thread."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._blend = lru_cache(CACHE_SIZE)(blend)
         self._read = lru_cache(CACHE_SIZE)(lambda path, _modified_ns, _size: Voice.load(path))
