@@ -1,4 +1,4 @@
-"""ServerSettings of the server: sources, their order, and errors about invalid values."""
+"""Settings of the server: sources, their order, and errors about invalid values."""
 
 from __future__ import annotations
 

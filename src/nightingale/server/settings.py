@@ -82,7 +82,7 @@ def default_config() -> Path:
 
 
 class ServerSettings(BaseSettings):
-    """The settings of one server. Each field is a flag, a variable and a key of the file, by the same name."""
+    """The settings of one server. Each field is a flag, a variable and a key of the file of that name."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_file=ENV_FILE, extra="ignore", frozen=True, validate_default=True
