@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nightingale.backends.torch.mel_stream import audible, render_mel
-from nightingale.backends.torch.sample_stream import render_samples
+from nightingale.backends.torch.mel_stream import MelStream, audible, prepare_prompt, render_mel
+from nightingale.backends.torch.sample_stream import SampleStream, render_samples
 from nightingale.decoding.decoding import Decoding, prompt_of, speak
 from nightingale.decoding.random import generator
 from nightingale.engine.load import load_model
 from nightingale.engine.model import Model, default_model
+from nightingale.engine.profiles import BALANCED
 from nightingale.engine.voice_lookup import Voicing
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Samples, Sampling
@@ -92,3 +93,21 @@ def mel_of(model: Model, ids: list[int], *, seed: int, voice: Any = None) -> Ten
 def samples_of(model: Model, mel: Tensor, *, seed: int) -> Samples:
     """Return the vocoder's samples of a mel in one piece."""
     return render_samples(model.networks.hift, mel, seed=seed)
+
+
+@torch.inference_mode()
+def render_in_blocks(
+    model: Model, ids: list[int], *, seed: int, voice: Any = None
+) -> tuple[Tensor, list[Samples]]:
+    """Return the mel, and the samples of each block, rendered with the block sizes of `balanced`."""
+    speaker, ids = voice_of(model, voice), audible(ids)
+    prompt = prepare_prompt(model.networks.flow, speaker)
+    mel_stream = MelStream(model.networks.flow, speaker, seed=seed, streaming=True, prompt=prompt)
+    sample_stream = SampleStream(model.networks.hift, seed=seed, streaming=True)
+    mels, chunks, at, size = [], [], 0, BALANCED.first_block_tokens
+    while at < len(ids):
+        final = at + size >= len(ids)
+        mels.append(mel_stream.push(ids[at : at + size], final=final))  # (mel, frames)
+        chunks.append(sample_stream.push(mels[-1], final=final))
+        at, size = at + size, min(2 * size, BALANCED.largest_block_tokens)
+    return torch.cat(mels, dim=1), chunks

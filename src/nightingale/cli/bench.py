@@ -74,13 +74,13 @@ def bench(
 ) -> None:
     """Measure speed: tables for people, then one line of JSON, last. Ctrl-C keeps what was measured."""
     from nightingale_lab.bench import store
-    from nightingale_lab.bench.speed.run import Plan, new_result
+    from nightingale_lab.bench.speed.run import BenchPlan, new_result
 
     chosen = read_options(choices or [])
     levels, lengths = read_levels(concurrency), read_lengths(texts)
-    plan = Plan(levels=levels, lengths=lengths, rounds=rounds)
+    plan = BenchPlan(levels=levels, lengths=lengths, rounds=rounds)
     if quick:
-        plan = Plan(levels=levels[:2], lengths=lengths[:2], rounds=min(rounds, 2))
+        plan = BenchPlan(levels=levels[:2], lengths=lengths[:2], rounds=min(rounds, 2))
     about = {"model": str(model or "default"), "url": url, "dtype": dtype, "device": device}
     result = new_result(**about, rounds=plan.rounds)
     profiles, peers = read_profiles(profile), read_peers(peer)

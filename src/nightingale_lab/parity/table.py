@@ -13,7 +13,7 @@ HEADER = ("family", "stage", "max error", "rel. error", "allowed", "verdict", "n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ParityRow:
     """`relative` is ‖ours - theirs‖ / ‖theirs‖. Ids are compared exactly; their error is a count."""
 
     family: str
@@ -41,7 +41,7 @@ class Rows:
     """Collects the rows of one family."""
 
     family: str
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ParityRow] = field(default_factory=list)
 
     def close(
         self,
@@ -91,7 +91,7 @@ class Rows:
         self, stage: str, max_abs: float, spread: float, measure: Measure, tolerance: float | None, note: str
     ) -> None:
         self.rows.append(
-            Row(
+            ParityRow(
                 family=self.family,
                 stage=stage,
                 max_abs=max_abs,
@@ -103,7 +103,7 @@ class Rows:
         )
 
 
-def render(rows: list[Row]) -> str:
+def render(rows: list[ParityRow]) -> str:
     """Return the table as text with aligned columns."""
     lines = [HEADER, *(row.cells() for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

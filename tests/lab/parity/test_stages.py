@@ -33,7 +33,7 @@ def test_t3_stage(kind: str, model: str) -> None:
     golden = tiny.goldens()
     ours = t3.run_ours(net, tiny.t3_case(kind), defaults_of=model, guided=kind == "llama")
     ours = replace(ours, logits=ours.logits[:1, :, tiny.SEEN_LOGITS])
-    theirs = t3.Run(
+    theirs = t3.GreedyRun(
         conditioning=golden[f"{kind}.conditioning"],
         prompt=ours.prompt,  # not recorded
         logits=golden[f"{kind}.prefill_scores"][None],
@@ -60,7 +60,7 @@ def test_sampler_stage(model: str) -> None:
 def test_flow_stage(meanflow: bool) -> None:
     name, config = ("meanflow", tiny.TINY_MEANFLOW) if meanflow else ("flow", tiny.TINY_FLOW)
     tokens = tiny.FLOW_PROMPT_TOKENS + tiny.FLOW_TOKENS
-    case = flow.Case(
+    case = flow.FlowCase(
         ids=tiny.ids(tokens, 4),
         prompt_mel=tiny.scatter((1, 2 * tiny.FLOW_PROMPT_TOKENS, 80), 5),
         speaker=tiny.scatter((1, 192), 6),

@@ -13,7 +13,7 @@ from typing import Any
 from nightingale_lab.bench.peers.client import PeerProcess
 from nightingale_lab.bench.peers.install import homes, install
 from nightingale_lab.bench.peers.table import Peer
-from nightingale_lab.bench.speed.run import Plan, measure
+from nightingale_lab.bench.speed.run import BenchPlan, measure
 from nightingale_lab.bench.speed.targets import engine_target
 from nightingale_lab.upstream.families import TOKENS_PER_TEXT_ID
 
@@ -35,7 +35,7 @@ class Setting:
 
 
 def beside(
-    result: dict[str, Any], plan: Plan, peers: Sequence[tuple[Peer, str]], setting: Setting, progress: Progress
+    result: dict[str, Any], plan: BenchPlan, peers: Sequence[tuple[Peer, str]], setting: Setting, progress: Progress
 ) -> None:
     """Add the rows of each peer to the result, and its description under `peers`."""
     result["peers"] = []
@@ -52,7 +52,7 @@ def beside(
 
 
 def _beside_upstream(
-    result: dict[str, Any], plan: Plan, peer: Peer, size: str, python: Path, setting: Setting, progress: Progress
+    result: dict[str, Any], plan: BenchPlan, peer: Peer, size: str, python: Path, setting: Setting, progress: Progress
 ) -> None:
     """Measure upstream, then our engine, one at a time in memory. The gigabytes of weights are deleted."""
     with tempfile.TemporaryDirectory(prefix="nightingale-upstream-") as folder:

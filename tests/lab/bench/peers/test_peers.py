@@ -16,7 +16,7 @@ from nightingale_lab.bench.peers import beside, client, install, worker
 from nightingale_lab.bench.peers.table import PEERS, Peer
 from nightingale_lab.bench.speed.load import run_load
 from nightingale_lab.bench.speed.request import time_request
-from nightingale_lab.bench.speed.run import Plan, new_result
+from nightingale_lab.bench.speed.run import BenchPlan, new_result
 from nightingale_lab.bench.store import read_lines
 from nightingale_lab.environments import Environment
 from nightingale_lab.upstream import families
@@ -163,7 +163,7 @@ def test_we_are_measured_beside_upstream_after_it_on_the_weights_it_left(
     monkeypatch.setattr(beside, "same_weights", opened)
     result = new_result(model="wren")
     setting = beside.Setting(threads=1, upstream_python=Path(sys.executable), profiles=["exact"])
-    plan = Plan(lengths=["word"], levels=[], rounds=1)
+    plan = BenchPlan(lengths=["word"], levels=[], rounds=1)
     told: list[str] = []
 
     def bar(who: str) -> Any:

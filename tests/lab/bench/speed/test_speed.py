@@ -17,7 +17,7 @@ from nightingale_lab.bench.speed.floor import Distance, operations, step_bytes
 from nightingale_lab.bench.speed.load import Interrupted, growth, percentile, run_load
 from nightingale_lab.bench.speed.player import play
 from nightingale_lab.bench.speed.request import Chunks, Details, Target, time_request
-from nightingale_lab.bench.speed.run import Plan, measure, new_result
+from nightingale_lab.bench.speed.run import BenchPlan, measure, new_result
 from nightingale_lab.bench.speed.targets import server_target
 from nightingale_lab.bench.speed.table import tables
 from nightingale_lab.bench.store import append, read_lines, signed
@@ -139,7 +139,7 @@ def test_growth_is_the_exponent() -> None:
 
 def test_a_run_has_a_row_for_each_length_and_each_concurrency() -> None:
     result = new_result(model="fake")
-    measure(result, target_after(0.0), Plan(lengths=["word", "long"], levels=[1, 2], rounds=2), who="me")
+    measure(result, target_after(0.0), BenchPlan(lengths=["word", "long"], levels=[1, 2], rounds=2), who="me")
     assert [row["text"] for row in result["lengths"]] == ["word", "long"]
     assert [row["concurrency"] for row in result["concurrency"]] == [1, 2]
     assert result["concurrency"][1]["requests"] == 4
@@ -158,7 +158,7 @@ def test_ctrl_c_leaves_a_valid_partial_result() -> None:
         if done == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
-    plan = Plan(lengths=["word", "short", "long"], levels=[1], rounds=2)
+    plan = BenchPlan(lengths=["word", "short", "long"], levels=[1], rounds=2)
     with pytest.raises(Interrupted):
         measure(result, target_after(0.01, 0.05), plan, who="me", on_request=one_more)
     assert [row["text"] for row in result["lengths"]] == ["word", "short"]
