@@ -115,7 +115,7 @@ def performance(results: Path = ROOT / "benchmarks" / "results") -> str:
         "cpu": markdown.cpu(lines["cpu"], constant("cpu.py", "GOALS")),
         "cpu_quality": markdown.cpu_quality(lines["cpu"]),
         "bench": markdown.bench(lines["bench"], lines["verify"]),
-        "crowds": markdown.crowds(lines["bench"]),
+        "concurrency": markdown.concurrency(lines["bench"]),
         "engine": markdown.engine(lines["engine"]),
         "server": markdown.server(lines["server"]),
     }
