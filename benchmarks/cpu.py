@@ -3,7 +3,7 @@
     python benchmarks/cpu.py                                   # ours: about three minutes on two slow cores
     python benchmarks/cpu.py --upstream-python VENV/bin/python # and upstream, from a venv with chatterbox-tts
     python benchmarks/cpu.py --tiny                            # the same path in seconds: proves that it runs
-    python benchmarks/cpu.py --runtime onnxruntime             # another runtime than that of the profile `fast`
+    python benchmarks/cpu.py --runtime onnxruntime             # not the runtime of the profile `fast`
 
 Needs the extra `cpu`. Weights are random and of full size, which takes the time that real ones take; a
 sentence is 102 speech tokens (4.08 s) of 60 text ids in a voice with a ten-second prompt. *Warm* means that

@@ -1,11 +1,11 @@
 """The parts of benchmarks/cpu.py. Each runs in a process of its own and returns a dictionary.
 
-    make        files of random weights
-    packing     T3 quantized to int8 and packed for this machine: seconds, bytes
-    step        T3's step over the time to read its weights
-    sentence    text ids to samples, warm: seconds by stage, real-time factor
-    quality     int8 against float32 in torch, on the same tokens
-    upstream    upstream's own networks
+make        files of random weights
+packing     T3 quantized to int8 and packed for this machine: seconds, bytes
+step        T3's step over the time to read its weights
+sentence    text ids to samples, warm: seconds by stage, real-time factor
+quality     int8 against float32 in torch, on the same tokens
+upstream    upstream's own networks
 """
 
 from __future__ import annotations
@@ -151,7 +151,9 @@ class Int8T3:
 
         text, sampling = self.text(text_ids), self.defaults.sampling
         started = time.perf_counter()
-        decoding = Decoding(self.t3, defaults=self.defaults, sampling=sampling, text_ids=len(text), rng=self.rng)
+        decoding = Decoding(
+            self.t3, defaults=self.defaults, sampling=sampling, text_ids=len(text), rng=self.rng
+        )
         drawn, steps = [decoding.draw(self.runner.begin(0, self.prompt(self.t3, text)))], []
         decoding.note(drawn[-1])
         prefill_s = time.perf_counter() - started

@@ -93,9 +93,7 @@ def main() -> None:
     for tts in (exact, by_torch, fastest):
         tts.say(TEXT, seed=0)
     without_engine(model, 0)
-    overhead = ratio(
-        overhead_rounds, lambda i: exact.say(TEXT, seed=i), lambda i: without_engine(model, i)
-    )
+    overhead = ratio(overhead_rounds, lambda i: exact.say(TEXT, seed=i), lambda i: without_engine(model, i))
 
     def batched(tts: TTS) -> dict[str, Any]:
         return ratio(

@@ -3,8 +3,8 @@
     python benchmarks/gpu.py                      # on the GPU, full-size random weights
     python benchmarks/gpu.py --tiny --device cpu  # the same path, eager, in seconds: proves that it runs
 
-    T3         every implementation of a step, in float32 and bfloat16: its time, and how far its greedy tokens
-               are those of the plain loop; in float32 all must be
+    T3         every implementation of a step, in float32 and bfloat16: its time, and how many greedy tokens
+               equal those of the plain loop; in float32 all must
     flow       the mel of a sentence by graphs, in float32 and bfloat16, beside the eager one in float32
     vocoder    its samples by graphs and eagerly, beside the plain network's
 

@@ -5,9 +5,9 @@
     python benchmarks/gpu_engine.py --tiny --device cpu  # the same path, eager: proves that it runs
 
 Ours is the engine itself: text ids in, samples on the host, through TTS and its worker thread; scheduling,
-streaming and copies included. Upstream is its own loops in float32 (benchmarks/upstream_side.py). Needs torch,
-numpy and safetensors only. A sentence is 102 speech tokens of 60 text ids, in a voice with a ten-second
-prompt. benchmarks/gpu.py measures the parts by themselves, gpu_trace.py shows where the time goes.
+streaming and copies included. Upstream is its own loops in float32 (benchmarks/upstream_side.py). Needs
+torch, numpy and safetensors only. A sentence is 102 speech tokens of 60 text ids, in a voice with a
+ten-second prompt. benchmarks/gpu.py measures the parts by themselves, gpu_trace.py shows where the time goes.
 
 Checked: in float32 and greedy, the tokens of the graphs are those of the plain runner, alone and batched, and
 upstream's; the same seed gives the same samples, and if not, which operations differ. A part that fails is
@@ -71,7 +71,9 @@ class EngineBench:
             row = row.replace("64", str(self.streams))
             reached, theirs = rows.get(f"{family}, fast: {row}"), rows.get(f"{family}, upstream: {row}")
             higher = what.startswith("audio")
-            met = None if reached is None or must is None else (reached >= must if higher else reached <= must)
+            met = (
+                None if reached is None or must is None else (reached >= must if higher else reached <= must)
+            )
             found[what] = {
                 "upstream": theirs and round(theirs, 2), "must": must, "aim": aim,
                 "reached": reached and round(reached, 3), "met": met,

@@ -170,7 +170,9 @@ class Trace:
         if not self.cuda:
             return
         decoder = cuda_decoder(tts)
-        chosen = {kind: graph for (kind, *_), graph in reversed(decoder._graphs.items())}  # first of each kind
+        chosen = {
+            kind: graph for (kind, *_), graph in reversed(decoder._graphs.items())
+        }  # first of each kind
         graphs = engine_internals.rendering_graphs(tts)
         for graph in [*chosen.values(), graphs[0], graphs[-1]]:
             replay(decoder, graph)

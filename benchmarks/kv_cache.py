@@ -6,8 +6,8 @@
     python benchmarks/kv_cache.py --tiny                           # two sentences: proves that it runs
 
 - gpu: throughput with the cache in slots and in paged blocks (benchmarks/kv_cache_gpu.py).
-- agree: sentences are decoded greedily with the dense cache, then run again over each kind of paged cache: how
-  often the most likely token is the same, and the error of the logits; the first --free of them are also
+- agree: sentences are decoded greedily with the dense cache, then run again over each kind of paged cache:
+  how often the most likely token is the same, and the error of the logits; the first --free of them are also
   decoded over int8, and every token is compared. Bytes at the end of each sentence.
 - speak: the same sentences with the same seeds by the whole engine in each profile, written as recordings:
       python -m nightingale_lab.bench.score FOLDER/dense FOLDER/texts.txt
@@ -125,7 +125,9 @@ def agree(model: Any, texts: Sequence[str], free: int, variants: list[str]) -> d
         total += count
         floats += position_floats * (length + count)
 
-        def logits_of(layout: KVBlockLayout | None, prompt: Tensor = prompt, tokens: list[int] = tokens) -> Tensor:
+        def logits_of(
+            layout: KVBlockLayout | None, prompt: Tensor = prompt, tokens: list[int] = tokens
+        ) -> Tensor:
             cache = new_cache(t3, layout, prompt, len(tokens))
             x = t3.embed_speech(torch.tensor([tokens[:-1]] * len(prompt)), 1)
             return torch.cat([t3.next_logits(prompt, cache)[:, None], t3(x, cache)], dim=1)[0]

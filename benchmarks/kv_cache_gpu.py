@@ -45,7 +45,9 @@ Run = Callable[[], float]
 
 def measure(*, tiny: bool) -> dict[str, Any]:
     device, tokens = torch.device("cuda"), TINY_TOKENS if tiny else TOKENS
-    config = replace(MULTILINGUAL, backbone=replace(MULTILINGUAL.backbone, layers=2)) if tiny else MULTILINGUAL
+    config = (
+        replace(MULTILINGUAL, backbone=replace(MULTILINGUAL.backbone, layers=2)) if tiny else MULTILINGUAL
+    )
     t3 = random_t3(config, device=device, dtype=torch.bfloat16)
     result: dict[str, Any] = {}
     precisions = (torch.int8, torch.float8_e4m3fn, torch.bfloat16)
@@ -102,7 +104,9 @@ def layout_for(
         layer = tuple(round(tokens * percent / 100 * share / mean) for share in shares)
         windows = (layer,) * backbone.layers
     width = backbone.width // backbone.heads
-    return KVBlockLayout(layers=backbone.layers, heads=backbone.heads, width=width, kind=kind, windows=windows)
+    return KVBlockLayout(
+        layers=backbone.layers, heads=backbone.heads, width=width, kind=kind, windows=windows
+    )
 
 
 def fit(config: T3Config, weights: int) -> dict[str, float]:

@@ -4,8 +4,8 @@
     python benchmarks/speculative.py --tiny        # one sentence: proves that it runs
 
 - verify: a pass of T3 over 1 … 9 tokens, over a step; for the model, and for random weights of the
-  multilingual width with a fifth of its layers (too large for any cache), in torch and, where it is installed,
-  in onnxruntime: in float32, and with int8 weights. Processor time.
+  multilingual width with a fifth of its layers (too large for any cache), in torch and, if installed, in
+  onnxruntime: in float32, and with int8 weights. Processor time.
 - speak: the same sentences with the same seeds, plain and with each draft in turn: tokens per second over
   plain decoding by the same runtime and by torch, with adaptive and with fixed draft lengths; the acceptance
   rate; whether every token is the same as with torch and no draft. Wall time: run it on an idle machine.

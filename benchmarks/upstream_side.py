@@ -1,6 +1,6 @@
 """Run upstream's networks beside ours in one process, from an unpacked folder of its packages.
 
-    python benchmarks/upstream_side.py --upstream DIR                        # both families on the GPU; prints JSON
+    python benchmarks/upstream_side.py --upstream DIR                        # both families on the GPU
     python benchmarks/upstream_side.py --upstream DIR --device cpu --tiny    # few steps: proves that it runs
 
 DIR holds `chatterbox` (chatterbox-tts 0.1.7), `transformers`, `diffusers` and what they import, all of it
@@ -39,8 +39,8 @@ MULTILINGUAL = {"repetition_penalty": 2.0, "min_p": 0.05, "top_p": 1.0}
 TOKENS, TEXT_IDS = 102, [1 + 3 * i for i in range(60)]
 """4 s of audio."""
 SHARED = frozenset({
-    "torch", "torchgen", "functorch", "triton", "numpy", "safetensors", "sympy", "mpmath", "networkx", "jinja2",
-    "markupsafe", "filelock", "fsspec", "typing_extensions", "nightingale", "nightingale_lab",
+    "torch", "torchgen", "functorch", "triton", "numpy", "safetensors", "sympy", "mpmath", "networkx",
+    "jinja2", "markupsafe", "filelock", "fsspec", "typing_extensions", "nightingale", "nightingale_lab",
     *sys.stdlib_module_names,
 })  # fmt: skip
 """Packages that upstream shares with the process: torch, and what torch needs."""
@@ -199,7 +199,9 @@ class UpstreamModel:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--upstream", type=Path, required=True, help="the unpacked folder")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="few tokens, a short reference, one step")

@@ -12,10 +12,10 @@ from typing import Any
 import typer.main
 
 from nightingale import errors
-from nightingale_lab.bench.report import markdown
-from nightingale_lab.bench.store import read_lines
 from nightingale.cli.main import INTERRUPTED, app
 from nightingale.server.settings import Settings
+from nightingale_lab.bench.report import markdown
+from nightingale_lab.bench.store import read_lines
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 100

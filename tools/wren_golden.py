@@ -1,6 +1,6 @@
 """Record wren's first greedy tokens, so that tests detect a change of any of them.
 
-    python tools/wren_golden.py            # after wren was trained again: writes tests/lab/bench/wren_golden.json
+    python tools/wren_golden.py     # after a training: writes tests/lab/bench/wren_golden.json
 
 tests/lab/bench/test_wren_golden.py compares. Other processors and other versions of torch round differently,
 and one different token changes all that follow: there, each token is predicted from the recorded ones.

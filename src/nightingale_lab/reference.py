@@ -56,7 +56,9 @@ def prompt(model: Model, text: str, *, t3: T3 | None = None, voice: Any = None) 
     )
 
 
-def decoding(model: Model, text: str, *, seed: int = 0, temperature: float | None = None, **more: Any) -> Decoding:
+def decoding(
+    model: Model, text: str, *, seed: int = 0, temperature: float | None = None, **more: Any
+) -> Decoding:
     """Return the sampling state of one utterance."""
     return Decoding(
         model.networks.t3,

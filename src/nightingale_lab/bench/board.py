@@ -1,6 +1,6 @@
 """The board of a GPU script: it runs the parts of a benchmark and collects measurements, checks and errors.
 
-A part that fails, or for which no time is left, is recorded as an error, and the other parts run nevertheless.
+A part that fails, or for which no time is left, is recorded as an error; the other parts run nevertheless.
 """
 
 from __future__ import annotations

@@ -179,9 +179,7 @@ def quantities(model: Any) -> dict[str, Callable[[int], float]]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="nightingale_lab.bench.guard", description=__doc__)
     parser.add_argument("--model", default=None, help="default: the model in the package")
-    parser.add_argument(
-        "--accept", action="store_true", help="compare later runs with this one"
-    )
+    parser.add_argument("--accept", action="store_true", help="compare later runs with this one")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="at most")
     parser.add_argument("--results", type=Path, default=store.results_folder())
     asked = parser.parse_args(argv)
@@ -217,7 +215,9 @@ def render(changes: Sequence[Change], before: Mapping[str, Any] | None, now: Map
         lines = [f"{name:<28}{one.value:>9.3f}  noise {one.noise:.1%}" for name, one in now.items()]
         return "\n".join(lines)
     head = f"{'times the unit of work':<28}{'accepted':>9}{'now':>9}{'change':>9}{'noise':>8}{'limit':>8}"
-    return "\n".join([f"against {before['commit']} of {before['date']}", head, *(one.line for one in changes)])
+    return "\n".join(
+        [f"against {before['commit']} of {before['date']}", head, *(one.line for one in changes)]
+    )
 
 
 if __name__ == "__main__":

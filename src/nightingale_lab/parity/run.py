@@ -79,7 +79,9 @@ def progress(line: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--family", action="append", choices=FAMILIES, help="only this one; may be repeated")
     parser.add_argument("--keep", action="store_true", help=f"leave the weight files in {FOLDER}")
     options = parser.parse_args()

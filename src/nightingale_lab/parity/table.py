@@ -63,10 +63,12 @@ class Rows:
             max_abs, spread = float(gap.abs().max()), float(gap.norm() / theirs.double().norm())
             # NaN compares false with every bound, so it becomes infinity.
             max_abs, spread = (x if x == x else float("inf") for x in (max_abs, spread))
-        self._add(stage, max_abs, spread, "relative" if absolute is None else "absolute", relative or absolute, note)
+        self._add(
+            stage, max_abs, spread, "relative" if absolute is None else "absolute", relative or absolute, note
+        )
 
     def same_ids(self, stage: str, ours: Tensor, theirs: Tensor, *, distinct: int) -> None:
-        """Add a row for ids that must be equal. Fewer than `distinct` different ones prove nothing and fail."""
+        """Add a row for ids that must be equal. Fewer than `distinct` different ones fail."""
         ours, theirs = ours.flatten(), theirs.flatten()
         kinds = len(set(theirs.tolist()))
         note = f"{len(theirs)} ids, {kinds} distinct"

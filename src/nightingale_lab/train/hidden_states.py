@@ -1,4 +1,4 @@
-"""What a T3 thinks while it speaks, written down: all that its guess learns from (nightingale_lab/train/overheard.py)."""
+"""Hidden states of T3, captured while it decodes: the training data of a draft head (overheard.py)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from nightingale.decoding.decoding import prompt_of, speak
-from nightingale.engine.model import Model
 from nightingale.decoding.random import generator, nth_seed
+from nightingale.engine.model import Model
 from nightingale.errors import ConfigError
 from nightingale.models.layers.kv_cache import NoMemory
 from nightingale.voices.voice import Voice

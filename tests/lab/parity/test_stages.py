@@ -67,17 +67,23 @@ def test_flow_stage(meanflow: bool) -> None:
     )
     ours = flow.run_ours(tiny.fill(Flow(config)), case, tiny.gaussian((1, 80, 2 * tokens), 3))
     rows = Rows(name)
-    flow.compare(rows, ours, tuple(tiny.goldens()[f"{name}.{key}"] for key in ("mu", "mel")), meanflow=meanflow)
+    flow.compare(
+        rows, ours, tuple(tiny.goldens()[f"{name}.{key}"] for key in ("mu", "mel")), meanflow=meanflow
+    )
     check(rows)
 
 
 def test_vocoder_stage() -> None:
-    net = tiny.fill_weight_normed(Hift(tiny.TINY_HIFT), plain=("source_downs.", "m_source.", "f0_predictor.classifier."))
+    net = tiny.fill_weight_normed(
+        Hift(tiny.TINY_HIFT), plain=("source_downs.", "m_source.", "f0_predictor.classifier.")
+    )
     mel, noise = tiny.gaussian((1, 80, tiny.FRAMES), 8), tiny.gaussian((1, 9, 480 * tiny.FRAMES), 9)
     phase = 3 * tiny.scatter((1, 9, 1), 10)
     phase[:, 0] = 0
     rows = Rows("hift")
-    for name, ours in zip(("f0_hz", "source", "samples"), vocoder.run_ours(net, mel, phase, noise), strict=True):
+    for name, ours in zip(
+        ("f0_hz", "source", "samples"), vocoder.run_ours(net, mel, phase, noise), strict=True
+    ):
         rows.close(name, ours, tiny.goldens()[f"hift.{name}"], absolute=1e-4)
     check(rows)
 

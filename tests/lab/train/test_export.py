@@ -15,7 +15,6 @@ from tiny_wren import TINY
 
 from nightingale import wren
 from nightingale.clocks import CLOCKS
-from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.engine.load import load_model
 from nightingale.engine.model import load_wren
 from nightingale.engine.tts import TTS
@@ -23,14 +22,15 @@ from nightingale.errors import CheckpointError, ConfigError, ModelMissing
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.t3.guess import DraftHead
 from nightingale.models.compact import unpack
+from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.text.frontend import open_frontend
+from nightingale.types import Sampling
+from nightingale.voices import library
+from nightingale.voices.voice import Voice
 from nightingale_lab.train.cast import mean_speakers, read_cast
 from nightingale_lab.train.export import PARTS, export
 from nightingale_lab.train.prepare import train_vocabulary
 from nightingale_lab.train.seeding import seeded
-from nightingale.types import Sampling
-from nightingale.voices import library
-from nightingale.voices.voice import Voice
 
 WREN = PRESETS["wren"]
 TEXT = "Hello there, this is the first sentence. And here is another one, spoken after it."

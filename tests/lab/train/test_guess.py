@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from lab.train.test_draft import GIVEN, _single_precision, deep  # noqa: F401, a fixture
 from lab.train.test_token_bank import make_bank
+from safetensors.torch import load_file, save_file
 
 from nightingale.models.chatterbox.t3.guess import DraftHead
 from nightingale.models.chatterbox.t3.model import T3

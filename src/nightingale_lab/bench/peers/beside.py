@@ -35,7 +35,11 @@ class Setting:
 
 
 def beside(
-    result: dict[str, Any], plan: BenchPlan, peers: Sequence[tuple[Peer, str]], setting: Setting, progress: Progress
+    result: dict[str, Any],
+    plan: BenchPlan,
+    peers: Sequence[tuple[Peer, str]],
+    setting: Setting,
+    progress: Progress,
 ) -> None:
     """Add the rows of each peer to the result, and its description under `peers`."""
     result["peers"] = []
@@ -52,7 +56,13 @@ def beside(
 
 
 def _beside_upstream(
-    result: dict[str, Any], plan: BenchPlan, peer: Peer, size: str, python: Path, setting: Setting, progress: Progress
+    result: dict[str, Any],
+    plan: BenchPlan,
+    peer: Peer,
+    size: str,
+    python: Path,
+    setting: Setting,
+    progress: Progress,
 ) -> None:
     """Measure upstream, then our engine, one at a time in memory. The gigabytes of weights are deleted."""
     with tempfile.TemporaryDirectory(prefix="nightingale-upstream-") as folder:

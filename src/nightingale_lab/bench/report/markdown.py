@@ -108,7 +108,13 @@ def cpu_quality(lines: Sequence[Line]) -> str:
                     found["tokens"],
                 )
 
-    head = ["T3 in int8", "logit error over their spread", "same greedy token", "among the first five", "steps"]
+    head = [
+        "T3 in int8",
+        "logit error over their spread",
+        "same greedy token",
+        "among the first five",
+        "steps",
+    ]
     return "\n\n".join(_measured(own, "cpu", head, body) for own in _by_machine(lines))
 
 

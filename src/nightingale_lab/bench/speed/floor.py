@@ -105,7 +105,7 @@ def _timed_tokens(drawn: Any, wait: Callable[[], object]) -> tuple[list[int], li
 
 
 def step_bytes(t3: Any) -> int:
-    """Return the bytes of weights read for one token: all but embedding tables, of which a step reads a row."""
+    """Return the bytes of weights read for one token: all but embedding tables, which a step indexes."""
     import torch
 
     tables = {id(module.weight) for module in t3.modules() if isinstance(module, torch.nn.Embedding)}
@@ -113,7 +113,7 @@ def step_bytes(t3: Any) -> int:
 
 
 def bandwidth(size: int, device: Any, wait: Callable[[], object]) -> float:
-    """Return the bytes per second of a matrix-vector product of this size, which is what a step consists of."""
+    """Return the bytes per second of a matrix-vector product of this size, as a step does it."""
     import torch
 
     columns = 1024

@@ -43,6 +43,8 @@ def counts(clips: list[RecordedUtterance]) -> list[Check]:
     note = "including the pauses between segments"
     return [
         check("fewest tokens of an utterance", float(min(clip.tokens for clip in clips)), low=1),
-        check("samples off 960 × tokens", float(max(samples, default=0)), high=0, unit="samples", detail=note),
+        check(
+            "samples off 960 × tokens", float(max(samples, default=0)), high=0, unit="samples", detail=note
+        ),
         check("bytes off 44 + 2 × samples", float(max(sizes, default=0)), high=0, unit="bytes"),
     ]

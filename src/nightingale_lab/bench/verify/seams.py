@@ -54,7 +54,9 @@ def blocks_lie_in_place(pairs: Sequence[RenderedTwice]) -> list[Check]:
     reports = [shift_report(pair.stream, pair.boundaries, pair.at_once) for pair in pairs]
     apart = [log_spectral_distance_db(pair.stream, pair.whole) for pair in pairs]
     lost = max((abs(report.missing) for report in reports), default=0)
-    slips, blocks = (sum(map(len, part)) for part in zip(*((r.slips, r.boundaries) for r in reports), strict=True))
+    slips, blocks = (
+        sum(map(len, part)) for part in zip(*((r.slips, r.boundaries) for r in reports), strict=True)
+    )
     worst, note = max(apart, default=float("nan")), "mean difference of log spectra"
     return [
         check("samples lost or repeated in blocks", float(lost), high=0, unit="samples"),
@@ -64,7 +66,7 @@ def blocks_lie_in_place(pairs: Sequence[RenderedTwice]) -> list[Check]:
 
 
 def log_spectral_distance_db(left: Samples, right: Samples) -> float:
-    """Return the mean difference of frames of 20 ms in 40 bands, within 50 dB of the loudest, without phase."""
+    """Return the mean difference of 20 ms frames in 40 bands, within 50 dB of the loudest, without phase."""
     count = min(len(left), len(right))
     spectra = [_bands_db(samples[:count]) for samples in (left, right)]
     if not len(spectra[0]):

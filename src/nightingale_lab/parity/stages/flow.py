@@ -64,7 +64,7 @@ def run_ours(flow: Flow, case: FlowCase, noise: Tensor) -> tuple[Tensor, Tensor]
 
 
 def draw_noise(*, meanflow: bool) -> Tensor:
-    """Repeat upstream's draws in upstream's order: a meanflow draws the spoken part first, then everything."""
+    """Repeat upstream's draws in upstream's order: a meanflow draws the spoken part first, then all."""
     torch.manual_seed(SEED)
     spoken = torch.randn(1, 80, 2 * TOKENS) if meanflow else None
     noise = torch.randn(1, 80, 2 * (PROMPT_TOKENS + TOKENS))

@@ -11,6 +11,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from nightingale.cli.bench import read_peers
+from nightingale.cli.main import app
+from nightingale.decoding.decoding import budget_tokens
+from nightingale.engine.load import load_model
+from nightingale.errors import ConfigError, EngineFault
+from nightingale.hub.cards import CARDS
+from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale.text.frontend import open_frontend
 from nightingale_lab import environments
 from nightingale_lab.bench.peers import beside, client, install, worker
 from nightingale_lab.bench.peers.table import PEERS, Peer
@@ -20,14 +28,6 @@ from nightingale_lab.bench.speed.run import BenchPlan, new_result
 from nightingale_lab.bench.store import read_lines
 from nightingale_lab.environments import Environment
 from nightingale_lab.upstream import families
-from nightingale.cli.bench import read_peers
-from nightingale.cli.main import app
-from nightingale.decoding.decoding import budget_tokens
-from nightingale.models.defaults import MODEL_DEFAULTS
-from nightingale.engine.load import load_model
-from nightingale.errors import ConfigError, EngineFault
-from nightingale.hub.cards import CARDS
-from nightingale.text.frontend import open_frontend
 
 PARROT = Peer(name="parrot", what="repeats", environment=Environment(packages=()))
 WORKER = """

@@ -14,12 +14,12 @@ import pytest
 from planted import RATE_HZ, sound
 from typer.testing import CliRunner
 
+from nightingale.audio.encoders.wav import wav_bytes
+from nightingale.cli.main import app
 from nightingale_lab.bench.report import rows, svg
 from nightingale_lab.bench.report.page import page
 from nightingale_lab.bench.report.pictures import outline_svg, spectrogram_png
 from nightingale_lab.bench.store import append
-from nightingale.cli.main import app
-from nightingale.audio.encoders.wav import wav_bytes
 
 
 def bench_line(commit: str = "abc", rtf: float = 0.5) -> dict[str, Any]:

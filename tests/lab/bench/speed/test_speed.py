@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from nightingale.errors import ConfigError, EngineFault
 from nightingale_lab.bench.speed.floor import Distance, operations, step_bytes
 from nightingale_lab.bench.speed.load import Interrupted, growth, percentile, run_load
 from nightingale_lab.bench.speed.player import play
 from nightingale_lab.bench.speed.request import Chunks, Details, Target, time_request
 from nightingale_lab.bench.speed.run import BenchPlan, measure, new_result
-from nightingale_lab.bench.speed.targets import server_target
 from nightingale_lab.bench.speed.table import tables
+from nightingale_lab.bench.speed.targets import server_target
 from nightingale_lab.bench.store import append, read_lines, signed
-from nightingale.errors import ConfigError, EngineFault
 
 
 def test_chunks_in_time_cause_no_underrun() -> None:
@@ -145,7 +145,10 @@ def test_a_run_has_a_row_for_each_length_and_each_concurrency() -> None:
     assert result["concurrency"][1]["requests"] == 4
     assert result["growth"][0]["throughput_over_one"]["1"] == 1.0
     assert json.loads(json.dumps(result)) == result
-    assert {table.title for table in tables(result)} == {"one request at a time", "several requests at a time"}
+    assert {table.title for table in tables(result)} == {
+        "one request at a time",
+        "several requests at a time",
+    }
 
 
 def test_ctrl_c_leaves_a_valid_partial_result() -> None:

@@ -1,4 +1,4 @@
-"""Planted defects in real speech, scored by real judges. Needs `make judges` and recordings: see `recordings`.
+"""Planted defects in real speech, scored by real judges. Needs `make judges`, and recordings (`recordings`).
 
 NIGHTINGALE_CLIPS=.wren/references python -m pytest -m judges tests/lab/bench/verify
 """
