@@ -8,9 +8,9 @@
     flow       the mel of a sentence by graphs, in float32 and bfloat16, beside the eager one in float32
     vocoder    its samples by graphs and eagerly, beside the plain network's
 
-The latency of the engine, and of upstream, is measured by benchmarks/gpu_engine.py; where its time goes, and
-the tuning of the kernels, by benchmarks/gpu_trace.py. Needs torch, numpy and safetensors only. The last line
-is JSON.
+With --tunings, T3's step by our kernels is timed with several tunings. The latency of the engine, and of
+upstream, is measured by benchmarks/gpu_engine.py. Needs torch, numpy and safetensors only. The last line is
+JSON.
 """
 
 from __future__ import annotations
@@ -39,6 +39,11 @@ from nightingale_lab.bench import board
 from nightingale_lab.bench.engine_internals import TEXT, random_model
 
 FAMILIES = ("multilingual", "turbo")
+TUNINGS: list[tuple[int, ...]] = [
+    (8, 256, 4, False), (8, 256, 4, True), (4, 256, 4, True), (16, 256, 8, True), (8, 256, 2, True),
+    (4, 256, 2, True), (8, 512, 4, True), (8, 1024, 8, True),
+]  # fmt: skip
+"""Outputs and inputs of a block, warps, and whether the next kernel starts early."""
 SPARE_TOKENS, SPARE_FRAMES = 10, 20
 """A bucket is longer than its content, as it mostly is in the engine."""
 
@@ -94,12 +99,12 @@ class Parts:
         prompt = reference.prompt(self.model, TEXT, t3=decoder.t3)
         decoder.begin(0, prompt, sampling=sampling, seed=0, budget=self.tokens)
 
-    def step(self, way: Way) -> None:
+    def step(self, way: Way, tuning: tuple[int, ...] | None = None) -> None:
         """Time and check a step of this implementation in each precision."""
         expected = self.expected
         for kind in self.precisions:
-            decoder = self.decoder(self.t3s[kind], way=way)
-            name = f"{precision_name(kind)} {way}"
+            decoder = self.decoder(self.t3s[kind], way=way, tuning=tuning)
+            name = f"{precision_name(kind)} {way}{f' {tuning}' if tuning else ''}"
             steps = decoder.plan.steps
             launches = self.tokens // steps
             self.begin(decoder, self.greedy)
@@ -203,7 +208,9 @@ def median_ms(
 
 @torch.no_grad()
 def main(arguments: list[str] | None = None) -> None:
-    shown = board.Board(board.parser(__doc__, budget_s=220.0).parse_args(arguments))
+    parser = board.parser(__doc__, budget_s=220.0)
+    parser.add_argument("--tunings", action="store_true", help="also time T3's kernels with several tunings")
+    shown = board.Board(parser.parse_args(arguments))
     torch.manual_seed(0)
     built: list[Parts] = []
 
@@ -216,6 +223,8 @@ def main(arguments: list[str] | None = None) -> None:
     for parts in built:
         for way in ways:
             shown.part(f"{parts.family}: T3 step, {way}", partial(parts.step, way))
+        for tuning in TUNINGS if shown.options.tunings else ():
+            shown.part(f"{parts.family}: T3 step, {tuning}", partial(parts.step, "triton", tuning))
         shown.part(f"{parts.family}: T3 logits", parts.logits)
         shown.part(f"{parts.family}: flow", parts.flow)
         shown.part(f"{parts.family}: vocoder", parts.vocoder)

@@ -2,8 +2,8 @@
 
 T3 of the multilingual size, 64 guided streams of 500 tokens after prompts of 100, each step one CUDA graph:
 tokens per second with slots of bfloat16 (by torch's attention, and by our kernels), and with blocks of
-bfloat16, int8 and fp8, complete or with windows of half and a quarter. Whether the kernel equals its torch
-twin. How many such streams fit in 40 GiB beside the weights. Needs torch, Triton, numpy and safetensors.
+bfloat16, int8 and fp8, complete or with windows of half and a quarter. How many such streams fit in 40 GiB
+beside the weights. Needs torch, Triton, numpy and safetensors.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_blocks import KVBlockLayout, KVBlockPool
-from nightingale.models.layers.paged_kv_cache import KVBlockTables, Stream, plain_attend
+from nightingale.models.layers.paged_kv_cache import KVBlockTables, Stream
 from nightingale.models.layers.rope import inverse_frequencies, rotations
 from nightingale_lab.bench import script
 from nightingale_lab.random_models import random_t3
@@ -50,9 +50,6 @@ def measure(*, tiny: bool) -> dict[str, Any]:
     )
     t3 = random_t3(config, device=device, dtype=torch.bfloat16)
     result: dict[str, Any] = {}
-    precisions = (torch.int8, torch.float8_e4m3fn, torch.bfloat16)
-    result["twin"] = {str(kind): twin(kind, device) for kind in precisions}
-    script.print_rows("kernel against torch", result["twin"])
     result["fit"] = fit(config, sum(weight.nbytes for weight in t3.parameters()))
     script.print_rows("fit in 40 GiB", {name: {"streams": count} for name, count in result["fit"].items()})
     tried = {}
@@ -130,8 +127,8 @@ def fit(config: T3Config, weights: int) -> dict[str, float]:
 
 def filled_blocks(
     t3: T3, streams: int, tokens: int, layout: KVBlockLayout, attend: Any
-) -> tuple[KVBlockPool, list[KVBlockTables]]:
-    """Return a pool with random prompts: all rows of all streams are one stream of many rows."""
+) -> list[KVBlockTables]:
+    """Return tables of random prompts: all rows of all streams are one stream of many rows."""
     device, rows = t3.speech_head.weight.device, 2 * streams
     pool = KVBlockPool(cells=rows * layout.cells(PROMPT, tokens), plan=layout, device=device, attend=attend)
     stream = Stream.open(pool, rows=rows, prompt=PROMPT, tokens=tokens)
@@ -143,39 +140,10 @@ def filled_blocks(
     rings = rings.expand(-1, rows, -1).contiguous()
     prompts = torch.full((rows,), PROMPT, dtype=torch.int32, device=device)
     lengths = prompts.clone()
-    tables = [
+    return [
         KVBlockTables(arena=pool, starts=starts[n], rings=rings[n], prompts=prompts, lengths=lengths)
         for n in range(layout.layers)
     ]
-    return pool, tables
-
-
-@torch.inference_mode()
-def twin(kind: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Compare steps by the kernel and by torch over the same blocks, windows included."""
-    from nightingale.backends.cuda.paged_attention import attend_cells
-
-    config = replace(MULTILINGUAL, backbone=replace(MULTILINGUAL.backbone, layers=1))
-    t3 = random_t3(config, device=device, dtype=torch.bfloat16)
-    largest, same = 0.0, True
-    for percent in (None, 50):
-        layout = replace(layout_for(config, kind, percent, tokens=60), spare=4)
-        both = []
-        for attend in (attend_cells, plain_attend):
-            torch.manual_seed(3)
-            both.append(filled_blocks(t3, 1, 60, layout, attend))
-        for step in range(60):
-            torch.manual_seed(100 + step)
-            shape = (2, layout.heads, 1, layout.width)
-            q, k, v = (torch.randn(shape, device=device).bfloat16() for _ in range(3))
-            ours, theirs = (tables[0].attend(q, k, v) for _, tables in both)
-            largest = max(largest, float((ours.float() - theirs.float()).abs().max()))
-            for _, tables in both:
-                tables[0].lengths.add_(1)
-        one, other = (pool for pool, _ in both)
-        for name in ("keys", "values", "key_scales", "value_scales"):
-            same &= torch.equal(getattr(one, name).view(torch.int8), getattr(other, name).view(torch.int8))
-    return {"largest error": largest, "same blocks": same}
 
 
 def in_blocks(
@@ -186,7 +154,7 @@ def in_blocks(
 
     layout = layout_for(t3.config, kind, percent, tokens)
     with torch.inference_mode():
-        _, tables = filled_blocks(t3, streams, tokens, layout, attend_cells)
+        tables = filled_blocks(t3, streams, tokens, layout, attend_cells)
         steps = CellSteps(t3, pack(t3), rotation_table(t3, PROMPT + tokens), tuning)  # type: ignore[arg-type]
     return recorded(t3, streams, tokens, tables[0].lengths, {PROMPT + tokens: lambda x: steps(x, tables)})
 

@@ -125,16 +125,6 @@ def cuda_renderer(tts: TTS) -> Any:
     return getattr(tts._worker.studio, "_renderer", None)
 
 
-def rendering_graphs(tts: TTS) -> list[Any]:
-    """Return the recorded graphs of the flow and of the vocoder."""
-    renderer = cuda_renderer(tts)
-    return [*renderer.pieces._graphs.values(), *renderer.windows.vocoder._graphs.values()]
-
-
-def rendering_stream(tts: TTS) -> Any:
-    return cuda_renderer(tts)._stream
-
-
 @dataclass
 class Captured:
     """Tokens and text ids of the utterances, by seed."""
