@@ -39,7 +39,7 @@ check: $(INSTALLED_DEV) ## format, lint, strict types, house rules, fresh docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest tests/house
+	$(BIN)/python -m pytest -m '' tests/project
 
 format: $(INSTALLED_DEV) ## mend what ruff can mend
 	$(BIN)/ruff check --fix .

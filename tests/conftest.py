@@ -1,4 +1,4 @@
-"""What every test shares: a home of its own, and the stand-in model, loaded once."""
+"""Fixtures of all tests: a home folder of their own, and the model "noise", which needs no PyTorch."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ BRIEF_TOKENS = 6
 
 
 @pytest.fixture(autouse=True)
-def _a_home_of_its_own(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test sees the voices of the user or fills the cache of the user."""
+def _separate_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep tests away from the user's voices and cache."""
     monkeypatch.setenv("NIGHTINGALE_HOME", str(tmp_path_factory.mktemp("home")))
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _ctrl_c_is_heard() -> None:
-    """A shell that starts the tests in the background has them ignore Ctrl-C, which some of them press."""
+def _handle_ctrl_c() -> None:
+    """Handle Ctrl-C even if the shell started the tests in the background, where it is ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
 def noise_model() -> Model:
-    from nightingale.engine.standin import load_noise
+    from nightingale.engine.noise_model import load_noise
 
     return load_noise()
 
 
 @pytest.fixture(scope="session")
 def tts_with(noise_model: Model) -> Callable[..., TTS]:
-    """A TTS around the stand-in: `tts_with(default_voice=None, defaults={"drop_last_token": True})`."""
+    """Return a function that makes engines: `tts_with(default_voice=None, defaults={"drop_last_token": True})`."""
     from nightingale import TTS
 
     def make(*, defaults: dict[str, Any] | None = None, **changes: Any) -> TTS:
-        short = replace(noise_model.defaults, **{"max_new_tokens": BRIEF_TOKENS, **(defaults or {})})
-        return TTS.over(replace(noise_model, defaults=short, **changes))
+        model = noise_model.with_defaults(**{"max_new_tokens": BRIEF_TOKENS, **(defaults or {})})
+        return TTS.over(replace(model, **changes))
 
     return make
 
 
 @pytest.fixture(scope="session")
 def brief(tts_with: Callable[..., TTS]) -> TTS:
-    """The stand-in, stopped after a quarter of a second."""
+    """Return an engine whose segments end after a quarter of a second."""
     return tts_with()

@@ -1,4 +1,4 @@
-"""Programs written for Chatterbox: their calls, by name and by position, and what they get back."""
+"""The Chatterbox interface: signatures, arguments by name and by position, and return values."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def other_voice(noise_model: Any) -> Voice:
 
 @pytest.fixture
 def clip(other_voice: Voice, tmp_path: Path) -> Path:
-    """As good as a clip: a file that is a voice."""
+    """Return a voice file, which is accepted wherever a clip is."""
     other_voice.save(tmp_path / "other.safetensors")
     return tmp_path / "other.safetensors"
 
 
-def heard(model: Any, *args: Any, **options: Any) -> torch.Tensor:
+def generate_seeded(model: Any, *args: Any, **options: Any) -> torch.Tensor:
     torch.manual_seed(3)
     return model.generate(*args, **options)
 
@@ -67,8 +67,8 @@ def test_generate_has_upstreams_parameters_in_upstreams_order(kind: Any) -> None
     ("kind", "args"),
     [(ChatterboxTTS, ()), (ChatterboxMultilingualTTS, ("fr",)), (ChatterboxTurboTTS, ())],
 )
-def test_generate_gives_what_say_gives_as_a_row(kind: Any, args: tuple[str, ...], brief: TTS) -> None:
-    wav = heard(kind(brief), "Hello there.", *args)
+def test_generate_returns_the_samples_of_say_as_a_row(kind: Any, args: tuple[str, ...], brief: TTS) -> None:
+    wav = generate_seeded(kind(brief), "Hello there.", *args)
     assert wav.shape[0] == 1
     assert wav.dtype == torch.float32
     assert kind(brief).sr == 24_000
@@ -79,11 +79,11 @@ def test_generate_gives_what_say_gives_as_a_row(kind: Any, args: tuple[str, ...]
     assert np.array_equal(wav[0].numpy(), said.samples)
 
 
-def test_torchs_seed_repeats_a_call_and_two_calls_differ(brief: TTS) -> None:
+def test_torch_manual_seed_makes_a_call_reproducible(brief: TTS) -> None:
     model = ChatterboxTTS(brief)
-    one = heard(model, "Hello")
+    one = generate_seeded(model, "Hello")
     assert not torch.equal(one, model.generate("Hello"))
-    assert torch.equal(one, heard(model, "Hello"))
+    assert torch.equal(one, generate_seeded(model, "Hello"))
 
 
 @pytest.mark.parametrize("kind", CLASSES)
@@ -102,32 +102,32 @@ def test_every_control_reaches_the_engine(kind: Any, brief: TTS, monkeypatch: py
     assert set(asked) == {*controls, "voice", "language", "seed"}
 
 
-def test_an_impossible_control_is_refused(brief: TTS) -> None:
-    with pytest.raises(ConfigError):
+def test_a_control_out_of_range_is_rejected(brief: TTS) -> None:
+    with pytest.raises(ConfigError, match="temperature"):
         ChatterboxTTS(brief).generate("Hello", temperature=-1)
 
 
-def test_a_voice_named_in_a_call_is_the_voice_of_that_call_only(brief: TTS, clip: Path) -> None:
+def test_a_voice_given_to_a_call_applies_to_that_call_only(brief: TTS, clip: Path) -> None:
     model = ChatterboxTTS(brief)
-    own = heard(model, "Hello")
-    others = heard(model, "Hello", audio_prompt_path=str(clip))
+    own = generate_seeded(model, "Hello")
+    others = generate_seeded(model, "Hello", audio_prompt_path=str(clip))
     assert not torch.equal(own, others)
-    assert torch.equal(heard(model, "Hello"), own)
+    assert torch.equal(generate_seeded(model, "Hello"), own)
     with pytest.raises(VoiceNotFound):
-        model.generate("Hello", audio_prompt_path="nobody.wav")
+        model.generate("Hello", audio_prompt_path="missing.wav")
 
 
-def test_a_prepared_voice_is_the_voice_of_calls_that_name_none(brief: TTS, clip: Path) -> None:
+def test_a_prepared_voice_is_used_by_calls_without_one(brief: TTS, clip: Path) -> None:
     for model in (ChatterboxTTS(brief), ChatterboxTurboTTS(brief)):
-        others = heard(model, "Hello", audio_prompt_path=clip)
+        others = generate_seeded(model, "Hello", audio_prompt_path=clip)
         assert model.conds is None
         model.prepare_conditionals(clip, exaggeration=0.7)
         assert model.conds is not None
-        assert torch.equal(heard(model, "Hello"), others)
+        assert torch.equal(generate_seeded(model, "Hello"), others)
 
 
 def test_voices_do_not_race(brief: TTS, clip: Path) -> None:
-    """Two threads, one model, two voices: each hears its own, however the calls fall."""
+    """Two threads use one model with two voices; each call gets its own voice."""
     model = ChatterboxTTS(brief)
     expected = {}
     for seed in (1, 2):
@@ -184,7 +184,7 @@ def test_voices_do_not_race(brief: TTS, clip: Path) -> None:
         (lambda: ChatterboxTurboTTS.from_local(Path("x"), "cpu"), (Path("x"), {"kind": "turbo"})),
     ],
 )
-def test_a_model_is_asked_for_as_upstream_names_it(
+def test_upstreams_model_names_are_mapped(
     load: Any, asked: tuple[Any, dict[str, str]], brief: TTS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = []
@@ -200,13 +200,13 @@ def test_a_model_is_asked_for_as_upstream_names_it(
     assert calls == [asked]
 
 
-def test_a_machine_without_metal_speaks_on_its_processor(brief: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mps_without_metal_falls_back_to_the_cpu(brief: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     monkeypatch.setattr(compat, "TTS", lambda model, *, device, profile: brief)
     assert ChatterboxTTS.from_pretrained("mps").device == "cpu"
 
 
-def test_the_languages_are_told(tts_with: Any) -> None:
+def test_the_supported_languages_are_returned_as_a_copy(tts_with: Any) -> None:
     languages = ChatterboxMultilingualTTS.get_supported_languages()
     assert len(languages) == 23
     assert languages["sw"] == "Swahili"
@@ -214,7 +214,7 @@ def test_the_languages_are_told(tts_with: Any) -> None:
     assert len(ChatterboxMultilingualTTS.get_supported_languages()) == 23
 
 
-def test_a_language_the_model_does_not_speak_is_refused(tts_with: Any) -> None:
+def test_an_unsupported_language_is_rejected(tts_with: Any) -> None:
     from dataclasses import replace
 
     from nightingale.text.languages import check_language
@@ -232,11 +232,11 @@ def test_a_language_the_model_does_not_speak_is_refused(tts_with: Any) -> None:
         ChatterboxMultilingualTTS(tts).generate("Hello", "xx")
 
 
-def test_turbo_says_what_it_ignores(brief: TTS, caplog: pytest.LogCaptureFixture) -> None:
+def test_turbo_logs_what_it_ignores(brief: TTS, caplog: pytest.LogCaptureFixture) -> None:
     model = ChatterboxTurboTTS(brief)
-    plain = heard(model, "Hello")
+    plain = generate_seeded(model, "Hello")
     assert not caplog.records
-    assert torch.equal(heard(model, "Hello", cfg_weight=0.5, exaggeration=1.0, min_p=0.5), plain)
+    assert torch.equal(generate_seeded(model, "Hello", cfg_weight=0.5, exaggeration=1.0, min_p=0.5), plain)
     assert "ignored" in caplog.text
     with pytest.raises(ConfigError, match="norm_loudness"):
         model.generate("Hello", norm_loudness=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizerConfig
+from nightingale.models.chatterbox.encoders.config import SpeechTokenizerConfig
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.presets import PRESETS, Preset
 from nightingale.models.chatterbox.t3.config import LlamaConfig

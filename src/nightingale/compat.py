@@ -23,8 +23,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from nightingale.decoding.seeds import SEED_LIMIT
 from nightingale.engine import TTS
-from nightingale.decoding.random import SEED_LIMIT
 from nightingale.errors import ConfigError
 from nightingale.text.languages import LANGUAGES
 from nightingale.voices.voice import Voice

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
-Samples = NDArray[np.float32]
+from nightingale.audio.samples import Samples as Samples
+from nightingale.audio.samples import pcm16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class AudioChunk:
     @property
     def pcm16(self) -> bytes:
         """Little-endian 16-bit samples, as players and sockets want them."""
-        return (np.clip(self.samples, -1.0, 1.0) * 32767.0).round().astype("<i2").tobytes()
+        return pcm16(self.samples)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +110,9 @@ class Audio(AudioChunk):
 
     def save(self, path: str | Path) -> None:
         """Write it in the format that the path's suffix names: .wav, .flac, .ogg, .mp3."""
-        import nightingale  # the face, late: this floor knows no encoder
+        from nightingale.audio.encoders import save  # late, since few programs save
 
-        nightingale.save(path, self)
+        save(path, self)
 
     @property
     def sha256(self) -> str:

@@ -1,4 +1,4 @@
-"""A clip that is a formula, the same on every machine."""
+"""A synthetic clip, the same on every machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nightingale.types import Samples
 
 
 def voice_like(seconds: float, rate_hz: int) -> Samples:
-    """(samples,) float32: a wandering harmonic series with pauses, quiet ends and a touch of noise."""
+    """Return float32 samples of a harmonic series with changing pitch, pauses, quiet ends and some noise."""
     t = np.arange(int(seconds * rate_hz)) / rate_hz
     pitch_hz = 120 + 40 * np.sin(2 * np.pi * 0.7 * t) + 15 * np.sin(2 * np.pi * 3.1 * t)
     phase = 2 * np.pi * np.cumsum(pitch_hz) / rate_hz
@@ -21,7 +21,7 @@ def voice_like(seconds: float, rate_hz: int) -> Samples:
 
 
 def scatter(count: int, seed: int) -> np.ndarray:
-    """`count` numbers spread over [-1, 1) by an integer hash."""
+    """Return `count` numbers in [-1, 1) from an integer hash."""
     x = (np.arange(count, dtype=np.uint64) + np.uint64(seed)) * np.uint64(2654435761) % np.uint64(2**32)
     x ^= x >> np.uint64(15)
     x = x * np.uint64(2246822519) % np.uint64(2**32)

@@ -1,4 +1,4 @@
-"""Files of all kinds are read to mono; broken and hostile ones are refused with a typed error."""
+"""Reading audio files: all supported formats become mono; broken and hostile files raise `BadReference`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def encoded(samples, rate_hz=24_000, kind="WAV", subtype=None) -> bytes:
         ("MP3", "MPEG_LAYER_III", 0.1),
     ],
 )
-def test_every_promised_kind_is_read(clip, kind, subtype, tolerance):
+def test_every_supported_format_is_read(clip, kind, subtype, tolerance):
     wav = clip(1.0, 24_000)
     samples, rate_hz = read_audio(encoded(wav, kind=kind, subtype=subtype))
     assert samples.dtype == np.float32
@@ -44,7 +44,7 @@ def test_every_promised_kind_is_read(clip, kind, subtype, tolerance):
 
 
 def test_a_path_and_its_bytes_give_the_same_clip(clip, tmp_path):
-    # The name's ending is not believed either.
+    # The suffix is not trusted either.
     path = tmp_path / "clip.raw"
     path.write_bytes(encoded(clip(0.5, 8_000), 8_000))
     for source in (path, str(path)):
@@ -75,13 +75,13 @@ def test_a_clip_longer_than_one_block_is_joined_in_order():
         (b"#!/bin/sh\necho hello\n" * 20, "cannot be decoded"),
     ],
 )
-def test_what_is_no_sound_file_is_refused(data, what):
+def test_files_that_are_not_audio_are_refused(data, what):
     with pytest.raises(BadReference, match=what) as caught:
         read_audio(data)
     assert "object at 0x" not in str(caught.value)
 
 
-def test_a_file_that_is_no_sound_is_named_with_what_the_decoder_said(tmp_path):
+def test_the_error_names_the_file_and_the_decoders_message(tmp_path):
     path = tmp_path / "notes.wav"
     path.write_bytes(b"not sound at all" * 100)
     with pytest.raises(BadReference) as caught:
@@ -90,22 +90,25 @@ def test_a_file_that_is_no_sound_is_named_with_what_the_decoder_said(tmp_path):
 
 
 def test_a_file_without_samples_is_refused():
-    with pytest.raises(BadReference, match="holds no sound"):
+    with pytest.raises(BadReference, match="holds no samples"):
         read_audio(encoded(np.zeros(0, dtype=np.float32)))
 
 
-def test_a_truncated_flac_gives_an_error_or_what_was_there_but_never_a_crash(clip):
+def test_a_truncated_flac_is_refused_or_read_as_far_as_it_goes(clip):
     whole = encoded(clip(2.0, 24_000), kind="FLAC")
+    refused = 0
     for end in range(0, len(whole), len(whole) // 17):
         try:
             samples, _ = read_audio(whole[:end])
         except BadReference:
+            refused += 1
             continue
-        assert 0 < len(samples) <= 48_000
+        assert 0 < len(samples) < 48_000
+    assert refused > 0
 
 
-def test_flipped_bytes_never_escape_as_another_error(clip):
-    rng = np.random.default_rng(0)
+def test_damaged_files_raise_no_other_error(clip):
+    rng, refused = np.random.default_rng(0), 0
     for kind in ("WAV", "FLAC", "OGG", "MP3"):
         whole = bytearray(encoded(clip(0.5, 24_000), kind=kind))
         for _ in range(40):
@@ -115,11 +118,13 @@ def test_flipped_bytes_never_escape_as_another_error(clip):
             try:
                 samples, _ = read_audio(bytes(broken))
             except BadReference:
+                refused += 1
                 continue
             assert np.isfinite(samples).all()
+    assert 0 < refused < 160
 
 
-def test_a_header_that_promises_hours_costs_no_memory():
+def test_a_wrong_length_in_the_header_allocates_no_memory():
     data = bytearray(encoded(np.zeros(1000, dtype=np.float32)))
     at = data.index(b"data") + 4
     data[at : at + 4] = struct.pack("<I", 0xFFFF_FFF0)
@@ -131,7 +136,7 @@ def test_a_header_that_promises_hours_costs_no_memory():
 def test_samples_that_are_not_finite_are_refused(bad):
     samples = np.zeros(1000, dtype=np.float32)
     samples[500] = bad
-    with pytest.raises(BadReference, match="not sound"):
+    with pytest.raises(BadReference, match="not finite"):
         read_audio(encoded(samples, subtype="FLOAT"))
 
 
@@ -141,7 +146,7 @@ def test_integers_stored_as_floats_are_refused():
 
 
 @pytest.mark.parametrize("rate_hz", [1_000, 3_999, 384_001])
-def test_absurd_rates_are_refused(rate_hz):
+def test_rates_out_of_range_are_refused(rate_hz):
     with pytest.raises(BadReference, match="sample rate"):
         read_audio(encoded(np.zeros(1000), rate_hz))
 
@@ -156,7 +161,7 @@ def test_more_than_ten_minutes_are_refused():
         read_audio(encoded(np.zeros(4_000 * 601, dtype=np.int16), 4_000, kind="FLAC"))
 
 
-def test_a_kind_nobody_promised_is_refused():
+def test_an_unsupported_format_is_refused():
     with pytest.raises(BadReference, match="not supported"):
         read_audio(encoded(np.zeros(1000), kind="AU"))
 

@@ -1,4 +1,4 @@
-"""Loudness equals pyloudnorm's, and normalising reaches the target."""
+"""Loudness equals pyloudnorm's, and normalization reaches the target."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from nightingale.audio.loudness import integrated_loudness, normalise_loudness
+from nightingale.audio.loudness import integrated_loudness, normalize_loudness
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,8 @@ def test_loudness_equals_pyloudnorm(clip, seconds, gain, rate_hz, lufs):
     assert integrated_loudness(wav, rate_hz) == pytest.approx(lufs, abs=1e-5)
 
 
-def test_normalising_reaches_the_target(clip):
-    out = normalise_loudness(clip(3.0, 24_000), 24_000)
+def test_normalization_reaches_the_target(clip):
+    out = normalize_loudness(clip(3.0, 24_000), 24_000)
     assert out.dtype == np.float32
     assert integrated_loudness(out, 24_000) == pytest.approx(-27.0, abs=1e-3)
 
@@ -35,7 +35,7 @@ def test_normalising_reaches_the_target(clip):
 def test_silence_and_scraps_come_back_as_they_are(samples):
     wav = np.zeros(samples, dtype=np.float32)
     assert integrated_loudness(wav, 24_000) == -math.inf
-    assert np.array_equal(normalise_loudness(wav, 24_000), wav)
+    assert np.array_equal(normalize_loudness(wav, 24_000), wav)
 
 
 def test_a_clip_of_many_stretches_is_as_loud_as_one_of_its_periods():

@@ -1,4 +1,4 @@
-"""Both resamplers give what upstream's give."""
+"""Both resamplers equal upstream's."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_soxr_equals_librosa(clip, seconds, from_hz, to_hz, length, golden):
 
 
 def test_length_is_the_rounded_ratio_times_the_length():
-    # 22050 · 24000/44100 is exactly 12000, but the rounded ratio makes it a hair more: a zero is added.
+    # 22050 · 24000/44100 is exactly 12000, but the rounded ratio makes it slightly more: a zero is added.
     assert len(resample(np.zeros(22_050, dtype=np.float32), 44_100, 24_000)) == 12_001
 
 
@@ -82,7 +82,7 @@ def test_the_same_rate_changes_nothing(clip, convert):
 
 @pytest.mark.parametrize("convert", [resample, resample_sinc])
 @pytest.mark.parametrize("samples", [0, 1, 2, 7])
-def test_tiny_clips_have_the_promised_length(convert, samples):
+def test_tiny_clips_have_the_right_length(convert, samples):
     assert len(convert(np.ones(samples, dtype=np.float32), 24_000, 16_000)) == -(-samples * 2 // 3)
 
 

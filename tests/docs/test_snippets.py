@@ -1,4 +1,4 @@
-"""What the pages tell people to type is typed here, with the stand-in in the place of a model to download."""
+"""Run the Python snippets and `say` commands of the documents; the model "noise" replaces downloads."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from nightingale import TTS, save
 from nightingale.cli.main import app
-from nightingale.engine import standin
+from nightingale.engine import load
 from nightingale.types import AudioChunk
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 
 def blocks(language: str) -> list[tuple[str, str]]:
-    """(page, text) of every fenced block of a language."""
+    """Return (page, text) of every fenced block of a language."""
     return [
         (page.name, text)
         for page in PAGES
@@ -29,7 +29,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 
 PYTHON = [(page, text) for page, text in blocks("python") if "TTS(" in text or "TTS.load(" in text]
-SAYINGS = [
+SAY_COMMANDS = [
     (page, line)
     for page, text in blocks("sh")
     for line in text.splitlines()
@@ -39,7 +39,7 @@ SAYINGS = [
 
 @pytest.fixture(autouse=True)
 def _work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, brief: TTS) -> None:
-    monkeypatch.setattr(standin, "load_noise", lambda: brief._model)
+    monkeypatch.setattr(load, "load_noise", lambda: brief._model)
     monkeypatch.chdir(tmp_path)
 
 
@@ -49,9 +49,9 @@ def record(path: str) -> None:
     save(path, AudioChunk(samples=samples, sample_rate_hz=24_000))
 
 
-def test_the_readme_has_something_to_try() -> None:
+def test_the_readme_has_snippets_and_commands() -> None:
     assert "README.md" in {page for page, _ in PYTHON}
-    assert "README.md" in {page for page, _ in SAYINGS}
+    assert "README.md" in {page for page, _ in SAY_COMMANDS}
 
 
 @pytest.mark.parametrize(("page", "text"), PYTHON, ids=[page for page, _ in PYTHON])
@@ -63,7 +63,7 @@ def test_a_python_snippet_runs(page: str, text: str) -> None:
         assert Path(written).stat().st_size > 1000
 
 
-@pytest.mark.parametrize(("page", "line"), SAYINGS, ids=[page for page, _ in SAYINGS])
+@pytest.mark.parametrize(("page", "line"), SAY_COMMANDS, ids=[page for page, _ in SAY_COMMANDS])
 def test_a_say_command_runs(page: str, line: str) -> None:
     words = shlex.split(line, comments=True)[1:]
     if "-m" in words:

@@ -1,87 +1,122 @@
-"""Listening without waiting in a thread."""
+"""The engine behind asyncio: reading audio without a thread for each reader."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
+from engine_helpers import is_drained
 
 from nightingale import TTS, AsyncTTS
-from nightingale.engine.aio import heard
+from nightingale.engine.aio import iter_chunks
 from nightingale.errors import EngineFault
 
-LISTENERS = 24
+READERS = 24
+LONG = "Good morning, and welcome back. Your train leaves in ten minutes. Shall I call a taxi?" * 5
 
 
-def test_many_listeners_need_no_threads(tts_with: Callable[..., TTS]) -> None:
-    """With one thread for the whole loop, a listener who waited in it would keep all others out."""
+@pytest.fixture
+def tts(tts_with: Callable[..., TTS]) -> Iterator[TTS]:
+    with tts_with(defaults={"max_new_tokens": 12}) as engine:
+        yield engine
 
-    async def story() -> list[int]:
+
+def test_say_stream_and_session_agree_with_their_synchronous_forms(tts: TTS) -> None:
+    expected = tts.say("Hello there.", seed=1)
+
+    async def run() -> None:
+        engine = AsyncTTS(tts)
+        assert (await engine.say("Hello there.", seed=1)).sha256 == expected.sha256
+        chunks = [chunk.samples async for chunk in engine.stream("Hello there.", seed=1)]
+        assert np.array_equal(np.concatenate(chunks), expected.samples)
+        async with await engine.session(seed=1) as session:
+            session.push("Hello there.")
+            session.end()
+            chunks = [chunk.samples async for chunk in session]
+        assert np.array_equal(np.concatenate(chunks)[: len(expected.samples)], expected.samples)
+        both = await asyncio.gather(engine.say("One.", seed=1), engine.say("Two.", seed=2))
+        assert [len(audio.samples) for audio in both] == [12 * 960] * 2
+
+    asyncio.run(run())
+
+
+def test_many_readers_need_no_threads(tts: TTS) -> None:
+    """The loop has one thread: a reader that waited in it would block all others."""
+
+    async def run() -> list[int]:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(1))
-        async with AsyncTTS(tts_with()) as tts:
+        engine = AsyncTTS(tts)
 
-            async def listen(seed: int) -> int:
-                return sum([len(chunk.samples) async for chunk in tts.stream("Hello there.", seed=seed)])
+        async def read(seed: int) -> int:
+            return sum([len(chunk.samples) async for chunk in engine.stream("Hello there.", seed=seed)])
 
-            return await asyncio.gather(*(listen(seed) for seed in range(LISTENERS)))
+        return await asyncio.gather(*(read(seed) for seed in range(READERS)))
 
-    lengths = asyncio.run(asyncio.wait_for(story(), 60))
-    assert len(lengths) == LISTENERS
-    assert min(lengths) > 0
+    assert asyncio.run(asyncio.wait_for(run(), 60)) == [12 * 960] * READERS
 
 
-def test_taking_never_waits(tts_with: Callable[..., TTS]) -> None:
-    with tts_with() as tts:
-        session = tts.session(seed=1)
-        assert session.audio.take() is None
-        session.push("Hello there. ")
-        session.end()
-        assert len(list(session)) > 0
-        with pytest.raises(EOFError):
-            session.audio.take()
+def test_take_never_waits(tts: TTS) -> None:
+    session = tts.session(seed=1)
+    assert session.audio.take() is None
+    session.push("Hello there. ")
+    session.end()
+    assert len(list(session)) > 0
+    with pytest.raises(EOFError):
+        session.audio.take()
 
 
-def test_who_listens_is_told_of_what_is_there_already(tts_with: Callable[..., TTS]) -> None:
-    with tts_with() as tts:
-        session = tts.open("Hello there.", seed=1)
-        list(session.chunks())
-        told: list[bool] = []
-        session.listen(lambda: told.append(True))
-        assert told
+def test_a_listener_is_notified_of_audio_that_is_there_already(tts: TTS) -> None:
+    session = tts.open("Hello there.", seed=1)
+    list(session.chunks())
+    notified: list[bool] = []
+    session.listen(lambda: notified.append(True))
+    assert notified == [True]
 
 
-def test_a_fault_reaches_whoever_awaits(tts_with: Callable[..., TTS]) -> None:
+def test_closing_the_engine_raises_in_the_reader(tts_with: Callable[..., TTS]) -> None:
     tts = tts_with(defaults={"max_new_tokens": 100})
 
-    async def story() -> None:
+    async def run() -> None:
         session = tts.open("Hello there. " * 80, seed=1)
-        chunks = heard(session)
+        chunks = iter_chunks(session)
         await anext(chunks)
         tts.close()
         async for _ in chunks:
             pass
 
     with pytest.raises(EngineFault, match="closed"):
-        asyncio.run(asyncio.wait_for(story(), 60))
+        asyncio.run(asyncio.wait_for(run(), 60))
 
 
-def test_being_cancelled_while_waiting_stops_the_work(tts_with: Callable[..., TTS]) -> None:
-    async def story(tts: TTS) -> None:
+def test_cancelling_a_reader_that_waits_cancels_the_request(tts: TTS) -> None:
+    async def run() -> None:
         session = tts.session(seed=1)
 
-        async def listen() -> None:
-            async for _ in heard(session.audio):
+        async def read() -> None:
+            async for _ in iter_chunks(session.audio):
                 pass
 
-        listening = asyncio.create_task(listen())
+        reader = asyncio.create_task(read())
         await asyncio.sleep(0.05)
-        listening.cancel()
+        assert not session.audio.cancelled
+        reader.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await listening
+            await reader
         assert session.audio.cancelled
 
-    with tts_with() as tts:
-        asyncio.run(asyncio.wait_for(story(tts), 30))
+    asyncio.run(asyncio.wait_for(run(), 30))
+    assert is_drained(tts)
+
+
+def test_closing_a_stream_early_cancels_the_request(tts: TTS) -> None:
+    async def run() -> None:
+        stream = AsyncTTS(tts).stream(LONG, seed=1)
+        await anext(stream)
+        await stream.aclose()  # type: ignore[attr-defined]
+        assert await asyncio.to_thread(is_drained, tts)
+
+    asyncio.run(run())

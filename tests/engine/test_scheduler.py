@@ -1,4 +1,4 @@
-"""Who speaks next, in integers."""
+"""The scheduler: order of admission, a bounded queue, and slots without gaps."""
 
 from __future__ import annotations
 
@@ -8,54 +8,73 @@ from nightingale.engine.scheduler import Move, Scheduler
 from nightingale.errors import QueueFull
 
 
-def test_slots_are_given_in_the_order_of_arrival() -> None:
-    line = Scheduler(slots=2, queue_limit=9)
-    for ticket in (7, 8, 9):
-        line.submit(ticket)
-    assert [line.admit(), line.admit(), line.admit()] == [(7, 0), (8, 1), None]
-    assert list(line.waiting) == [9]
+def test_slots_are_given_in_order_of_arrival() -> None:
+    scheduler = Scheduler(slots=2, queue_limit=9)
+    for request in (7, 8, 9):
+        scheduler.submit(request)
+    assert [scheduler.admit(), scheduler.admit(), scheduler.admit()] == [(7, 0), (8, 1), None]
+    assert list(scheduler.waiting) == [9]
 
 
-def test_the_last_takes_the_place_of_who_leaves() -> None:
-    line = Scheduler(slots=3, queue_limit=9)
-    for ticket in (1, 2, 3):
-        line.submit(ticket)
-        line.admit()
-    assert line.leave(1) == Move(source=2, target=0)
-    assert line.running == [3, 2]
-    assert line.leave(2) is None
-    assert line.leave(3) is None
-    assert line.idle
+def test_the_last_slot_moves_to_the_gap() -> None:
+    scheduler = Scheduler(slots=3, queue_limit=9)
+    for request in (1, 2, 3):
+        scheduler.submit(request)
+        scheduler.admit()
+    assert scheduler.remove(1) == Move(source=2, target=0)
+    assert scheduler.running == [3, 2]
+    assert scheduler.remove(2) is None
+    assert scheduler.remove(3) is None
+    assert scheduler.is_idle
 
 
-def test_a_full_line_refuses_but_takes_back_who_was_already_served() -> None:
-    line = Scheduler(slots=1, queue_limit=1)
-    line.submit(1)  # for the free slot
-    line.submit(2)
+def test_a_full_queue_refuses_new_requests_but_not_those_already_served() -> None:
+    scheduler = Scheduler(slots=1, queue_limit=1)
+    scheduler.submit(1)  # for the free slot
+    scheduler.submit(2)
     with pytest.raises(QueueFull, match="at most 1 waiting"):
-        line.submit(3)
-    line.submit(3, limited=False)
-    assert list(line.waiting) == [1, 2, 3]
+        scheduler.submit(3)
+    scheduler.submit(3, limited=False)
+    assert list(scheduler.waiting) == [1, 2, 3]
 
 
-def test_leaving_the_line_or_nowhere_moves_nothing() -> None:
-    line = Scheduler(slots=1, queue_limit=5)
-    line.submit(1)
-    assert line.leave(1) is None
-    assert line.leave(99) is None
-    assert line.idle
+def test_removing_a_waiting_or_unknown_request_moves_nothing() -> None:
+    scheduler = Scheduler(slots=1, queue_limit=5)
+    scheduler.submit(1)
+    assert scheduler.remove(1) is None
+    assert scheduler.remove(99) is None
+    assert scheduler.is_idle
 
 
-def test_nobody_waits_for_ever() -> None:
-    """Pieces of long texts come back to the end of the line, so a short request waits at most one round."""
-    line = Scheduler(slots=1, queue_limit=9)
-    for ticket in (1, 2):
-        line.submit(ticket)
+def test_requests_take_turns() -> None:
+    """A long text is queued again for each segment, so a short request waits for one round at most."""
+    scheduler = Scheduler(slots=1, queue_limit=9)
+    for request in (1, 2):
+        scheduler.submit(request)
     served = []
     for _ in range(4):
-        admitted = line.admit()
+        admitted = scheduler.admit()
         assert admitted is not None
         served.append(admitted[0])
-        line.leave(admitted[0])
-        line.submit(admitted[0], limited=False)
+        scheduler.remove(admitted[0])
+        scheduler.submit(admitted[0], limited=False)
     assert served == [1, 2, 1, 2]
+
+
+def test_memory_is_reserved_in_order_of_arrival() -> None:
+    scheduler = Scheduler(slots=3, queue_limit=9, budget_bytes=10)
+    for request, needed in ((1, 99), (2, 8), (3, 1)):
+        scheduler.submit(request)
+        scheduler.needs_bytes[request] = needed
+    assert scheduler.admit() == (1, 0), "a request alone may always try"
+    assert scheduler.used_bytes == 99
+    assert scheduler.admit() is None
+    scheduler.remove(1)
+    assert [scheduler.admit(), scheduler.admit()] == [(2, 0), (3, 1)]
+    assert scheduler.used_bytes == 9
+    scheduler.submit(4)
+    scheduler.submit(5)
+    scheduler.needs_bytes |= {4: 2, 5: 1}
+    assert scheduler.admit() is None, "request 5 fits, but 4 is before it"
+    scheduler.remove(4)
+    assert scheduler.admit() == (5, 2)

@@ -1,4 +1,4 @@
-"""The face of the engine: what it promises, and what it refuses."""
+"""The public class TTS: what it returns and what it refuses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from nightingale import (
     TTS,
@@ -27,8 +26,11 @@ from nightingale.engine.requests.controls import RANGES
 from nightingale.models.defaults import MODEL_DEFAULTS
 
 
-def four_parts(error: NightingaleError) -> None:
-    assert all(part.strip() for part in (error.what, error.got, error.allowed, error.fix))
+def is_helpful(error: NightingaleError) -> None:
+    """Every part that an error has says something, and a user learns what is allowed or what to do."""
+    parts = [part for part in (error.what, error.got, error.allowed, error.fix) if part is not None]
+    assert all(part.strip() for part in parts)
+    assert error.allowed or error.fix
 
 
 def test_say_is_the_joined_stream(brief: TTS) -> None:
@@ -51,7 +53,7 @@ def test_without_a_seed_each_call_draws_one_and_tells_it(brief: TTS) -> None:
 
 
 def test_a_model_loaded_again_says_the_same(brief: TTS) -> None:
-    one, other = (TTS.over(replace(TTS("noise")._model, defaults=brief._model.defaults)) for _ in range(2))
+    one, other = (TTS.over(TTS("noise")._model.with_defaults(max_new_tokens=6)) for _ in range(2))
     assert one.say("Hello", seed=5).sha256 == other.say("Hello", seed=5).sha256
 
 
@@ -205,7 +207,7 @@ def test_a_control_out_of_range_is_refused_by_name(control: str, value: Any, bri
         brief.say("Hello", **{control: value})
     assert control in refusal.value.what
     assert "from" in refusal.value.allowed
-    four_parts(refusal.value)
+    is_helpful(refusal.value)
 
 
 def test_a_number_of_numpys_is_a_number(brief: TTS) -> None:
@@ -241,7 +243,7 @@ def test_a_control_the_family_ignores_is_refused(control: str, family: str, tts_
 def test_nothing_to_say_is_refused(text: str, brief: TTS) -> None:
     with pytest.raises(EmptyText) as refusal:
         brief.say(text)
-    four_parts(refusal.value)
+    is_helpful(refusal.value)
 
 
 def test_a_text_over_the_limit_is_refused(brief: TTS) -> None:
@@ -250,7 +252,7 @@ def test_a_text_over_the_limit_is_refused(brief: TTS) -> None:
     for speak in (small.say, small.stream, small.open, small.session().push):
         with pytest.raises(TextTooLong, match="41 characters") as refusal:
             speak("a" * 41)
-        four_parts(refusal.value)
+        is_helpful(refusal.value)
     with pytest.raises(TextTooLong, match="at most 5000000"):
         brief.stream("a" * 5_000_001)
 
@@ -264,7 +266,7 @@ def test_a_model_without_a_voice_says_so(tts_with: Any, noise_model: Any) -> Non
     mute = tts_with(default_voice=None)
     with pytest.raises(VoiceNotFound, match="no voice of its own") as refusal:
         mute.say("Hello")
-    four_parts(refusal.value)
+    is_helpful(refusal.value)
     assert len(mute.say("Hello", voice=noise_model.default_voice, seed=1).samples) > 0
 
 
@@ -272,14 +274,14 @@ def test_a_model_without_a_voice_says_so(tts_with: Any, noise_model: Any) -> Non
 def test_an_unknown_model_is_refused(model: str) -> None:
     with pytest.raises(UnknownModel) as refusal:
         TTS(model, offline=True)
-    four_parts(refusal.value)
+    is_helpful(refusal.value)
 
 
 @pytest.mark.parametrize("device", ["cuda:99", "gpu", "meta", "", "cpu:x"])
 def test_a_device_that_is_not_there_is_refused(device: str) -> None:
     with pytest.raises(DeviceError) as refusal:
         TTS("noise", device=device)
-    four_parts(refusal.value)
+    is_helpful(refusal.value)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int8", "double", ""])
@@ -288,23 +290,13 @@ def test_an_unknown_dtype_is_refused(dtype: str) -> None:
         TTS("noise", dtype=dtype)
 
 
-@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")  # a CPU without it takes the slow way
-def test_bfloat16_is_t3s_alone(noise_model: Any) -> None:
-    tts = TTS("noise", dtype="bfloat16")
-    speakers = tts._model.networks
-    assert {p.dtype for p in speakers.t3.parameters()} == {torch.bfloat16}
-    assert {p.dtype for net in (speakers.flow, speakers.hift) for p in net.parameters()} == {torch.float32}
-    tts = TTS.over(replace(tts._model, defaults=replace(tts._model.defaults, max_new_tokens=3)))
-    assert len(tts.say("Hello", seed=1).samples) == 3 * 960
-
-
 @pytest.mark.parametrize("option", [{"colour": "blue"}, {"t3": "v3"}, {"steps": 2}])
 def test_an_option_the_model_does_not_have_is_refused(option: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=repr(next(iter(option)))):
         TTS("noise", **option)
 
 
-def test_the_stand_in_says_that_it_is_noise() -> None:
+def test_the_model_noise_has_a_notice() -> None:
     notice = TTS("noise").notice
     assert notice is not None
-    assert "noise, not speech" in notice
+    assert "test signal, not speech" in notice

@@ -1,4 +1,4 @@
-"""Finding model files: folder, then cache, then hub; what is missing is named, and so is the command."""
+"""Finding model files: folder, then cache, then hub; the error names missing files and the command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nightingale.errors import CheckpointError, ConfigError, ModelMissing, UnknownModel
-from nightingale.hub import files, find
+from nightingale.hub import cache, find
 from nightingale.hub.cards import CARDS, MULTILINGUAL, TURBO, Card
 
 
@@ -22,9 +22,9 @@ def needed_names(card: Card) -> list[str]:
     return [file.names[0] for file in card.files if file.needed]
 
 
-def fill_cache(cache: Path, card: Card, names: list[str], commit: str, *, main: bool = True) -> Path:
-    """The hub's own cache layout: refs/<branch> holds a commit, snapshots/<commit>/ holds the files."""
-    repo = cache / f"models--{card.repo.replace('/', '--')}"
+def fill_cache(folder: Path, card: Card, names: list[str], commit: str, *, main: bool = True) -> Path:
+    """Write the hub's own cache layout: refs/<branch> holds a commit, snapshots/<commit>/ the files."""
+    repo = folder / f"models--{card.repo.replace('/', '--')}"
     if main:
         fill_folder(repo / "refs")
         (repo / "refs" / "main").write_text(commit)
@@ -36,7 +36,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> Path:
         raise AssertionError("touched the network")
 
-    monkeypatch.setattr(files, "download", refuse)
+    monkeypatch.setattr(cache, "download", refuse)
 
 
 @pytest.mark.parametrize("name", CARDS)
@@ -51,7 +51,7 @@ def test_a_folder_with_the_official_names_is_recognised(name: str, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("no_network")
-def test_safetensors_are_preferred_and_pt_will_do(tmp_path: Path) -> None:
+def test_safetensors_are_preferred_over_pt(tmp_path: Path) -> None:
     names = ["t3_cfg.safetensors", "s3gen.pt", "ve.pt", "ve.safetensors", "tokenizer.json"]
     found = find.locate(fill_folder(tmp_path / "w", *names), cache_dir=tmp_path)
     assert found["voice_encoder"].name == "ve.safetensors"
@@ -74,7 +74,7 @@ def test_a_commit_with_the_known_digits_wins_over_a_moved_branch(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("no_network")
-def test_another_revision_is_not_taken_for_the_pinned_one_but_is_pointed_at(tmp_path: Path) -> None:
+def test_another_revision_is_not_used_but_mentioned(tmp_path: Path) -> None:
     fill_cache(tmp_path, MULTILINGUAL, needed_names(MULTILINGUAL), "abcdef12" + "0" * 32)
     with pytest.raises(ModelMissing, match="another revision \\(abcdef12"):
         find.locate("multilingual", offline=True, cache_dir=tmp_path)
@@ -89,12 +89,12 @@ def test_offline_names_every_missing_file_and_the_command(tmp_path: Path) -> Non
     for name in ("t3_turbo_v1.safetensors", "s3gen_meanflow.safetensors", "added_tokens.json"):
         assert name in error.got
     assert "vocab.json" not in error.got
-    assert "conds.pt" not in error.got, "an optional file is not missed"
+    assert "conds.pt" not in error.got, "an optional file is not reported"
     assert "`nightingale models pull turbo`" in error.fix
 
 
 @pytest.mark.usefixtures("no_network")
-def test_the_environment_can_say_offline_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_can_set_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ModelMissing, match="t3_nano_v1"):
         find.locate("nano", cache_dir=tmp_path)
@@ -145,7 +145,7 @@ def test_any_t3_file_can_be_given_by_path_or_by_name_in_the_folder(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("no_network")
-def test_a_folder_that_is_two_models_asks_which(tmp_path: Path) -> None:
+def test_a_folder_with_two_models_needs_a_kind(tmp_path: Path) -> None:
     folder = fill_folder(tmp_path / "w", *needed_names(CARDS["english"]), *needed_names(MULTILINGUAL))
     with pytest.raises(ConfigError, match="english, multilingual"):
         find.locate(folder, cache_dir=tmp_path)
@@ -188,13 +188,13 @@ def test_only_what_is_missing_is_downloaded(tmp_path: Path, monkeypatch: pytest.
             raise ModelMissing("conds", got="404", allowed="-", fix="-")
         return fill_folder(here, names[0]) / names[0]
 
-    monkeypatch.setattr(files, "download", fake)
-    said: list[str] = []
-    found = find.locate("turbo", cache_dir=tmp_path, on_file=said.append)
-    assert asked == said
+    monkeypatch.setattr(cache, "download", fake)
+    announced: list[str] = []
+    found = find.locate("turbo", cache_dir=tmp_path, on_file=announced.append)
+    assert asked == announced
     assert asked[:2] == ["t3_turbo_v1.safetensors", "s3gen_meanflow.safetensors"]
     assert "vocab.json" not in asked
-    assert found.get("conds") is None, "a default voice that cannot be had is no reason to stay silent"
+    assert found.get("conds") is None, "an optional file must not fail the download"
 
 
 def test_a_file_with_the_wrong_digest_is_not_accepted_by_pull(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_a_file_with_the_wrong_digest_is_not_accepted_by_pull(tmp_path: Path) ->
         find.pull("turbo", cache_dir=tmp_path)
 
 
-def test_state_tells_what_is_here_and_what_is_not(tmp_path: Path) -> None:
+def test_state_says_what_the_cache_holds(tmp_path: Path) -> None:
     assert not find.state(TURBO, tmp_path).complete
     fill_cache(tmp_path, TURBO, needed_names(TURBO), "749d1c1a" + "0" * 32)
     state = find.state(TURBO, tmp_path)

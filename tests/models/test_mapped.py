@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from nightingale.models.layers.weight_layout import for_rendering
 from nightingale.models.layers.mapped_weights import SMALLEST, let_go
+from nightingale.models.layers.weight_layout import for_rendering
 
 MIB = 2**20
 

@@ -1,25 +1,24 @@
-"""Documents must not outlive the code: paths exist, snippets compile, generated pages are fresh."""
+"""Documents match the code: paths and links resolve, snippets compile, generated pages are up to date."""
 
 from __future__ import annotations
 
-import importlib.util
+import ast
 import re
 import tomllib
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+from project.source_tree import ROOT, identifiers, load_tool, parse
 
 from nightingale.cli import doctor
 
-ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
     ROOT / "AGENTS.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
-FOLDERS = ("src/", "tests/", "tools/", "docs/", "dev/", "parity/", ".ci/")
+FOLDERS = ("src/", "tests/", "tools/", "docs/", "dev/", "parity/", "benchmarks/", ".ci/")
 FILES = (
     "Makefile",
     "pyproject.toml",
@@ -31,26 +30,62 @@ FILES = (
 )
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 DEVELOPERS = {"dev", "browser"}
-"""Extras that are for work on this repository."""
+"""Extras for work on this repository."""
 
 
 def named_paths(text: str) -> set[str]:
-    """Repository paths in backticks or links. A path with a placeholder (<name>, *) is not one."""
-    spelled = re.findall(r"`([^`\n]+)`", text) + re.findall(r"\]\(([^)#\s]+)\)", text)
+    """Return the repository paths in backticks. A path with a placeholder (<name>, *) does not count."""
+    spelled = re.findall(r"`([^`\n]+)`", text)
     return {p for p in spelled if (p.startswith(FOLDERS) or p in FILES) and not re.search(r"[<>*{} …]", p)}
+
+
+def without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]+`", "", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
+
+
+def links(text: str) -> list[tuple[str, str]]:
+    """Return (path, anchor) of each link and image that points into the repository."""
+    found = re.findall(r"\]\(<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\)", without_code(text))
+    inside = [target for target in found if not re.match(r"[a-z]+:", target)]
+    return [(path, anchor) for path, _, anchor in (target.partition("#") for target in inside)]
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    plain = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    found: set[str] = set()
+    for heading in re.findall(r"^#+\s+(.+?)\s*#*$", plain, re.MULTILINE):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+        again = sum(re.fullmatch(rf"{re.escape(slug)}(-\d+)?", known) is not None for known in found)
+        found.add(f"{slug}-{again}" if again else slug)
+    return found
 
 
 def snippets(text: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
 
 
-def make_docs() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("make_docs", ROOT / "tools" / "make_docs.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def broken_links(page: Path) -> list[str]:
+    broken = []
+    for path, anchor in links(page.read_text()):
+        target = page.parent / path if path else page
+        if not target.exists():
+            broken.append(path)
+        elif anchor and anchor not in anchors(target.read_text()):
+            broken.append(f"{path}#{anchor}")
+    return broken
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+def test_every_link_and_anchor_resolves(page: Path) -> None:
+    assert not (broken := broken_links(page)), f"{page.name} links to {broken}"
+
+
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# One heading\n[a](page.md#one-heading) [b](#two) [c](gone.md) [d](https://example.org)")
+    assert broken_links(page) == ["#two", "gone.md"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
@@ -59,21 +94,47 @@ def test_every_path_a_page_names_exists(page: Path) -> None:
     missing = {
         p for p in named_paths(page.read_text()) if not any((b / p.split("::")[0]).exists() for b in base)
     }
-    assert not missing, f"{page.name} names what is not there: {sorted(missing)}"
+    assert not missing, f"{page.name} names missing paths: {sorted(missing)}"
+
+
+def defined_names(path: Path) -> set[str]:
+    """Return the classes, functions, methods and top-level names of a Python file, as `Class.method`."""
+    found = set()
+    for node in parse(path).body:
+        below = node.body if isinstance(node, ast.ClassDef) else []
+        for outer, inner in [(node, None), *((node, child) for child in below)]:
+            names = [name for part in (outer, inner) if part for _, name in list(identifiers(part))[:1]]
+            found.add(".".join(names))
+    return found
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_every_python_snippet_compiles(page: Path) -> None:
-    for snippet in snippets(page.read_text()):
-        compile(snippet, page.name, "exec")
+def test_every_function_a_page_names_exists(page: Path) -> None:
+    """Pages name functions as `src/nightingale/engine/tts.py::TTS.open`."""
+    named = re.findall(r"`([\w/.]+\.py)::([\w.]+)`", page.read_text())
+    missing = [
+        f"{path}::{name}"
+        for path, name in named
+        if not (ROOT / path).exists() or name not in defined_names(ROOT / path)
+    ]
+    assert not missing, f"{page.name} names missing functions: {missing}"
 
 
-def test_generated_pages_are_fresh() -> None:
-    for path, text in make_docs().pages().items():
+def test_every_python_snippet_compiles() -> None:
+    found = [(page.name, snippet) for page in PAGES for snippet in snippets(page.read_text())]
+    assert {"README.md", "python.md", "compat.md"} <= {name for name, _ in found}
+    for name, snippet in found:
+        compile(snippet, name, "exec")
+
+
+def test_generated_pages_are_up_to_date() -> None:
+    pages = load_tool("make_docs").pages()
+    assert len(pages) >= 3
+    for path, text in pages.items():
         assert (ROOT / path).read_text() == text, f"{path} is stale; run `make docs`"
 
 
-def test_every_verb_of_the_makefile_is_in_its_help() -> None:
+def test_every_target_of_the_makefile_is_in_its_help() -> None:
     makefile = (ROOT / "Makefile").read_text()
     phony = re.search(r"^\.PHONY: (.+)$", makefile, flags=re.MULTILINE)
     assert phony
@@ -96,7 +157,7 @@ def test_constraints_hold_an_exact_version_of_every_core_dependency() -> None:
     assert names <= pinned, f"not pinned: {names - pinned}"
 
 
-def test_the_readme_lists_the_extras_that_there_are() -> None:
+def test_the_readme_lists_every_extra() -> None:
     told = re.search(
         r"^Optional extras: (.*?)\. ", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL
     )
@@ -113,10 +174,11 @@ def test_all_is_every_extra_for_users() -> None:
 
 def test_every_extra_that_doctor_looks_for_exists_and_something_uses_it() -> None:
     source = {path: path.read_text() for path in (ROOT / "src").rglob("*.py") if path.name != "doctor.py"}
+    assert doctor.EXTRAS
     for extra, module in doctor.EXTRAS.items():
         assert extra in EXTRAS, f"doctor prescribes the extra {extra}, which does not exist"
         used = rf"import {module}\b|from {module}\b|[\"']{module}[\"']"
-        assert any(re.search(used, text) for text in source.values()), f"nobody imports {module}"
+        assert any(re.search(used, text) for text in source.values()), f"no file imports {module}"
 
 
 def test_the_torch_of_the_constraints_is_plain_2_13() -> None:
@@ -124,7 +186,7 @@ def test_the_torch_of_the_constraints_is_plain_2_13() -> None:
 
 
 def test_every_parity_comment_names_a_test_that_exists() -> None:
-    """An oddity kept for upstream's sake without a test that pins it is only an oddity."""
+    """Code that copies an oddity of upstream names the test that needs it."""
     broken = []
     for path in sorted((ROOT / "src").rglob("*.py")):
         text = path.read_text()
@@ -136,4 +198,4 @@ def test_every_parity_comment_names_a_test_that_exists() -> None:
                 named and test_file and test_file.exists() and f"def {named[2]}(" in test_file.read_text()
             ):
                 broken.append(f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}")
-    assert not broken, f"PARITY comments without a living test: {broken}"
+    assert not broken, f"PARITY comments without an existing test: {broken}"

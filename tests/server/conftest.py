@@ -14,7 +14,7 @@ pytest.importorskip("fastapi")
 from live_server import LiveServer, live_server
 
 from nightingale import TTS
-from nightingale.engine.profiles import BALANCED
+from nightingale.backends.profiles import BALANCED
 
 if TYPE_CHECKING:
     from nightingale.engine.model import Model

@@ -190,7 +190,7 @@ MEASURES = [
 ]
 
 FIGURES = [
-    ("KVBudget 7B", "KVBudget seven B"),
+    ("Room 7B", "Room seven B"),
     ("an A380", "an A three eighty"),
     ("B-52", "B fifty-two"),
     ("20-year-old", "twenty-year-old"),
@@ -236,7 +236,7 @@ FIGURES = [
     ("5G", "five G"),
     ("3D", "three D"),
     ("Boeing 747", "Boeing seven forty-seven"),
-    ("KVBudget 101", "KVBudget one oh one"),
+    ("Room 101", "Room one oh one"),
     ("221B Baker Street", "two twenty-one B Baker Street"),
     ("1600 Pennsylvania Avenue", "sixteen hundred Pennsylvania Avenue"),
     ("2 + 2 = 4", "two plus two equals four"),

@@ -1,1 +1,1 @@
-"""Samples to samples: reading, resampling, levelling, trimming and judging clips. numpy only, no torch."""
+"""Audio in and out: reading, resampling, loudness, trimming, crossfades and encoders. Free of torch."""

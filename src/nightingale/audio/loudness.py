@@ -1,11 +1,11 @@
-"""How loud a clip is to a listener (ITU-R BS.1770), and the gain that makes it as loud as a model expects.
+"""Integrated loudness of a clip (ITU-R BS.1770) and normalization to the loudness that a model expects.
 
-The measure: weight the spectrum as the head and the ear do (two biquads), take the power of 400 ms blocks
-every 100 ms, drop blocks under -70 LUFS, then blocks 10 LU under the mean, and average the rest.
+The measure: apply K-weighting (two biquads), take the power of 400 ms blocks every 100 ms, drop blocks under
+-70 LUFS, then blocks 10 LU under the mean, and average the rest.
 
 The filters are applied in the frequency domain. Multiplying by a biquad's exact response on an n-point grid
-is a circular convolution with its impulse response, so each stretch of the clip brings half a second of past
-along for the wrap-around to fall into. The slowest pole pair (38 Hz, Q 1/2) has decayed by
+is a circular convolution with its impulse response, so each segment starts with half a second of the samples
+before it, which absorbs the wrap-around. The slowest pole pair (38 Hz, Q 1/2) has decayed by
 exp(-2·pi·38·0.5) < 1e-51 by then: the error left is that of float64 arithmetic.
 """
 
@@ -16,11 +16,11 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from nightingale.types import Samples
+from nightingale.audio.samples import Samples
 
 BLOCK_S = 0.4
 BLOCK_STEP = 0.25
-"""Blocks start every quarter of a block."""
+"""Distance between the starts of two blocks, in blocks."""
 ABSOLUTE_GATE_LUFS = -70.0
 RELATIVE_GATE_LU = -10.0
 VOICE_LUFS = -27.0
@@ -31,8 +31,8 @@ _PAST_S = 0.5
 _Floats = NDArray[np.float64]
 
 
-def normalise_loudness(samples: Samples, rate_hz: int, target_lufs: float = VOICE_LUFS) -> Samples:
-    """`samples` scaled to the target. A clip whose loudness cannot be measured comes back as it is."""
+def normalize_loudness(samples: Samples, rate_hz: int, target_lufs: float = VOICE_LUFS) -> Samples:
+    """Scale the samples to the target; a clip whose loudness cannot be measured is returned unchanged."""
     loudness = integrated_loudness(samples, rate_hz)
     if not math.isfinite(loudness):
         return samples
@@ -40,17 +40,17 @@ def normalise_loudness(samples: Samples, rate_hz: int, target_lufs: float = VOIC
 
 
 def integrated_loudness(samples: Samples, rate_hz: int) -> float:
-    """Gated loudness of a mono clip in LUFS; minus infinity when it is silent or shorter than one block."""
+    """Return the gated loudness of a mono clip in LUFS; -inf if it is silent or shorter than one block."""
     seconds = len(samples) / rate_hz
     if seconds < BLOCK_S:
         return -math.inf
-    power = _block_power(_weigh(samples, rate_hz), rate_hz)
+    power = _block_power(_k_weight(samples, rate_hz), rate_hz)
     with np.errstate(divide="ignore"):
         block_lufs = _OFFSET_LU + 10.0 * np.log10(power)
-    heard = block_lufs >= ABSOLUTE_GATE_LUFS
-    if not heard.any():
+    audible = block_lufs >= ABSOLUTE_GATE_LUFS
+    if not audible.any():
         return -math.inf
-    relative_gate = _OFFSET_LU + 10.0 * math.log10(power[heard].mean()) + RELATIVE_GATE_LU
+    relative_gate = _OFFSET_LU + 10.0 * math.log10(power[audible].mean()) + RELATIVE_GATE_LU
     counted = (block_lufs > relative_gate) & (block_lufs > ABSOLUTE_GATE_LUFS)
     return _OFFSET_LU + 10.0 * math.log10(power[counted].mean()) if counted.any() else -math.inf
 
@@ -67,23 +67,23 @@ def _block_power(weighted: _Floats, rate_hz: int) -> _Floats:
     return (energy[upper] - energy[lower]) / (BLOCK_S * rate_hz)
 
 
-def _weigh(samples: Samples, rate_hz: int) -> _Floats:
-    """The K-weighted clip, filtered stretch by stretch."""
+def _k_weight(samples: Samples, rate_hz: int) -> _Floats:
+    """Return the K-weighted clip, filtered segment by segment."""
     past = math.ceil(_PAST_S * rate_hz)
     size = 1 << (8 * past - 1).bit_length()
-    stretch = size - past
+    segment = size - past
     grid = np.exp(-2j * math.pi * np.arange(size // 2 + 1) / size)
     response = _high_shelf(grid, rate_hz) * _high_pass(grid, rate_hz)
     padded = np.concatenate((np.zeros(past), samples))
     out = [
         np.fft.irfft(np.fft.rfft(padded[at : at + size], size) * response, size)[past:]
-        for at in range(0, len(samples), stretch)
+        for at in range(0, len(samples), segment)
     ]
     return np.concatenate(out)[: len(samples)]
 
 
 def _high_shelf(z: NDArray[np.complex128], rate_hz: int) -> NDArray[np.complex128]:
-    """Four decibels up above 1.5 kHz: the head. `z` holds values of z^-1 on the unit circle."""
+    """Return the response of the +4 dB shelf above 1.5 kHz; `z` holds z^-1 on the unit circle."""
     gain = 10 ** (4.0 / 40)
     turn = 2 * math.pi * 1500.0 / rate_hz
     cos, width = math.cos(turn), 2 * math.sqrt(gain) * math.sin(turn) / math.sqrt(2)
@@ -94,7 +94,7 @@ def _high_shelf(z: NDArray[np.complex128], rate_hz: int) -> NDArray[np.complex12
 
 
 def _high_pass(z: NDArray[np.complex128], rate_hz: int) -> NDArray[np.complex128]:
-    """Nothing below 38 Hz: the ear."""
+    """Return the response of the high-pass filter at 38 Hz."""
     turn = 2 * math.pi * 38.0 / rate_hz
     cos, width = math.cos(turn), math.sin(turn)
     return (1 + cos) / 2 * (1 - z) ** 2 / ((1 + width) - 2 * cos * z + (1 - width) * z**2)

@@ -1,8 +1,8 @@
-"""A sound file from anywhere becomes mono float32 samples, or a clear refusal.
+"""Decoding of untrusted audio files to mono float32 samples.
 
-Reference clips come from users and from the network, so nothing in the file is believed: its size is checked
-before it is opened, the header's channel count and rate before it is decoded, and the decoder is stopped when
-more sound arrives than a reference may hold, whatever length the header claims.
+Reference clips come from users and from the network, so nothing in the file is trusted: its size is checked
+before it is opened, the header's channel count and rate before it is decoded, and the decoder stops when more
+audio arrives than a reference may hold, whatever length the header claims.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import soundfile
 
+from nightingale.audio.samples import Samples
 from nightingale.errors import BadReference
-from nightingale.types import Samples
 
 MAX_FILE_BYTES = 256 * 1024 * 1024
 MAX_SECONDS = 600
@@ -23,19 +23,28 @@ MAX_CHANNELS = 8
 MIN_RATE_HZ = 4_000
 MAX_RATE_HZ = 384_000
 MAX_LEVEL = 8.0
-"""Full scale is 1.0. Louder than this is not sound in [-1, 1] but, say, 16-bit numbers stored as floats."""
+"""Full scale is 1.0. A louder clip holds, for example, 16-bit integers stored as floats."""
 FORMATS = frozenset({"WAV", "WAVEX", "RF64", "FLAC", "OGG", "MP3", "AIFF"})
 
 _BLOCK_FRAMES = 1 << 16
+_FORMAT_NAMES = "an audio file in one of these formats: " + ", ".join(sorted(FORMATS))
+_CONVERT = "Convert the clip to WAV or FLAC and try again."
+_CUT = "Cut out ten to thirty seconds of clear speech."
 
 
 def read_audio(source: str | Path | bytes, *, max_seconds: float = MAX_SECONDS) -> tuple[Samples, int]:
-    """The file's channels averaged to one, and its sample rate in hertz."""
+    """Return the file's channels averaged to one, and its sample rate in hertz.
+
+    Args:
+        source: A path, or the bytes of a file.
+        max_seconds: A longer clip is refused.
+
+    Raises:
+        BadReference: The file cannot be read or decoded, or its contents are out of range.
+    """
     data = source if isinstance(source, bytes) else _file_bytes(Path(source))
     if not data:
-        raise BadReference(
-            "the audio file is empty", got="0 bytes", allowed=_formats(), fix="Choose another file."
-        )
+        raise BadReference("the audio file is empty", allowed=_FORMAT_NAMES)
     if len(data) > MAX_FILE_BYTES:
         raise _too_big(len(data))
     try:
@@ -44,18 +53,19 @@ def read_audio(source: str | Path | bytes, *, max_seconds: float = MAX_SECONDS) 
             samples = _decode(file, max_seconds)
             rate_hz = int(file.samplerate)
     except (soundfile.SoundFileError, RuntimeError, TypeError, ValueError, OverflowError) as error:
+        reason = _decoder_message(error)
         raise BadReference(
             "the audio file cannot be decoded",
-            got=_said(error) if isinstance(source, bytes) else f"{source}: {_said(error)}",
-            allowed=_formats(),
-            fix="Convert the clip to WAV or FLAC and try again.",
+            got=reason if isinstance(source, bytes) else f"{source}: {reason}",
+            allowed=_FORMAT_NAMES,
+            fix=_CONVERT,
         ) from error
     _check_samples(samples)
     return samples, rate_hz
 
 
-def _said(error: Exception) -> str:
-    """What the decoder said, without soundfile's words before it, in which the clip is a Python object."""
+def _decoder_message(error: Exception) -> str:
+    """Return the decoder's message without soundfile's prefix, which names a Python object."""
     if isinstance(error, soundfile.LibsndfileError):
         return f"libsndfile says {error.error_string.rstrip('.')!r}"
     return str(error) or type(error).__name__
@@ -64,14 +74,9 @@ def _said(error: Exception) -> str:
 def _file_bytes(path: Path) -> bytes:
     try:
         status = path.stat()
-        # A device or a pipe could deliver bytes for ever; its size says nothing.
+        # A device or a pipe may deliver bytes without end, and its size says nothing.
         if not stat.S_ISREG(status.st_mode):
-            raise BadReference(
-                "the reference is not a file",
-                got=str(path),
-                allowed="a regular audio file",
-                fix="Give the path of one sound file.",
-            )
+            raise BadReference("the reference is not a regular file", got=str(path))
         if status.st_size > MAX_FILE_BYTES:
             raise _too_big(status.st_size)
         return path.read_bytes()
@@ -79,7 +84,6 @@ def _file_bytes(path: Path) -> bytes:
         raise BadReference(
             "the audio file cannot be opened",
             got=f"{path}: {error.strerror if isinstance(error, OSError) else error}",
-            allowed="a readable audio file",
             fix="Check the path and its permissions.",
         ) from error
 
@@ -87,10 +91,7 @@ def _file_bytes(path: Path) -> bytes:
 def _check_header(file: soundfile.SoundFile) -> None:
     if file.format not in FORMATS:
         raise BadReference(
-            "this kind of sound file is not supported",
-            got=file.format,
-            allowed=_formats(),
-            fix="Convert the clip to WAV or FLAC and try again.",
+            "this audio format is not supported", got=file.format, allowed=_FORMAT_NAMES, fix=_CONVERT
         )
     if not 1 <= file.channels <= MAX_CHANNELS:
         raise BadReference(
@@ -109,41 +110,27 @@ def _check_header(file: soundfile.SoundFile) -> None:
 
 
 def _decode(file: soundfile.SoundFile, max_seconds: float) -> Samples:
-    """Mono samples, decoded block by block so that a lying header cannot ask for memory."""
-    limit_frames = max_seconds * int(file.samplerate)
+    """Decode block by block, so that a wrong length in the header does not allocate memory."""
+    max_frames = max_seconds * int(file.samplerate)
     blocks: list[Samples] = []
     frames = 0
-    while True:
-        block = file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)  # (frames, channels)
-        if not len(block):
-            break
+    while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):  # (frames, channels)
         frames += len(block)
-        if frames > limit_frames:
-            raise BadReference(
-                "the clip is too long",
-                got=f"more than {max_seconds:g} s",
-                allowed=f"at most {max_seconds:g} s",
-                fix="Cut out ten to thirty seconds of clear speech.",
-            )
+        if frames > max_frames:
+            raise BadReference("the clip is too long", allowed=f"at most {max_seconds:g} s", fix=_CUT)
         blocks.append(block.mean(axis=1, dtype=np.float32))
     return np.concatenate(blocks) if blocks else np.zeros(0, dtype=np.float32)
 
 
 def _check_samples(samples: Samples) -> None:
     if not len(samples):
-        raise BadReference(
-            "the clip holds no sound",
-            got="0 samples",
-            allowed="at least one second of speech",
-            fix="Record it again.",
-        )
-    # min and max carry NaN and infinities to the top without a mask the size of the clip.
+        raise BadReference("the clip holds no samples", allowed="at least one second of speech")
+    # min and max propagate NaN and infinities without a mask the size of the clip.
     level = max(float(samples.max()), -float(samples.min()))
     if not np.isfinite(level):
         raise BadReference(
-            "the clip holds numbers that are not sound",
+            "the clip's samples are not finite",
             got="NaN or infinity among the samples",
-            allowed="finite samples in [-1, 1]",
             fix="Export the clip again from its source.",
         )
     if level > MAX_LEVEL:
@@ -160,9 +147,5 @@ def _too_big(size_bytes: int) -> BadReference:
         "the audio file is too big",
         got=f"{size_bytes} bytes",
         allowed=f"at most {MAX_FILE_BYTES} bytes",
-        fix="Cut out ten to thirty seconds of clear speech.",
+        fix=_CUT,
     )
-
-
-def _formats() -> str:
-    return "a sound file of one of these kinds: " + ", ".join(sorted(FORMATS))

@@ -1,8 +1,8 @@
-"""From one sample rate to another, twice.
+"""The two resamplers of voice cloning.
 
-Two resamplers, because upstream uses two and a voice prompt made with the wrong one is not upstream's voice:
-soxr for whatever the user brings (`resample`), and a short windowed sinc on the way from the flow's 24 kHz to
-the 16 kHz of the x-vector and the speech tokenizer (`resample_sinc`).
+Upstream uses two, and a prompt made with the wrong one gives another voice: soxr for the user's clip
+(`resample`), and a short windowed sinc from the flow's 24 kHz to the 16 kHz of the x-vector network and the
+speech tokenizer (`resample_sinc`).
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from nightingale.types import Samples
+from nightingale.audio.samples import Samples
 
 SINC_ZERO_CROSSINGS = 6
 SINC_ROLLOFF = 0.99
 
 
 def resample(samples: Samples, from_hz: int, to_hz: int) -> Samples:
-    """`samples` at the new rate, exactly ceil(length * ratio) of them. soxr's high quality."""
+    """Resample with soxr's high quality to exactly ceil(length * ratio) samples."""
     if from_hz == to_hz:
         return samples
-    import soxr  # here, because the training machine has none and needs only the filters below
+    import soxr  # late, because the training machine lacks it and needs only the filters below
 
     # PARITY: the ratio is rounded before the product, as librosa does; the exact quotient can be one less.
     #         tests/audio/test_resample.py::test_length_is_the_rounded_ratio_times_the_length
@@ -32,7 +32,7 @@ def resample(samples: Samples, from_hz: int, to_hz: int) -> Samples:
 
 
 def resample_sinc(samples: Samples, from_hz: int, to_hz: int) -> Samples:
-    """`samples` at the new rate by a Hann-windowed sinc of six zero crossings.
+    """Resample with a Hann-windowed sinc of six zero crossings.
 
     With rates reduced to lowest terms (down, up), output j·up+p is the dot product of the input around j·down
     with the p-th of `up` fixed filters.
@@ -49,7 +49,7 @@ def resample_sinc(samples: Samples, from_hz: int, to_hz: int) -> Samples:
 
 
 def sinc_filters(down: int, up: int) -> tuple[NDArray[np.float32], int]:
-    """The `up` filters as rows, and how many input samples they reach to each side."""
+    """Return the `up` filters as rows, and the number of input samples they reach to each side."""
     cutoff = min(down, up) * SINC_ROLLOFF
     reach = math.ceil(SINC_ZERO_CROSSINGS * down / cutoff)
     # PARITY: torchaudio rounds the output's phase, alone, to float32; exact phases move samples by 1e-6.

@@ -170,7 +170,7 @@ def _here(
 
 
 def read_profiles(spelled: str | None) -> list[str]:
-    from nightingale.engine.profiles import profile_named
+    from nightingale.backends.profiles import profile_named
 
     return [profile_named(name.strip()).name for name in (spelled or "").split(",") if name.strip()]
 

@@ -67,8 +67,8 @@ def doctor(
 
 def _print_plan(profile: str, model: str | None, device: str, *, as_json: bool) -> None:
     """What runs where, in which precision, why, and what was refused."""
+    from nightingale.backends.profiles import profile_named
     from nightingale.engine.load import plan_named
-    from nightingale.engine.profiles import profile_named
 
     made, missing = plan_named(model, profile_named(profile), device=device)
     if as_json:
@@ -124,8 +124,8 @@ def _hardware() -> list[Finding]:
 
 
 def _files() -> list[Finding]:
+    from nightingale.hub.cache import cache_root
     from nightingale.hub.cards import CARDS
-    from nightingale.hub.files import cache_root
     from nightingale.hub.find import state
     from nightingale.voices.home import voices_folder
     from nightingale.voices.library import entries

@@ -16,9 +16,9 @@ Clips = Annotated[int, typer.Option(help="Texts to listen to, of each model.", m
 
 def report(out: Out = Path("report.html"), results: options.Results = None, clips: Clips = 6) -> None:
     """Write one self-contained HTML page from the results of bench and verify."""
+    from nightingale.files import write_whole
     from nightingale_lab.bench import store
     from nightingale_lab.bench.report.page import page
-    from nightingale.files import write_whole
 
     folder = results or store.results_folder()
     if folder is None or not folder.is_dir():

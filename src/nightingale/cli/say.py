@@ -18,7 +18,7 @@ from nightingale.cli.talk import busy, note, read_options
 from nightingale.errors import ConfigError, EmptyText, OutputError, TextError
 
 if TYPE_CHECKING:
-    from nightingale.audio.encoders.record import Recorder
+    from nightingale.audio.encoders.recording import Recorder
     from nightingale.types import Metrics
 
 PIPE = "-"
@@ -121,10 +121,10 @@ def check_out(out: str, as_json: bool) -> None:
                 fix="For example: nightingale say … -o - | aplay",
             )
         return
-    from nightingale.audio.encoders import encoder_for
+    from nightingale.audio.encoders.recording import check_suffix
 
     path = Path(out)
-    encoder_for(path)
+    check_suffix(path)
     if path.is_dir() or not path.parent.is_dir():
         raise OutputError(
             "the recording cannot be written there",
@@ -159,7 +159,7 @@ def read_text(text: str) -> str:
 @contextmanager
 def recorder_for(out: str, sample_rate_hz: int) -> Iterator[Recorder]:
     """Where the sound goes: a file, which is there when all of it is, or stdout, chunk by chunk."""
-    from nightingale.audio.encoders.record import WavRecorder, recording
+    from nightingale.audio.encoders.recording import WavRecorder, recording
 
     if out != PIPE:
         with recording(Path(out), sample_rate_hz) as recorder:

@@ -27,13 +27,13 @@ def train(context: typer.Context) -> None:
         main(context.args)
 
 
-def think(words: list[str]) -> None:
+def hidden_states(words: list[str]) -> None:
     """Let a model say lines of text, and write down what its T3 thinks: for `train draft --thoughts`."""
     from safetensors.torch import save_file
 
     from nightingale.engine.load import load_model
-    from nightingale_lab.train.hidden_states import overhear
     from nightingale.voices.voice import Voice
+    from nightingale_lab.train.hidden_states import overhear
 
     parser = argparse.ArgumentParser(prog="nightingale train think", description=think.__doc__)
     parser.add_argument("--model", required=True, help="a name of `nightingale models list`, or a folder")

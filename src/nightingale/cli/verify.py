@@ -59,11 +59,11 @@ def verify(
     chosen = read_options(choices or [])
     _check_profiles(profile, against)
     with busy(f"loading {model or 'the voice in the box'} …", quiet=quiet):
+        from nightingale.engine.load import load_model
+        from nightingale.engine.model import default_model
         from nightingale_lab.bench import store
         from nightingale_lab.bench.verify import run
         from nightingale_lab.bench.verify.subject import EngineSubject
-        from nightingale.engine.load import load_model
-        from nightingale.engine.model import default_model
 
         loaded = load_model(
             model or default_model(), device=device, dtype="auto", offline=offline, options=chosen
@@ -89,7 +89,7 @@ def verify(
 
 
 def _check_profiles(*names: str | None) -> None:
-    from nightingale.engine.profiles import profile_named
+    from nightingale.backends.profiles import profile_named
 
     for name in names:
         if name is not None:

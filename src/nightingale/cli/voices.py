@@ -106,7 +106,7 @@ def _voice_of(
     if reference.suffix == ".safetensors":
         return Voice.load(reference)
     if reference.suffix == ".pt":
-        from nightingale.hub.find import wanted
+        from nightingale.hub.find import resolve
 
         if model is None:
             raise ConfigError(
@@ -115,7 +115,7 @@ def _voice_of(
                 allowed="-m english, multilingual, turbo or nano",
                 fix="Name the model it came with.",
             )
-        return Voice.from_conds_pt(reference, family=wanted(model).card.family)
+        return Voice.from_conds_pt(reference, family=resolve(model).card.family)
     from nightingale.engine import TTS
 
     return TTS(model, device=device, offline=offline, **chosen).voice(reference)

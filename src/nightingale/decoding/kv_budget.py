@@ -1,47 +1,63 @@
-"""How many bytes of T3's memory an utterance needs, and how many it fills."""
+"""KV cache accounting: bytes that an utterance needs before it starts and uses when it has ended."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nightingale.decoding.decoding import budget_tokens
+from nightingale.decoding.decoding import Decoding, token_budget
+from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.models.defaults import ModelDefaults
-from nightingale.engine.requests.segments import Piece
-from nightingale.engine.session import Request
-from nightingale.models.chatterbox.t3.model import T3
+from nightingale.voices.voice import Voice
 
-Count = Callable[[int, int], int]
+RowBytes = Callable[[int, int], int]
 """(positions of the prompt, tokens) -> bytes of one row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVBudget:
-    t3: T3
+    """Count KV cache bytes for one model and one cache layout."""
+
+    config: T3Config
     defaults: ModelDefaults
-    budget_bytes: int
-    """For all who speak at a time; 0: no limit but the slots."""
-    needed: Count
-    """What must be free before an utterance begins that may have so many tokens."""
-    filled: Count
-    """What one that has so many tokens can see."""
+    limit_bytes: int
+    """Limit over all running utterances; 0: limited by the number of slots only."""
+    reserved: RowBytes
+    """Bytes that must be free before an utterance of up to so many tokens may start."""
+    used: RowBytes
+    """Bytes that an utterance of so many tokens occupies."""
 
-    def need(self, piece: Piece, request: Request) -> int:
-        """Before it begins: of the longest that it may become."""
-        rows, prompt = self._prompt(piece, request)
-        return rows * self.needed(prompt, budget_tokens(len(piece.text_ids), self.defaults))
+    @classmethod
+    def dense(
+        cls, config: T3Config, defaults: ModelDefaults, *, itemsize: int, limit_bytes: int = 0
+    ) -> KVBudget:
+        """Count for a dense cache in which every slot has room for the longest utterance."""
+        position = 2 * config.backbone.layers * config.backbone.width * itemsize
+        slot = (config.prompt_length(defaults.max_text_ids) + defaults.max_new_tokens) * position
+        return cls(
+            config=config,
+            defaults=defaults,
+            limit_bytes=limit_bytes,
+            reserved=lambda prompt, tokens: slot,  # noqa: ARG005, all slots have one size
+            used=lambda prompt, tokens: (prompt + tokens) * position,
+        )
 
-    def held(self, piece: Piece, request: Request, tokens: int) -> int:
-        """When it is spoken."""
-        rows, prompt = self._prompt(piece, request)
-        return rows * self.filled(prompt, tokens)
+    def reserved_bytes(self, text_ids: int, voice: Voice, *, rows: int) -> int:
+        """Return what a text segment may need at most."""
+        if not text_ids:
+            return 0  # a pause
+        prompt = self._prompt_positions(text_ids, voice)
+        return rows * self.reserved(prompt, token_budget(text_ids, self.defaults))
 
-    def _prompt(self, piece: Piece, request: Request) -> tuple[int, int]:
-        """Its rows, and their positions."""
-        if not piece.text_ids:
-            return 0, 0  # a pause
-        positions = self.t3.prompt_length(len(piece.text_ids))
-        if not self.t3.config.perceiver:  # what it is shown of the voice stands bare, however short it is
-            most = self.t3.config.prompt_tokens
-            positions += min(len(request.voice.prompt_ids), most) - most
-        return 2 if request.sampling.cfg_weight > 0 else 1, positions
+    def used_bytes(self, decoding: Decoding) -> int:
+        """Return what an utterance uses with the tokens it has."""
+        prompt = decoding.prompt
+        positions = self._prompt_positions(len(prompt.text_ids), prompt.voice)
+        return prompt.rows * self.used(positions, decoding.appended)
+
+    def _prompt_positions(self, text_ids: int, voice: Voice) -> int:
+        positions = self.config.prompt_length(text_ids)
+        if not self.config.perceiver:  # the voice's prompt tokens are in the sequence as they are
+            limit = self.config.prompt_tokens
+            positions += min(len(voice.prompt_ids), limit) - limit
+        return positions

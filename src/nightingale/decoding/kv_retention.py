@@ -1,9 +1,10 @@
-"""How much each head of T3 keeps of what was spoken: a small table, measured once for a model.
+"""KV cache retention: how many speech positions each attention head of T3 keeps, from a measured table.
 
-A head that spreads its attention over many spoken positions needs many of them; one that looks at the last
-few, or at the text alone, needs few. How widely it looks is the entropy of its attention, averaged over
-spoken positions, and weighted with the share of its attention that goes to them at all. The prompt is not
-part of it: it is always kept. `python -m nightingale_lab.bench.attention` measures a table.
+A head that spreads its attention over many positions needs many of them; a head that attends to the last few,
+or to the text alone, needs few. The spread is the entropy of its attention over speech positions, weighted
+with the share of its attention that goes to them. The prompt is always kept.
+
+`python -m nightingale_lab.bench.attention` measures the table of a model. Profiles with `keep=` use it.
 """
 
 from __future__ import annotations
@@ -18,47 +19,49 @@ from nightingale.errors import CheckpointError, ConfigError
 from nightingale.voices.home import cache_folder
 
 FILE: Final = "attention.json"
-STRIDE: Final = 4
-"""Windows are multiples of this: heads of one length are looked at together."""
-LEAST: Final = 8
+WINDOW_STEP: Final = 4
+"""Windows are multiples of this, since heads with windows of one length are computed together."""
+MIN_WINDOW: Final = 8
 """Positions that every head keeps: a third of a second."""
+_COMMAND: Final = "python -m nightingale_lab.bench.attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionTable:
+    """Where the heads of one model attend to, measured on some sentences."""
+
     model: str
     tokens: int
-    """Of the utterances it was measured with, on average: what a budget in percent is a share of."""
+    """Mean length of the utterances it was measured with. Windows are a percentage of it."""
     sentences: int
     entropy: tuple[tuple[float, ...], ...]
-    """entropy[layer][head], in nats: of its attention to what was spoken."""
+    """entropy[layer][head]: entropy of the attention to speech positions, in nats."""
     spoken: tuple[tuple[float, ...], ...]
-    """spoken[layer][head]: the share of its attention that goes there; the rest goes to the prompt."""
+    """spoken[layer][head]: share of the attention that goes to speech positions, not to the prompt."""
 
     def windows(self, percent: int) -> tuple[tuple[int, ...], ...]:
-        """Positions that each head keeps, so many percent of an utterance on average over all heads."""
-        # Its weighted reach: as many positions as hold the entropy, if all of its attention goes there.
-        reach = [
+        """Return how many positions each head keeps: on average `percent` of an utterance."""
+        # As many positions as an even attention of this entropy covers, weighted with the share.
+        spread = [
             [1 + share * (math.exp(nats) - 1) for nats, share in zip(*layer, strict=True)]
             for layer in zip(self.entropy, self.spoken, strict=True)
         ]
-        heads = sum(len(layer) for layer in reach)
-        wanted = heads * self.tokens * percent / 100
+        budget = sum(map(len, spread)) * self.tokens * percent / 100
 
-        def at(factor: float) -> list[list[int]]:
-            return [
-                [min(max(LEAST, STRIDE * round(factor * far / STRIDE)), self.tokens) for far in layer]
-                for layer in reach
-            ]
+        def scaled(factor: float) -> tuple[tuple[int, ...], ...]:
+            return tuple(
+                tuple(
+                    min(max(MIN_WINDOW, WINDOW_STEP * round(factor * positions / WINDOW_STEP)), self.tokens)
+                    for positions in layer
+                )
+                for layer in spread
+            )
 
         low, high = 0.0, float(self.tokens)
-        for _ in range(40):
+        for _ in range(40):  # bisection for the largest factor within the budget
             middle = (low + high) / 2
-            if sum(map(sum, at(middle))) > wanted:
-                high = middle
-            else:
-                low = middle
-        return tuple(tuple(layer) for layer in at(low))
+            low, high = (low, middle) if sum(map(sum, scaled(middle))) > budget else (middle, high)
+        return scaled(low)
 
     def save(self, path: Path) -> None:
         rounded = asdict(self) | {
@@ -72,44 +75,45 @@ class AttentionTable:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             by_head: Any = {
-                name: tuple(tuple(float(value) for value in layer) for layer in data.pop(name))
+                name: tuple(tuple(map(float, layer)) for layer in data.pop(name))
                 for name in ("entropy", "spoken")
             }
             table = cls(**data, **by_head)
-            if [len(layer) for layer in table.entropy] != [len(layer) for layer in table.spoken]:
+            if [*map(len, table.entropy)] != [*map(len, table.spoken)]:
                 raise ValueError("entropy and spoken differ in shape")
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
-                "a table of attention cannot be read",
+                "an attention table cannot be read",
                 got=f"{path}: {type(error).__name__}: {error}",
-                allowed="a table that `python -m nightingale_lab.bench.attention` wrote",
-                fix="Measure it again.",
+                fix=f"Measure it again: {_COMMAND}",
             ) from error
         return table
 
 
-def places(model: str, folder: Path | None) -> list[Path]:
-    """Where a model's table may be: beside its weights, where they have a folder, or in the user's cache."""
+def table_paths(model: str, folder: Path | None) -> list[Path]:
+    """Return where a model's table may be: beside its weights, and in the user's cache."""
     beside = [] if folder is None else [folder / FILE]
     return [*beside, cache_folder().parent / "attention" / f"{model}.json"]
 
 
 def find_table(model: str, folder: Path | None, *, layers: int, heads: int) -> AttentionTable:
-    """The table of a model with so many layers and heads."""
-    found = next((path for path in places(model, folder) if path.is_file()), None)
+    """Return the table of a model with so many layers and heads."""
+    paths = table_paths(model, folder)
+    found = next((path for path in paths if path.is_file()), None)
     if found is None:
         raise ConfigError(
-            "this model has no table of attention, by which its cache could be cut",
-            got=f"no {' and no '.join(str(path) for path in places(model, folder))}",
+            "this model has no attention table, which keep= needs",
+            got=f"no {' and no '.join(map(str, paths))}",
             allowed="keep=100, or a model with a table",
-            fix=f"Measure one: python -m nightingale_lab.bench.attention --model {model}",
+            fix=f"Measure one: {_COMMAND} --model {model}",
         )
     table = AttentionTable.load(found)
-    if (len(table.entropy), len(table.entropy[0])) != (layers, heads):
+    shape = len(table.entropy), len(table.entropy[0])
+    if shape != (layers, heads):
         raise CheckpointError(
-            "a table of attention belongs to another model",
-            got=f"{found}: {len(table.entropy)} layers of {len(table.entropy[0])} heads",
+            "an attention table belongs to another model",
+            got=f"{found}: {shape[0]} layers of {shape[1]} heads",
             allowed=f"{layers} layers of {heads} heads",
-            fix=f"Measure it again: python -m nightingale_lab.bench.attention --model {model}",
+            fix=f"Measure it again: {_COMMAND} --model {model}",
         )
     return table

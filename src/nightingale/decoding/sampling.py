@@ -1,7 +1,7 @@
-"""Logits to the next speech token, as small steps composed in each family's own, audible, order.
+"""Logits to the next speech token, as small steps that are composed in each model family's order.
 
-A step takes scores (vocabulary,) and the ids seen so far as a boolean row (vocabulary,), and gives scores.
-They are arrays of numpy: a row is so short that a call of torch costs more than its work.
+A step maps logits (vocab,) and the ids seen so far, a boolean row (vocab,), to logits. Rows are numpy arrays:
+they are so short that one PyTorch call costs more than the work itself. The order of the steps is audible.
 """
 
 from __future__ import annotations
@@ -12,108 +12,110 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
-from nightingale.decoding.random import Chances, waits
+from nightingale.decoding.philox import uniform
 from nightingale.types import Sampling
 
 Logits = NDArray[np.float32]
 Seen = NDArray[np.bool_]
 Step = Callable[[Logits, Seen], Logits]
 
-COLDEST = 1e-5
-"""Below this temperature the likeliest id is taken: the division would leave float32, and change nothing."""
-NEVER = np.float32(-np.inf)
+GREEDY_BELOW = 1e-5
+"""Below this temperature the most likely id is taken: the division would overflow float32."""
+MASKED = np.float32(-np.inf)
 
 
-def guide(scores: Tensor, weight: float) -> Tensor:
-    """Classifier-free guidance: (2, vocabulary), told and untold -> (vocabulary,). One row passes through."""
-    if len(scores) == 1:
-        return scores[0]
-    told, untold = scores[0], scores[1]
-    return told + weight * (told - untold)
+def guide(logits: Logits, weight: float) -> Logits:
+    """Apply classifier-free guidance: (2, vocab) -> (vocab,). A single row passes through."""
+    if len(logits) == 1:
+        return logits[0]
+    conditional, unconditional = logits
+    return conditional + np.float32(weight) * (conditional - unconditional)
 
 
 def repetition_penalty(penalty: float) -> Step:
-    """Make every id seen less likely, once, however often it was seen."""
+    """Make every id that was seen less likely, once, however often it was seen."""
 
-    def step(scores: Logits, seen: Seen) -> Logits:
-        return np.where(seen, np.where(scores < 0, scores * penalty, scores / penalty), scores)
+    def step(logits: Logits, seen: Seen) -> Logits:
+        return np.where(seen, np.where(logits < 0, logits * penalty, logits / penalty), logits)
 
     return step
 
 
 def temperature(value: float) -> Step:
-    return lambda scores, _: scores / value
+    return lambda logits, _: logits / value
 
 
 def min_p(share: float) -> Step:
-    """Drop ids less likely than `share` of the likeliest."""
+    """Drop ids less likely than `share` of the most likely one."""
     reach = math.log(share)
-    return lambda scores, _: np.where(scores < scores.max() + reach, NEVER, scores)
+    return lambda logits, _: np.where(logits < logits.max() + reach, MASKED, logits)
 
 
 def top_k(count: int) -> Step:
-    """Keep the `count` likeliest ids, and those as likely as the last of them."""
+    """Keep the `count` most likely ids, and those as likely as the last of them."""
 
-    def step(scores: Logits, _: Seen) -> Logits:
-        last = len(scores) - min(count, len(scores))
-        return np.where(scores < np.partition(scores, last)[last], NEVER, scores)
+    def step(logits: Logits, _: Seen) -> Logits:
+        last = len(logits) - min(count, len(logits))
+        return np.where(logits < np.partition(logits, last)[last], MASKED, logits)
 
     return step
 
 
 def top_p(mass: float) -> Step:
-    """Keep the likeliest ids that together hold `mass`, and at least one."""
+    """Keep the most likely ids that together hold `mass`, at least one, and those as likely as the last."""
 
-    def step(scores: Logits, _: Seen) -> Logits:
-        left = np.flatnonzero(scores != NEVER)
-        ascending = left[np.argsort(scores[left])]
-        likely = np.exp(scores[ascending] - scores.max())
-        unlikely = np.cumsum(likely / likely.sum()) <= 1 - mass
-        kept = scores.copy()
-        kept[ascending[:-1][unlikely[:-1]]] = NEVER
-        return kept
+    def step(logits: Logits, _: Seen) -> Logits:
+        ascending = np.sort(logits[logits != MASKED])
+        if len(ascending) == 0:
+            return logits
+        # float64, as in backends/cuda/batched_sampling.py: both must cut at the same id.
+        likely = np.exp((ascending - ascending[-1]).astype(np.float64))
+        unlikely = np.count_nonzero(np.cumsum(likely / likely.sum()) <= 1 - mass)
+        return np.where(logits < ascending[min(unlikely, len(ascending) - 1)], MASKED, logits)
 
     return step
 
 
 def compose_sampler(order: Literal["chatterbox", "turbo"], sampling: Sampling) -> Step:
-    """The steps between guidance and the draw. Steps that would change nothing are left out."""
-    penalise = [repetition_penalty(sampling.repetition_penalty)] if sampling.repetition_penalty != 1 else []
+    """Compose the steps between guidance and the draw. Steps that would change nothing are left out."""
+    penalize = [repetition_penalty(sampling.repetition_penalty)] if sampling.repetition_penalty != 1 else []
     cool = [] if sampling.temperature == 1 or is_greedy(sampling) else [temperature(sampling.temperature)]
     cut_min_p = [min_p(sampling.min_p)] if sampling.min_p > 0 else []
     cut_top_k = [top_k(sampling.top_k)] if sampling.top_k > 0 else []
     cut_top_p = [top_p(sampling.top_p)] if sampling.top_p < 1 else []
     if order == "chatterbox":
-        steps = [*penalise, *cool, *cut_min_p, *cut_top_k, *cut_top_p]
+        steps = [*penalize, *cool, *cut_min_p, *cut_top_k, *cut_top_p]
     else:
-        # PARITY: Turbo penalises last, after the cuts.
-        #         tests/engine/test_sampling.py::test_turbo_penalises_after_it_cuts
-        steps = [*cool, *cut_top_k, *cut_top_p, *penalise]
+        # PARITY: Turbo penalizes last, after the cuts.
+        #         tests/decoding/test_sampling.py::test_turbo_penalises_after_it_cuts
+        steps = [*cool, *cut_top_k, *cut_top_p, *penalize]
 
-    def sampler(scores: Logits, seen: Seen) -> Logits:
+    def sampler(logits: Logits, seen: Seen) -> Logits:
         for step in steps:
-            scores = step(scores, seen)
-        return scores
+            logits = step(logits, seen)
+        return logits
 
     return sampler
 
 
 def is_greedy(sampling: Sampling) -> bool:
-    return sampling.temperature < COLDEST
+    return sampling.temperature < GREEDY_BELOW
 
 
-def draw(scores: Logits, chances: Chances | None) -> int:
-    """One id: the first in the race over these chances (RaceTape), or the likeliest where there are none.
+def draw(logits: Logits, key: int | None, number: int) -> int:
+    """Sample one id: draw `number` of the Philox stream `key`, or the most likely id if there is no key.
 
-    The draw happens on the CPU, so that a seed means the same on every device.
+    It is an exponential race: each id arrives after -log(u), with a uniform u of its own for this draw, divided
+    by its probability, and the first is drawn. In other words it is the Gumbel-max trick: the argmax of
+    logit - log(-log(u)). Two models that sample with the same numbers draw the same id as often as their
+    distributions agree, which is what makes drafts effective. backends/cuda/batched_sampling.py draws the same
+    ids.
     """
-    most = scores.max()
-    if not math.isfinite(most):
-        raise ArithmeticError("T3's scores are not finite numbers")
-    if chances is None:
-        return int(scores.argmax())
-    racing = np.flatnonzero(scores != NEVER)
-    likely = np.exp(scores[racing] - most)
-    return int(racing[np.argmax(likely / waits(chances[racing]))])
+    if not math.isfinite(logits.max()):
+        raise ArithmeticError("T3's logits are not finite numbers")
+    if key is None:
+        return int(logits.argmax())
+    left = np.flatnonzero(logits != MASKED)
+    waits = -np.log(uniform(key, number, left))
+    return int(left[np.argmax(logits[left] - np.log(waits))])

@@ -1,65 +1,65 @@
-"""Several tokens a pass, and the same tokens: T3 reads a draft's guesses, and keeps what it would have drawn.
+"""Speculative decoding that gives exactly the tokens of plain decoding.
 
-Why it is exact. A draw is decided by the scores and by random numbers that belong to its place in the
-utterance (RaceTape). One pass of T3 over the last token and k guesses gives the scores of k + 1 draws. They
-are drawn in order, each with its own numbers and with the penalties of those before it, as if each had been a
-step of its own; the first that is not the guess ends it, for the scores after it followed something else. So
-nothing is accepted or rejected by chance: tokens are those of plain decoding, greedy or sampled, as far as a
-pass over several tokens gives the scores of as many steps (sums may round differently, as in a batch).
+Why it is exact. A draw depends on the logits and on random numbers that belong to its position in the
+utterance (philox.py). One pass of T3 over the last token and k drafted ones gives the logits of k + 1 draws.
+They are sampled in order, each with its own random numbers and the penalties of those before it, as if each
+were a step of its own; the first token that differs from the draft ends the pass, since the logits after it
+followed another token. Nothing is accepted or rejected at random. The tokens are those of plain decoding,
+greedy or sampled, as far as a pass over several tokens gives the logits of as many steps (sums may round
+differently, as in a batch).
 
-Whether it pays. A pass over k + 1 tokens costs more than one over one, guessing costs something too, and both
-depend on the machine: `Costs`. `Pace` weighs them against what was accepted lately, and guesses fewer, or
-none. It counts tokens and never reads a clock, so a seed gives the same tokens and the same passes each time.
+When it pays. A pass over k + 1 tokens costs more than one over one token, drafting costs something too, and
+both depend on the machine: `Costs`. `DraftLength` weighs them against the recent acceptance rate and proposes
+fewer tokens, or none. It counts tokens and reads no clock, so a seed always gives the same passes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 from weakref import WeakKeyDictionary
 
-from torch import Tensor
-
 from nightingale.decoding.decoding import Decoding
-from nightingale.backends.torch.drafts import Ask, Draft
-from nightingale.decoding.decoder import Drawn, HostDecoder, Speaking
-from nightingale.backends.torch.runner import Trial, Verifier
+from nightingale.decoding.drafts import Draft, DraftRequest
+from nightingale.decoding.host_decoder import DecodeRow, HostDecoder, Tokens
+from nightingale.decoding.kv_budget import KVBudget
+from nightingale.decoding.runner import DraftVerifier, VerifyInput
+from nightingale.decoding.sampling import Logits
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
-from nightingale.models.chatterbox.t3.model import T3
 
-LONGEST: Final = 8
-"""Guesses in one pass, at most."""
-HOPED_FOR: Final = 0.6
-"""The share of guesses that is accepted, until it is known."""
-BEST_CASE: Final = 0.95
-"""A share that is never exceeded for long: a draft that would not pay with it is not asked at all."""
-REMEMBERED: Final = 0.05
-"""What the latest guess counts in the share."""
-ASK_AGAIN: Final = 40
-"""Tokens after which a draft that did not pay is tried once more: the next sound may be an easier one."""
+MAX_DRAFT_TOKENS: Final = 8
+"""Drafted tokens in one pass, at most."""
+INITIAL_ACCEPTANCE: Final = 0.6
+"""The acceptance rate that is assumed until it has been measured."""
+BEST_ACCEPTANCE: Final = 0.95
+"""The highest lasting acceptance rate: a draft that would not pay with it is not used at all."""
+ACCEPTANCE_DECAY: Final = 0.05
+"""Weight of the latest drafted token in the running acceptance rate."""
+RETRY_AFTER: Final = 40
+"""Tokens after which a draft that did not pay is tried once more: the next sounds may be easier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What work costs here, over a plain step of one utterance. benchmarks/speculative.py measures them."""
+    """Costs relative to a plain step of one utterance; benchmarks/speculative.py measures them."""
 
     several: float
     """A pass over more than one token, before its tokens are counted."""
     token: float
     """Each token after the first in a pass."""
-    guess: float
-    """One guess of the draft."""
-    in_turn: bool = False
-    """Whether those who speak at a time are passed over one after the other where something was guessed."""
+    draft: float = 0.0
+    """One drafted token."""
+    sequential: bool = False
+    """Whether utterances with drafted tokens are verified one after the other."""
     by_twos: bool = False
     """Whether an odd number of tokens costs as much as one more."""
 
-    def with_guess(self, guess: float) -> Costs:
-        """guess: of a draft, over a step."""
-        return replace(self, guess=guess)
+    def with_draft(self, cost: float) -> Costs:
+        return replace(self, draft=cost)
 
     def row_by_row(self, rows: int) -> Costs:
-        """Where a pass over several tokens takes an utterance's rows one after the other."""
+        """Return the costs where a pass over several tokens takes an utterance's rows one after the other."""
         return replace(self, several=rows * self.several, token=rows * self.token)
 
     def of_pass(self, tokens: int) -> float:
@@ -68,153 +68,159 @@ class Costs:
         paid = tokens + tokens % 2 if self.by_twos else tokens
         return self.several + self.token * (paid - 1)
 
-    def gain(self, share: float, guesses: int, company: int) -> float:
-        """Tokens for the cost of a plain step, if this share of the guesses is right."""
-        tokens = sum(share**n for n in range(guesses + 1))
-        if self.in_turn and guesses:
-            passes = company * self.of_pass(guesses + 1) / self.of_pass(company)
+    def gain(self, acceptance: float, count: int, batch: int) -> float:
+        """Return the tokens per cost of a plain step when `count` tokens are drafted at this acceptance."""
+        tokens = sum(acceptance**n for n in range(count + 1))
+        if self.sequential and count:
+            passes = batch * self.of_pass(count + 1) / self.of_pass(batch)
         else:
-            passes = self.of_pass(company * (guesses + 1)) / self.of_pass(company)
-        return tokens / (passes + guesses * self.guess)
+            passes = self.of_pass(batch * (count + 1)) / self.of_pass(batch)
+        return tokens / (passes + count * self.draft)
 
 
-IN_TORCH: Final = Costs(several=2.6, token=0.15, guess=0.0)
-"""On a CPU, where a product with a few rows costs torch far more than one with a single row. Measured with
+TORCH_COSTS: Final = Costs(several=2.6, token=0.15)
+"""PyTorch on a CPU, where a product with a few rows costs far more than one with a single row. Measured with
 wren on a Neoverse-N1, as the other (docs/speculative.md)."""
-PACKED: Final = Costs(several=1.22, token=0.1, guess=0.0, in_turn=True, by_twos=True)
-"""By ONNX Runtime, which lays the weights out for a few rows; what is drawn of them is counted too."""
+ONNX_COSTS: Final = Costs(several=1.22, token=0.1, sequential=True, by_twos=True)
+"""ONNX Runtime, which lays out weights for a few rows; sampling is included."""
 
 
-def weights_of(t3: T3) -> int:
-    """That one step reads: layers and head."""
-    return sum(p.numel() for part in (t3.tfmr, t3.speech_head) for p in part.parameters())
+class DraftLength:
+    """Decide how many tokens to draft for one utterance."""
 
-
-class Pace:
-    """How far ahead it pays to guess for one utterance."""
-
-    def __init__(self, costs: Costs, *, longest: int = LONGEST) -> None:
+    def __init__(self, costs: Costs, *, longest: int = MAX_DRAFT_TOKENS) -> None:
         self._costs, self._longest = costs, longest
-        self.share = HOPED_FOR
+        self.acceptance = INITIAL_ACCEPTANCE
         self._plain = 0
 
-    def length(self, company: int) -> int:
-        """Guesses to ask for now, among so many who speak."""
-        best = self._best(self.share, company)
+    def next(self, batch: int) -> int:
+        """Return how many tokens to draft now, with so many utterances in the batch."""
+        best = self._best(self.acceptance, batch)
         if best:
             self._plain = 0
             return best
         self._plain += 1
-        if self._plain < ASK_AGAIN or not self._best(BEST_CASE, company):
+        if self._plain < RETRY_AFTER or not self._best(BEST_ACCEPTANCE, batch):
             return 0
         self._plain = 0
         return 1
 
-    def _best(self, share: float, company: int) -> int:
-        gains = [self._costs.gain(share, guesses, company) for guesses in range(self._longest + 1)]
+    def _best(self, acceptance: float, batch: int) -> int:
+        gains = [self._costs.gain(acceptance, count, batch) for count in range(self._longest + 1)]
         return gains.index(max(gains))
 
-    def learn(self, guesses: int, accepted: int) -> None:
-        """Guesses after a wrong one say nothing about the draft."""
-        for n in range(min(accepted + 1, guesses)):
-            self.share += REMEMBERED * ((n < accepted) - self.share)
+    def update(self, drafted: int, accepted: int) -> None:
+        """Learn from a pass. Tokens after the first rejected one say nothing about the draft."""
+        for n in range(min(accepted + 1, drafted)):
+            self.acceptance += ACCEPTANCE_DECAY * ((n < accepted) - self.acceptance)
 
-    def give_up(self) -> None:
-        """The draft cannot follow this utterance."""
+    def disable(self) -> None:
+        """Draft no more for this utterance: the draft failed."""
         self._longest = 0
 
 
 class SpeculativeDecoder(HostDecoder):
+    """A host decoder that verifies drafted tokens where that pays."""
+
     def __init__(
-        self, runner: Verifier, draft: Draft, *, costs: Costs, after: int, longest: int = LONGEST
+        self,
+        runner: DraftVerifier,
+        draft: Draft,
+        kv_budget: KVBudget,
+        *,
+        costs: Costs,
+        after: int,
+        longest: int = MAX_DRAFT_TOKENS,
+        on_start: Callable[[], None] | None = None,
     ) -> None:
-        """after: so many tokens are drawn one by one, for the first sound must not wait for a draft. The
-        runner needs `longest` positions to spare."""
-        super().__init__(runner)
+        """after: tokens that are decoded one by one first, since the first audio must not wait for a draft.
+        The runner needs `longest` spare positions."""
+        super().__init__(runner, kv_budget, on_start=on_start)
         self._verifier, self._draft, self._after = runner, draft, after
         self._costs, self._longest = costs, longest
-        self._paces: WeakKeyDictionary[Decoding, Pace] = WeakKeyDictionary()
+        self._lengths: WeakKeyDictionary[Decoding, DraftLength] = WeakKeyDictionary()
 
     @property
-    def bytes(self) -> int:
-        return self.runner.bytes + self._draft.bytes
+    def kv_bytes(self) -> int:
+        return self.runner.kv_bytes + self._draft.kv_bytes
 
-    def step(self, speaking: list[Speaking]) -> list[Drawn]:
-        guesses = self._guesses(speaking)
-        if not any(guesses):
-            return super().step(speaking)
-        trials = [
-            Trial(slot=s.slot, tokens=[s.last_token, *guess], position=s.decoding.drawn)
-            for s, guess in zip(speaking, guesses, strict=True)
+    def decode(self, rows: Sequence[DecodeRow]) -> list[Tokens]:
+        drafts = self._drafts(rows)
+        if not any(drafts):
+            return super().decode(rows)
+        inputs = [
+            VerifyInput(row.slot, [row.last_token, *drafted], row.decoding.appended)
+            for row, drafted in zip(rows, drafts, strict=True)
         ]
         try:
-            passed = self._verifier.verify(trials)
+            verified = self._verifier.verify(inputs)
         except Exception:
-            return super().step(speaking)  # one by one, which shows whose fault it was
+            return super().decode(rows)  # one by one, to find the utterance that is at fault
         return [
-            self._draw_along(one, guess, scores)
-            for one, guess, scores in zip(speaking, guesses, passed, strict=True)
+            self._sample_drafted(row, drafted, logits)
+            for row, drafted, logits in zip(rows, drafts, verified, strict=True)
         ]
 
-    def _guesses(self, speaking: list[Speaking]) -> list[list[int]]:
-        asks = [
-            Ask(slot=one.slot, decoding=one.decoding, count=count)
-            for one in speaking
-            if (count := self._count(one.decoding, len(speaking)))
+    def _drafts(self, rows: Sequence[DecodeRow]) -> list[list[int]]:
+        requests = [
+            DraftRequest(row.slot, row.decoding, count)
+            for row in rows
+            if (count := self._count(row.decoding, len(rows)))
         ]
-        by_slot = dict(zip((ask.slot for ask in asks), self._ask(asks), strict=True)) if asks else {}
-        return [by_slot.get(one.slot, []) for one in speaking]
+        by_slot = (
+            dict(zip((r.slot for r in requests), self._propose(requests), strict=True)) if requests else {}
+        )
+        return [by_slot.get(row.slot, []) for row in rows]
 
-    def _count(self, decoding: Decoding, company: int) -> int:
-        if decoding.drawn < self._after:
+    def _count(self, decoding: Decoding, batch: int) -> int:
+        if decoding.appended < self._after:
             return 0
-        # One token is drawn even if every guess is wrong.
-        return min(self._pace(decoding).length(company), decoding.budget - decoding.drawn - 1)
+        # One token is sampled even if every drafted one is wrong.
+        return min(self._length(decoding).next(batch), decoding.budget - decoding.appended - 1)
 
-    def _pace(self, decoding: Decoding) -> Pace:
-        if decoding not in self._paces:
-            self._paces[decoding] = Pace(self._costs, longest=self._longest)
-        return self._paces[decoding]
+    def _length(self, decoding: Decoding) -> DraftLength:
+        return self._lengths.setdefault(decoding, DraftLength(self._costs, longest=self._longest))
 
-    def _ask(self, asks: list[Ask]) -> list[list[int]]:
-        """A draft that fails is not a fault: whoever it fails alone speaks on without it."""
+    def _propose(self, requests: list[DraftRequest]) -> list[list[int]]:
+        """Ask the draft. Its failure is no error: the utterance it fails for continues without it."""
         try:
-            return self._draft.guess(asks)
+            return self._draft.propose(requests)
         except Exception:
-            for ask in asks:
-                self._draft.leave(ask.slot)
-            if len(asks) > 1:
-                return [self._ask([ask])[0] for ask in asks]
-            self._pace(asks[0].decoding).give_up()
+            for request in requests:
+                self._draft.release(request.slot)
+            if len(requests) > 1:
+                return [self._propose([request])[0] for request in requests]
+            self._length(requests[0].decoding).disable()
             return [[]]
 
-    def _draw_along(self, one: Speaking, guess: list[int], scores: Tensor) -> Drawn:
-        """scores: (rows, 1 + guesses, vocab)."""
-        decoding, drawn = one.decoding, list[int]()
+    def _sample_drafted(self, row: DecodeRow, drafted: list[int], logits: Logits) -> Tokens:
+        """logits: (rows, 1 + drafted, vocab)."""
+        decoding, sampled = row.decoding, list[int]()
         try:
-            for at, guessed in enumerate([*guess, None]):
-                drawn.append(decoding.draw(scores[:, at]))
-                if drawn[-1] != guessed or guessed == STOP_SPEECH:
+            for at, proposed in enumerate([*drafted, None]):
+                sampled.append(decoding.sample(logits[:, at]))
+                if sampled[-1] != proposed or proposed == STOP_SPEECH:
                     break
         except Exception as error:
             return error
-        # Remembered is all that was said but for the last, which the next pass begins with.
-        self._verifier.rewind(one.slot, 1 + len(guess) - len(drawn))
-        if guess:
-            accepted = sum(mine == theirs for mine, theirs in zip(drawn, guess, strict=False))
-            decoding.tally.drafted += len(guess)
-            decoding.tally.accepted += accepted
-            decoding.tally.passes += 1
-            self._pace(decoding).learn(len(guess), accepted)
-        return list(drawn)
+        # The KV cache keeps all tokens but the last, which the next pass begins with.
+        self._verifier.rewind(row.slot, 1 + len(drafted) - len(sampled))
+        if drafted:
+            accepted = sum(mine == theirs for mine, theirs in zip(sampled, drafted, strict=False))
+            decoding.stats.drafted += len(drafted)
+            decoding.stats.accepted += accepted
+            decoding.stats.passes += 1
+            self._length(decoding).update(len(drafted), accepted)
+        return list(sampled)
 
-    def leave(self, slot: int) -> None:
-        self._draft.leave(slot)
+    def release(self, slot: int) -> None:
+        super().release(slot)
+        self._draft.release(slot)
 
     def move(self, source: int, target: int) -> None:
         super().move(source, target)
         self._draft.move(source, target)
 
-    def wipe(self, slot: int) -> None:
-        super().wipe(slot)
-        self._draft.leave(slot)
+    def reset(self, slot: int) -> None:
+        super().reset(slot)
+        self._draft.release(slot)

@@ -1,8 +1,7 @@
-"""The engine for programs that await.
+"""The engine for asyncio programs.
 
-The work happens in the engine's own thread, as ever; each listener is woken in its event loop when there is
-something to hear. Nobody waits in a thread, so a thousand listeners need none. Leaving an `async for` early
-stops the work.
+Synthesis runs in the engine's own thread. A reader waits in its event loop and is woken when there is audio,
+so a thousand readers need no threads. Leaving an `async for` early cancels the request.
 """
 
 from __future__ import annotations
@@ -19,49 +18,50 @@ from nightingale.engine.tts import TTS, audio_of
 from nightingale.types import Audio, AudioChunk, Metrics
 from nightingale.voices.voice import Voice
 
-Opened = TypeVar("Opened", Session, LiveSession)
+AnySession = TypeVar("AnySession", Session, LiveSession)
 
 
 class AsyncTTS:
-    """A `TTS` behind `await`. The arguments of each method are those of its namesake."""
+    """A `TTS` whose methods are awaited. They take the same arguments."""
 
     def __init__(self, tts: TTS) -> None:
         self._tts = tts
 
     @classmethod
     async def load(cls, model: str | Path | None = None, **options: Any) -> AsyncTTS:
-        """Load a model without holding up the event loop."""
+        """Load a model without blocking the event loop."""
         return cls(await asyncio.to_thread(TTS, model, **options))
 
     async def say(self, text: str, **request: Any) -> Audio:
         session = await self._open(text, request)
-        return audio_of(session, [chunk async for chunk in heard(session)])
+        return audio_of(session, [chunk async for chunk in iter_chunks(session)])
 
     async def say_many(self, texts: Iterable[str], **request: Any) -> list[Audio]:
-        turns = asyncio.Semaphore(self._tts.at_once)
+        limit = asyncio.Semaphore(self._tts.at_once)
 
         async def say(text: str) -> Audio:
-            async with turns:
+            async with limit:
                 return await self.say(text, **request)
 
-        spoken = [asyncio.create_task(say(text)) for text in texts]
+        tasks = [asyncio.create_task(say(text)) for text in texts]
         try:
-            return list(await asyncio.gather(*spoken))
+            return list(await asyncio.gather(*tasks))
         finally:
-            for task in spoken:
+            for task in tasks:
                 task.cancel()
 
     async def stream(self, text: str, **request: Any) -> AsyncIterator[AudioChunk]:
-        async with contextlib.aclosing(heard(await self._open(text, request), keep=self)) as chunks:
+        session = await self._open(text, request)
+        async with contextlib.aclosing(iter_chunks(session, owner=self)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def session(self, **request: Any) -> AsyncLiveSession:
-        """Text in, audio out: pushing never blocks, listening is `async for`."""
-        return AsyncLiveSession(await opened(asyncio.to_thread(self._tts.session, **request)))
+        """Open a session for text that still arrives. Its `push` never blocks."""
+        return AsyncLiveSession(await open_session(asyncio.to_thread(self._tts.session, **request)))
 
     async def _open(self, text: str, request: dict[str, Any]) -> Session:
-        return await opened(asyncio.to_thread(self._tts.open, text, **request))
+        return await open_session(asyncio.to_thread(self._tts.open, text, **request))
 
     async def voice(self, reference: str | Path) -> Voice:
         return await asyncio.to_thread(self._tts.voice, reference)
@@ -77,21 +77,23 @@ class AsyncTTS:
 
 
 class AsyncLiveSession:
-    """A `LiveSession` whose audio is awaited."""
+    """A `LiveSession` whose audio is read with `async for`."""
 
     def __init__(self, session: LiveSession) -> None:
         self._session = session
-        self.push, self.flush, self.end = session.push, session.flush, session.end
+        self.push, self.flush, self.end, self.cancel = (
+            session.push,
+            session.flush,
+            session.end,
+            session.cancel,
+        )
 
     @property
     def metrics(self) -> Metrics:
         return self._session.metrics
 
-    def cancel(self) -> None:
-        self._session.cancel()
-
     def __aiter__(self) -> AsyncGenerator[AudioChunk, None]:
-        return heard(self._session.audio, keep=self)
+        return iter_chunks(self._session.audio, owner=self)
 
     async def __aenter__(self) -> AsyncLiveSession:
         return self
@@ -100,44 +102,43 @@ class AsyncLiveSession:
         self.cancel()
 
 
-async def opened(opening: Coroutine[Any, Any, Opened]) -> Opened:
-    """A session that a thread opens. Whoever is cancelled meanwhile leaves none behind."""
+async def open_session(opening: Coroutine[Any, Any, AnySession]) -> AnySession:
+    """Await a session that a thread opens. If the caller is cancelled meanwhile, so is the session."""
     task = asyncio.ensure_future(opening)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        # The thread goes on, and nobody would be there to end its session.
-        task.add_done_callback(_let_go)
+        task.add_done_callback(_cancel_session)  # the thread cannot be interrupted and still opens it
         raise
 
 
-def _let_go(opening: asyncio.Future[Opened]) -> None:
+def _cancel_session(opening: asyncio.Future[AnySession]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().cancel()
 
 
-async def heard(session: Session, keep: object = None) -> AsyncGenerator[AudioChunk, None]:  # noqa: ARG001
-    """Each chunk of a session as it comes. Whoever stops listening, or is cancelled, cancels the work.
+async def iter_chunks(session: Session, owner: object = None) -> AsyncGenerator[AudioChunk, None]:  # noqa: ARG001
+    """Yield the chunks of a session as they arrive, and cancel the session if the reader stops early.
 
-    keep: what must live as long as somebody listens.
+    `owner` stays alive as long as the chunks are read.
     """
-    loop, news = asyncio.get_running_loop(), asyncio.Event()
+    loop, has_news = asyncio.get_running_loop(), asyncio.Event()
 
-    def tell() -> None:
-        with contextlib.suppress(RuntimeError):  # a listener that died with its loop is nobody to tell
-            loop.call_soon_threadsafe(news.set)
+    def notify() -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and its readers are gone with it
+            loop.call_soon_threadsafe(has_news.set)
 
-    session.listen(tell)
+    session.listen(notify)
     try:
         while True:
-            # Cleared before looking: what comes between the look and the wait sets it again.
-            news.clear()
+            # Cleared before `take`: a chunk that arrives between `take` and `wait` sets it again.
+            has_news.clear()
             try:
                 chunk = session.take()
             except EOFError:
                 return
             if chunk is None:
-                await news.wait()
+                await has_news.wait()
             else:
                 yield chunk
     except (GeneratorExit, asyncio.CancelledError):

@@ -1,8 +1,9 @@
-"""Who speaks next. Integers only: no tensor, no thread, no clock.
+"""Admission of requests to decoder slots. Integers only: no arrays, no threads, no clock.
 
-Utterances wait in a bounded line and are given slots in the order they came. Running ones always fill the
-slots from zero without a gap, so that a step is one block of rows; when one leaves, the last takes its place.
-Where memory is counted in bytes, the first in line waits until there is what it needs, and all behind it.
+Requests wait in a bounded admission queue and are given slots in order of arrival. Running requests occupy
+the slots from zero up without a gap, so that a decode step is one block of rows; when a request leaves, the
+one in the last slot moves to its place. With a memory limit, the first request in the queue waits until the
+bytes it needs are free, and the others wait behind it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from nightingale.errors import QueueFull
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What lies in slot `source` must be brought to slot `target`."""
+    """State that must be moved from slot `source` to slot `target`."""
 
     source: int
     target: int
@@ -23,67 +24,66 @@ class Move:
 
 @dataclass(slots=True, kw_only=True)
 class Scheduler:
-    """Tickets are numbers that the caller chose; a ticket is waiting, running or unknown here."""
+    """Admission queue and slots. Requests are numbers that the caller chose."""
 
     slots: int
     queue_limit: int
     budget_bytes: int = 0
-    """Of memory, for all who run; 0: as much as the slots have."""
+    """Memory limit over all running requests; 0 for as much as the slots have."""
     waiting: deque[int] = field(default_factory=deque)
     running: list[int] = field(default_factory=list)
-    """running[slot] is the ticket in that slot."""
+    """The request in each slot."""
     needs_bytes: dict[int, int] = field(default_factory=dict)
-    """Of those in line or running who have said what they need; nothing, if they have not."""
+    """Bytes that waiting and running requests need, as far as they are known; 0 otherwise."""
 
-    def submit(self, ticket: int, *, limited: bool = True) -> None:
-        """Join the line. A request that is already being served comes back unlimited for its next piece.
+    def submit(self, request: int, *, limited: bool = True) -> None:
+        """Add a request to the admission queue.
 
-        Whoever will step into a free slot does not count as waiting, so a crowd that comes at once finds
-        every place there is.
+        Args:
+            request: A new request, or one that has been served and is back for its next text segment.
+            limited: Raise QueueFull if the queue is full. Requests for which a slot is free do not count, so
+                that requests which arrive together can take all slots and all of the queue.
         """
         if limited and len(self.waiting) >= self.queue_limit + self.slots - len(self.running):
             raise QueueFull(
                 "too many requests are waiting",
-                got=f"{len(self.waiting)} waiting and {len(self.running)} speaking",
+                got=f"{len(self.waiting)} waiting and {len(self.running)} running",
                 allowed=f"at most {self.queue_limit} waiting",
-                fix="Try again in a moment. A server takes more with --max-queue.",
+                fix="Try again in a moment. The option --max-queue of the server sets the limit.",
             )
-        self.waiting.append(ticket)
+        self.waiting.append(request)
 
     @property
-    def may_admit(self) -> bool:
-        """Whether somebody waits, and there is a slot and memory for it. Alone it may always try."""
+    def can_admit(self) -> bool:
+        """Whether a request waits and has a free slot and free memory. A request alone may always try."""
         if not self.waiting or len(self.running) >= self.slots:
             return False
-        wanted = self.used_bytes + self.needs_bytes.get(self.waiting[0], 0)
-        return not self.budget_bytes or not self.running or wanted <= self.budget_bytes
+        needed = self.used_bytes + self.needs_bytes.get(self.waiting[0], 0)
+        return not self.budget_bytes or not self.running or needed <= self.budget_bytes
 
     @property
     def used_bytes(self) -> int:
-        return sum(self.needs_bytes.get(ticket, 0) for ticket in self.running)
+        return sum(self.needs_bytes.get(request, 0) for request in self.running)
 
     def admit(self) -> tuple[int, int] | None:
-        """Give the next in line a slot: (ticket, slot), if both exist."""
-        if not self.may_admit:
+        """Give the first waiting request a slot and return (request, slot), or None if it must wait."""
+        if not self.can_admit:
             return None
-        ticket = self.waiting.popleft()
-        self.running.append(ticket)
-        return ticket, len(self.running) - 1
+        self.running.append(self.waiting.popleft())
+        return self.running[-1], len(self.running) - 1
 
-    def leave(self, ticket: int) -> Move | None:
-        """Forget a ticket, wherever it is; says what must move so that no gap is left."""
-        self.needs_bytes.pop(ticket, None)
-        if ticket in self.waiting:
-            self.waiting.remove(ticket)
-            return None
-        if ticket not in self.running:
-            return None
-        hole, last = self.running.index(ticket), self.running.pop()
-        if last == ticket:
-            return None
-        self.running[hole] = last
-        return Move(source=len(self.running), target=hole)
+    def remove(self, request: int) -> Move | None:
+        """Remove a request, waiting or running, and return the move that closes the gap it leaves."""
+        self.needs_bytes.pop(request, None)
+        if request in self.waiting:
+            self.waiting.remove(request)
+        elif request in self.running:
+            slot, last = self.running.index(request), self.running.pop()
+            if last != request:
+                self.running[slot] = last
+                return Move(source=len(self.running), target=slot)
+        return None
 
     @property
-    def idle(self) -> bool:
+    def is_idle(self) -> bool:
         return not self.waiting and not self.running

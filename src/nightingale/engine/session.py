@@ -1,6 +1,6 @@
-"""A request from its opening to its last sample: everything that changes lives here, and nothing else does.
+"""A request from opening to last sample. All of its mutable state is here.
 
-The worker's thread writes; the listener's thread reads. They meet in one small buffer behind one lock.
+The worker thread writes audio, the listener's thread reads it; they share one buffer behind one lock.
 """
 
 from __future__ import annotations
@@ -13,127 +13,28 @@ from dataclasses import dataclass, field
 
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.decoding import DraftStats
-from nightingale.engine.rendering.gaps import Gaps
-from nightingale.engine.requests.segments import Piece
+from nightingale.engine.rendering.gaps import ChunkGapStats
+from nightingale.engine.requests.segments import TextSegment
 from nightingale.errors import NightingaleError
-from nightingale.types import AudioChunk, SegmentStart, Metrics, Samples, Sampling
+from nightingale.types import AudioChunk, Metrics, Samples, Sampling, SegmentStart
 from nightingale.voices.voice import Voice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What was asked for, settled: defaults filled in, the voice resolved, the seed drawn."""
+    """A request with defaults filled in, its voice resolved and its seed drawn."""
 
     voice: Voice
     sampling: Sampling
     exaggeration: float
     seed: int
     speed: float = 1.0
-    """Of the finished speech; its pitch stays."""
-
-
-class Session:
-    """One request. `pieces` may still be arriving while the first of them is heard."""
-
-    def __init__(self, request: Request, *, ahead_seconds: float, on_change: Callable[[], None]) -> None:
-        """on_change: called when the listener has read or left, so that the worker may go on."""
-        self.request = request
-        self._on_change = on_change
-        self.timing = Timing()
-        self._ahead_seconds = ahead_seconds
-        self._changed = threading.Condition()
-        self._chunks: deque[AudioChunk] = deque()
-        self._unread_samples = 0
-        self._error: NightingaleError | None = None
-        self._ended = False
-        self._cancelled = False
-        self._notify: Callable[[], None] | None = None
-        self._begins: SegmentStart | None = None
-        """What the next samples begin."""
-
-    def reached(self, piece: Piece) -> None:
-        """All before this piece was rendered, and it comes next."""
-        self._begins = SegmentStart(text=piece.text if piece.text_ids else "", pause_samples=piece.pause_samples)
-
-    def put(self, samples: Samples) -> None:
-        """The worker has rendered something."""
-        with self._changed:
-            self.timing.heard(len(samples))
-            if len(samples) and not self._cancelled:
-                rate_hz, begins, self._begins = CLOCKS.sample_rate_hz, self._begins, None
-                self._chunks.append(AudioChunk(samples=samples, sample_rate_hz=rate_hz, begins=begins))
-                self._unread_samples += len(samples)
-            self._tell()
-
-    def end(self, error: NightingaleError | None = None) -> None:
-        """Nothing more will come, for this reason if there is one."""
-        with self._changed:
-            if not self._ended:
-                self._ended, self._error = True, error
-                self.timing.end()
-            self._tell()
-
-    def cancel(self) -> None:
-        """The listener has left; the worker frees the slot at its next step."""
-        with self._changed:
-            self._cancelled = True
-            self._chunks.clear()
-            self._unread_samples = 0
-            self._tell()
-        self._on_change()
-
-    @property
-    def cancelled(self) -> bool:
-        return self._cancelled
-
-    @property
-    def is_ahead(self) -> bool:
-        """The listener has enough to listen to for a while."""
-        return self._unread_samples >= self._ahead_seconds * CLOCKS.sample_rate_hz
-
-    def chunks(self) -> Iterator[AudioChunk]:
-        """What was rendered, as it comes, until the end."""
-        while True:
-            with self._changed:
-                while not self._chunks and not self._ended and not self._cancelled:
-                    self._changed.wait()
-            try:
-                chunk = self.take()
-            except EOFError:
-                return
-            if chunk is not None:
-                yield chunk
-
-    def listen(self, notify: Callable[[], None]) -> None:
-        """Call `notify`, in the worker's thread, whenever there is something to take. It must not block."""
-        with self._changed:
-            self._notify = notify
-            self._tell()
-
-    def take(self) -> AudioChunk | None:
-        """The next chunk without waiting: None if there is none yet. EOFError, or what failed, at the end."""
-        with self._changed:
-            if not self._chunks:
-                if self._error is not None:
-                    raise self._error
-                if self._ended or self._cancelled:
-                    raise EOFError
-                return None
-            chunk = self._chunks.popleft()
-            self._unread_samples -= len(chunk.samples)
-        self._on_change()
-        return chunk
-
-    def _tell(self) -> None:
-        """Something changed for the listener. Called under the lock."""
-        self._changed.notify_all()
-        if self._notify is not None:
-            self._notify()
+    """Playback speed of the finished speech; the pitch stays."""
 
 
 @dataclass(slots=True)
 class Timing:
-    """When things happened, measured from the opening of the request."""
+    """Timestamps and counters of one request."""
 
     opened_s: float = field(default_factory=time.perf_counter)
     admitted_s: float | None = None
@@ -142,18 +43,15 @@ class Timing:
     samples: int = 0
     tokens: int = 0
     retries: int = 0
-    """Pieces that went wrong and were drawn again."""
     stage_ms: dict[str, float] = field(default_factory=dict)
-    tally: DraftStats = field(default_factory=DraftStats)
-    """Of guesses at tokens to come."""
-    memory_bytes: int = 0
-    """Of T3's memory, for the longest of its pieces."""
-    gaps: Gaps = field(default_factory=Gaps)
-    """Between one chunk and the next."""
+    drafts: DraftStats = field(default_factory=DraftStats)
+    kv_bytes: int = 0
+    """KV cache bytes of the longest segment."""
+    gaps: ChunkGapStats = field(default_factory=ChunkGapStats)
     _last_chunk_s: float | None = None
-    _booking: threading.Lock = field(default_factory=threading.Lock)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def heard(self, samples: int) -> None:
+    def delivered(self, samples: int) -> None:
         now = time.perf_counter()
         if samples:
             self.first_audio_s = self.first_audio_s or now
@@ -162,18 +60,11 @@ class Timing:
             self._last_chunk_s = now
         self.samples += samples
 
-    def remembered(self, count: int) -> None:
-        """A piece had filled so many bytes of T3's memory when it was spoken."""
-        self.memory_bytes = max(self.memory_bytes, count)
-
-    def end(self) -> None:
-        self.ended_s = time.perf_counter()
-
-    def lap(self, stage: str, since_s: float) -> float:
-        """Book the time since `since_s` on a stage, which several threads may work at; gives the time now."""
+    def record(self, stage: str, started_s: float) -> float:
+        """Add the time since `started_s` to a stage, which several threads may run; return the time now."""
         now = time.perf_counter()
-        with self._booking:
-            self.stage_ms[stage] = self.stage_ms.get(stage, 0.0) + 1000 * (now - since_s)
+        with self._lock:
+            self.stage_ms[stage] = self.stage_ms.get(stage, 0.0) + 1000 * (now - started_s)
         return now
 
     def metrics(self) -> Metrics:
@@ -186,49 +77,116 @@ class Timing:
             tokens=self.tokens,
             retries=self.retries,
             stage_ms=dict(self.stage_ms),
-            chunk_gaps_ms=tuple(self.gaps.kept_ms),
+            chunk_gaps_ms=tuple(self.gaps.sample_ms),
             chunk_gaps=self.gaps.count,
-            drafted=self.tally.drafted,
-            accepted=self.tally.accepted,
-            memory_bytes=self.memory_bytes,
+            drafted=self.drafts.drafted,
+            accepted=self.drafts.accepted,
+            memory_bytes=self.kv_bytes,
             chunk_gap_mean_ms=self.gaps.sum_ms / max(1, self.gaps.count),
             chunk_gap_longest_ms=self.gaps.longest_ms,
         )
 
 
-class Pieces:
-    """The pieces of a request's text, in order; more may be added until it is closed."""
+class Session:
+    """One request between the worker and its listener."""
 
-    def __init__(self, known: Iterator[Piece] | None = None, *, reached: Callable[[Piece], None]) -> None:
-        """reached: told of each piece as it is taken, which is when all before it was rendered."""
-        self._known, self._reached = known, reached
-        self._added: deque[Piece] = deque()
-        self._lock = threading.Lock()
-        self._closed = known is not None
+    def __init__(self, request: Request, *, ahead_seconds: float, on_change: Callable[[], None]) -> None:
+        """Args:
+        ahead_seconds: Unread audio beyond which the listener counts as stalled.
+        on_change: Called when the listener has read audio or left, so that the worker may continue.
+        """
+        self.request = request
+        self.timing = Timing()
+        self._on_change = on_change
+        self._ahead_samples = ahead_seconds * CLOCKS.sample_rate_hz
+        self._changed = threading.Condition()
+        self._chunks: deque[AudioChunk] = deque()
+        self._unread_samples = 0
+        self._error: NightingaleError | None = None
+        self._ended = False
+        self.cancelled = False
+        self._notify: Callable[[], None] | None = None
+        self._segment_start: SegmentStart | None = None
+        """The segment that the next samples begin."""
 
-    def add(self, piece: Piece) -> None:
-        with self._lock:
-            self._added.append(piece)
+    def reached(self, segment: TextSegment) -> None:
+        """Note that everything before this segment was rendered."""
+        text = segment.text if segment.text_ids else ""
+        self._segment_start = SegmentStart(text=text, pause_samples=segment.pause_samples)
 
-    def close(self) -> None:
-        self._closed = True
+    def put(self, samples: Samples) -> None:
+        """Append rendered audio."""
+        with self._changed:
+            self.timing.delivered(len(samples))
+            if len(samples) and not self.cancelled:
+                begins, self._segment_start = self._segment_start, None
+                rate_hz = CLOCKS.sample_rate_hz
+                self._chunks.append(AudioChunk(samples=samples, sample_rate_hz=rate_hz, begins=begins))
+                self._unread_samples += len(samples)
+            self._signal()
+
+    def end(self, error: NightingaleError | None = None) -> None:
+        """End the stream, with an error if there is one."""
+        with self._changed:
+            if not self._ended:
+                self._ended, self._error = True, error
+                self.timing.ended_s = time.perf_counter()
+            self._signal()
+
+    def cancel(self) -> None:
+        """Stop listening; the worker frees the request's slot at its next step."""
+        with self._changed:
+            self.cancelled = True
+            self._chunks.clear()
+            self._unread_samples = 0
+            self._signal()
+        self._on_change()
 
     @property
-    def closed(self) -> bool:
-        return self._closed
+    def is_ahead(self) -> bool:
+        """Whether the listener has so much unread audio that the request may wait."""
+        return self._unread_samples >= self._ahead_samples
 
-    @property
-    def waiting(self) -> bool:
-        """Whether there is a piece to take, or the news that none will come."""
-        return bool(self._added) or self._closed
+    def chunks(self) -> Iterator[AudioChunk]:
+        """Yield audio as it is rendered, until the end."""
+        while True:
+            with self._changed:
+                while not self._chunks and not self._ended and not self.cancelled:
+                    self._changed.wait()
+            try:
+                chunk = self.take()
+            except EOFError:
+                return
+            if chunk is not None:
+                yield chunk
 
-    def next(self) -> Piece | None:
-        """The next piece, or None if there is none yet (or, when closed, none any more)."""
-        if self._known is not None:
-            piece = next(self._known, None)
-        else:
-            with self._lock:
-                piece = self._added.popleft() if self._added else None
-        if piece is not None:
-            self._reached(piece)
-        return piece
+    def listen(self, notify: Callable[[], None]) -> None:
+        """Call `notify` in the worker's thread whenever there is something to take. It must not block."""
+        with self._changed:
+            self._notify = notify
+            self._signal()
+
+    def take(self) -> AudioChunk | None:
+        """Return the next chunk without waiting, or None if there is none yet.
+
+        Raises:
+            EOFError: The stream has ended.
+            NightingaleError: The request failed.
+        """
+        with self._changed:
+            if not self._chunks:
+                if self._error is not None:
+                    raise self._error
+                if self._ended or self.cancelled:
+                    raise EOFError
+                return None
+            chunk = self._chunks.popleft()
+            self._unread_samples -= len(chunk.samples)
+        self._on_change()
+        return chunk
+
+    def _signal(self) -> None:
+        """Wake the listener. Called under the lock."""
+        self._changed.notify_all()
+        if self._notify is not None:
+            self._notify()

@@ -1,7 +1,7 @@
-"""The face of the engine: one class, `TTS`.
+"""The engine's public class, `TTS`.
 
-A model is loaded once and shared; whatever changes belongs to a request. `say` is the joined `stream`: there
-is one path from text to sound.
+A model is loaded once and shared; everything that changes belongs to a request. `say` is the joined `stream`:
+there is one path from text to audio.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from typing import Any
 
 import numpy as np
 
+from nightingale.backends import BACKENDS
+from nightingale.backends.base import DraftModel
+from nightingale.backends.profiles import Profile, profile_named
+from nightingale.backends.selection import Plan, check_precision, find_machine, select
 from nightingale.clocks import CLOCKS
-from nightingale.engine.requests.controls import Control, offered, settle
-from nightingale.models.defaults import MODEL_DEFAULTS
-from nightingale.engine.requests.stream_handle import Stream
+from nightingale.engine.load import default_model, load_model
+from nightingale.engine.model import Model
+from nightingale.engine.requests.controls import Control, available_controls, build_request
 from nightingale.engine.requests.live import LiveSession
-from nightingale.engine.load import fitted, load_model, open_decoder, open_renderer, plan_for
-from nightingale.engine.model import Model, default_model
-from nightingale.engine.requests.segments import MAX_CHARS, Piece, cut
-from nightingale.engine.plan import Plan
-from nightingale.engine.profiles import Profile, profile_named
-from nightingale.engine.session import Pieces, Session, Timing
-from nightingale.engine.voice_lookup import Voicing
+from nightingale.engine.requests.segment_queue import SegmentQueue
+from nightingale.engine.requests.segments import MAX_CHARS, TextSegment, segment_text
+from nightingale.engine.requests.stream_handle import Stream
+from nightingale.engine.session import Session, Timing
+from nightingale.engine.voice_lookup import VoiceResolver
 from nightingale.engine.worker import Worker
 from nightingale.text.frontend import Frontend
 from nightingale.text.languages import LANGUAGES, check_language
@@ -40,17 +42,17 @@ log = logging.getLogger("nightingale.engine")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """How busy an engine is at this moment."""
+    """The load of an engine at this moment."""
 
     waiting: int
-    """Requests in line for a slot."""
+    """Requests that wait for a slot."""
     speaking: int
-    """Requests that have one."""
+    """Requests in slots."""
     slots: int
 
 
 class TTS:
-    """A loaded model. Safe to use from several threads: requests are decoded together, and heard apart."""
+    """A loaded model. It is safe to use from several threads: requests are decoded in batches."""
 
     def __init__(
         self,
@@ -63,20 +65,24 @@ class TTS:
         max_chars: int = MAX_CHARS,
         **options: Any,
     ) -> None:
-        """model: a name of `nightingale models list`, a folder, or None for the voice in the box.
+        """Load a model and open its backends.
 
-        profile: "exact" renders each piece of text whole, as upstream does; "balanced" streams it; "fast"
-        streams it with all the speed this machine has (`plan` says which). None is the model's own choice.
-        max_chars: a longer text is refused; it says nothing about memory, since text is cut and spoken piece
-        by piece.
+        Args:
+            model: A name of `nightingale models list`, a folder, or None for the model in the package.
+            device: "auto", "cpu", "cuda", or another device of an installed backend.
+            dtype: T3's floating-point precision; "auto" leaves it to the profile.
+            profile: "exact" renders each text segment whole, as upstream does; "balanced" streams it; "fast"
+                streams it with the fastest backends of this machine (`plan` says which). None is the model's
+                default. Options may follow the name: docs/configuration.md.
+            offline: Never fetch weights.
+            max_chars: Longer texts are refused. Memory does not depend on it, since text is synthesized
+                segment by segment.
+            options: `kind`, `t3` and `s3gen` select files of an official model.
         """
+        check_precision(dtype)
+        chosen = profile_named(profile) if profile else None
         name = default_model() if model is None else model
-        wanted = profile or (MODEL_DEFAULTS[str(name)].profile if str(name) in MODEL_DEFAULTS else None)
-        chosen = profile_named(wanted) if wanted else None
-        loaded = load_model(
-            name, device=device, dtype=dtype, offline=offline, options=options, profile=chosen
-        )
-        self._start(loaded, chosen, max_chars)
+        self._start(load_model(name, offline=offline, options=options), chosen, max_chars, device, dtype)
 
     @classmethod
     def over(
@@ -85,28 +91,41 @@ class TTS:
         profile: str | Profile | None = None,
         *,
         max_chars: int = MAX_CHARS,
+        device: str = "auto",
+        dtype: str = "auto",
         plan: Plan | None = None,
     ) -> TTS:
-        """An engine over a model that is already loaded. plan: what this machine grants, if not given."""
+        """Return an engine over a model that is loaded already. plan: the backends, if chosen already."""
         tts = cls.__new__(cls)
-        tts._start(model, profile, max_chars, plan)
+        tts._start(model, profile, max_chars, device, dtype, plan)
         return tts
 
     def _start(
-        self, model: Model, profile: str | Profile | None, max_chars: int, plan: Plan | None = None
+        self,
+        model: Model,
+        profile: str | Profile | None,
+        max_chars: int,
+        device: str,
+        dtype: str,
+        plan: Plan | None = None,
     ) -> None:
         if not isinstance(profile, Profile):
             profile = profile_named(profile or model.defaults.profile)
         self._profile, self._max_chars = profile, max_chars
-        self._plan = plan or plan_for(model, profile)
-        for refusal in self._plan.refusals:
-            log.warning("%s, %s: %s", model.name, profile.name, refusal)
-        self._model = model = fitted(model, self._plan)
-        self._voicing = Voicing(model)
-        studio = open_renderer(model, profile, self._plan)
-        threads = studio.shares.t3 if studio.shares else None
-        self._worker = Worker(model, profile, open_decoder(model, profile, self._plan, threads=threads), studio)
-        # A forgotten TTS must not leave its thread behind.
+        plan = plan or select(BACKENDS, model.info, find_machine(BACKENDS, device), profile, dtype=dtype)
+        self._plan, self._model = plan, model
+        for warning in plan.warnings:
+            log.warning("%s, %s: %s", model.name, profile.name, warning)
+        self._voices = VoiceResolver(model, plan.renderer.setup)
+        renderer = plan.renderer.backend.open_renderer(
+            model.source, replace(plan.renderer.setup, voice=model.default_voice)
+        )
+        setup = replace(
+            plan.decoder.setup, threads=renderer.decoder_threads, draft=_draft_model(profile, model)
+        )
+        decoder = plan.decoder.backend.open_decoder(model.source, setup)
+        self._worker = Worker(model, profile, decoder, renderer)
+        # A TTS that is garbage-collected must not leave its thread behind.
         weakref.finalize(self, self._worker.stop)
 
     @property
@@ -115,12 +134,12 @@ class TTS:
 
     @property
     def plan(self) -> Plan:
-        """What runs where, and why."""
+        """The backend of each role, and why."""
         return self._plan
 
     @property
     def notice(self) -> str | None:
-        """What the user must know before listening, if anything."""
+        """What a user must know before listening, if anything."""
         return self._model.notice
 
     @property
@@ -129,17 +148,17 @@ class TTS:
 
     @property
     def default_voice(self) -> Voice | None:
-        """Who speaks when no voice is asked for."""
+        """The voice of requests that name none."""
         return self._model.default_voice
 
     @property
     def voice_family(self) -> str:
-        """Which voices it can wear."""
+        """The family whose voices it can use."""
         return self._model.voice_family
 
     @property
     def voices_folder(self) -> Path | None:
-        """Voices that came with it, where those are not the package's."""
+        """Folder of the voices that came with the model, where that is not the package's."""
         return self._model.voices
 
     @property
@@ -149,8 +168,8 @@ class TTS:
 
     @property
     def controls(self) -> dict[str, Control]:
-        """What it can be told besides text, voice, language and seed."""
-        return offered(self._model.defaults)
+        """Request parameters besides text, voice, language and seed."""
+        return available_controls(self._model.defaults)
 
     @property
     def occupancy(self) -> Occupancy:
@@ -159,8 +178,8 @@ class TTS:
 
     @property
     def at_once(self) -> int:
-        """So many requests one caller may open together: those that are spoken, and as many in line. The rest
-        of the line is for others."""
+        """Requests that one caller may open together: a full set of slots, and as many in the queue. The rest
+        of the queue is for other callers."""
         return self._profile.slots + min(self._profile.slots, self._profile.queue_limit)
 
     def stream(
@@ -173,14 +192,20 @@ class TTS:
         normalize: bool = True,
         **controls: float | None,
     ) -> Stream:
-        """Audio as it becomes audible; leaving the loop stops the work. `metrics` says what it cost.
+        """Return audio as it is rendered; leaving the loop cancels the request.
 
-        controls: temperature, top_p, min_p, top_k, repetition_penalty, cfg_weight, exaggeration, speed.
-        None, or left out, is the model's own default. The same text, voice, seed and controls give the
-        same samples, in the profile "exact" always, in the others if nobody else is speaking meanwhile.
+        Args:
+            text: Text of any length.
+            voice: A voice, its name, a voice file, or a clip to clone. None is the model's own voice.
+            language: A language code, for multilingual models.
+            seed: The same text, voice, seed and controls give the same samples: in the profile "exact" always,
+                in others if the engine runs no other request meanwhile.
+            normalize: Write digits and symbols out in words first, where the model has that step.
+            controls: temperature, top_p, min_p, top_k, repetition_penalty, cfg_weight, exaggeration, speed.
+                None, or left out, is the model's default.
         """
         session = self.open(text, voice=voice, language=language, seed=seed, normalize=normalize, **controls)
-        return Stream(session, keep=self)
+        return Stream(session, self)
 
     def say(
         self,
@@ -192,7 +217,7 @@ class TTS:
         normalize: bool = True,
         **controls: float | None,
     ) -> Audio:
-        """The whole utterance: the stream, joined. `controls` are those of `stream`."""
+        """Return the whole audio: the joined stream. The arguments are those of `stream`."""
         return _joined(
             self.open(text, voice=voice, language=language, seed=seed, normalize=normalize, **controls)
         )
@@ -207,33 +232,33 @@ class TTS:
         normalize: bool = True,
         **controls: float | None,
     ) -> list[Audio]:
-        """Several utterances, decoded together. Each is what `say` would give it with the same seed; where
-        the profile is not "exact", up to rounding."""
-        heard: list[Audio] = []
+        """Return the audio of several texts, decoded in batches. Each is what `say` returns with the same seed,
+        up to rounding where the profile is not "exact"."""
+        spoken: list[Audio] = []
         opened: deque[Session] = deque()
         request: dict[str, Any] = {"voice": voice, "language": language, "seed": seed, **controls}
         try:
             for text in texts:
                 if len(opened) == self.at_once:
-                    heard.append(_joined(opened.popleft()))
+                    spoken.append(_joined(opened.popleft()))
                 opened.append(self.open(text, normalize=normalize, **request))
             while opened:
-                heard.append(_joined(opened.popleft()))
+                spoken.append(_joined(opened.popleft()))
         finally:
             for session in opened:
                 session.cancel()
-        return heard
+        return spoken
 
     def voice(self, reference: str | Path) -> Voice:
-        """A voice by name, from a voice file, or from a clip (computed once, then kept by content hash)."""
-        return self._voicing.find(reference)
+        """Return a voice by name, from a voice file, or from a clip (computed once, then cached by content)."""
+        return self._voices.find(reference)
 
     def learn(self, clip: bytes, *, name: str, max_seconds: float) -> Voice:
-        """A voice from the bytes of a sound file that came from a stranger; nothing is kept of it."""
-        return self._voicing.learn(clip, name=name, max_seconds=max_seconds)
+        """Return a voice made from the bytes of an untrusted audio file; nothing is stored."""
+        return self._voices.learn(clip, name=name, max_seconds=max_seconds)
 
     def close(self) -> None:
-        """End what is being said, and the engine's thread. Also done when the object is forgotten."""
+        """End all requests and the worker thread. Also done when the object is garbage-collected."""
         self._worker.stop()
 
     def __enter__(self) -> TTS:
@@ -252,25 +277,23 @@ class TTS:
         normalize: bool = True,
         **controls: float | None,
     ) -> Session:
-        """A session in the engine's line. What is wrong with a request is said here, before it is spoken.
-
-        normalize: whether digits and symbols are written out in words first, where the model has that step.
-        """
+        """Queue a request and return its session. Invalid requests are refused here. See `stream`."""
         defaults = self._model.defaults
         session = self._session(voice, seed, controls)
-        pieces = cut(
+        segments = segment_text(
             self._frontend(normalize),
             text,
             language,
             split_chars=defaults.split_chars,
-            fill=defaults.fill_pieces,
+            fill=defaults.fill_segments,
             max_ids=defaults.max_text_ids,
             max_chars=self._max_chars,
             speed=session.request.speed,
             closing_ms=defaults.closing_pause_ms,
         )
-        session.timing.lap("text", session.timing.opened_s)
-        self._worker.submit(session, Pieces(_timed(pieces, session.timing), reached=session.reached))
+        session.timing.record("text", session.timing.opened_s)
+        timed = _timed(segments, session.timing)
+        self._worker.submit(session, SegmentQueue(timed, reached=session.reached))
         return session
 
     def session(
@@ -282,19 +305,19 @@ class TTS:
         normalize: bool = True,
         **controls: float | None,
     ) -> LiveSession:
-        """Text in as it is written, audio out while it still arrives. `controls` are those of `stream`."""
+        """Open a request whose text still arrives. The arguments are those of `stream`."""
         session = self._session(voice, seed, controls)
-        pieces = Pieces(reached=session.reached)
-        self._worker.submit(session, pieces)
+        segments = SegmentQueue(reached=session.reached)
+        self._worker.submit(session, segments)
         return LiveSession(
             session,
-            pieces,
+            segments,
             frontend=self._frontend(normalize),
             defaults=self._model.defaults,
             language=language,
             max_chars=self._max_chars,
             wake=self._worker.wake,
-            keep=self,
+            owner=self,
         )
 
     def check(
@@ -305,8 +328,8 @@ class TTS:
         seed: int | None = None,
         **controls: float | None,
     ) -> None:
-        """Refuse what `session` would refuse, without opening one."""
-        settle(self._model.defaults, self._voicing.resolve(voice), seed, controls)
+        """Raise the error that `session` would raise, without opening one."""
+        build_request(self._model.defaults, self._voices.resolve(voice), seed, controls)
         if language is not None and (language or len(self.languages) == 1):
             check_language(language, self.languages)
 
@@ -317,23 +340,32 @@ class TTS:
     def _session(
         self, voice: Voice | str | Path | None, seed: int | None, controls: dict[str, float | None]
     ) -> Session:
-        request = settle(self._model.defaults, self._voicing.resolve(voice), seed, controls)
+        request = build_request(self._model.defaults, self._voices.resolve(voice), seed, controls)
         return Session(request, ahead_seconds=self._profile.ahead_seconds, on_change=self._worker.wake)
 
 
-def _timed(pieces: Iterator[Piece], timing: Timing) -> Iterator[Piece]:
-    """The pieces, each made while the one before it is heard; what that takes is booked on the text."""
+def _draft_model(profile: Profile, model: Model) -> DraftModel | None:
+    """Load the model that drafts, if the profile names one instead of another kind of draft."""
+    name = profile.draft
+    if name in ("", "lookup", "guess") or name.startswith("exit:") or name.endswith(".safetensors"):
+        return None
+    draft = model if name == model.name else load_model(name, offline=True, options={})
+    return DraftModel(source=draft.source, encode=draft.frontend.encode)
+
+
+def _timed(segments: Iterator[TextSegment], timing: Timing) -> Iterator[TextSegment]:
+    """Yield segments and book the time they take on the stage "text"."""
     while True:
-        at = time.perf_counter()
-        piece = next(pieces, None)
-        timing.lap("text", at)
-        if piece is None:
+        started = time.perf_counter()
+        segment = next(segments, None)
+        timing.record("text", started)
+        if segment is None:
             return
-        yield piece
+        yield segment
 
 
 def audio_of(session: Session, chunks: Iterable[AudioChunk]) -> Audio:
-    """All that was heard of a session, joined."""
+    """Return the chunks of a session, joined."""
     samples = [chunk.samples for chunk in chunks]
     return Audio(
         samples=np.concatenate(samples) if samples else np.zeros(0, np.float32),
@@ -347,4 +379,4 @@ def _joined(session: Session) -> Audio:
     try:
         return audio_of(session, session.chunks())
     finally:
-        session.cancel()  # whoever was interrupted no longer listens
+        session.cancel()  # frees the request if the caller was interrupted

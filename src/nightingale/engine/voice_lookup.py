@@ -1,11 +1,13 @@
-"""Which voice is meant: a value, a name, a file, or a clip that becomes one."""
+"""Resolution of the voice of a request: a `Voice`, a name, a voice file, or a clip that is enrolled."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from nightingale.audio.read import MAX_SECONDS
-from nightingale.engine.cloning import enroll_file
+from nightingale.backends import BACKENDS
+from nightingale.backends.base import Encoders, Setup
+from nightingale.engine.cloning import clone_file
 from nightingale.engine.model import Model
 from nightingale.errors import VoiceError, VoiceNotFound
 from nightingale.voices import library
@@ -13,13 +15,15 @@ from nightingale.voices.cache import enrolled
 from nightingale.voices.voice import Voice
 
 
-class Voicing:
-    """The voices one model can wear."""
+class VoiceResolver:
+    """Find or make the voices of one model."""
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
+    def __init__(self, model: Model, setup: Setup) -> None:
+        """setup: the device and profile that the engine runs with."""
+        self._model, self._setup = model, setup
 
     def resolve(self, voice: Voice | str | Path | None) -> Voice:
+        """Return the voice that a request means; None means the model's default voice."""
         if isinstance(voice, Voice):
             self._check_fits(voice)
             return voice
@@ -34,23 +38,11 @@ class Voicing:
             )
         return self._model.default_voice
 
-    def _check_fits(self, voice: Voice) -> None:
-        model = self._model
-        widths = (model.networks.t3.config.speaker_width, model.networks.flow.config.speaker_width)
-        sizes = (len(voice.speaker), len(voice.flow_speaker))
-        if voice.family != model.voice_family or sizes != widths:
-            raise VoiceError(
-                f"the voice {voice.name!r} was made for another model",
-                got=f"family {voice.family!r}, speaker vectors of sizes {sizes}",
-                allowed=f"family {model.voice_family!r}, sizes {widths}, for the model {model.name!r}",
-                fix="Choose one of this family (`nightingale voices list`), or make it again from its clip.",
-            )
-
     def find(self, reference: str | Path) -> Voice:
-        """A voice by name, from a voice file, or from a clip (computed once, then kept by content hash)."""
-        path = Path(reference).expanduser()
+        """Return a voice by name, from a voice file, or from a clip (enrolled once, then cached)."""
+        model, path = self._model, Path(reference).expanduser()
         if library.is_name(str(reference)) and not path.is_file():
-            voice = library.load(str(reference), self._model.voices)
+            voice = library.load(str(reference), model.voices)
         elif not path.is_file():
             raise VoiceNotFound(
                 "no such voice",
@@ -61,27 +53,49 @@ class Voicing:
         elif path.suffix == ".safetensors":
             voice = Voice.load(path)
         elif path.suffix == ".pt":
-            voice = Voice.from_conds_pt(path, family=self._model.voice_family, name=path.stem)
+            voice = Voice.from_conds_pt(path, family=model.voice_family, name=path.stem)
         else:
-            model = self._model
             voice = enrolled(
-                path, model.voice_family, model.fingerprint, lambda: self._enroll(path, name=path.stem)
+                path, model.voice_family, model.fingerprint, lambda: self.learn(path, name=path.stem)
             )
         self._check_fits(voice)
         return voice
 
-    def learn(self, clip: bytes, *, name: str, max_seconds: float) -> Voice:
-        """A voice from a clip's bytes; nothing is looked up and nothing is kept."""
-        return self._enroll(clip, name=name, max_seconds=max_seconds)
-
-    def _enroll(self, source: Path | bytes, *, name: str, max_seconds: float = MAX_SECONDS) -> Voice:
+    def learn(self, clip: Path | bytes, *, name: str, max_seconds: float = MAX_SECONDS) -> Voice:
+        """Make a voice from a clip, without looking for it in the cache or storing it there."""
         model = self._model
-        return enroll_file(
-            source,
+        voice, _ = clone_file(
+            clip,
             name=name,
             family=model.voice_family,
-            encoders=model.encoders(),
-            defaults=model.defaults,
-            prompt_tokens=model.networks.t3.config.prompt_tokens,
+            encoders=self._encoders(),
+            info=model.info,
             max_seconds=max_seconds,
-        ).voice
+        )
+        return voice
+
+    def _encoders(self) -> Encoders:
+        """Open the encoders of the first backend that has them."""
+        for backend in reversed(BACKENDS):
+            if backend.unsupported_reason("renderer", self._model.info, self._setup) is not None:
+                continue
+            encoders = backend.open_encoders(self._model.source, self._setup)
+            if encoders is not None:
+                return encoders
+        raise VoiceError(
+            f"no installed backend can clone voices for the model {self._model.name!r}",
+            fix="Install PyTorch: pip install 'nightingale-tts[torch]'.",
+        )
+
+    def _check_fits(self, voice: Voice) -> None:
+        model = self._model
+        preset = model.info.preset
+        widths = (preset.t3.speaker_width, preset.flow.speaker_width)
+        sizes = (len(voice.speaker), len(voice.flow_speaker))
+        if voice.family != model.voice_family or sizes != widths:
+            raise VoiceError(
+                f"the voice {voice.name!r} was made for another model",
+                got=f"family {voice.family!r}, speaker vectors of sizes {sizes}",
+                allowed=f"family {model.voice_family!r}, sizes {widths}, for the model {model.name!r}",
+                fix="Choose one of this family (`nightingale voices list`), or make it again from its clip.",
+            )

@@ -1,10 +1,10 @@
-"""The engine's one thread: decides, computes, renders, a step at a time, for everybody at once.
+"""The engine's worker thread. One step of it:
 
-    admit one waiting utterance · a step for each running one · render what is ready · hand out what sounds
+    admit waiting requests · decode a step · render blocks that are ready · deliver rendered audio
 
-RenderStream one block a step keeps everybody's tokens coming while somebody's block is rendered; a studio that
-renders several together, or beside T3, is given several, and is not waited for while there is something to
-decode. What fails in one request ends that request with a typed error; the others never notice.
+Rendering one block a step keeps all decoders busy while a block is rendered. A renderer that takes batches, or
+runs beside the decoder, is given several blocks and not waited for while there is something to decode. An
+error in one request ends that request alone.
 """
 
 from __future__ import annotations
@@ -19,100 +19,101 @@ from itertools import count
 
 import numpy as np
 
-from nightingale.backends.torch.pipelined import use_threads
-from nightingale.backends.torch.paged import room_for
-from nightingale.decoding.decoder import Decoder, Speaking
+from nightingale.backends.base import Block, Decoder, Renderer, RenderFuture
+from nightingale.backends.profiles import Profile
+from nightingale.decoding.host_decoder import DecodeRow
+from nightingale.decoding.seeds import nth_seed
 from nightingale.engine.faults import engine_closed, engine_failed
 from nightingale.engine.model import Model
-from nightingale.engine.requests.segments import Piece
-from nightingale.engine.profiles import Profile
-from nightingale.decoding.random import nth_seed
-from nightingale.engine.scheduler import Scheduler
-from nightingale.engine.session import Pieces, Session
-from nightingale.backends.torch.renderer import Block, RenderFuture, Renderer
 from nightingale.engine.rendering.utterance import Utterance
+from nightingale.engine.requests.segment_queue import SegmentQueue
+from nightingale.engine.requests.segments import TextSegment
+from nightingale.engine.scheduler import Scheduler
+from nightingale.engine.session import Session
 from nightingale.errors import NightingaleError, QueueFull
 from nightingale.types import Samples
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
-    """Blocks being rendered, and whose they are."""
+class InFlight:
+    """Blocks that are being rendered, and the requests they belong to."""
 
     rows: list[tuple[int, Utterance, Block]]
-    sound: RenderFuture
+    future: RenderFuture
 
 
 @dataclass(slots=True)
 class Job:
-    """A request in the worker's hands."""
+    """A request inside the worker."""
 
     session: Session
-    pieces: Pieces
-    begun: int = 0
-    """How many pieces were begun."""
-    piece: Piece | None = None
-    """The next to be spoken."""
+    segments: SegmentQueue
+    started: int = 0
+    """Segments that were started."""
+    segment: TextSegment | None = None
+    """The next segment."""
     utterance: Utterance | None = None
-    """What is being spoken."""
+    """The segment that is being synthesized."""
     parked: bool = False
-    """Holds no place, in the line or in a slot: waits for more text, or for its listener."""
+    """Neither queued nor in a slot: it waits for more text, or for its listener."""
 
     @property
-    def may_go_on(self) -> bool:
-        """Whether what it waits for has come: its listener has caught up, or there is news of its text."""
-        return self.parked and (self.pieces.waiting if self.piece is None else not self.session.is_ahead)
+    def may_resume(self) -> bool:
+        """Whether a parked job can continue: its listener caught up, or its text changed."""
+        if not self.parked:
+            return False
+        return self.segments.waiting if self.segment is None else not self.session.is_ahead
 
 
 class Worker:
-    """Starts its thread with the first request, and sleeps when there is nothing to say."""
+    """Runs requests. Its thread starts with the first request and sleeps while there is no work."""
 
-    def __init__(self, model: Model, profile: Profile, draws: Decoder, studio: Renderer) -> None:
-        self.model, self.profile, self.draws, self.studio = model, profile, draws, studio
-        self.room, budget = room_for(model, profile), profile.memory_bytes
-        self.scheduler = Scheduler(slots=profile.slots, queue_limit=profile.queue_limit, budget_bytes=budget)
+    def __init__(self, model: Model, profile: Profile, decoder: Decoder, renderer: Renderer) -> None:
+        self.model, self.profile, self.decoder, self.renderer = model, profile, decoder, renderer
+        self.scheduler = Scheduler(
+            slots=profile.slots, queue_limit=profile.queue_limit, budget_bytes=profile.memory_bytes
+        )
         self._jobs: dict[int, Job] = {}
-        self._tickets = count()
+        self._ids = count()
         self._ready: deque[int] = deque()
-        """Tickets whose block waits to be rendered."""
-        self._launched: deque[Launched] = deque()
+        """Requests whose next block waits to be rendered."""
+        self._in_flight: deque[InFlight] = deque()
         self._changed = threading.Condition()
         self._stopped = False
         self._thread: threading.Thread | None = None
 
-    def submit(self, session: Session, pieces: Pieces) -> None:
-        """Join the line; QueueFull at once if it is too long."""
+    def submit(self, session: Session, segments: SegmentQueue) -> None:
+        """Queue a request; raise QueueFull if too many are waiting or stalled."""
         with self._changed:
             if self._stopped:
                 raise engine_closed()
-            self._check_sleepers()
-            ticket = next(self._tickets)
-            self.scheduler.submit(ticket)
-            self._jobs[ticket] = Job(session=session, pieces=pieces)
+            self._check_stalled()
+            request = next(self._ids)
+            self.scheduler.submit(request)
+            self._jobs[request] = Job(session=session, segments=segments)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="nightingale", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
 
     def wake(self) -> None:
-        """Something changed outside: text came, a listener caught up or left."""
+        """Look for work: text arrived, or a listener read audio or left."""
         with self._changed:
             self._changed.notify_all()
 
     def stop(self) -> None:
-        """End every session, and the thread."""
+        """End every session and the thread."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=30)
-        self.studio.close()
+        self.renderer.close()
 
     def _run(self) -> None:
         reason = engine_closed()
         try:
-            if self.studio.shares is not None:
-                use_threads(self.studio.shares.t3)
+            self.decoder.start()
             while True:
                 with self._changed:
                     while not self._stopped and not self._has_work():
@@ -120,7 +121,7 @@ class Worker:
                     if self._stopped:
                         return
                 self._step()
-        except BaseException as error:  # the engine's own fault: nobody may be left waiting for ever
+        except BaseException as error:  # a fault of the engine itself: no request may wait for ever
             reason = engine_failed(error)
         finally:
             with self._changed:
@@ -129,269 +130,275 @@ class Worker:
             for job in jobs:
                 job.session.end(reason)
 
-    def _has_work(self) -> bool:
-        jobs = self._jobs.values()
-        return (
-            bool(self._ready)
-            or bool(self._launched)
-            or self.scheduler.may_admit
-            or self._is_decoding()
-            or any(job.session.cancelled or job.may_go_on for job in jobs)
-        )
-
-    def _may_decode(self, ticket: int) -> bool:
-        """A piece that was begun is spoken to its end, however far its listener is behind: see `_go_on`."""
-        spoken = self._jobs[ticket].utterance
-        return spoken is not None and not spoken.decoding.finished
-
-    def _check_sleepers(self) -> None:
-        """Who sleeps holds no slot, but half a minute of audio or more. Called under the lock."""
-        asleep = sum(job.parked and job.piece is not None for job in self._jobs.values())
-        if asleep >= self.profile.sleepers_limit:
-            raise QueueFull(
-                "too many listeners do not read what was spoken for them",
-                got=f"{asleep} of them, each {self.profile.ahead_seconds:g} s behind or more",
-                allowed=f"at most {self.profile.sleepers_limit}",
-                fix="Read or close the streams that are open, then try again.",
-            )
-
     def _step(self) -> None:
         self._sweep()
-        for _ in range(self.draws.at_once):
-            self._weigh_next()
+        for _ in range(self.decoder.max_prefills):
+            self._reserve_next()
             with self._changed:
                 admitted = self.scheduler.admit()
             if admitted is None:
                 break
-            self._for(admitted[0], partial(self._begin, *admitted))
+            self._guarded(admitted[0], partial(self._start, *admitted))
         self._decode()
-        self.studio.t3_works(self._is_decoding())
+        self.renderer.decoder_busy(self._is_decoding())
         self._render()
-        self._hand_out()
+        self._deliver()
+
+    def _has_work(self) -> bool:
+        return (
+            bool(self._ready)
+            or bool(self._in_flight)
+            or self.scheduler.can_admit
+            or self._is_decoding()
+            or any(job.session.cancelled or job.may_resume for job in self._jobs.values())
+        )
+
+    def _check_stalled(self) -> None:
+        """Refuse requests while too many listeners do not read: each holds buffered audio. Needs the lock."""
+        stalled = sum(job.parked and job.segment is not None for job in self._jobs.values())
+        if stalled >= self.profile.stalled_limit:
+            raise QueueFull(
+                "too many stalled listeners do not read their audio",
+                got=f"{stalled} of them, each {self.profile.ahead_seconds:g} s behind or more",
+                allowed=f"at most {self.profile.stalled_limit}",
+                fix="Read or close the streams that are open, then try again.",
+            )
 
     def _sweep(self) -> None:
-        """Let go of those who left; put those who may go on back in line."""
+        """Drop cancelled requests and queue parked ones that can continue."""
         with self._changed:
             jobs = list(self._jobs.items())
-        for ticket, job in jobs:
+        for request, job in jobs:
             if job.session.cancelled:
-                self._drop(ticket)
-            elif job.may_go_on:
-                self._go_on(ticket, job)
+                self._drop(request)
+            elif job.may_resume:
+                self._continue(request, job)
 
-    def _weigh_next(self) -> None:
-        """Where bytes are counted, the first in line says what it needs; its text is cut for that."""
+    def _reserve_next(self) -> None:
+        """Where KV cache bytes are limited, compute what the first waiting request needs."""
         with self._changed:
-            line, counted = self.scheduler.waiting, self.scheduler.budget_bytes
-            ticket = line[0] if counted and line and line[0] not in self.scheduler.needs_bytes else None
-        if ticket is not None:
-            job = self._jobs[ticket]
-            job.piece = job.piece or job.pieces.next()
-            need = self.room.need(job.piece, job.session.request) if job.piece else 0
-            self.scheduler.needs_bytes[ticket] = need
+            waiting, limited = self.scheduler.waiting, self.scheduler.budget_bytes
+            request = (
+                waiting[0] if limited and waiting and waiting[0] not in self.scheduler.needs_bytes else None
+            )
+        if request is not None:
+            job = self._jobs[request]
+            job.segment = job.segment or job.segments.next()
+            self.scheduler.needs_bytes[request] = self._reserved_bytes(job)
 
-    def _begin(self, ticket: int, slot: int) -> None:
-        """Read the prompt of the next piece, and draw its first token."""
-        job = self._jobs[ticket]
-        job.piece = job.piece or job.pieces.next()
-        if job.piece is None:
-            self._release(ticket)
-            self._go_on(ticket, job)
-            return
-        timing, at = job.session.timing, time.perf_counter()
-        timing.admitted_s = timing.admitted_s or at
-        if not job.piece.text_ids:  # a pause, and nothing else
-            job.session.put(np.zeros(job.piece.pause_samples, np.float32))
-            job.piece = None
-            self._release(ticket)
-            self._go_on(ticket, job)
-            return
-        seed = nth_seed(job.session.request.seed, job.begun)
+    def _reserved_bytes(self, job: Job) -> int:
+        if job.segment is None:
+            return 0
+        asked = job.session.request
+        rows = 2 if asked.sampling.cfg_weight > 0 else 1
+        return self.decoder.kv_budget.reserved_bytes(len(job.segment.text_ids), asked.voice, rows=rows)
+
+    def _start(self, request: int, slot: int) -> None:
+        """Prefill the prompt of a request's next segment."""
+        job = self._jobs[request]
+        job.segment = job.segment or job.segments.next()
+        timing, started = job.session.timing, time.perf_counter()
+        if job.segment is not None:
+            timing.admitted_s = timing.admitted_s or started
+            if not job.segment.text_ids:  # a pause and nothing else
+                job.session.put(np.zeros(job.segment.pause_samples, np.float32))
+                job.segment = None
+            else:
+                self._prefill(request, slot, job, job.segment)
+                return
+        self._release(request)
+        self._continue(request, job)
+
+    def _prefill(self, request: int, slot: int, job: Job, segment: TextSegment) -> None:
+        timing, started = job.session.timing, time.perf_counter()
+        asked = job.session.request
+        seed = nth_seed(asked.seed, job.started)
         job.utterance = Utterance(
             self.model,
             self.profile,
-            job.piece,
-            job.session.request,
+            segment,
+            asked,
             seed=seed,
-            rendering=self.studio.open(job.session.request.voice, seed=seed),
-            tally=timing.tally,
+            stream=self.renderer.open(asked.voice, seed=seed),
+            stats=timing.drafts,
         )
-        job.begun, job.piece = job.begun + 1, None
-        tokens = self.draws.begin(slot, job.utterance.decoding, job.utterance.prompt())
-        timing.lap("prefill", at)
-        self._accept(ticket, tokens)
+        job.started, job.segment = job.started + 1, None
+        tokens = self.decoder.prefill(slot, job.utterance.decoding)
+        timing.record("prefill", started)
+        self._accept(request, tokens)
+
+    def _may_decode(self, request: int) -> bool:
+        """A started segment is decoded to its end, however far its listener is behind; see `_continue`."""
+        utterance = self._jobs[request].utterance
+        return utterance is not None and not utterance.decoding.finished
+
+    def _is_decoding(self) -> bool:
+        return any(self._may_decode(request) for request in self.scheduler.running)
 
     def _decode(self) -> None:
-        """A step for everybody who may take one."""
-        speaking, tickets = [], []
-        for slot, ticket in enumerate(self.scheduler.running):
-            if self._may_decode(ticket):
-                spoken = self._jobs[ticket].utterance
-                assert spoken is not None
-                speaking.append(Speaking(slot=slot, decoding=spoken.decoding, last_token=spoken.last_token))
-                tickets.append(ticket)
-        if not speaking:
+        """Advance every running utterance."""
+        rows, requests = [], []
+        for slot, request in enumerate(self.scheduler.running):
+            if self._may_decode(request):
+                utterance = self._utterance(request)
+                rows.append(DecodeRow(slot, utterance.decoding, utterance.last_token))
+                requests.append(request)
+        if not rows:
             return
-        at = time.perf_counter()
-        # All tokens first: accepting one may end an utterance and move another to its slot.
-        for ticket, drawn in zip(tickets, self.draws.step(speaking), strict=True):
-            self._jobs[ticket].session.timing.lap("t3", at)
-            if isinstance(drawn, Exception):
-                self._drop(ticket, engine_failed(drawn))
+        started = time.perf_counter()
+        # All tokens first: accepting one may end an utterance and move another one to its slot.
+        for request, tokens in zip(requests, self.decoder.decode(rows), strict=True):
+            self._jobs[request].session.timing.record("t3", started)
+            if isinstance(tokens, Exception):
+                self._drop(request, engine_failed(tokens))
             else:
-                self._for(ticket, partial(self._accept, ticket, drawn))
+                self._guarded(request, partial(self._accept, request, tokens))
 
-    def _accept(self, ticket: int, tokens: list[int]) -> None:
-        spoken = self._jobs[ticket].utterance
-        assert spoken is not None
+    def _accept(self, request: int, tokens: list[int]) -> None:
+        utterance = self._utterance(request)
         for token in tokens:
-            spoken.accept(token)
-            if spoken.must_restart or spoken.decoding.finished:
-                break  # what was drawn beyond is nobody's
-        if spoken.must_restart:
-            self._ready = deque(waiting for waiting in self._ready if waiting != ticket)  # its block is void
-            spoken.restart(self._jobs[ticket].session.timing)
-            slot = self.scheduler.running.index(ticket)
-            self._accept(ticket, self.draws.begin(slot, spoken.decoding, spoken.prompt()))
+            utterance.accept(token)
+            if utterance.must_restart or utterance.decoding.finished:
+                break  # tokens beyond the end belong to no utterance
+        timing = self._jobs[request].session.timing
+        if utterance.must_restart:
+            self._ready = deque(waiting for waiting in self._ready if waiting != request)
+            utterance.restart(timing)
+            slot = self.scheduler.running.index(request)
+            self._accept(request, self.decoder.prefill(slot, utterance.decoding))
             return
-        if spoken.decoding.finished:
-            held = self.room.held(spoken.piece, spoken.request, spoken.decoding.drawn)
-            self._jobs[ticket].session.timing.remembered(held)
-            self._release(ticket)  # its memory is free while its last block still waits to be rendered
-        self._line_up(ticket, spoken)
+        if utterance.decoding.finished:
+            timing.kv_bytes = max(timing.kv_bytes, self.decoder.kv_budget.used_bytes(utterance.decoding))
+            self._release(request)  # its slot is free while its last block still waits to be rendered
+        self._enqueue_block(request, utterance)
 
-    def _line_up(self, ticket: int, spoken: Utterance) -> None:
-        if spoken.block_ready and ticket not in self._ready:
-            self._ready.append(ticket)
+    def _enqueue_block(self, request: int, utterance: Utterance) -> None:
+        if utterance.has_block and request not in self._ready:
+            self._ready.append(request)
 
     def _render(self) -> None:
-        """The block that has waited longest, and others that can be rendered with it."""
-        if not self._ready or not self._has_room():
+        """Render the block that has waited longest, and others that can be rendered with it."""
+        if not self._ready or not self._can_render():
             return
-        first = self._utterance(self._ready[0])
-        tickets = [self._ready.popleft()]
-        if self.studio.together > 1:
-            alike = [t for t in self._ready if self._utterance(t).company == first.company]
-            tickets += alike[: self.studio.together - 1]
-            self._ready = deque(ticket for ticket in self._ready if ticket not in tickets)
-        spoken = [self._utterance(ticket) for ticket in tickets]
-        blocks = []
-        for ticket, utterance in zip(tickets, spoken, strict=True):
-            utterance.in_company = self._crowd() > 1
-            blocks.append(utterance.take_block(self._jobs[ticket].session.timing))
-        rows = list(zip(tickets, spoken, blocks, strict=True))
+        requests = [self._ready.popleft()]
+        if self.renderer.max_batch > 1:
+            key = self._utterance(requests[0]).batch_key
+            alike = [r for r in self._ready if self._utterance(r).batch_key == key]
+            requests += alike[: self.renderer.max_batch - 1]
+            self._ready = deque(request for request in self._ready if request not in requests)
+        concurrent = self._concurrency() > 1
+        rows = []
+        for request in requests:
+            utterance = self._utterance(request)
+            utterance.concurrent = concurrent
+            rows.append((request, utterance, utterance.take_block(self._jobs[request].session.timing)))
         if len(rows) > 1:
             try:
-                return self._launch(rows)
+                return self._submit(rows)
             except Exception:
-                pass  # then each alone, which shows whose fault it was
+                pass  # one by one below, to find the request that is at fault
         for row in rows:
-            self._for(row[0], partial(self._launch, [row]))
+            self._guarded(row[0], partial(self._submit, [row]))
 
-    def _launch(self, rows: list[tuple[int, Utterance, Block]]) -> None:
-        self._launched.append(Launched(rows, self.studio.launch([block for _, _, block in rows])))
-        for ticket, spoken, _ in rows:  # not sooner: what may be cut next depends on what was launched
-            self._line_up(ticket, spoken)
+    def _submit(self, rows: list[tuple[int, Utterance, Block]]) -> None:
+        self._in_flight.append(InFlight(rows, self.renderer.render([block for _, _, block in rows])))
+        for request, utterance, _ in rows:  # not sooner: the next cut depends on what was submitted
+            self._enqueue_block(request, utterance)
 
-    def _crowd(self) -> int:
-        """Requests that are spoken or about to be. Who waits for text, or for a listener, is no company."""
+    def _concurrency(self) -> int:
+        """Return the number of requests that run or are about to run; parked ones do not count."""
         with self._changed:
             return sum(not job.parked for job in self._jobs.values())
 
-    def _utterance(self, ticket: int) -> Utterance:
-        spoken = self._jobs[ticket].utterance
-        assert spoken is not None
-        return spoken
+    def _utterance(self, request: int) -> Utterance:
+        utterance = self._jobs[request].utterance
+        assert utterance is not None
+        return utterance
 
-    def _hand_out(self) -> None:
-        """What has been rendered; waited for only if there is nothing else to do."""
-        while self._launched:
-            launched = self._launched[0]
-            if not launched.sound.ready and self._is_busy():
-                return
-            self._launched.popleft()
-            try:
-                heard: list[Samples | Exception] = list(launched.sound.take())
-            except Exception as error:
-                heard = [error] * len(launched.rows)
-            for (ticket, spoken, block), samples in zip(launched.rows, heard, strict=True):
-                job = self._jobs.get(ticket)
-                if job is None or job.utterance is not spoken:
-                    continue  # he has left
-                if isinstance(samples, Exception):
-                    self._drop(ticket, engine_failed(samples))
-                else:
-                    self._for(ticket, partial(self._put, ticket, job, block, samples))
+    def _can_render(self) -> bool:
+        return len(self._in_flight) < self.renderer.max_in_flight
 
-    def _is_busy(self) -> bool:
-        """Whether there is something to do before the next sound is ready."""
+    def _has_other_work(self) -> bool:
+        """Whether there is something to do before the next audio is ready."""
         with self._changed:
-            waiting = self.scheduler.may_admit
-        return waiting or self._is_decoding() or (bool(self._ready) and self._has_room())
+            waiting = self.scheduler.can_admit
+        return waiting or self._is_decoding() or (bool(self._ready) and self._can_render())
 
-    def _is_decoding(self) -> bool:
-        return any(self._may_decode(ticket) for ticket in self.scheduler.running)
+    def _deliver(self) -> None:
+        """Hand out rendered audio; wait for it only if there is nothing else to do."""
+        while self._in_flight:
+            oldest = self._in_flight[0]
+            if not oldest.future.done() and self._has_other_work():
+                return
+            self._in_flight.popleft()
+            try:
+                rendered: list[Samples | Exception] = list(oldest.future.result())
+            except Exception as error:
+                rendered = [error] * len(oldest.rows)
+            for (request, utterance, block), samples in zip(oldest.rows, rendered, strict=True):
+                job = self._jobs.get(request)
+                if job is None or job.utterance is not utterance:
+                    continue  # the request was cancelled
+                if isinstance(samples, Exception):
+                    self._drop(request, engine_failed(samples))
+                else:
+                    self._guarded(request, partial(self._put, request, job, block, samples))
 
-    def _has_room(self) -> bool:
-        """Whether another launch may be under way."""
-        return len(self._launched) < self.studio.under_way
-
-    def _put(self, ticket: int, job: Job, block: Block, samples: Samples) -> None:
-        spoken = job.utterance
-        assert spoken is not None
-        job.session.put(spoken.finish(block, samples))
+    def _put(self, request: int, job: Job, block: Block, samples: Samples) -> None:
+        job.session.put(self._utterance(request).finish(block, samples))
         if block.final:
             job.utterance = None
-            self._go_on(ticket, job)
+            self._continue(request, job)
 
-    def _go_on(self, ticket: int, job: Job) -> None:
-        """Back in line with the next piece, or wait for the listener, or for text, or the end.
+    def _continue(self, request: int, job: Job) -> None:
+        """Queue a request for its next segment, park it until text or its listener arrives, or end it.
 
-        Here, between two pieces, and nowhere else a listener who falls behind is waited for: so nobody holds
-        a slot who does not use it, and what waits to be heard is bounded all the same, for a piece is.
+        Backpressure is applied here, between two segments, and nowhere else: so a stalled listener holds no
+        slot, and its buffered audio is bounded all the same, because a segment is.
         """
-        # Asked first: what is added just before the end belongs to it.
-        closed = job.pieces.closed
-        # Outside the lock: text is cut here, and whoever opens a request need not wait for that.
-        job.piece = job.piece or job.pieces.next()
-        over = job.piece is None and closed
+        # Read first: text that is added just before the end belongs to the request.
+        closed = job.segments.closed
+        # Outside the lock, because text is segmented here and `submit` must not wait for that.
+        job.segment = job.segment or job.segments.next()
+        ended = job.segment is None and closed
         with self._changed:
-            if over:
-                del self._jobs[ticket]
+            if ended:
+                del self._jobs[request]
             else:
-                job.parked = job.piece is None or job.session.is_ahead
+                job.parked = job.segment is None or job.session.is_ahead
                 if not job.parked:
-                    self.scheduler.submit(ticket, limited=False)
-        if over:  # not under the lock: a listener who holds his own may be waiting for it
+                    self.scheduler.submit(request, limited=False)
+        if ended:  # not under the lock: a listener that holds its own may be waiting for ours
             job.session.end()
 
-    def _release(self, ticket: int) -> None:
+    def _release(self, request: int) -> None:
+        """Free a request's slot and keep the slots in use without a gap."""
         with self._changed:
             running = self.scheduler.running
-            slot = running.index(ticket) if ticket in running else None
-            move = self.scheduler.leave(ticket)
+            slot = running.index(request) if request in running else None
+            move = self.scheduler.remove(request)
         if slot is not None:
-            self.draws.leave(slot)
+            self.decoder.release(slot)
         if move is not None:
-            self.draws.move(move.source, move.target)
+            self.decoder.move(move.source, move.target)
 
-    def _drop(self, ticket: int, error: NightingaleError | None = None) -> None:
-        """Forget a request and free all it holds."""
-        if error is not None and ticket in self.scheduler.running:
-            self.draws.wipe(self.scheduler.running.index(ticket))
-        self._release(ticket)
-        if ticket in self._ready:
-            self._ready.remove(ticket)
+    def _drop(self, request: int, error: NightingaleError | None = None) -> None:
+        """Remove a request and free all it holds."""
+        if error is not None and request in self.scheduler.running:
+            self.decoder.reset(self.scheduler.running.index(request))
+        self._release(request)
+        if request in self._ready:
+            self._ready.remove(request)
         with self._changed:
-            job = self._jobs.pop(ticket, None)
+            job = self._jobs.pop(request, None)
         if job is not None:
             job.session.end(error)
 
-    def _for(self, ticket: int, act: Callable[[], None]) -> None:
-        """Do something for one request; if it fails, that request alone ends."""
+    def _guarded(self, request: int, action: Callable[[], None]) -> None:
+        """Run an action for one request; if it fails, end that request alone."""
         try:
-            act()
+            action()
         except NightingaleError as error:
-            self._drop(ticket, error)
+            self._drop(request, error)
         except Exception as error:
-            self._drop(ticket, engine_failed(error))
+            self._drop(request, engine_failed(error))

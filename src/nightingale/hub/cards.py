@@ -1,7 +1,6 @@
-"""What the official model repositories hold, as literal cards.
+"""Cards of the official models: the files each needs, and the repository and revision they come from.
 
-A card says which files a model needs, what each is for, and at which revision of which repository they were
-checked. Everything here is data; `nightingale.hub.find` acts on it.
+Everything here is data; `nightingale.hub.find` uses it.
 """
 
 from __future__ import annotations
@@ -16,32 +15,32 @@ MB: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileCard:
-    """One role in a model and the file names that can fill it, best first."""
+    """One role in a model and the file names that can fill it, in order of preference."""
 
     role: str
     names: tuple[str, ...]
     approx_bytes: int = 0
-    """For the download notice only; 0 means small."""
+    """Shown before a download; 0 means small."""
     needed: bool = True
-    """False: the model speaks without it (a default voice, a table for one language)."""
+    """False if the model works without it (a default voice, a table for one language)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One model: where its files live and what they are called."""
+    """One model: its repository and its files."""
 
     name: str
     family: str
-    """Which voices it accepts: "chatterbox" or "turbo"."""
+    """The family of voices it accepts: "chatterbox" or "turbo"."""
     summary: str
     repo: str
     revision: str
-    """What is asked of the hub: a full commit hash, or a branch where no full hash is known."""
+    """The revision to download: a full commit hash, or a branch where no full hash is known."""
     revision_prefix: str
-    """What the downloaded commit should begin with. Equal to `revision` where that is a full hash."""
+    """First digits of the tested commit. Equal to `revision` where that is a full hash."""
     files: tuple[FileCard, ...]
     variants: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
-    """role -> variant name -> file names: the choices behind options such as `t3="v3"`."""
+    """Role -> variant name -> file names, for options such as `t3="v3"`."""
 
     def file(self, role: str) -> FileCard:
         return next(file for file in self.files if file.role == role)
@@ -96,8 +95,8 @@ MULTILINGUAL: Final = replace(
     },
 )
 
-# Only the first digits of these two revisions are known, and the hub takes nothing but full hashes: the
-# branch is asked for, and what arrives is compared with the digits and the file digests below.
+# Only the first digits of these two revisions are known, and the hub takes only full hashes: the branch is
+# downloaded and compared with these digits and with the file digests below.
 TURBO: Final = Card(
     name="turbo",
     family="turbo",

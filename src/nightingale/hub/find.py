@@ -1,7 +1,7 @@
 """From a model's name or folder to the files it needs.
 
-Each file is looked for in this order: the folder the user gave, the hub cache, the hub. Offline stops after
-the cache. What is missing is reported all at once, by file name, with the command that gets it.
+Each file is looked up in this order: the user's folder, the hub cache, the hub. Offline stops after the
+cache. One error lists all missing files with the command that downloads them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from nightingale.errors import ConfigError, ModelMissing, UnknownModel
-from nightingale.hub import files
+from nightingale.hub import cache
 from nightingale.hub.cards import CARDS, Card, FileCard
 
 OnFile = Callable[[str], None]
@@ -24,10 +24,8 @@ class ModelFiles:
     """A model whose files are on this machine."""
 
     card: Card
-    folder: Path
-    """Where the T3 weights are."""
     paths: Mapping[str, Path]
-    """role -> file. An optional role that was not found is absent."""
+    """Role -> file. An optional role that was not found is absent."""
 
     def __getitem__(self, role: str) -> Path:
         return self.paths[role]
@@ -36,10 +34,16 @@ class ModelFiles:
         return self.paths.get(role)
 
     @property
-    def fingerprint(self) -> str:
-        """Changes when the files that turn a clip into a voice change. Cheap: names and sizes, not contents.
+    def folder(self) -> Path:
+        """The folder of the T3 weights."""
+        return self.paths["t3"].parent
 
-        Files of the hub cache resolve to blobs named by their digest, so there the contents do count.
+    @property
+    def fingerprint(self) -> str:
+        """A digest that changes with the files that turn a clip into a voice.
+
+        It hashes names and sizes, not contents. Files of the hub cache resolve to blobs named by their
+        digest, so for them contents count.
         """
         digest = hashlib.sha256(self.card.family.encode())
         for role in ("s3gen", "voice_encoder"):
@@ -50,11 +54,11 @@ class ModelFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """What to look for: a card, perhaps a local folder, and the user's choices among variants."""
+class ModelRequest:
+    """The files to look up: a card, an optional local folder, and the user's choices among variants."""
 
     card: Card
-    folder: Path | None
+    folder: Path | None = None
     chosen: Mapping[str, Path | tuple[str, ...]]
 
     def names(self, file: FileCard) -> tuple[str, ...]:
@@ -62,7 +66,7 @@ class Wanted:
         return (choice.name,) if isinstance(choice, Path) else choice
 
     def on_disk(self, file: FileCard, cache_dir: Path | None) -> Path | None:
-        """The file, from the user's own path, the user's folder or the hub cache."""
+        """Return the file from the user's own path, the user's folder or the hub cache."""
         choice = self.chosen.get(file.role)
         if isinstance(choice, Path):
             return choice
@@ -70,58 +74,48 @@ class Wanted:
             for name in self.names(file):
                 if (self.folder / name).is_file():
                     return self.folder / name
-            if file.role == "t3":  # a folder is a T3; only its companions may come from elsewhere
+            if file.role == "t3":  # the T3 defines the folder; only other files may come from the cache
                 return None
-        cached = (files.in_cache(self.card, name, cache_dir) for name in self.names(file))
+        cached = (cache.in_cache(self.card, name, cache_dir) for name in self.names(file))
         return next((path for path in cached if path is not None), None)
 
 
-def card_named(name: str) -> Card:
-    if name not in CARDS:
-        raise _unknown(name)
-    return CARDS[name]
-
-
-def _unknown(name: str) -> UnknownModel:
-    known = ("wren", *CARDS)  # the first is in the package, not on the hub
-    close = get_close_matches(name, known, n=1)
-    return UnknownModel(
-        "no such model",
-        got=repr(name),
-        allowed=f"{', '.join(known)}, or a folder with the official files",
-        fix=f"Did you mean {close[0]!r}?" if close else "See `nightingale models list`.",
-    )
-
-
-def wanted(
+def resolve(
     model: str | Path,
     *,
     kind: str | None = None,
     t3: str | Path | None = None,
     s3gen: str | Path | None = None,
-) -> Wanted:
-    """Understand the user's model and options, without looking for any file but the ones named outright."""
+) -> ModelRequest:
+    """Interpret the user's model and options, without looking up files other than the ones named.
+
+    Args:
+        model: The name of a card, or a folder with the official files.
+        kind: The card of a folder that could be several.
+        t3: A variant ("v3") or a file.
+        s3gen: A variant or a file.
+
+    Raises:
+        UnknownModel: There is no such card or folder.
+        ConfigError: An option does not fit the model.
+        ModelMissing: The folder holds no T3 weights.
+    """
+    chosen: dict[str, Path | tuple[str, ...]] = {}
     if str(model) in CARDS and not isinstance(model, Path):
         if kind not in (None, model):
-            raise ConfigError(
-                "a named model has its own kind",
-                got=f"kind={kind!r}",
-                allowed=repr(model),
-                fix="Leave it out.",
-            )
-        card, folder, found_t3 = CARDS[str(model)], None, None
+            raise ConfigError("a named model has its own kind", got=f"kind={kind!r}", allowed=repr(model))
+        card, folder = CARDS[str(model)], None
     elif Path(model).expanduser().is_dir():
         folder = Path(model).expanduser()
-        card, found_t3 = _recognise(folder, kind, t3)
+        card, found_t3 = _identify(folder, kind, t3)
+        if found_t3 is not None:
+            chosen["t3"] = found_t3
     else:
-        raise _unknown(str(model))
-    chosen: dict[str, Path | tuple[str, ...]] = {}
-    if found_t3 is not None:
-        chosen["t3"] = found_t3
+        raise _unknown_model(str(model))
     for role, option in (("t3", t3), ("s3gen", s3gen)):
         if option is not None:
             chosen[role] = _choose(card, folder, role, option)
-    return Wanted(card=card, folder=folder, chosen=chosen)
+    return ModelRequest(card=card, folder=folder, chosen=chosen)
 
 
 def locate(
@@ -134,18 +128,22 @@ def locate(
     cache_dir: Path | None = None,
     on_file: OnFile | None = None,
 ) -> ModelFiles:
-    """The files of `model`, downloaded first if a needed one is missing and we may.
+    """Return the files of a model, after downloading needed ones that are missing.
 
-    `kind` names the card of a folder that could be several; `t3` and `s3gen` take a variant ("v3") or a file.
+    Args:
+        model: As for `resolve`, like `kind`, `t3` and `s3gen`.
+        offline: Raise `ModelMissing` instead of downloading.
+        cache_dir: The hub cache, if not the default one.
+        on_file: Called with the name of each file before its download.
     """
-    want = wanted(model, kind=kind, t3=t3, s3gen=s3gen)
-    paths, missing = _look(want, cache_dir)
+    request = resolve(model, kind=kind, t3=t3, s3gen=s3gen)
+    paths, missing = _look_up(request, cache_dir)
     if missing:
-        # A folder is what the user gave us: it is completed from the cache, never from the network.
-        if want.folder is not None or files.is_offline(offline):
-            raise _missing(want, missing, cache_dir)
-        _fetch(want, paths, cache_dir, on_file)
-    return ModelFiles(card=want.card, folder=paths["t3"].parent, paths=paths)
+        # The user's folder is completed from the cache, never from the network.
+        if request.folder is not None or cache.is_offline(offline):
+            raise _missing_files(request, missing, cache_dir)
+        _download(request, paths, cache_dir, on_file)
+    return ModelFiles(card=request.card, paths=paths)
 
 
 def pull(
@@ -156,25 +154,27 @@ def pull(
     cache_dir: Path | None = None,
     on_file: OnFile | None = None,
 ) -> tuple[ModelFiles, list[str]]:
-    """Download what is not cached and verify what can be verified; gives the files and remarks about them."""
-    card_named(model)
-    want = wanted(model, t3=t3, s3gen=s3gen)
-    paths, missing = _look(want, cache_dir)
-    if files.is_offline(False) and missing:
-        raise _missing(want, missing, cache_dir)
-    if len(paths) < len(want.card.files):
-        _fetch(want, paths, cache_dir, on_file)
-    verified = sum(files.verify(want.card, path) for path in paths.values())
+    """Download what is not cached, verify known digests, and return the files and remarks about them."""
+    if model not in CARDS:
+        raise _unknown_model(model)
+    request = resolve(model, t3=t3, s3gen=s3gen)
+    paths, missing = _look_up(request, cache_dir)
+    if cache.is_offline() and missing:
+        raise _missing_files(request, missing, cache_dir)
+    if len(paths) < len(request.card.files):
+        _download(request, paths, cache_dir, on_file)
+    found = ModelFiles(card=request.card, paths=paths)
+    verified = sum(cache.verify(request.card, path) for path in paths.values())
     remarks = [f"{verified} of {len(paths)} files have a known digest, and it matches"]
-    revision = paths["t3"].parent.name
-    if not revision.startswith(want.card.revision_prefix):
-        remarks.append(f"revision {revision} is newer than the one tested ({want.card.revision_prefix}…)")
-    return ModelFiles(card=want.card, folder=paths["t3"].parent, paths=paths), remarks
+    revision, tested = found.folder.name, request.card.revision_prefix
+    if not revision.startswith(tested):
+        remarks.append(f"revision {revision} is newer than the one tested ({tested}…)")
+    return found, remarks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelState:
-    """What this machine has of one model."""
+    """The part of one model that is on this machine."""
 
     name: str
     summary: str
@@ -186,8 +186,8 @@ class ModelState:
 
 
 def state(card: Card, cache_dir: Path | None = None) -> ModelState:
-    """How much of a model the hub cache holds. Looks at names only, never at the network."""
-    paths, missing = _look(Wanted(card=card, folder=None, chosen={}), cache_dir)
+    """Return how much of a model the hub cache holds. It looks at file names only."""
+    paths, missing = _look_up(ModelRequest(card=card, chosen={}), cache_dir)
     return ModelState(
         name=card.name,
         summary=card.summary,
@@ -198,46 +198,49 @@ def state(card: Card, cache_dir: Path | None = None) -> ModelState:
     )
 
 
-def _look(want: Wanted, cache_dir: Path | None) -> tuple[dict[str, Path], list[FileCard]]:
-    """What is here by role, and which needed files are not."""
-    found = {file.role: want.on_disk(file, cache_dir) for file in want.card.files}
-    missing = [file for file in want.card.files if file.needed and found[file.role] is None]
+def _look_up(request: ModelRequest, cache_dir: Path | None) -> tuple[dict[str, Path], list[FileCard]]:
+    """Return the files on disk by role, and the needed files that are missing."""
+    found = {file.role: request.on_disk(file, cache_dir) for file in request.card.files}
+    missing = [file for file in request.card.files if file.needed and found[file.role] is None]
     return {role: path for role, path in found.items() if path is not None}, missing
 
 
-def _fetch(want: Wanted, paths: dict[str, Path], cache_dir: Path | None, on_file: OnFile | None) -> None:
-    """Complete `paths` from the hub."""
-    for file in want.card.files:
+def _download(
+    request: ModelRequest, paths: dict[str, Path], cache_dir: Path | None, on_file: OnFile | None
+) -> None:
+    """Add the missing files to `paths`."""
+    for file in request.card.files:
         if file.role in paths:
             continue
         if on_file is not None:
-            on_file(want.names(file)[0])
+            on_file(request.names(file)[0])
         try:
-            paths[file.role] = files.download(want.card, want.names(file), cache_dir)
+            paths[file.role] = cache.download(request.card, request.names(file), cache_dir)
         except ModelMissing:
             if file.needed:
                 raise
 
 
-def _recognise(folder: Path, kind: str | None, t3: str | Path | None) -> tuple[Card, Path | None]:
-    """Which card a folder is, and its T3 where that has a name of its own (a single-language fine-tune)."""
+def _identify(folder: Path, kind: str | None, t3: str | Path | None) -> tuple[Card, Path | None]:
+    """Return the card of a folder, and its T3 if that has another name (a single-language fine-tune)."""
     if kind is not None:
-        return card_named(kind), None
+        if kind not in CARDS:
+            raise _unknown_model(kind)
+        return CARDS[kind], None
     official = {
         card.name: card
         for card in CARDS.values()
-        for name in (*card.file("t3").names, *(n for v in card.variants.get("t3", {}).values() for n in v))
-        if (folder / name).is_file()
+        if any((folder / name).is_file() for names in _t3_names(card).values() for name in names)
     }
-    if t3 is not None:  # a T3 chosen by name says which card of a shared folder is meant
-        official = {n: c for n, c in official.items() if _choice_fits(c, str(t3))} or official
+    if t3 is not None:  # the name of a T3 says which card of a shared folder is meant
+        named = {name: card for name, card in official.items() if _has_t3(card, str(t3))}
+        official = named or official
     if len(official) == 1:
         return next(iter(official.values())), None
     if len(official) > 1:
         raise ConfigError(
             f"{folder} holds more than one model",
             got=", ".join(sorted(official)),
-            allowed="one kind at a time",
             fix=f"Say which, such as kind={min(official)!r} (command line: -O kind={min(official)}).",
         )
     tuned = sorted(folder.glob("t3_*.safetensors"))
@@ -252,64 +255,64 @@ def _recognise(folder: Path, kind: str | None, t3: str | Path | None) -> tuple[C
     )
 
 
-def _choice_fits(card: Card, t3: str) -> bool:
-    variants = card.variants.get("t3", {})
-    return t3 in variants or any(t3 in names for names in (card.file("t3").names, *variants.values()))
+def _t3_names(card: Card) -> dict[str, tuple[str, ...]]:
+    """Return the names of T3 files by variant; the default has no variant name."""
+    return {"": card.file("t3").names, **card.variants.get("t3", {})}
+
+
+def _has_t3(card: Card, t3: str) -> bool:
+    variants = _t3_names(card)
+    return t3 in variants or any(t3 in names for names in variants.values())
 
 
 def _choose(card: Card, folder: Path | None, role: str, option: str | Path) -> Path | tuple[str, ...]:
-    """A variant's file names, or the file itself."""
+    """Return a variant's file names, or the file that the option names."""
     variants = card.variants.get(role, {})
     if str(option) in variants:
         return variants[str(option)]
     for path in (Path(option).expanduser(), *([folder / option] if folder else [])):
         if path.is_file():
             return path
+    file = f"the path of a {role} weights file" + (" or its name in the folder" if folder else "")
     raise ConfigError(
         f"no such {role} for {card.name!r}",
         got=f"{role}={str(option)!r}",
-        allowed=" or ".join(
-            [
-                *variants,
-                f"the path of a {role} weights file" + (" or its name in the folder" if folder else ""),
-            ]
-        ),
-        fix="Check the path.",
+        allowed=" or ".join([*variants, file]),
     )
 
 
-def _missing(want: Wanted, missing: list[FileCard], cache_dir: Path | None) -> ModelMissing:
-    """Exactly which files, where we looked, and the one command that gets them."""
-    names = ", ".join(" or ".join(want.names(file)) for file in missing)
+def _unknown_model(name: str) -> UnknownModel:
+    known = ("wren", *CARDS)  # wren is in the package, not on the hub
+    close = get_close_matches(name, known, n=1)
+    return UnknownModel(
+        "no such model",
+        got=repr(name),
+        allowed=f"{', '.join(known)}, or a folder with the official files",
+        fix=f"Did you mean {close[0]!r}?" if close else "See `nightingale models list`.",
+    )
+
+
+def _missing_files(request: ModelRequest, missing: list[FileCard], cache_dir: Path | None) -> ModelMissing:
+    """Name the missing files, the places searched, and the command that downloads them."""
+    card, folder = request.card, request.folder
+    names = ", ".join(" or ".join(request.names(file)) for file in missing)
     options = "".join(
         f" --{role} {variant}"
-        for role, choice in want.chosen.items()
-        for variant, variant_names in want.card.variants.get(role, {}).items()
+        for role, choice in request.chosen.items()
+        for variant, variant_names in card.variants.get(role, {}).items()
         if choice == variant_names
     )
-    command = f"`nightingale models pull {want.card.name}{options}`"
-    looked_in = f"{want.folder} and " if want.folder else ""
-    others = [
-        r
-        for r in files.revisions_in_cache(want.card, cache_dir)
-        if not r.startswith(want.card.revision_prefix)
-    ]
-    hint = (
-        f" The cache holds another revision ({others[0][:8]}…); its folder can be given as the model."
-        if others
-        else ""
-    )
-    if (
-        want.folder is not None
-        and "s3gen" in {file.role for file in missing}
-        and list(want.folder.glob("s3gen_v3.*"))
-    ):
+    command = f"`nightingale models pull {card.name}{options}`"
+    revisions = cache.revisions_in_cache(card, cache_dir)
+    others = [revision for revision in revisions if not revision.startswith(card.revision_prefix)]
+    hint = ""
+    if folder and "s3gen" in {file.role for file in missing} and list(folder.glob("s3gen_v3.*")):
         hint = " The folder holds s3gen_v3: say s3gen='v3' to use it."
+    elif others:
+        hint = f" The cache holds another revision ({others[0][:8]}…); its folder can be given as the model."
     return ModelMissing(
-        f"files of {want.card.name!r} are missing",
-        got=f"no {names} in {looked_in}{files.cache_root(cache_dir)}",
-        allowed=f"the files of {want.card.repo} at revision {want.card.revision}",
-        fix=f"Put the files there, or run {command}.{hint}"
-        if want.folder
-        else f"Run {command} while online.{hint}",
+        f"files of {card.name!r} are missing",
+        got=f"no {names} in {f'{folder} and ' if folder else ''}{cache.cache_root(cache_dir)}",
+        allowed=f"the files of {card.repo} at revision {card.revision}",
+        fix=f"{f'Put the files there, or run {command}' if folder else f'Run {command} while online'}.{hint}",
     )

@@ -1,6 +1,6 @@
-"""How each member of the family behaves around its networks: defaults, order of sampling, start and end.
+"""Defaults of each model family around its networks: sampling, limits, segmentation and reference clips.
 
-Sizes live with the networks (models/chatterbox/presets.py); this is all else in which two members differ.
+Network sizes are in models/chatterbox/presets.py.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ class ModelDefaults:
     sampling: Sampling
     exaggeration: float
     sampler: Literal["chatterbox", "turbo"]
-    """Whose order of sampling steps to follow."""
+    """The order of the sampling steps (decoding/sampling.py)."""
     ignored: frozenset[str] = frozenset()
-    """Controls this member has no use for; setting one is refused rather than ignored."""
+    """Controls that the model does not have; setting one is refused rather than ignored."""
     profile: str = "exact"
-    """The profile used when none is asked for: upstream's rendering, unless the model was made to stream."""
+    """The profile when none is asked for."""
     max_new_tokens: int = 1000
     max_text_ids: int = 700
-    """The longest piece of text there is memory for."""
+    """The longest text segment that fits the KV cache."""
     tokens_per_text_id: float | None = None
-    """If set, an utterance may have this many speech tokens per text id, and no more: it cannot run away."""
+    """Limits the speech tokens of an utterance to this many per text id."""
     split_chars: int | None = 280
-    """If set, text is spoken in pieces of about this many characters at most."""
-    fill_pieces: bool = True
-    """As much as fits goes into one piece: short text is spoken whole. Otherwise each sentence is one."""
+    """Text is split into segments of about this many characters; None leaves it whole."""
+    fill_segments: bool = True
+    """Put as many sentences as fit into one segment; otherwise each sentence is one."""
     silence_ids: frozenset[int] = frozenset({SILENCE_TOKEN})
-    """Speech tokens of which a run is silence, and not speech. None known: silence is noticed as a loop."""
+    """Speech tokens of silence. If none is known, silence is detected as a repetition."""
     first_block_tokens: int | None = None
-    """Of a stream's first block, where it need not be as long as the profile's: the sooner it is heard."""
+    """Size of a stream's first block, where it may be shorter than the profile's: audio starts sooner."""
     second_block_tokens: int | None = None
-    """Of the block after it, which must be rendered while the first is played: nothing is in store yet."""
+    """Size of the second block, which must be rendered while the first one plays."""
     closing_pause_ms: int = 0
-    """Silence after the last piece: players swallow the end of a file that stops with its last sound."""
+    """Silence after the last segment: some players cut the end of a file."""
     guarded: bool = True
-    """Watched for loops, silence and a missing end, and drawn again where that helps."""
+    """Watch for repetition, silence and a missing end, and sample again where that helps."""
     tail_silence_tokens: int = 0
-    """Silence appended before rendering."""
+    """Silence tokens that are appended before rendering."""
     drop_last_token: bool = False
-    """The last token before the stop decodes to 40 ms of noise; its audio is cut."""
+    """Cut the audio of the last token before the stop, which is 40 ms of noise."""
     prompt_seconds: float = 6.0
-    """How much of the reference clip T3 is shown."""
+    """How much of the reference clip becomes T3's prompt."""
     flow_prompt_seconds: float = 10.0
-    """How much of the reference clip the flow is shown."""
+    """How much of the reference clip becomes the flow's prompt."""
     reference_longer_than_s: float = 1.0
     reference_loudness_lufs: float | None = None
 
@@ -67,7 +67,7 @@ TURBO: Final = ModelDefaults(
     sampler="turbo",
     ignored=frozenset({"cfg_weight", "exaggeration", "min_p"}),
     # PARITY: upstream draws once before its loop of 1000.
-    #         tests/engine/test_decode.py::test_turbo_draws_one_more_than_its_loop
+    #         tests/decoding/test_decoding.py::test_turbo_draws_one_more_than_its_loop
     max_new_tokens=1001,
     tail_silence_tokens=3,
     prompt_seconds=15.0,
@@ -81,17 +81,17 @@ WREN: Final = ModelDefaults(
     sampler="chatterbox",
     ignored=frozenset({"cfg_weight", "exaggeration"}),
     max_new_tokens=750,
-    # Wren's tokenizer is its own; which of its ids are silence is measured, and told by its card.
+    # Wren has its own tokenizer; its silence tokens are measured and stored in its card.
     silence_ids=frozenset(),
     # English speech has about three tokens per text id of wren's vocabulary.
     tokens_per_text_id=6.0,
     split_chars=220,
-    fill_pieces=False,
+    fill_segments=False,
     first_block_tokens=7,
     second_block_tokens=9,
     closing_pause_ms=250,
     prompt_seconds=0.0,
-    # As long as the prompts it was trained with: shown only so that a clone's recording sounds alike.
+    # As long as the prompts it was trained with; it only matches the acoustics of a clone's recording.
     flow_prompt_seconds=1.5,
 )
 
@@ -101,6 +101,6 @@ MODEL_DEFAULTS: Final[Mapping[str, ModelDefaults]] = {
     "turbo": TURBO,
     "nano": TURBO,
     "wren": WREN,
-    # The stand-in never learned to stop, so it is stopped after two seconds, and nobody tries again.
+    # Test signals have no stop token: each segment ends after two seconds.
     "noise": replace(ENGLISH, max_new_tokens=50, guarded=False),
 }

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from nightingale.audio.encoders.stream import FORMATS, RATES_HZ
+from nightingale.audio.encoders.streaming import FORMATS, RATES_HZ
 from nightingale.errors import ConfigError
 from nightingale.server.timeline import Segment, Timestamps, check_timestamps
 

@@ -8,10 +8,10 @@ from typing import Final, Self
 
 import torch
 
-from nightingale.engine.requests.controls import Control
+from nightingale.backends.profiles import profile_named
 from nightingale.engine.load import load_model
 from nightingale.engine.model import default_model
-from nightingale.engine.profiles import profile_named
+from nightingale.engine.requests.controls import Control
 from nightingale.engine.tts import TTS
 from nightingale.errors import VoiceNotFound
 from nightingale.server.roster import Roster

@@ -17,7 +17,7 @@ import numpy as np
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from nightingale.audio.encoders.stream import Encoder, check_format, open_encoder
+from nightingale.audio.encoders.streaming import Encoder, check_format, open_encoder
 from nightingale.errors import NightingaleError
 from nightingale.server.bodies import SpeechBody
 from nightingale.server.problems import envelope

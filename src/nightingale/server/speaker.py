@@ -19,10 +19,10 @@ from functools import partial
 from typing import Any, Final, ParamSpec, TypeVar
 
 from nightingale.clocks import CLOCKS
-from nightingale.engine.aio import opened
+from nightingale.engine.aio import open_session
+from nightingale.engine.model import default_model
 from nightingale.engine.requests.controls import Control
 from nightingale.engine.requests.live import LiveSession
-from nightingale.engine.model import default_model
 from nightingale.engine.session import Session
 from nightingale.engine.tts import TTS, Occupancy
 from nightingale.errors import EngineFault, QueueFull, TextTooLong
@@ -279,7 +279,7 @@ class Speaker:
             self._speaking_ms += 0.2 * (cost.total_ms - cost.queue_ms - self._speaking_ms)
 
     async def _opened(self, voice: VoiceSpec, make: Callable[[TTS, Voice | None], Opened]) -> Opened:
-        return await opened(self._open_session(voice, make))
+        return await open_session(self._open_session(voice, make))
 
     async def _open_session(self, voice: VoiceSpec, make: Callable[[TTS, Voice | None], Opened]) -> Opened:
         tried: TTS | None = None

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Protocol, Self
 from uuid import uuid4
 
-from nightingale.engine.aio import AsyncLiveSession, heard
+from nightingale.engine.aio import AsyncLiveSession, iter_chunks
 from nightingale.engine.requests.live import LiveSession
 from nightingale.engine.session import Session
 from nightingale.errors import NightingaleError
@@ -35,7 +35,7 @@ class Speech:
         self.seed = session.request.seed
         self.voice_name = session.request.voice.name
         self._house, self._session, self._account = house, session, account
-        self._chunks = heard(session)
+        self._chunks = iter_chunks(session)
         self._pace = Pace(house.meter)
         house.entered(self)
 
@@ -96,7 +96,7 @@ class Conversation(AsyncLiveSession):
 
     async def __aiter__(self) -> AsyncGenerator[AudioChunk, None]:
         try:
-            async for chunk in heard(self._session.audio):
+            async for chunk in iter_chunks(self._session.audio):
                 self._pace.heard(chunk)
                 yield chunk
         except NightingaleError:

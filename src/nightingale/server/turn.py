@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Final
 
-from nightingale.audio.encoders.stream import FORMATS, open_encoder
+from nightingale.audio.encoders.streaming import FORMATS, open_encoder
 from nightingale.engine.aio import AsyncLiveSession
 from nightingale.errors import NightingaleError, TextTooLong
 from nightingale.server.speaker import Speaker

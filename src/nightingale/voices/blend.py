@@ -1,23 +1,21 @@
-"""Voice arithmetic: a speaker between speakers.
+"""Blend voices: a weighted mean of speaker embeddings.
 
-A voice is vectors and prompts. Vectors live in a space where what lies between two speakers is a speaker, so
-they can be weighted; a prompt is a recording, and half of one is no recording. So a blend has the weighted
-vectors of all and the prompts of its heaviest part.
+A point between two speaker embeddings is again a speaker, but a prompt is a recording, which cannot be
+averaged. So a blend has the weighted embeddings of all parts and the prompts of its heaviest part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from nightingale.errors import VoiceError
-from nightingale.voices.voice import Voice
+from nightingale.voices.voice import Floats, Voice
 
 
 def blend(parts: Sequence[tuple[Voice, float]]) -> Voice:
-    """One voice of several, by weight. Only the ratios of the weights matter; a single part is itself."""
+    """Return one voice made of several. Only the ratios of the weights matter; a single part is returned as is."""
     if not parts or not all(0 < weight < float("inf") for _, weight in parts):
         raise VoiceError(
             "not a blend",
@@ -49,9 +47,9 @@ def blend(parts: Sequence[tuple[Voice, float]]) -> Voice:
     )
 
 
-def _between(vectors: Sequence[tuple[Tensor, float]]) -> Tensor:
-    """The weighted mean, as long as the vectors are: networks were shown speakers of that length only."""
+def _between(vectors: Sequence[tuple[Floats, float]]) -> Floats:
+    """Return the weighted mean, scaled to the mean length: the networks only know vectors of that length."""
     total = sum(weight for _, weight in vectors)
-    mean = torch.stack([vector * (weight / total) for vector, weight in vectors]).sum(0)
-    length = sum(float(vector.norm()) * weight / total for vector, weight in vectors)
-    return mean * (length / max(float(mean.norm()), 1e-12))
+    mean = np.sum([vector * np.float32(weight / total) for vector, weight in vectors], axis=0)
+    length = sum(float(np.linalg.norm(vector)) * weight / total for vector, weight in vectors)
+    return (mean * (length / max(float(np.linalg.norm(mean)), 1e-12))).astype(np.float32)

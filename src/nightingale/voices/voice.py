@@ -1,25 +1,25 @@
-"""A voice: what a model needs to know of a speaker, as one immutable value.
+"""A voice: the conditioning arrays of one speaker, as one immutable value.
 
-Made once from a reference clip (or read from upstream's `conds.pt`), then carried in each request. A model
-never keeps one, so two requests cannot wear each other's voice. The file format is safetensors with metadata.
+A voice is made once from a reference clip (or read from upstream's `conds.pt`, see conds.py) and then travels
+with each request. A model never stores one, so requests cannot mix up their voices. The arrays are numpy; the
+file format is safetensors with metadata.
 """
 
 from __future__ import annotations
 
 import hashlib
-import pickle
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as to_safetensors
-from torch import Tensor
+from safetensors.numpy import save as to_safetensors
 
 from nightingale.errors import VoiceError
 from nightingale.files import write_whole
+from nightingale.voices.conds import read_tensors
 
 FORMAT: Final = "nightingale-voice"
 FORMAT_VERSION: Final = "1"
@@ -27,11 +27,14 @@ SPEECH_CODES: Final = 6561
 """Speech ids are below this; the ids above it start and stop an utterance and have no sound."""
 FRAMES_PER_TOKEN: Final = 2
 SIZES: Final = {"chatterbox": (256, 192, 80, 150), "turbo": (256, 192, 80, 375)}
-"""family -> speaker width, flow speaker width, mel bands, most prompt ids. "wren" may have any size, and
-needs no prompts: its networks were trained to go by the speaker vectors alone."""
+"""family -> speaker width, flow speaker width, mel bands, max prompt ids. "wren" may have any size, and needs
+no prompts: its networks were trained on the speaker embeddings alone."""
 FAMILIES: Final = (*SIZES, "wren")
 
-_TENSORS: Final = ("speaker", "prompt_ids", "flow_prompt_ids", "flow_prompt_mel", "flow_speaker")
+Floats = NDArray[np.float32]
+Ids = NDArray[np.int64]
+
+_ARRAYS: Final = ("speaker", "prompt_ids", "flow_prompt_ids", "flow_prompt_mel", "flow_speaker")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,20 +43,20 @@ class Voice:
 
     name: str
     family: str
-    speaker: Tensor
-    """(256,) float32: the speech LM's idea of the speaker."""
-    prompt_ids: Tensor
-    """(n,) int64: speech ids of the clip, the speech LM's prompt."""
-    flow_prompt_ids: Tensor
-    """(m,) int64: speech ids of the clip, the flow's prompt."""
-    flow_prompt_mel: Tensor
-    """(2m, 80) float32: the mel frames of those ids."""
-    flow_speaker: Tensor
-    """(192,) float32: the flow's idea of the speaker."""
+    speaker: Floats
+    """(256,): T3's speaker embedding."""
+    prompt_ids: Ids
+    """(n,): speech tokens of the clip, T3's prompt."""
+    flow_prompt_ids: Ids
+    """(m,): speech tokens of the clip, the flow's prompt."""
+    flow_prompt_mel: Floats
+    """(2m, 80): the mel frames of those tokens."""
+    flow_speaker: Floats
+    """(192,): the flow's speaker embedding."""
     provenance: str
-    """Where it came from, for people."""
+    """Where the voice came from, for people."""
     content_hash: str
-    """Of family and tensors; a renamed voice is the same voice."""
+    """Hash of family and arrays; renaming a voice does not change it."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Voice) and self.content_hash == other.content_hash
@@ -67,14 +70,18 @@ class Voice:
         *,
         name: str,
         family: str,
-        speaker: Tensor,
-        prompt_ids: Tensor,
-        flow_prompt_ids: Tensor,
-        flow_prompt_mel: Tensor,
-        flow_speaker: Tensor,
+        speaker: Any,
+        prompt_ids: Any,
+        flow_prompt_ids: Any,
+        flow_prompt_mel: Any,
+        flow_speaker: Any,
         provenance: str = "",
     ) -> Voice:
-        """A voice whose parts fit together, on the CPU, its own copies; anything else is a `VoiceError`."""
+        """Build a voice from anything numpy can read (arrays, CPU tensors, lists) and copy it.
+
+        Raises:
+            VoiceError: The parts have wrong shapes or types, or do not fit together.
+        """
         if family not in FAMILIES:
             raise _bad(name, f"family {family!r}", ", ".join(FAMILIES))
         bare = family not in SIZES
@@ -101,7 +108,7 @@ class Voice:
         )
 
     def save(self, path: Path | str) -> None:
-        """Write the voice as safetensors, whole or not at all."""
+        """Write the voice as safetensors, atomically."""
         metadata = {
             "format": FORMAT,
             "version": FORMAT_VERSION,
@@ -110,28 +117,28 @@ class Voice:
             "provenance": self.provenance,
             "content_hash": self.content_hash,
         }
-        write_whole(Path(path), to_safetensors({key: getattr(self, key) for key in _TENSORS}, metadata))
+        write_whole(Path(path), to_safetensors({key: getattr(self, key) for key in _ARRAYS}, metadata))
 
     @classmethod
     def load(cls, path: Path | str) -> Voice:
-        """Read a voice back; a file that is damaged or something else is a `VoiceError`."""
+        """Read a voice file; raise VoiceError if it is damaged or something else."""
         path = Path(path)
         try:
-            with safe_open(path, framework="pt") as file:
+            with safe_open(path, framework="np") as file:
                 metadata = file.metadata() or {}
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, not a dict
+                arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118, not a dict
         except (OSError, SafetensorError) as error:
             raise _bad(str(path), _first_line(error), "a readable voice file (safetensors)") from error
         if metadata.get("format") != FORMAT or metadata.get("version") != FORMAT_VERSION:
             got = f"format {metadata.get('format')!r}, version {metadata.get('version')!r}"
             raise _bad(str(path), got, f"format {FORMAT!r}, version {FORMAT_VERSION!r}")
-        if set(tensors) != set(_TENSORS):
-            raise _bad(str(path), f"tensors {', '.join(sorted(tensors))}", ", ".join(_TENSORS))
+        if set(arrays) != set(_ARRAYS):
+            raise _bad(str(path), f"arrays {', '.join(sorted(arrays))}", ", ".join(_ARRAYS))
         voice = cls.checked(
             name=metadata.get("name", path.stem),
             family=metadata.get("family", ""),
             provenance=metadata.get("provenance", ""),
-            **tensors,
+            **arrays,
         )
         if voice.content_hash != metadata.get("content_hash"):
             raise _bad(str(path), "a content hash that does not match the contents", "an undamaged file")
@@ -139,79 +146,77 @@ class Voice:
 
     @classmethod
     def from_conds_pt(cls, path: Path | str, *, family: str, name: str = "default") -> Voice:
-        """Upstream's built-in voice: {"t3": {...}, "gen": {...}}, each tensor with a leading batch of one."""
+        """Read upstream's built-in voice: {"t3": {...}, "gen": {...}}, each array with a batch axis of one.
+
+        Raises:
+            VoiceError: The file is damaged, or is something else.
+        """
         path = Path(path)
         try:
-            conds: Any = torch.load(path, map_location="cpu", weights_only=True)
-            lm, flow = conds["t3"], conds["gen"]
+            conds = read_tensors(path)
+            t3, flow = conds["t3"], conds["gen"]
             return cls.checked(
                 name=name,
                 family=family,
-                speaker=lm["speaker_emb"].reshape(-1),
-                prompt_ids=lm["cond_prompt_speech_tokens"].reshape(-1),
+                speaker=t3["speaker_emb"].reshape(-1),
+                prompt_ids=t3["cond_prompt_speech_tokens"].reshape(-1),
                 flow_prompt_ids=flow["prompt_token"].reshape(-1),
                 flow_prompt_mel=flow["prompt_feat"].squeeze(0),
                 flow_speaker=flow["embedding"].reshape(-1),
                 provenance=f"upstream {path.name}",
             )
-        except (
-            OSError, EOFError, RuntimeError, ValueError, pickle.UnpicklingError, zipfile.BadZipFile,
-            KeyError, TypeError, AttributeError, IndexError,
-        ) as error:  # fmt: skip
-            raise _bad(
-                str(path), _first_line(error), "upstream's conds.pt: t3 and gen dictionaries"
-            ) from error
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            allowed = "upstream's conds.pt: t3 and gen dictionaries"
+            raise _bad(str(path), _first_line(error), allowed) from error
 
 
-def _check_sizes(name: str, family: str, parts: dict[str, Tensor]) -> None:
-    speaker, flow_speaker, mel_bands, most_ids = SIZES[family]
+def _check_sizes(name: str, family: str, parts: dict[str, NDArray[Any]]) -> None:
+    speaker, flow_speaker, mel_bands, max_ids = SIZES[family]
     for part, size, axis in (
         ("speaker", speaker, 0),
         ("flow_speaker", flow_speaker, 0),
         ("flow_prompt_mel", mel_bands, 1),
     ):
         if parts[part].shape[axis] != size:
-            raise _bad(name, f"{part} of shape {tuple(parts[part].shape)}", f"{size} numbers for {family!r}")
-    if len(parts["prompt_ids"]) > most_ids:
-        raise _bad(name, f"{len(parts['prompt_ids'])} prompt ids", f"at most {most_ids} for {family!r}")
+            raise _bad(name, f"{part} of shape {parts[part].shape}", f"{size} numbers for {family!r}")
+    if len(parts["prompt_ids"]) > max_ids:
+        raise _bad(name, f"{len(parts['prompt_ids'])} prompt ids", f"at most {max_ids} for {family!r}")
 
 
-def _floats(name: str, part: str, value: Tensor, *, dims: int, may_be_empty: bool = False) -> Tensor:
-    empty = value.numel() == 0 and not may_be_empty
-    if value.dim() != dims or empty or not value.is_floating_point():
-        raise _bad(
-            name,
-            f"{part} of shape {tuple(value.shape)}, {value.dtype}",
-            f"floats with {dims} axes" + ("" if may_be_empty else ", not empty"),
-        )
-    if not torch.isfinite(value).all():
+def _floats(name: str, part: str, value: Any, *, dims: int, may_be_empty: bool = False) -> Floats:
+    array = np.asarray(value)
+    empty = array.size == 0 and not may_be_empty
+    if array.ndim != dims or empty or array.dtype.kind != "f":
+        expected = f"floats with {dims} axes" + ("" if may_be_empty else ", not empty")
+        raise _bad(name, f"{part} of shape {array.shape}, {array.dtype}", expected)
+    if not np.isfinite(array).all():
         raise _bad(name, f"{part} with NaN or infinite numbers", "finite numbers")
-    return value.detach().to("cpu", torch.float32, copy=True).contiguous()
+    return _frozen(array.astype(np.float32))
 
 
-def _ids(name: str, part: str, value: Tensor, *, may_be_empty: bool) -> Tensor:
-    empty = value.numel() == 0 and not may_be_empty
-    if value.dim() != 1 or empty or value.is_floating_point() or value.dtype == torch.bool:
-        raise _bad(
-            name,
-            f"{part} of shape {tuple(value.shape)}, {value.dtype}",
-            "whole numbers with one axis" + ("" if may_be_empty else ", not empty"),
-        )
-    ids = value.detach().to("cpu", torch.int64, copy=True).contiguous()
-    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= SPEECH_CODES):
-        raise _bad(
-            name,
-            f"{part} from {int(ids.min())} to {int(ids.max())}",
-            f"speech ids from 0 to {SPEECH_CODES - 1}",
-        )
-    return ids
+def _ids(name: str, part: str, value: Any, *, may_be_empty: bool) -> Ids:
+    array = np.asarray(value)
+    empty = array.size == 0 and not may_be_empty
+    if array.ndim != 1 or empty or array.dtype.kind not in "iu":
+        expected = "integers with one axis" + ("" if may_be_empty else ", not empty")
+        raise _bad(name, f"{part} of shape {array.shape}, {array.dtype}", expected)
+    if len(array) and (array.min() < 0 or array.max() >= SPEECH_CODES):
+        got = f"{part} from {array.min()} to {array.max()}"
+        raise _bad(name, got, f"speech tokens from 0 to {SPEECH_CODES - 1}")
+    return _frozen(array.astype(np.int64))
 
 
-def _content_hash(family: str, parts: dict[str, Tensor]) -> str:
+def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+    array = np.ascontiguousarray(array)
+    array.flags.writeable = False
+    return array
+
+
+def _content_hash(family: str, parts: dict[str, NDArray[Any]]) -> str:
     digest = hashlib.sha256(family.encode())
-    for key in _TENSORS:
-        digest.update(f"{key}{tuple(parts[key].shape)}".encode())
-        digest.update(parts[key].numpy().tobytes())
+    for key in _ARRAYS:
+        digest.update(f"{key}{parts[key].shape}".encode())
+        digest.update(parts[key].tobytes())
     return digest.hexdigest()
 
 

@@ -25,7 +25,7 @@ FILES: Final = {
 }
 """role -> file name; the roles of nightingale.hub.cards where both have one."""
 VOICES: Final = "voices"
-GUESS_FILE: Final = "guess.safetensors"
+DRAFT_FILE: Final = "guess.safetensors"
 """Layers that guess T3's next tokens (docs/speculative.md); a copy may lack them."""
 SAMPLING: Final = Sampling(temperature=0.3, min_p=0.05, repetition_penalty=1.0, cfg_weight=0.0)
 """What an export writes into the card unless told otherwise."""

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nightingale.decoding.kv_retention import AttentionTable, places
+from nightingale.decoding.kv_retention import AttentionTable, table_paths
 from nightingale.engine.model import Model
 from nightingale_lab import reference
 from nightingale_lab.bench.sentences import sentences
@@ -141,7 +141,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     model = reference.load(options.model, device=options.device)
     texts = options.texts.read_text(encoding="utf-8").splitlines() if options.texts else sentences("wren_200")
     table, seen = measure(model, [text for text in texts if text.strip()][-options.sentences :])
-    out = options.out or places(model.name, None)[-1]
+    out = options.out or table_paths(model.name, None)[-1]
     out.parent.mkdir(parents=True, exist_ok=True)
     table.save(out)
     sys.stdout.write(f"{out}\n{json.dumps(summary(table, seen))}\n")

@@ -29,7 +29,7 @@ from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import Preset
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.chatterbox.t3.guess import DraftHead
+from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load, read_tensors
 from nightingale.models.compact import pack, unpack
@@ -146,7 +146,7 @@ def export(
     report = Report(bytes={n: len(d) for n, d in files.items()}, parameters=parameters, loss=loss)
     _check_size(report, voices, limit_bytes)
     _write(out, files, cast, voices)
-    _write_guess(source / wren.GUESS_FILE, out / wren.GUESS_FILE)
+    _write_guess(source / wren.DRAFT_FILE, out / wren.DRAFT_FILE)
     return report
 
 

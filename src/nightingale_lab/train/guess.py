@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH, T3Config
-from nightingale.models.chatterbox.t3.guess import DraftHead
+from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.compact import unpack
 from nightingale.models.layers.kv_cache import NoMemory
@@ -58,7 +58,7 @@ class GuessTraining(T3Training):
         depth = len(DEPTH_WEIGHTS)
         with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
             memory = [NoMemory()] * self.target.config.backbone.layers
-            parts = self.target.think(self.inputs(self.target, *given), memory)
+            parts = self.target.hidden_states(self.inputs(self.target, *given), memory)
             thoughts = parts[0].float()
             said = self.target.speech_emb(torch.where(given[0], 0, given[1]))
         # Of the places where something was said, and something follows, as many as fit, any of them.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nightingale.decoding.decoding import prompt_of, speak
-from nightingale.decoding.random import generator, nth_seed
+from nightingale.decoding.seeds import nth_seed
 from nightingale.engine.model import Model
 from nightingale.errors import ConfigError
 from nightingale.models.layers.kv_cache import NoMemory
@@ -47,7 +47,7 @@ def spoken(model: Model, text: str, *, voice: Voice | None, seed: int) -> Spoken
         "sampling": defaults.sampling,
         "exaggeration": defaults.exaggeration,
     }
-    tokens = list(speak(t3, ids, voice, **how, rng=generator(seed, "tokens")))
+    tokens = list(speak(t3, ids, voice, **how, seed=seed))
     prompt = prompt_of(t3, ids, voice, **how)
     said = torch.tensor([tokens[:-1]] * len(prompt), device=prompt.device)
     return Spoken(torch.cat([prompt, t3.embed_speech(said, 1)], dim=1), prompt.shape[1], tokens)
@@ -62,7 +62,7 @@ def overhear(model: Model, texts: Iterable[str], *, voice: Voice | None, seed: i
     thoughts, tokens, counts = list[Tensor](), list[Tensor](), list[int]()
     for number, text in enumerate(texts):
         one = spoken(model, text, voice=voice, seed=nth_seed(seed, number))
-        heard = torch.cat([part[:, one.prompt - 1 :] for part in t3.think(one.read, memory)], dim=-1)
+        heard = torch.cat([part[:, one.prompt - 1 :] for part in t3.hidden_states(one.read, memory)], dim=-1)
         # A stream may grow further than float16 goes; nothing is read that exactly there.
         for row in heard.clamp(-FARTHEST, FARTHEST).half().cpu():
             thoughts.append(row)

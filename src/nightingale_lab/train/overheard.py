@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.t3.guess import HALVES, DraftHead
+from nightingale.models.chatterbox.t3.draft_head import HALVES, DraftHead
 from nightingale_lab.train.guess import DEPTH_WEIGHTS, RECIPE, guess_ahead, new_head
 from nightingale_lab.train.loop import Ema, Every, JsonlLog, Optimizer, Schedule, Watch, silent
 from nightingale_lab.train.weights import save_half

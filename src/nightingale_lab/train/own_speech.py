@@ -129,7 +129,7 @@ def _speak(
 
 
 def _draw(scores: Tensor, draws: torch.Generator) -> Tensor:
-    """The first in a race among ids that are not too unlikely (decoding/random.py), by logarithms."""
+    """The first in a race among ids that are not too unlikely (decoding/sampling.py), by logarithms."""
     likely = scores.softmax(-1)
     scores = scores.masked_fill(likely < MIN_P * likely.amax(-1, keepdim=True), -torch.inf)
     return (scores - torch.empty_like(scores).exponential_(generator=draws).log()).argmax(-1)

@@ -1,4 +1,4 @@
-"""Recordings on disk: readable by others, exact where promised, never half-written."""
+"""Saved recordings: readable by other programs, exact where the format is, never half-written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import pytest
 import soundfile
 
 from nightingale import files
-from nightingale.audio.encoders import CONTAINERS, encoder_for, save
+from nightingale.audio.encoders import save
+from nightingale.audio.encoders.recording import FILE_FORMATS, check_suffix
 from nightingale.audio.encoders.wav import wav_bytes
 from nightingale.errors import ConfigError, OutputError
 from nightingale.types import AudioChunk
@@ -31,25 +32,19 @@ def test_a_wav_is_read_by_the_standard_library_sample_for_sample() -> None:
         assert file.readframes(file.getnframes()) == CHUNK.pcm16
 
 
-def test_a_float_wav_keeps_every_bit() -> None:
-    samples, rate = soundfile.read(io.BytesIO(wav_bytes(TONE, RATE, as_float=True)), dtype="float32")
-    assert rate == RATE
-    assert np.array_equal(samples, TONE)
-
-
-def test_too_loud_is_clipped_and_not_wrapped() -> None:
+def test_samples_beyond_full_scale_are_clipped_and_not_wrapped() -> None:
     loud = np.array([2.0, -2.0], dtype=np.float32)
     samples, _ = soundfile.read(io.BytesIO(wav_bytes(loud, RATE)), dtype="int16")
     assert samples.tolist() == [32767, -32767]
 
 
-def test_silence_of_no_length_is_still_a_wav() -> None:
+def test_a_wav_without_samples_is_valid() -> None:
     samples, _ = soundfile.read(io.BytesIO(wav_bytes(np.zeros(0, np.float32), RATE)))
     assert len(samples) == 0
 
 
-@pytest.mark.parametrize("suffix", CONTAINERS)
-def test_every_format_of_the_table_comes_back_as_the_same_sound(suffix: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", FILE_FORMATS)
+def test_every_format_decodes_to_the_same_audio(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"tone{suffix}"
     save(path, CHUNK)
     samples, rate = soundfile.read(path, dtype="float32")
@@ -61,18 +56,20 @@ def test_every_format_of_the_table_comes_back_as_the_same_sound(suffix: str, tmp
 
 def test_an_unknown_suffix_is_refused_before_any_work() -> None:
     with pytest.raises(ConfigError, match=r"\.wav, \.flac"):
-        encoder_for(Path("hello.xyz"))
+        check_suffix(Path("hello.xyz"))
 
 
 @pytest.mark.parametrize("bad", [np.array([0.0, np.nan], np.float32), np.zeros((2, 2), np.float32)])
-def test_samples_that_are_no_recording_are_refused(bad: Any, tmp_path: Path) -> None:
-    for suffix in CONTAINERS:
+def test_bad_samples_are_refused(bad: Any, tmp_path: Path) -> None:
+    for suffix in FILE_FORMATS:
         with pytest.raises(OutputError):
             save(tmp_path / f"x{suffix}", AudioChunk(samples=bad, sample_rate_hz=RATE))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_full_disk_leaves_the_old_file_and_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_file_and_no_temporary_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.wav"
     path.write_bytes(b"old")
 
@@ -86,7 +83,7 @@ def test_a_full_disk_leaves_the_old_file_and_no_part(tmp_path: Path, monkeypatch
     assert [p.name for p in tmp_path.iterdir()] == ["a.wav"]
 
 
-def test_an_interrupt_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_leaves_no_temporary_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_: int) -> None:
         raise KeyboardInterrupt
 
@@ -96,7 +93,7 @@ def test_an_interrupt_leaves_no_part(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_is_not_there_or_is_the_target_is_an_output_error(tmp_path: Path) -> None:
+def test_a_missing_folder_and_a_folder_as_target_are_output_errors(tmp_path: Path) -> None:
     (tmp_path / "folder.wav").mkdir()
     for path in (tmp_path / "none" / "a.wav", tmp_path / "folder.wav"):
         with pytest.raises(OutputError):
@@ -109,7 +106,7 @@ def test_a_device_is_written_into_and_not_replaced() -> None:
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
 
 
-def test_a_link_still_points_where_it_pointed(tmp_path: Path) -> None:
+def test_a_symbolic_link_is_kept(tmp_path: Path) -> None:
     (tmp_path / "real.wav").write_bytes(b"old")
     (tmp_path / "link.wav").symlink_to(tmp_path / "real.wav")
     save(tmp_path / "link.wav", CHUNK)

@@ -10,7 +10,7 @@ import torch
 from backends.conftest import Family, family_named
 from backends.watching import HostWatch
 
-from nightingale.backends.cuda.decoder import DecodePlan, DecodeLoop
+from nightingale.backends.cuda.decoder import DecodeLoop, DecodePlan
 from nightingale.backends.cuda.t3_layers import Way
 from nightingale.errors import ConfigError, DeviceError, MemoryFull
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH

@@ -12,8 +12,8 @@ import torch
 from parity.tiny import TINY_FLOW, TINY_MEANFLOW, fill, gaussian, ids
 
 from nightingale.backends.cuda.flow import FlowSteps
-from nightingale.backends.cuda.graphs import How
 from nightingale.backends.cuda.flow_blocks import By, FlowPieces, hear_prompt
+from nightingale.backends.cuda.graphs import How
 from nightingale.models.chatterbox.s3gen.flow import Flow
 
 CUDA = torch.cuda.is_available()

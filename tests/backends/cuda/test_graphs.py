@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from nightingale.backends.cuda.graphs import POOL, RECORDING, Replay, bucket_for, how_on, own_stream, reproducible
+from nightingale.backends.cuda.graphs import (
+    POOL,
+    RECORDING,
+    Replay,
+    bucket_for,
+    how_on,
+    own_stream,
+    reproducible,
+)
 from nightingale.errors import ConfigError, DeviceError
 
 CPU = torch.device("cpu")

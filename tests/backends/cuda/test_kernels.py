@@ -13,7 +13,7 @@ import torch
 from backends.conftest import family_named
 from parity.tiny import gaussian
 
-from nightingale.backends.cuda.decoder import DecodePlan, DecodeLoop
+from nightingale.backends.cuda.decoder import DecodeLoop, DecodePlan
 from nightingale.backends.cuda.graphs import How
 from nightingale.backends.cuda.t3_layers import PackedT3
 from nightingale.models.chatterbox.t3.config import Gpt2Config

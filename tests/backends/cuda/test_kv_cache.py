@@ -14,7 +14,7 @@ from parity.tiny import TINY_LLAMA, fill, gaussian
 from torch import Tensor
 
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.layers.kv_blocks import KVBlockPool, KVBlockLayout
+from nightingale.models.layers.kv_blocks import KVBlockLayout, KVBlockPool
 from nightingale.models.layers.paged_kv_cache import KVBlockTables, Stream, plain_attend
 from nightingale.models.layers.rope import rotate, rotations
 

@@ -94,8 +94,18 @@ def test_greedy_takes_the_likeliest() -> None:
     ).tolist() == [1, 0]
 
 
-def test_the_last_likely_id_can_be_drawn_but_none_beyond_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nightingale.backends.cuda.random.bits", lambda *_: torch.tensor([-1]))  # all of them set
-    scores = torch.full((1, 5000), 0.1)
-    scores[0, 4000:] = -torch.inf
-    assert draw(scores, knobs_of([OFF], 5000), torch.tensor([0])).tolist() == [3999]
+@pytest.mark.parametrize("order", ["chatterbox", "turbo"])
+@pytest.mark.parametrize("vocab", [7, VOCAB, 6563])
+def test_tokens_are_those_of_the_sampler_on_the_host(order: Order, vocab: int) -> None:
+    """The same logits, seed and draw number give the same token, however a request samples."""
+    requests = [replace(s, min_p=0.0) if order == "turbo" else s for s in REQUESTS]
+    knobs = knobs_of(requests, vocab)
+    for number in range(60):
+        scores = 4 * gaussian((len(requests), vocab), number)
+        seen = gaussian((len(requests), vocab), 1000 + number) > 1
+        shaped = shape_scores(scores, seen, knobs, order=order, sorting=True)
+        tokens = draw(shaped, knobs, torch.full((len(requests),), number)).tolist()
+        for row, sampling in enumerate(requests):
+            left = plain.compose_sampler(order, sampling)(scores[row].numpy(), seen[row].numpy())
+            key = None if plain.is_greedy(sampling) else row
+            assert tokens[row] == plain.draw(left, key, number), f"{sampling}, draw {number}"

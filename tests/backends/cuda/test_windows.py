@@ -8,28 +8,15 @@ import torch
 from parity.tiny import TINY_HIFT, fill, gaussian
 from torch import Tensor
 
-from nightingale.backends.cuda.vocoder import Vocoder, source_noise
+from nightingale.audio.crossfade import HOLD_FRAMES, Crossfade
+from nightingale.backends.cuda.random import int64_key
+from nightingale.backends.cuda.vocoder import Vocoder
 from nightingale.backends.cuda.vocoder_windows import NEW, Windows, frames_behind
-from nightingale.backends.torch.sample_stream import HOLD_FRAMES, SampleStream, Seam, guessed_frames, harmonic_phase
+from nightingale.backends.torch.sample_stream import SampleStream, guessed_frames, harmonic_phase
 from nightingale.models.chatterbox.hift.generator import Hift
 
 BLOCKS = [9, 16, 32, 40, 7]
 SEEDS = [3, 4, 5]
-
-
-class Addressed:
-    """The noise of backends/cuda/random.py, read as the plain stream reads a tape."""
-
-    def __init__(self, key: int) -> None:
-        self._key = torch.tensor([key])
-
-    def read(self, start: int, count: int) -> Tensor:
-        first = start // 480
-        noise = source_noise(self._key, torch.tensor([first]), -(-(start + count) // 480) - first)
-        return noise[0, :, start - 480 * first :][:, :count].T
-
-    def forget_before(self, row: int) -> None:
-        """It remembers nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +34,6 @@ def blocks(seed: int) -> list[Tensor]:
 
 def plain(hift: Hift, seed: int) -> list[np.ndarray]:
     stream = SampleStream(hift, seed=seed, streaming=True)
-    tape = Addressed(seed)
-    stream._tape = tape  # type: ignore[assignment]
-    stream._stream._noise = tape.read
     return [stream.push(mel, final=i == len(BLOCKS) - 1) for i, mel in enumerate(blocks(seed))]
 
 
@@ -57,7 +41,7 @@ def by_windows(hift: Hift, seeds: list[int]) -> list[list[np.ndarray]]:
     most = sum(frames_behind(hift)) + max(BLOCKS) + HOLD_FRAMES + guessed_frames(hift)
     vocoder = Vocoder(hift, batches=(1, 4), frames=(40, most))
     windows = Windows(vocoder, hold_frames=HOLD_FRAMES, guessed_frames=guessed_frames(hift))
-    states, seams = [NEW] * len(seeds), [Seam() for _ in seeds]
+    states, crossfades = [NEW] * len(seeds), [Crossfade() for _ in seeds]
     heard: list[list[np.ndarray]] = [[] for _ in seeds]
     for number in range(len(BLOCKS)):
         final = number == len(BLOCKS) - 1
@@ -66,13 +50,13 @@ def by_windows(hift: Hift, seeds: list[int]) -> list[list[np.ndarray]]:
             before,
             [blocks(seed)[number] for seed in seeds],
             [final] * len(seeds),
-            key=torch.tensor(seeds),
+            key=torch.tensor([int64_key(seed, "source") for seed in seeds]),
             phase=torch.cat([harmonic_phase(hift.config, seed) for seed in seeds]),
         )
-        for row, (window, after, seam) in enumerate(zip(before, states, seams, strict=True)):
-            end = seam.end(480 * after.known, final=final)
+        for row, (window, after, crossfade) in enumerate(zip(before, states, crossfades, strict=True)):
+            end = crossfade.end(480 * after.known, final=final)
             rendered = samples[row].float().numpy().copy()
-            heard[row].append(seam.join(rendered, start=480 * window.first, end=end))
+            heard[row].append(crossfade.join(rendered, start=480 * window.first, end=end))
     return heard
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from parity import tiny
 from torch import Tensor, nn
 
 from nightingale.backends.torch.cpu_layout import QuickLlama, arrange, quicken
@@ -19,8 +20,7 @@ from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers import weight_layout as layout
 from nightingale.models.layers.activations import gelu, mish
 from nightingale.models.layers.conv import UpsamplingConv1d, convolve, same_conv, spread
-from nightingale.models.layers.kv_cache import DenseKVCache, KVCache, BatchedKVCache
-from parity import tiny
+from nightingale.models.layers.kv_cache import BatchedKVCache, DenseKVCache, KVCache
 
 ARM, X86 = "aarch64", "x86_64"
 ROUNDING = 1e-12

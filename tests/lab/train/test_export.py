@@ -20,7 +20,7 @@ from nightingale.engine.model import load_wren
 from nightingale.engine.tts import TTS
 from nightingale.errors import CheckpointError, ConfigError, ModelMissing
 from nightingale.models.chatterbox.presets import PRESETS
-from nightingale.models.chatterbox.t3.guess import DraftHead
+from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.compact import unpack
 from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.text.frontend import open_frontend
@@ -278,11 +278,11 @@ def test_a_guess_goes_along_and_one_of_another_t3_does_not_stay(outputs: Path, t
     head = DraftHead(TINY.t3.backbone.width, blocks=1, inner=32)
     save_file({name: t.half() for name, t in head.state_dict().items()}, source / "guess.safetensors")
     export(source, out, TINY)
-    again = DraftHead.shaped_like(unpack(load_file(out / wren.GUESS_FILE)))
+    again = DraftHead.shaped_like(unpack(load_file(out / wren.DRAFT_FILE)))
     assert len(again.blocks) == 1
     (source / "guess.safetensors").unlink()
     export(source, out, TINY)
-    assert not (out / wren.GUESS_FILE).exists()
+    assert not (out / wren.DRAFT_FILE).exists()
 
 
 def test_an_odd_cast_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from lab.train.test_draft import GIVEN, _single_precision, deep  # noqa: F401, a
 from lab.train.test_token_bank import make_bank
 from safetensors.torch import load_file, save_file
 
-from nightingale.models.chatterbox.t3.guess import DraftHead
+from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale_lab.train.guess import RECIPE, GuessTraining, train_guess
 from nightingale_lab.train.loop import read_log

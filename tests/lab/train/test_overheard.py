@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nightingale.models.chatterbox.t3.guess import HALVES, DraftHead
+from nightingale.models.chatterbox.t3.draft_head import HALVES, DraftHead
 from nightingale_lab.train import loop
 from nightingale_lab.train.loop import read_log
 from nightingale_lab.train.overheard import Overheard, train_overheard

@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import save_file
 from tiny_wren import TINY
 
-from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder, VoiceEncoderConfig
+from nightingale.models.chatterbox.encoders.config import VoiceEncoderConfig
+from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale_lab.train import stages, t3, vocoder, vocoder_step
 from nightingale_lab.train.cast import SHARES

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from nightingale.errors import BadReference
-from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder, VoiceEncoderConfig
+from nightingale.models.chatterbox.encoders.config import VoiceEncoderConfig
+from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 
 TINY = VoiceEncoderConfig(width=16, embedding=12)
 # fmt: off

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from nightingale.errors import BadReference
-from nightingale.models.chatterbox.encoders.xvector import XVector, XVectorConfig
+from nightingale.models.chatterbox.encoders.config import XVectorConfig
+from nightingale.models.chatterbox.encoders.xvector import XVector
 
 NARROW = XVectorConfig(stem_channels=8, growth=4, bottleneck=16, embedding=6)
 GOLDENS = [

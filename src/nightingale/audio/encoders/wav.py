@@ -1,45 +1,40 @@
-"""Mono WAV, 16-bit by default or 32-bit float, as bytes."""
+"""Mono 16-bit WAV: the header and whole files as bytes."""
 
 from __future__ import annotations
 
 import struct
+from typing import Final
 
 import numpy as np
 
+from nightingale.audio.samples import Samples, pcm16
 from nightingale.errors import OutputError
-from nightingale.types import AudioChunk, Samples
 
-_PCM, _FLOAT = 1, 3  # WAVE_FORMAT tags
+UNKNOWN_LENGTH: Final = 0xFFFFFFFF
+"""The length in the header of a stream. Players, and OpenAI's own WAV streams, agree on this value."""
+HEADER_BYTES: Final = 44
 
 
-def wav_bytes(samples: Samples, sample_rate_hz: int, *, as_float: bool = False) -> bytes:
-    """A whole WAV file. 16-bit clips at full scale; float keeps every bit."""
-    check_samples(samples)
-    if as_float:
-        data = np.ascontiguousarray(samples, dtype="<f4").tobytes()
-        # A format other than PCM must count its samples in a fact chunk and say its extension is empty.
-        fact = struct.pack("<4sII", b"fact", 4, len(samples))
-        tag, sample_bytes, extension = _FLOAT, 4, struct.pack("<H", 0)
-    else:
-        data = AudioChunk(samples=samples, sample_rate_hz=sample_rate_hz).pcm16
-        tag, sample_bytes, extension, fact = _PCM, 2, b"", b""
-    byte_rate = sample_rate_hz * sample_bytes
-    form = (
-        struct.pack("<HHIIHH", tag, 1, sample_rate_hz, byte_rate, sample_bytes, sample_bytes * 8) + extension
-    )
-    body = (
-        b"WAVE"
-        + struct.pack("<4sI", b"fmt ", len(form))
+def wav_header(sample_rate_hz: int, data_bytes: int = UNKNOWN_LENGTH) -> bytes:
+    """Return the 44 bytes before the samples."""
+    riff_bytes = min(data_bytes + HEADER_BYTES - 8, UNKNOWN_LENGTH)
+    form = struct.pack("<IHHIIHH", 16, 1, 1, sample_rate_hz, 2 * sample_rate_hz, 2, 16)
+    return (
+        struct.pack("<4sI8s", b"RIFF", riff_bytes, b"WAVEfmt ")
         + form
-        + fact
-        + struct.pack("<4sI", b"data", len(data))
-        + data
+        + struct.pack("<4sI", b"data", data_bytes)
     )
-    return struct.pack("<4sI", b"RIFF", len(body)) + body
+
+
+def wav_bytes(samples: Samples, sample_rate_hz: int) -> bytes:
+    """Return a whole WAV file."""
+    check_samples(samples)
+    data = pcm16(samples)
+    return wav_header(sample_rate_hz, len(data)) + data
 
 
 def check_samples(samples: Samples) -> None:
-    """Refuse what would be written as a bang or as nothing."""
+    """Raise `OutputError` unless the samples are one axis of finite numbers."""
     if samples.ndim != 1 or not np.isfinite(samples).all():
         raise OutputError(
             "these samples are not a recording",

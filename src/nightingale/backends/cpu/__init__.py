@@ -1,1 +1,52 @@
-"""T3's step in machine code of our own: written here in Python, made by LLVM when a model is loaded."""
+"""The CPU backend: int8 and bf16 kernels, generated for this processor when a model is loaded.
+
+See docs/internals/cpu-kernels.md. The networks around the kernels are PyTorch modules.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from nightingale.backends.base import (
+    Decoder,
+    Encoders,
+    Machine,
+    ModelInfo,
+    ModelSource,
+    Renderer,
+    Role,
+    Setup,
+)
+
+
+class CpuBackend:
+    name = "cpu"
+    description = "int8 and bf16 kernels generated for this processor"
+    device_kinds: tuple[str, ...] = ("cpu",)
+
+    def probe(self, device: str) -> Machine | None:  # noqa: ARG002, a protocol
+        return None
+
+    def unsupported_reason(self, role: Role, model: ModelInfo, setup: Setup) -> str | None:
+        if importlib.util.find_spec("torch") is None:
+            return "PyTorch is not installed (pip install 'nightingale-tts[torch]')"
+        if model.synthetic:
+            return "the model has no weights"
+        from nightingale.backends.cpu import opening
+
+        if role == "decoder":
+            return opening.decoder_unsupported_reason(model, setup)
+        return opening.renderer_unsupported_reason(setup)
+
+    def open_decoder(self, source: ModelSource, setup: Setup) -> Decoder:
+        from nightingale.backends.cpu.opening import open_decoder
+
+        return open_decoder(source, setup)
+
+    def open_renderer(self, source: ModelSource, setup: Setup) -> Renderer:
+        from nightingale.backends.cpu.opening import open_renderer
+
+        return open_renderer(source, setup)
+
+    def open_encoders(self, source: ModelSource, setup: Setup) -> Encoders | None:  # noqa: ARG002
+        return None

@@ -1,8 +1,8 @@
-"""The flow and the vocoder with products in bfloat16, for CPUs that multiply in it (AMX, AVX512-BF16).
+"""The flow and the vocoder with matrix products in bf16, for CPUs that have instructions for it.
 
-Only products are halved: norms, activations, the solver's sum, the time embeddings, the pitch and everything
-that makes samples of a spectrum stay in float32. Weights of eight bits of mantissa are half the memory too.
-The twins are the plain networks (tests/accel/test_halves.py).
+Only products are in bf16: norms, activations, the solver's sum, the embeddings of time, the pitch and the
+inverse STFT stay in float32. The weights take half the memory. The networks that these are made of stay as
+they are (tests/backends/cpu/test_bf16.py compares both).
 """
 
 from __future__ import annotations
@@ -16,101 +16,100 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nightingale.backends.onnx.capabilities import quickest_s
+from nightingale.backends.shared.capability_checks import MIN_SPEEDUP, fastest_s
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.estimator import Estimator
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.layers.mapped_weights import let_go
 
 Net = TypeVar("Net", bound=nn.Module)
-HALF = torch.bfloat16
-WORTH = 1.3
-"""So many times faster than float32 must a product be, or rounding is not worth its error."""
 PROBE_ROWS, PROBE_WIDTH = 256, 512
 
 
 @cache
-def refusal(threads: int) -> str | None:
-    """Why products in bfloat16 are not for this CPU; None if they are. Measured, in some milliseconds."""
+def bf16_unsupported_reason(threads: int) -> str | None:
+    """Return why bf16 products should not be used on this CPU, or None if they should; measures once."""
     # Asked first: without instructions for it, one product would take a second.
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return "this CPU has no instructions for bfloat16"
-    gain = measure_gain()
-    if gain >= WORTH:
+        return "this CPU has no bf16 instructions"
+    speedup = measure_speedup()
+    if speedup >= MIN_SPEEDUP:
         return None
-    speed = f"{gain:.1f} times as fast as in float32 with {threads} threads"
-    return f"products in bfloat16 are {speed}; {WORTH} would pay"
+    return (
+        f"bf16 matrix products are {speedup:.1f} times as fast as float32 with {threads} threads; "
+        f"at least {MIN_SPEEDUP} is required"
+    )
 
 
-def measure_gain() -> float:
-    """How many times faster a product is, the rounding of its input included."""
+def measure_speedup() -> float:
+    """Return how many times faster a product is in bf16, including the conversion of its input."""
     rng = torch.Generator().manual_seed(0)
     x = torch.randn(PROBE_ROWS, PROBE_WIDTH, generator=rng)
     weight = torch.randn(2 * PROBE_WIDTH, PROBE_WIDTH, generator=rng)
-    half = weight.to(HALF)
-
+    small = weight.bfloat16()
     with torch.inference_mode():
-        plain, rounded = (lambda: F.linear(x, weight)), (lambda: F.linear(x.to(HALF), half).float())
-        return quickest_s(plain) / quickest_s(rounded)
+        float32_s = fastest_s(lambda: F.linear(x, weight))
+        return float32_s / fastest_s(lambda: F.linear(x.bfloat16(), small).float())
 
 
-class HalfEstimator(Estimator):
-    """The estimator in bfloat16 behind a face of float32."""
+class Bf16Estimator(Estimator):
+    """The estimator in bf16, with inputs and outputs in float32."""
 
     def __init__(self, plain: Estimator) -> None:
         nn.Module.__init__(self)
         for name, part in plain.named_children():
-            # Angles of time are far apart in float32 and not in bfloat16; they are two small products.
-            self.add_module(name, part if name.startswith("time_") else _copied(part, part.parameters()))
+            # Embeddings of time need float32; they are two small products.
+            self.add_module(name, part if name.startswith("time_") else _in_bf16(part, part.parameters()))
 
     def times(self, t: Tensor, r: Tensor | None) -> Tensor:
-        return super().times(t, r).to(HALF)
+        return super().times(t, r).bfloat16()
 
     def forward(self, x: Tensor, **given: Any) -> Tensor:
-        """As the plain one: whatever is a number but the times, which `times` rounds, is rounded first."""
-        rounded: dict[str, Any] = {
-            name: value.to(HALF)
+        """Convert all float inputs but the times, which `times` converts."""
+        converted: dict[str, Any] = {
+            name: value.bfloat16()
             if isinstance(value, Tensor) and value.is_floating_point() and name not in ("t", "r")
             else value
             for name, value in given.items()
         }
-        return super().forward(x.to(HALF), **rounded).to(x.dtype)
+        return super().forward(x.bfloat16(), **converted).to(x.dtype)
 
 
-def halved_flow(plain: Flow) -> Flow:
-    """The same flow with another estimator; everything else is shared. A halved one is given back."""
+def bf16_flow(plain: Flow) -> Flow:
+    """Return a flow with a bf16 estimator that shares everything else; one that has it is returned itself."""
     estimator = plain.decoder["estimator"]
     assert isinstance(estimator, Estimator)
-    if isinstance(estimator, HalfEstimator):
+    if isinstance(estimator, Bf16Estimator):
         return plain
-    return with_parts(plain, decoder=nn.ModuleDict({"estimator": HalfEstimator(estimator)}))
+    return with_parts(plain, decoder=nn.ModuleDict({"estimator": Bf16Estimator(estimator)}))
 
 
-def halved_vocoder(plain: Hift) -> Hift:
-    """The same vocoder; the convolutions of its trunk round their inputs, and give float32 back. A halved one
-    is given back."""
-    if any(weight.dtype == HALF for weight in plain.resblocks.parameters()):
+def bf16_vocoder(plain: Hift) -> Hift:
+    """Return a vocoder with bf16 convolutions in its residual blocks; one that has them is returned itself.
+
+    `nightingale.models.layers.conv.convolve` converts their inputs, and their outputs back to float32.
+    """
+    if any(weight.dtype == torch.bfloat16 for weight in plain.resblocks.parameters()):
         return plain
     parts = {}
     for name in ("resblocks", "source_resblocks"):
         part: nn.Module = getattr(plain, name)
         layers = (layer for layer in part.modules() if isinstance(layer, nn.Conv1d))
-        # They are run by `nightingale.models.layers.conv.convolve`.
-        parts[name] = _copied(part, [weight for layer in layers for weight in layer.parameters()])
+        parts[name] = _in_bf16(part, [weight for layer in layers for weight in layer.parameters()])
     return with_parts(plain, **parts)
 
 
-def _copied(part: Net, halved: Iterable[nn.Parameter]) -> Net:
-    """A copy with some of its weights in bfloat16. One by one, so that no second copy in float32 is made."""
-    twins: dict[int, Any] = {}
-    for weight in halved:
-        twins[id(weight)] = nn.Parameter(weight.detach().to(HALF), requires_grad=False)
+def _in_bf16(part: Net, weights: Iterable[nn.Parameter]) -> Net:
+    """Return a copy with some of its weights in bf16; one by one, so that no float32 copy is made."""
+    copies: dict[int, Any] = {}
+    for weight in weights:
+        copies[id(weight)] = nn.Parameter(weight.detach().bfloat16(), requires_grad=False)
         let_go(weight)
-    return copy.deepcopy(part, twins)
+    return copy.deepcopy(part, copies)
 
 
 def with_parts(net: Net, **parts: nn.Module) -> Net:
-    """A network with some of its parts replaced, the others shared."""
+    """Return a network with some of its parts replaced and the others shared."""
     twin = copy.copy(net)
     twin._modules = {**net._modules, **parts}
     return twin

@@ -1,7 +1,9 @@
-"""The flow and the vocoder with products of eight bits, for CPUs that multiply bytes but not bfloat16.
+"""The flow and the vocoder with int8 layers, for CPUs with int8 dot products but without bf16 instructions.
 
-Rounded are the layers of the token encoder and of the estimator, and the convolutions of the vocoder's trunk.
-Everything between them stays in float32. The twins are the plain networks (tests/accel/test_rounded.py).
+Quantized are the linear layers of the token encoder and of the estimator, the convolutions, and the logits of
+the estimator's attention. Everything between them stays in float32. Each module here takes the place of a
+torch module and calls one or two operations of kernels/render_operations.py; the networks that it was made
+of stay as they are (tests/backends/cpu/test_int8_networks.py compares both).
 """
 
 from __future__ import annotations
@@ -17,16 +19,32 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from nightingale.backends.cpu.bf16 import with_parts
-from nightingale.backends.shared.t3_inputs import zeros
-from nightingale.backends.cpu import flow_attention as attending
-from nightingale.backends.cpu import int8_layers as layers
-from nightingale.backends.cpu.flow_attention import Op as At
-from nightingale.backends.cpu.thread_pool import JOB_LENGTH, OP_LENGTH, Crew, Job
-from nightingale.backends.cpu.t3_kernels import LANES, PER_GROUP
-from nightingale.backends.cpu.int8_layers import BLOCKS, OUTPUTS_AT_ONCE, Op
-from nightingale.backends.cpu.int8_layout import laid_out
-from nightingale.backends.cpu.target import TOGETHER, Code
-from nightingale.backends.shared.quantize import ZERO, block_of, round_blocks, round_weight
+from nightingale.backends.cpu.int8_layout import tile_weight
+from nightingale.backends.cpu.kernels import flow_attention
+from nightingale.backends.cpu.kernels.flow_attention import FlowAttentionOp
+from nightingale.backends.cpu.kernels.int8_conv1d import CONV_OUTPUTS, Conv1dOp, QuantizeColumnsOp
+from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS
+from nightingale.backends.cpu.kernels.jit import CompiledModule
+from nightingale.backends.cpu.kernels.render_operations import (
+    LINEAR_OPCODES,
+    RenderOpcode,
+    RowsLinearOp,
+    SnakeOp,
+    linear_scratch_bytes,
+)
+from nightingale.backends.cpu.kernels.target import DOT_INPUTS
+from nightingale.backends.cpu.kernels.thread_pool import (
+    JOB_WORDS,
+    OP_WORDS,
+    JobField,
+    OpField,
+    ThreadPool,
+    address_of,
+    write_fields,
+)
+from nightingale.backends.cpu.kernels.vector_math import LANES
+from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
+from nightingale.backends.shared.quantize import ZERO_POINT, block_size_for, quantize_blocks, quantize_weights
 from nightingale.models.chatterbox.hift.generator import Hift, Snake
 from nightingale.models.chatterbox.s3gen.estimator import Attend
 from nightingale.models.chatterbox.s3gen.flow import Flow
@@ -36,54 +54,56 @@ from nightingale.models.layers.mapped_weights import let_go
 Net = TypeVar("Net", bound=nn.Module)
 
 
-class Workshop:
-    """Where layers are computed: machine code, and threads for each thread that asks."""
+class KernelContext:
+    """The compiled kernels, and a thread pool for each thread that calls a layer."""
 
-    def __init__(self, code: Code, *, signed: bool) -> None:
-        """signed: as `Target` has it."""
-        self.code, self.signed = code, signed
-        self._own = threading.local()
+    def __init__(self, module: CompiledModule, *, signed_weights: bool) -> None:
+        self.module, self.signed_weights = module, signed_weights
+        self._local = threading.local()
 
-    def team(self) -> _Team:
-        """Of as many threads as torch would use here."""
-        teams: dict[int, _Team] = self._own.__dict__.setdefault("teams", {})
+    def runner(self) -> OperationRunner:
+        """Return this thread's runner, with as many threads as torch uses here."""
+        runners: dict[int, OperationRunner] = self._local.__dict__.setdefault("runners", {})
         threads = torch.get_num_threads()
-        if threads not in teams:
-            teams[threads] = _Team(self.code, threads)
-        return teams[threads]
+        if threads not in runners:
+            runners[threads] = OperationRunner(self.module, threads)
+        return runners[threads]
 
-    def __deepcopy__(self, _memo: object) -> Workshop:
+    def __deepcopy__(self, _memo: object) -> KernelContext:
         return self
 
 
-class _Team:
-    def __init__(self, code: Code, threads: int) -> None:
-        self._job, self._ops = zeros((JOB_LENGTH,), np.int64), zeros((2, OP_LENGTH), np.int64)
-        self._job[Job.OPS], self._job[Job.THREADS] = self._ops.ctypes.data, threads
-        self._crew, self.threads = Crew(code, self._job, threads), threads
-        self._room: NDArray[np.int8] = np.empty(0, np.int8)
+class OperationRunner:
+    """Runs one or two operations at a time on a pool of threads."""
+
+    def __init__(self, module: CompiledModule, threads: int) -> None:
+        self._job, self._ops = (
+            page_aligned_zeros(shape, np.int64) for shape in ((JOB_WORDS,), (2, OP_WORDS))
+        )
+        self._job[JobField.OPS], self._job[JobField.THREADS] = address_of(self._ops), threads
+        self._pool, self.threads = ThreadPool(module, self._job, threads), threads
+        self._scratch: NDArray[np.int8] = np.empty(0, np.int8)
 
     def run(self, *operations: Mapping[Any, int]) -> None:
-        for number, facts in enumerate(operations):
-            for place, fact in facts.items():
-                self._ops[number, place] = fact
-        self._job[Job.OP_COUNT] = len(operations)
-        self._crew.run()
+        for row, values in zip(self._ops, operations, strict=False):
+            write_fields(row, values)
+        self._job[JobField.OP_COUNT] = len(operations)
+        self._pool.run()
 
-    def room(self, size: int) -> int:
-        """Where so many bytes are free, until somebody asks again."""
-        if self._room.nbytes < size:
-            self._room = np.empty(2 * size, np.int8)
-        return int(self._room.ctypes.data)
+    def scratch(self, size: int) -> int:
+        """Return the address of `size` bytes, which are free until the next call."""
+        if self._scratch.nbytes < size:
+            self._scratch = np.empty(2 * size, np.int8)
+        return address_of(self._scratch)
 
 
-class RoundedLinear(nn.Module):
-    def __init__(self, plain: nn.Linear, workshop: Workshop) -> None:
+class Int8Linear(nn.Module):
+    def __init__(self, plain: nn.Linear, context: KernelContext) -> None:
         super().__init__()
-        rounded = round_weight(plain.weight.detach())
-        self.block = rounded.codes.shape[-1]
-        self.in_features, self.out_features, self._workshop = plain.in_features, plain.out_features, workshop
-        codes, scales = laid_out(rounded.codes, rounded.scales, signed=workshop.signed)
+        self.in_features, self.out_features, self._context = plain.in_features, plain.out_features, context
+        quantized = quantize_weights([plain.weight.detach()])
+        self.block = quantized.codes.shape[-1]
+        codes, scales = tile_weight(quantized, signed=context.signed_weights)
         bias = torch.zeros(plain.out_features) if plain.bias is None else plain.bias.detach().clone()
         for name, value in (("codes", codes), ("scales", scales), ("bias", bias)):
             self.register_buffer(name, value)
@@ -91,41 +111,42 @@ class RoundedLinear(nn.Module):
 
     @staticmethod
     def fits(layer: nn.Module) -> bool:
-        if not isinstance(layer, nn.Linear) or layer.out_features % PER_GROUP:
+        if not isinstance(layer, nn.Linear) or layer.out_features % GROUP_OUTPUTS:
             return False
-        return any(layer.in_features % block == 0 for block in BLOCKS)
+        return any(layer.in_features % block == 0 for block in LINEAR_OPCODES)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features).contiguous()
         out = x.new_empty(len(rows), self.out_features)
-        team, each = self._workshop.team(), layers.own_bytes(self.in_features)
-        facts = {
-            Op.KIND: layers.LINEAR + BLOCKS.index(self.block), Op.X: rows.data_ptr(),
-            Op.WEIGHTS: _at(self.codes), Op.SCALES: _at(self.scales), Op.BIAS: _at(self.bias),
-            Op.OUT: out.data_ptr(), Op.COUNT: len(rows), Op.OUTPUTS: self.out_features,
-            Op.WIDTH: self.in_features, Op.OWN: team.room(each * team.threads), Op.OWN_BYTES: each,
+        runner, scratch = self._context.runner(), linear_scratch_bytes(self.in_features)
+        op = {
+            OpField.OPCODE: LINEAR_OPCODES[self.block], RowsLinearOp.X: rows.data_ptr(),
+            RowsLinearOp.W_CODES: _address(self.codes), RowsLinearOp.W_SCALES: _address(self.scales),
+            RowsLinearOp.BIAS: _address(self.bias), RowsLinearOp.OUT: out.data_ptr(),
+            RowsLinearOp.ROWS: len(rows), RowsLinearOp.OUTPUTS: self.out_features,
+            RowsLinearOp.K: self.in_features, RowsLinearOp.SCRATCH_BYTES: scratch,
+            RowsLinearOp.SCRATCH: runner.scratch(scratch * runner.threads),
         }  # fmt: skip
-        team.run(facts)
+        runner.run(op)
         return out.view(*x.shape[:-1], self.out_features)
 
 
-class RoundedConv1d(OwnConv1d):
-    def __init__(self, plain: nn.Conv1d, workshop: Workshop) -> None:
+class Int8Conv1d(OwnConv1d):
+    def __init__(self, plain: nn.Conv1d, context: KernelContext) -> None:
         super().__init__(plain)
         inputs, outputs, taps = plain.in_channels, plain.out_channels, plain.kernel_size[0]
-        self._workshop, self.block = workshop, block_of(inputs)
-        whole, scales = round_blocks(plain.weight.detach().transpose(1, 2), self.block)
-        groups, blocks = outputs // OUTPUTS_AT_ONCE, inputs // self.block
-        by_output = (groups, OUTPUTS_AT_ONCE, taps, blocks)
-        codes = whole.to(torch.int8).view(*by_output, self.block // TOGETHER, TOGETHER)
-        sums = (whole.sum(-1) * -ZERO).to(torch.int32).view(by_output)
-        kept = {
-            "codes": codes.permute(0, 2, 3, 4, 1, 5),
+        self._context, self.block = context, block_size_for(inputs)
+        codes, scales = quantize_blocks(plain.weight.detach().transpose(1, 2), self.block)
+        by_output = (outputs // CONV_OUTPUTS, CONV_OUTPUTS, taps, inputs // self.block)
+        grouped = codes.to(torch.int8).view(*by_output, self.block // DOT_INPUTS, DOT_INPUTS)
+        corrections = (codes.sum(-1) * -ZERO_POINT).to(torch.int32)
+        buffers = {
+            "codes": grouped.permute(0, 2, 3, 4, 1, 5),
             "scales": scales.view(by_output).permute(0, 2, 3, 1),
-            "sums": sums.permute(0, 2, 3, 1),
+            "corrections": corrections.view(by_output).permute(0, 2, 3, 1),
             "bias": torch.zeros(outputs) if plain.bias is None else plain.bias.detach(),
         }
-        for name, value in kept.items():
+        for name, value in buffers.items():
             self.register_buffer(name, value.clone(memory_format=torch.contiguous_format))
         let_go(plain.weight)
 
@@ -133,42 +154,48 @@ class RoundedConv1d(OwnConv1d):
     def fits(layer: nn.Module) -> bool:
         if not can_shift(layer) or isinstance(layer, OwnConv1d):
             return False
-        return layer.in_channels % 16 == 0 == layer.out_channels % OUTPUTS_AT_ONCE
+        return layer.in_channels % 16 == 0 == layer.out_channels % CONV_OUTPUTS
 
     def convolved(self, x: Tensor) -> Tensor:
         """(batch, channels, time) -> (batch, outputs, time less the kernel's span)."""
         span = (self.kernel_size[0] - 1) * self.dilation[0]
         columns = x.shape[-1] - span
-        # A vector at least, of which the rest is thrown away.
+        # At least one vector of columns; those beyond `columns` are dropped.
         padded = nn.functional.pad(x, (0, max(0, LANES - columns))).contiguous()
         out = x.new_empty(len(x), self.out_channels, padded.shape[-1] - span)
         for row, result in zip(padded, out, strict=True):
-            self._one(row, result)
+            self._convolve(row, result)
         return out[..., :columns]
 
-    def _one(self, x: Tensor, out: Tensor) -> None:
+    def _convolve(self, x: Tensor, out: Tensor) -> None:
         channels, length = x.shape
-        team = self._workshop.team()
-        codes = team.room(channels * length + 4 * (channels // self.block) * length)
-        shared = {
-            Op.CODES: codes, Op.STEPS: codes + channels * length, Op.WIDTH: channels, Op.BLOCK: self.block,
-            Op.LENGTH: length,
+        runner = self._context.runner()
+        codes = runner.scratch(channels * length + 4 * (channels // self.block) * length)
+        scales = codes + channels * length
+        quantize = {
+            OpField.OPCODE: RenderOpcode.QUANTIZE_COLUMNS, QuantizeColumnsOp.X: x.data_ptr(),
+            QuantizeColumnsOp.X_CODES: codes, QuantizeColumnsOp.X_SCALES: scales,
+            QuantizeColumnsOp.LENGTH: length, QuantizeColumnsOp.CHANNELS: channels,
+            QuantizeColumnsOp.BLOCK: self.block,
         }  # fmt: skip
         convolve = {
-            Op.KIND: layers.CONVOLVE, Op.WEIGHTS: _at(self.codes), Op.SCALES: _at(self.scales),
-            Op.ZEROS: _at(self.sums), Op.BIAS: _at(self.bias), Op.OUT: out.data_ptr(),
-            Op.COUNT: out.shape[1], Op.OUTPUTS: self.out_channels, Op.TAPS: self.kernel_size[0],
-            Op.DILATION: self.dilation[0],
+            OpField.OPCODE: RenderOpcode.CONV1D, Conv1dOp.X_CODES: codes, Conv1dOp.X_SCALES: scales,
+            Conv1dOp.W_CODES: _address(self.codes), Conv1dOp.W_SCALES: _address(self.scales),
+            Conv1dOp.W_CORRECTIONS: _address(self.corrections), Conv1dOp.BIAS: _address(self.bias),
+            Conv1dOp.OUT: out.data_ptr(), Conv1dOp.LENGTH: length, Conv1dOp.CHANNELS: channels,
+            Conv1dOp.BLOCK: self.block, Conv1dOp.COLUMNS: out.shape[1],
+            Conv1dOp.OUTPUTS: self.out_channels, Conv1dOp.TAPS: self.kernel_size[0],
+            Conv1dOp.DILATION: self.dilation[0],
         }  # fmt: skip
-        team.run({Op.KIND: layers.ROUND, Op.X: x.data_ptr(), **shared}, {**shared, **convolve})
+        runner.run(quantize, convolve)
 
 
-class OwnSnake(Snake):
-    """Not rounded, but in one pass."""
+class FusedSnake(Snake):
+    """Snake in float32, in one pass over memory."""
 
-    def __init__(self, plain: Snake, workshop: Workshop) -> None:
+    def __init__(self, plain: Snake, context: KernelContext) -> None:
         nn.Module.__init__(self)
-        self.alpha, self._workshop = plain.alpha, workshop
+        self.alpha, self._context = plain.alpha, context
         self.register_buffer("inverse", (plain.alpha.detach() + 1e-9).reciprocal())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -181,81 +208,85 @@ class OwnSnake(Snake):
             super().write(x, out)
             return
         for row, result in zip(x, out, strict=True):
-            facts = {
-                Op.KIND: layers.SNAKE, Op.X: row.data_ptr(), Op.OUT: result.data_ptr(),
-                Op.WEIGHTS: _at(self.alpha), Op.SCALES: _at(self.inverse), Op.WIDTH: row.shape[0],
-                Op.COUNT: row.shape[1], Op.LENGTH: row.stride(0), Op.OUTPUTS: result.stride(0),
+            op = {
+                OpField.OPCODE: RenderOpcode.SNAKE, SnakeOp.X: row.data_ptr(), SnakeOp.OUT: result.data_ptr(),
+                SnakeOp.ALPHA: _address(self.alpha), SnakeOp.INVERSE_ALPHA: _address(self.inverse),
+                SnakeOp.CHANNELS: row.shape[0], SnakeOp.COLUMNS: row.shape[1],
+                SnakeOp.X_STRIDE: row.stride(0), SnakeOp.OUT_STRIDE: result.stride(0),
             }  # fmt: skip
-            self._workshop.team().run(facts)
+            self._context.runner().run(op)
 
 
-class OwnAttend(Attend):
-    """Queries and keys are rounded, values not. With a mask, or for few queries, torch does it."""
+class Int8Attend(Attend):
+    """Attention with int8 queries and keys; torch computes it with a mask, or for few queries."""
 
-    def __init__(self, workshop: Workshop) -> None:
+    def __init__(self, context: KernelContext) -> None:
         super().__init__()
-        self._workshop = workshop
+        self._context = context
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        batch, heads, queries, width = q.shape
-        fits = width == attending.HEAD_WIDTH and queries >= attending.TILE
+        batch, heads, queries, head_dim = q.shape
+        fits = head_dim == flow_attention.HEAD_DIM and queries >= flow_attention.QUERY_TILE
         if mask is not None or not fits or any(x.stride(3) != 1 for x in (q, k, v)):
             return super().forward(q, k, v, mask)
-        out = q.new_empty(batch, queries, heads, width)
-        team, keys = self._workshop.team(), k.shape[2]
-        each, sizes = attending.own_bytes(keys), attending.room_bytes(keys, heads)
-        codes = team.room(sum(sizes) + each * team.threads)
-        steps = codes + sizes[0]
-        facts = {
-            At.QUERY_HEAD: q.stride(1), At.QUERY_ROW: q.stride(2), At.KEY_HEAD: k.stride(1),
-            At.KEY_ROW: k.stride(2), At.VALUE_HEAD: v.stride(1), At.VALUE_ROW: v.stride(2),
-            At.CODES: codes, At.STEPS: steps, At.LAID: steps + sizes[1], At.QUERY_COUNT: queries,
-            At.KEY_COUNT: keys, At.HEADS: heads, At.OWN: codes + sum(sizes), At.OWN_BYTES: each,
+        out = q.new_empty(batch, queries, heads, head_dim)
+        runner, keys, op = self._context.runner(), k.shape[2], FlowAttentionOp
+        per_thread, sizes = flow_attention.scratch_bytes(keys), flow_attention.packed_bytes(keys, heads)
+        codes = runner.scratch(sum(sizes) + per_thread * runner.threads)
+        shared: dict[Any, int] = {
+            op.Q_HEAD_STRIDE: q.stride(1), op.Q_ROW_STRIDE: q.stride(2), op.K_HEAD_STRIDE: k.stride(1),
+            op.K_ROW_STRIDE: k.stride(2), op.V_HEAD_STRIDE: v.stride(1), op.V_ROW_STRIDE: v.stride(2),
+            op.K_CODES: codes, op.K_SCALES: codes + sizes[0], op.PACKED_VALUES: codes + sizes[0] + sizes[1],
+            op.QUERIES: queries, op.KEYS: keys, op.HEADS: heads, op.SCRATCH: codes + sum(sizes),
+            op.SCRATCH_BYTES: per_thread,
         }  # fmt: skip
         for query, key, value, result in zip(q, k, v, out, strict=True):
-            facts |= {At.QUERIES: query.data_ptr(), At.KEYS: key.data_ptr(), At.VALUES: value.data_ptr()}
-            facts[At.OUT] = result.data_ptr()
-            team.run({**facts, At.KIND: layers.LAY}, {**facts, At.KIND: layers.HEAR})
+            shared |= {op.Q: query.data_ptr(), op.K: key.data_ptr(), op.V: value.data_ptr()}
+            shared[op.OUT] = result.data_ptr()
+            runner.run(
+                {**shared, OpField.OPCODE: RenderOpcode.PACK_KEYS},
+                {**shared, OpField.OPCODE: RenderOpcode.ATTENTION},
+            )
         return out.transpose(1, 2)
 
 
-def rounded_flow(plain: Flow, workshop: Workshop) -> Flow:
-    """The same flow with other layers; everything else is shared. A rounded one is given back."""
+def int8_flow(plain: Flow, context: KernelContext) -> Flow:
+    """Return a flow with int8 layers that shares everything else; a flow that has them is returned itself."""
     estimator = plain.decoder["estimator"]
-    if any(isinstance(part, RoundedLinear) for part in estimator.modules()):
+    if any(isinstance(part, Int8Linear) for part in estimator.modules()):
         return plain
-    # Angles of time are far apart in float32, and their products small.
+    # Embeddings of time need float32, and their products are small.
     times = [part for name, part in estimator.named_modules() if "time_" in name or name.endswith(".mlp")]
-    decoder = nn.ModuleDict({"estimator": _swapped(estimator, workshop, times)})
-    return with_parts(plain, decoder=decoder, encoder=_swapped(plain.encoder, workshop))
+    decoder = nn.ModuleDict({"estimator": _with_int8_layers(estimator, context, times)})
+    return with_parts(plain, decoder=decoder, encoder=_with_int8_layers(plain.encoder, context))
 
 
-def rounded_vocoder(plain: Hift, workshop: Workshop) -> Hift:
-    """The same vocoder; the convolutions of its trunk round their inputs. A rounded one is given back."""
-    if any(isinstance(part, RoundedConv1d) for part in plain.resblocks.modules()):
+def int8_vocoder(plain: Hift, context: KernelContext) -> Hift:
+    """Return a vocoder with int8 residual blocks; a vocoder that has them is returned itself."""
+    if any(isinstance(part, Int8Conv1d) for part in plain.resblocks.modules()):
         return plain
-    parts = {name: _swapped(getattr(plain, name), workshop) for name in ("resblocks", "source_resblocks")}
-    return with_parts(plain, **parts)
+    names = ("resblocks", "source_resblocks")
+    return with_parts(plain, **{name: _with_int8_layers(getattr(plain, name), context) for name in names})
 
 
-def _swapped(net: Net, workshop: Workshop, left: list[nn.Module] | None = None) -> Net:
-    """A copy that shares everything but the layers that fit. left: parts that stay as they are."""
-    twins: dict[int, Any] = {id(weight): weight for weight in (*net.parameters(), *net.buffers())}
-    kept = {id(inner) for part in left or [] for inner in part.modules()}
+def _with_int8_layers(net: Net, context: KernelContext, excluded: list[nn.Module] | None = None) -> Net:
+    """Return a copy in which the layers that fit are replaced and everything else is shared."""
+    copies: dict[int, Any] = {id(weight): weight for weight in (*net.parameters(), *net.buffers())}
+    kept = {id(inner) for part in excluded or [] for inner in part.modules()}
     for layer in net.modules():
         if id(layer) in kept:
             continue
-        if RoundedLinear.fits(layer):
-            twins[id(layer)] = RoundedLinear(layer, workshop)  # type: ignore[arg-type]
-        elif RoundedConv1d.fits(layer):
-            twins[id(layer)] = RoundedConv1d(layer, workshop)  # type: ignore[arg-type]
+        if Int8Linear.fits(layer):
+            copies[id(layer)] = Int8Linear(layer, context)  # type: ignore[arg-type]
+        elif Int8Conv1d.fits(layer):
+            copies[id(layer)] = Int8Conv1d(layer, context)  # type: ignore[arg-type]
         elif isinstance(layer, Attend):
-            twins[id(layer)] = OwnAttend(workshop)
+            copies[id(layer)] = Int8Attend(context)
         elif isinstance(layer, Snake):
-            twins[id(layer)] = OwnSnake(layer, workshop)
-    return copy.deepcopy(net, twins)
+            copies[id(layer)] = FusedSnake(layer, context)
+    return copy.deepcopy(net, copies)
 
 
-def _at(value: Tensor | nn.Module | None) -> int:
+def _address(value: Tensor | nn.Module | None) -> int:
     assert isinstance(value, Tensor)
     return value.data_ptr()

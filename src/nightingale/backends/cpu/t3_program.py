@@ -1,191 +1,185 @@
-"""A whole step of T3 as one list of operations, `linear` and `attend`.
+"""The table of operations of a T3 step: which tensor each operation reads and writes.
 
-Of a product's groups of outputs each thread has a stretch, which it reads from front to back, as memory is
-read fastest; who has done helps the others from behind, so that one that is held up is waited for less. Heads
-are taken as they come.
+    per layer   linear     stream --norm--> qkv                 STORE
+                attention  qkv -> attended, cache grows
+                linear     attended -> stream                   ADD
+                linear     stream --norm--> inner               SWIGLU (Llama) or GELU (GPT-2)
+                linear     inner -> stream                      ADD
+    at the end  linear     stream --norm--> logits              STORE, only where logits are wanted
+
+`stream` (tokens, width) is the residual stream. The table is built once; a step writes the embeddings into
+`stream` and a few words into the job, and runs it.
 """
 
 from __future__ import annotations
 
-from enum import IntEnum, auto
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
-from llvmlite import ir
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
-from nightingale.backends.cpu import thread_pool as crew
-from nightingale.backends.cpu import t3_kernels as kernels
-from nightingale.backends.cpu.thread_pool import CLAIM_LENGTH, Claim, operation, write_crew
-from nightingale.backends.cpu.t3_kernels import BLOCK, PER_GROUP
-from nightingale.backends.cpu.target import Target
-from nightingale.backends.cpu.llvm_builder import F16, F32, I8, I32, I64, Function
+from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS, Epilogue, Norm
+from nightingale.backends.cpu.kernels.jit import CompiledModule
+from nightingale.backends.cpu.kernels.t3_operations import (
+    MAX_TOKENS,
+    AttentionOp,
+    LinearOp,
+    SequenceField,
+    T3Job,
+    T3Opcode,
+    scratch_bytes,
+)
+from nightingale.backends.cpu.kernels.thread_pool import (
+    CLAIM_WORDS,
+    JOB_WORDS,
+    OP_WORDS,
+    JobField,
+    OpField,
+    ThreadPool,
+    address_of,
+    write_fields,
+)
+from nightingale.backends.cpu.kernels.vector_math import LANES
+from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
+from nightingale.backends.shared.capability_checks import ffn_width
+from nightingale.backends.shared.packed_t3 import PackedWeights
+from nightingale.backends.shared.t3_inputs import Floats, rotary_tables
+from nightingale.models.chatterbox.t3.config import LlamaConfig
+from nightingale.models.chatterbox.t3.model import T3
 
-STAY_MS: Final = 2.0
-"""As long as it takes to draw a token, and longer."""
-TOKENS_AT_ONCE: Final = 64
-"""Of a prompt: as many as have room in a core's cache."""
-
-
-class Op(IntEnum):
-    """Places in an operation."""
-
-    KIND = crew.Op.KIND
-    CLAIMS = crew.Op.CLAIMS
-    COUNT = crew.Op.FACTS
-    """Of groups."""
-    X = auto()
-    NORM = auto()
-    NORM_WEIGHT = auto()
-    NORM_BIAS = auto()
-    CODES = auto()
-    SCALES = auto()
-    BIAS = auto()
-    OUT = auto()
-    WIDTH = auto()
-    """Of its inputs."""
-    FINISH = auto()
-    STRIDE = auto()
-    """Floats between two rows of `OUT`."""
-    ASKED_ONLY = auto()
-    """Only for tokens whose scores are asked for."""
-    KEYS = auto()
-    VALUES = auto()
+KEYS: Final = "keys"
+VALUES: Final = "values"
 
 
-class Job(IntEnum):
-    """Places in a job."""
-
-    OPS = crew.Job.OPS
-    OP_COUNT = crew.Job.OP_COUNT
-    THREADS = crew.Job.THREADS
-    TOKENS = crew.Job.FACTS
-    ASKED = auto()
-    """Of them, the last so many are scored."""
-    ROWS = auto()
-    """Utterances' rows that take part."""
-    SPANS = auto()
-    """Of each row, `Span`."""
-    SCRATCH = auto()
-    SCRATCH_BYTES = auto()
-    """Of a thread."""
-    HEARD = auto()
-    COS = auto()
-    SIN = auto()
-    HEADS = auto()
-    HEAD_LENGTH = auto()
-    """Numbers that the keys of a head take, in one layer; its values take as many."""
-    ROW_LENGTH = auto()
-    """All heads, all layers."""
+def new_kv_cache(t3: T3, rows: int, capacity: int) -> dict[str, NDArray[np.float16]]:
+    """Return the keys and values of some rows, laid out as kernels/t3_attention.py describes."""
+    backbone = t3.config.backbone
+    blocks, head_dim = -(-capacity // LANES), backbone.width // backbone.heads
+    heads = rows, backbone.layers, backbone.heads
+    return {
+        KEYS: page_aligned_zeros((*heads, blocks, head_dim, LANES), np.float16),
+        VALUES: page_aligned_zeros((*heads, blocks * LANES, head_dim), np.float16),
+    }
 
 
-class Span(IntEnum):
-    """Places in what is told of a row."""
+class T3Program:
+    """The operations of a step, and the memory that they work in."""
 
-    FIRST = 0
-    """Its first token among those of the job."""
-    TOKENS = auto()
-    PLACE = auto()
-    """Which row of the memory."""
-    PAST = auto()
-    """Positions that it remembers."""
+    def __init__(
+        self,
+        t3: T3,
+        packed: PackedWeights,
+        kv_cache: dict[str, NDArray[np.float16]],
+        module: CompiledModule,
+        *,
+        capacity: int,
+        threads: int,
+    ) -> None:
+        config, backbone = t3.config, t3.config.backbone
+        width, inner, self._vocab = backbone.width, ffn_width(config), config.speech_vocab
+        self._is_llama = isinstance(backbone, LlamaConfig)
+        self._weights, self._kv_cache = packed.load(), kv_cache
+        tiles, _, outputs, _ = self._weights["logits.codes"].shape
+        sizes = width, 3 * width, width, inner, tiles * outputs
+        self.stream, self._qkv, self._attended, self._inner, self._logits = (
+            page_aligned_zeros((MAX_TOKENS, size)) for size in sizes
+        )
+        self._zero_bias: Floats = page_aligned_zeros((max(2 * inner, *sizes),))
+        self._ops: list[dict[Any, int]] = []
+        for layer in range(backbone.layers):
+            (self._llama_layer if self._is_llama else self._gpt2_layer)(layer)
+        norm = "tfmr.norm" if self._is_llama else "tfmr.ln_f"
+        bias = "speech_head.bias" if config.head_bias else None
+        self._linear("logits", self.stream, self._logits, Epilogue.STORE, norm=norm, bias=bias)
+        self._ops[-1][LinearOp.LOGITS_ONLY] = 1
+        self._table = page_aligned_zeros((len(self._ops), OP_WORDS), np.int64)
+        self._claims = page_aligned_zeros((len(self._ops), threads, CLAIM_WORDS), np.int64)
+        for row, op, claims in zip(self._table, self._ops, self._claims, strict=True):
+            write_fields(row, {**op, OpField.CLAIMS: address_of(claims)})
+        self._rotary = rotary_tables(t3, capacity) or (self._zero_bias, self._zero_bias)
+        scratch = scratch_bytes(max(width, inner), capacity + LANES)
+        self._scratch: Floats = page_aligned_zeros((threads * scratch // 4,))
+        self._sequences: NDArray[np.int64] = np.zeros((MAX_TOKENS, len(SequenceField)), np.int64)
+        self.job = page_aligned_zeros((JOB_WORDS,), np.int64)
+        fields: dict[Any, int] = {
+            JobField.OPS: address_of(self._table), JobField.OP_COUNT: len(self._ops),
+            JobField.THREADS: threads, T3Job.SEQUENCES: address_of(self._sequences),
+            T3Job.SCRATCH: address_of(self._scratch), T3Job.SCRATCH_BYTES: scratch,
+            T3Job.ATTENTION_OUT: address_of(self._attended), T3Job.COS: address_of(self._rotary[0]),
+            T3Job.SIN: address_of(self._rotary[1]), T3Job.HEADS: backbone.heads,
+            T3Job.HEAD_STRIDE: kv_cache[VALUES][0, 0, 0].size, T3Job.CACHE_ROW_STRIDE: kv_cache[VALUES][0].size,
+        }  # fmt: skip
+        write_fields(self.job, fields)
+        self.pool = ThreadPool(module, self.job, threads)
 
+    def run(self, sequences: Sequence[tuple[int, int, int, int]], *, logits_tokens: int) -> Tensor:
+        """Run a step over the embeddings in `stream`.
 
-LINEAR, ATTEND = range(2)
-"""Kinds."""
+        Args:
+            sequences: A row of `SequenceField` for each sequence.
+            logits_tokens: How many of the last tokens get logits.
 
+        Returns:
+            Logits (logits_tokens, vocab).
+        """
+        self._sequences[: len(sequences)] = sequences
+        self.job[T3Job.TOKENS] = sum(sequence[SequenceField.TOKENS] for sequence in sequences)
+        self.job[T3Job.LOGITS_TOKENS], self.job[T3Job.SEQUENCE_COUNT] = logits_tokens, len(sequences)
+        self.pool.run()
+        return torch.from_numpy(self._logits[:logits_tokens, : self._vocab].copy())
 
-def scratch_bytes(widest: int, positions: int) -> int:
-    """Of a thread, for so many inputs and remembered positions at most."""
-    rounded = TOKENS_AT_ONCE * (widest + 8 * widest // BLOCK)
-    return -(-(rounded + 4 * TOKENS_AT_ONCE * PER_GROUP + 4 * positions) // 4096) * 4096
+    def _llama_layer(self, layer: int) -> None:
+        at = f"tfmr.layers.{layer}."
+        self._linear(f"{at}qkv", self.stream, self._qkv, Epilogue.STORE, norm=f"{at}input_layernorm")
+        self._attention(layer)
+        self._linear(f"{at}out", self._attended, self.stream, Epilogue.ADD)
+        norm = f"{at}post_attention_layernorm"
+        self._linear(f"{at}gate_up", self.stream, self._inner, Epilogue.SWIGLU, norm=norm)
+        self._linear(f"{at}down", self._inner, self.stream, Epilogue.ADD)
 
+    def _gpt2_layer(self, layer: int) -> None:
+        at = f"tfmr.h.{layer}."
 
-def write_step(target: Target, *, head_width: int, rotary: bool) -> ir.Module:
-    module = ir.Module("t3")
-    kinds = _write_linear(module, target), _write_attend(module, head_width=head_width, rotary=rotary)
-    write_crew(module, target, kinds, stay_ms=STAY_MS)
-    return module
+        def linear(name: str, x: Floats, out: Floats, epilogue: Epilogue, norm: str | None = None) -> None:
+            self._linear(f"{at}{name}", x, out, epilogue, norm=norm, bias=f"{at}{name}.bias")
 
+        linear("attn.c_attn", self.stream, self._qkv, Epilogue.STORE, f"{at}ln_1")
+        self._attention(layer)
+        linear("attn.c_proj", self._attended, self.stream, Epilogue.ADD)
+        linear("mlp.c_fc", self.stream, self._inner, Epilogue.GELU, f"{at}ln_2")
+        linear("mlp.c_proj", self._inner, self.stream, Epilogue.ADD)
 
-def _write_linear(module: ir.Module, target: Target) -> Function:
-    roundings = [kernels.write_rounding(module, target, norm) for norm in range(3)]
-    products = kernels.Products(module, target)
-    finishes = [kernels.write_finish(module, how) for how in range(4)]
-    f = operation(module, "linear")
-    job, op = f.array("job"), f.array("op")
-    width, stride = op[Op.WIDTH], op[Op.STRIDE]
-    blocks = width // BLOCK
-    tokens = job[Job.TOKENS]
-    rows = (op[Op.ASKED_ONLY] > 0).choose(job[Job.ASKED], tokens)
-    x = f.array_at(op[Op.X], F32).begin((tokens - rows) * width)
-    # What this thread alone sees: everybody rounds all inputs, which is sooner done than waited for.
-    own = job[Job.SCRATCH] + job[Job.SCRATCH_BYTES] * f["thread"]
-    codes = f.array_at(own, I8)
-    steps = f.array_at(own + width * TOKENS_AT_ONCE, F32)
-    zeros = f.array_at(own + (width + blocks * 4) * TOKENS_AT_ONCE, I32)
-    product = f.array_at(own + (width + blocks * 8) * TOKENS_AT_ONCE, F32)
-    norm = op[Op.NORM]
-    weight, bias = f.array_at(op[Op.NORM_WEIGHT], F32), f.array_at(op[Op.NORM_BIAS], F32)
-    for number, rounding in enumerate(roundings):
-        with f.when(norm.equals(number)), f.loop(rows) as row:
-            at = row * width, row * blocks
-            f.call(
-                rounding, x.begin(at[0]), weight, bias,
-                codes.begin(at[0]), steps.begin(at[1]), zeros.begin(at[1]), width,
-            )  # fmt: skip
-    count, how, outputs = op[Op.COUNT], op[Op.FINISH], f.number(PER_GROUP)
-    outputs = how.equals(kernels.GATED).choose(f.number(PER_GROUP // 2), outputs)
-    all_codes, all_scales = f.array_at(op[Op.CODES], I8), f.array_at(op[Op.SCALES], F32)
-    all_bias, out = f.array_at(op[Op.BIAS], F32), f.array_at(op[Op.OUT], F32)
-    count = (rows > 0).choose(count, 0)
-    threads, claims = job[Job.THREADS], f.array_at(op[Op.CLAIMS], I64)
-    front, taken = f.variable(f.number(0)), f.variable(f.number(0))
-    with f.loop(threads) as turn, f.forever():
-        # Its own stretch first.
-        whose = (f["thread"] + turn) % threads
-        first, end = count * whose // threads, count * (whose + 1) // threads
-        claim = claims.begin(whose * CLAIM_LENGTH)
-        f.leave_if(claim.add_at_once(Claim.TAKEN, 1) >= end - first)
-        with f.either(turn.equals(0)) as (mine, anothers):
-            with mine:
-                taken.value = first + front.value
-                front.value += 1
-            with anothers:
-                taken.value = end - 1 - claim.add_at_once(Claim.FROM_BEHIND, 1)
-        group = taken.value
-        group_codes = all_codes.begin(group * width * PER_GROUP)
-        group_scales = all_scales.begin(group * blocks * PER_GROUP)
-        products.write(
-            f, (group_codes, group_scales), (codes, steps, zeros), product,
-            rows=rows, width=width, blocks=blocks,
-        )  # fmt: skip
-        own_bias, own_out = all_bias.begin(group * PER_GROUP), out.begin(group * outputs)
-        for number, finish in enumerate(finishes):
-            with f.when(how.equals(number)):
-                f.call(finish, product, own_bias, own_out, rows, stride)
-    f.end()
-    return f
+    def _linear(
+        self,
+        name: str,
+        x: Floats,
+        out: Floats,
+        epilogue: Epilogue,
+        *,
+        norm: str | None = None,
+        bias: str | None = None,
+    ) -> None:
+        weights, codes = self._weights, self._weights[f"{name}.codes"]
+        tiles, _, outputs, _ = codes.shape
+        op: dict[Any, int] = {
+            OpField.OPCODE: T3Opcode.LINEAR, LinearOp.GROUPS: tiles * outputs // GROUP_OUTPUTS,
+            LinearOp.X: address_of(x), LinearOp.K: x.shape[1], LinearOp.OUT: address_of(out),
+            LinearOp.OUT_STRIDE: out.shape[1], LinearOp.EPILOGUE: epilogue,
+            LinearOp.W_CODES: address_of(codes), LinearOp.W_SCALES: address_of(weights[f"{name}.scales"]),
+            LinearOp.BIAS: address_of(self._zero_bias if bias is None else weights[bias]),
+        }  # fmt: skip
+        if norm is not None:
+            op |= {LinearOp.NORM: Norm.RMS, LinearOp.NORM_WEIGHT: address_of(weights[f"{norm}.weight"])}
+        if norm is not None and not self._is_llama:
+            op |= {LinearOp.NORM: Norm.LAYER, LinearOp.NORM_BIAS: address_of(weights[f"{norm}.bias"])}
+        self._ops.append(op)
 
-
-def _write_attend(module: ir.Module, *, head_width: int, rotary: bool) -> Function:
-    attention = kernels.write_attention(module, head_width=head_width, rotary=rotary)
-    f = operation(module, "attend")
-    job, op = f.array("job"), f.array("op")
-    qkv, heard = f.array_at(op[Op.X], F32), f.array_at(job[Job.HEARD], F32)
-    keys, values = f.array_at(op[Op.KEYS], F16), f.array_at(op[Op.VALUES], F16)
-    cos, sin = f.array_at(job[Job.COS], F32), f.array_at(job[Job.SIN], F32)
-    spans, length, heads = f.array_at(job[Job.SPANS], I64), job[Job.HEAD_LENGTH], job[Job.HEADS]
-    width, count = heads * head_width, job[Job.ROWS] * heads
-    scores = f.array_at(job[Job.SCRATCH] + job[Job.SCRATCH_BYTES] * f["thread"], F32)
-    claims = f.array_at(op[Op.CLAIMS], I64)
-    with f.forever():
-        number = claims.add_at_once(Claim.TAKEN, 1)
-        f.leave_if(number >= count)
-        span, head = spans.begin(number // heads * len(Span)), number % heads
-        first, memory = span[Span.FIRST], span[Span.PLACE] * job[Job.ROW_LENGTH] + head * length
-        f.call(
-            attention, qkv.begin(first * width * 3 + head * head_width), keys.begin(memory),
-            values.begin(memory), cos, sin, heard.begin(first * width + head * head_width), scores,
-            span[Span.TOKENS], span[Span.PAST], width,
-        )  # fmt: skip
-    f.end()
-    return f
+    def _attention(self, layer: int) -> None:
+        keys, values = (address_of(self._kv_cache[name][0, layer]) for name in (KEYS, VALUES))
+        self._ops.append({
+            OpField.OPCODE: T3Opcode.ATTENTION, AttentionOp.QKV: address_of(self._qkv),
+            AttentionOp.KEYS: keys, AttentionOp.VALUES: values,
+        })  # fmt: skip

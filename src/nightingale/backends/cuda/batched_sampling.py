@@ -4,18 +4,20 @@ Each request's knobs are a row of small tensors, so one graph serves any mixture
 off is set to a value that changes nothing. Only sorting, which top-k and top-p need and which costs more than
 the rest together, is left out of the graph when nobody asks for it.
 
-The draw inverts the cumulative distribution at one uniform number, the request's own for this token.
+Tokens are drawn as decoding/sampling.py draws them, by the Gumbel-max trick with the same random numbers: for
+the same logits, seed and draw number both give the same token.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from nightingale.backends.cuda.random import uniform
+from nightingale.backends.cuda.random import triton_kernels, uniform
 from nightingale.types import Sampling
 
 Order = Literal["chatterbox", "turbo"]
@@ -34,13 +36,14 @@ class Knobs:
     temperature: Tensor
     greedy: Tensor
     top_p: Tensor
-    min_p: Tensor
+    """float64, as decoding/sampling.py adds up probabilities."""
+    log_min_p: Tensor
     top_k: Tensor
     """The vocabulary's size where it is off."""
     penalty: Tensor
     cfg_weight: Tensor
     key: Tensor
-    """Of the random numbers: see noise.py."""
+    """Of the random numbers: `int64_key`."""
 
     @classmethod
     def off(cls, slots: int, vocab: int, device: torch.device) -> Knobs:
@@ -50,8 +53,8 @@ class Knobs:
         return cls(
             temperature=row(1.0, torch.float32),
             greedy=row(True, torch.bool),
-            top_p=row(1.0, torch.float32),
-            min_p=row(0.0, torch.float32),
+            top_p=row(1.0, torch.float64),
+            log_min_p=row(-math.inf, torch.float32),
             top_k=row(vocab, torch.int64),
             penalty=row(1.0, torch.float32),
             cfg_weight=row(0.0, torch.float32),
@@ -64,7 +67,7 @@ class Knobs:
             "temperature": 1.0 if greedy else sampling.temperature,
             "greedy": greedy,
             "top_p": sampling.top_p,
-            "min_p": sampling.min_p,
+            "log_min_p": math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf,
             "top_k": min(sampling.top_k, vocab) if sampling.top_k > 0 else vocab,
             "penalty": sampling.repetition_penalty,
             "cfg_weight": sampling.cfg_weight,
@@ -94,9 +97,8 @@ def shape_scores(scores: Tensor, seen: Tensor, knobs: Knobs, *, order: Order, so
     """The steps between guidance and the draw, in the family's order. scores, seen: (slots, vocab)."""
     if order == "chatterbox":
         scores = penalise(scores, seen, knobs.penalty) / knobs.temperature[:, None]
-        likely = torch.softmax(scores, dim=-1)
-        least = knobs.min_p[:, None] * likely.amax(dim=-1, keepdim=True)
-        scores = scores.masked_fill(likely < least, -torch.inf)
+        least = scores.amax(dim=-1, keepdim=True) + knobs.log_min_p[:, None]
+        scores = scores.masked_fill(scores < least, -torch.inf)
         return cut(scores, knobs) if sorting else scores
     # PARITY: Turbo penalises last, after the cuts, and knows no min-p.
     #         tests/accel/test_sampling.py::test_every_family_shapes_scores_as_its_plain_twin
@@ -115,20 +117,21 @@ def cut(scores: Tensor, knobs: Knobs) -> Tensor:
     ascending = torch.sort(scores, dim=-1).values
     least = ascending.gather(1, vocab - knobs.top_k[:, None])
     kept = ascending.masked_fill(ascending < least, -torch.inf)
-    unlikely = _running_sum(torch.softmax(kept, dim=-1)) <= 1 - knobs.top_p[:, None]
+    unlikely = _running_sum(torch.softmax(kept.double(), dim=-1)) <= 1 - knobs.top_p[:, None]
     # The likeliest is always kept, however small the mass.
     first = unlikely.sum(dim=-1, keepdim=True).clamp(max=vocab - 1)
     least = torch.maximum(least, kept.gather(1, first))
     return scores.masked_fill(scores < least, -torch.inf)
 
 
-def draw(scores: Tensor, knobs: Knobs, index: Tensor) -> Tensor:
-    """One id for each slot, (slots,): its draw number `index` (slots,)."""
-    # Doubles: no rounding can push the point past the last likely id.
-    reached = _running_sum(torch.softmax(scores, dim=-1).double())
-    point = uniform(knobs.key, index)[:, None] * reached[:, -1:]
-    drawn = (reached <= point).sum(dim=-1)
-    return torch.where(knobs.greedy, scores.argmax(dim=-1), drawn)
+def draw(scores: Tensor, knobs: Knobs, number: Tensor) -> Tensor:
+    """Sample one id for each slot, (slots,): its draw `number` (slots,). See `decoding.sampling.draw`."""
+    kernels = triton_kernels(scores.device)
+    if kernels is not None:
+        drawn: Tensor = kernels.sample(scores, knobs.key, number, knobs.greedy)
+        return drawn
+    waits = -torch.log(uniform(knobs.key, number, scores.shape[-1]))
+    return torch.where(knobs.greedy[:, None], scores.double(), scores - torch.log(waits)).argmax(dim=-1)
 
 
 def _running_sum(x: Tensor) -> Tensor:

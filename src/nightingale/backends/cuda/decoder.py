@@ -5,9 +5,7 @@
 One such step is one graph, for a bucket of slots and a bucket of remembered positions. Steps are launched
 several at a time; the tokens come back in one copy, which the host may read while the next steps run.
 
-The twin is decoding/decoding.py: the same tokens where they are greedy and in float32, the same distribution
-where they are drawn (tests/accel/). A seed gives the same tokens each time, but not the plain path's, which
-draws from a generator on the host.
+The twin is decoding/decoding.py: in float32, a seed gives the same tokens there and here.
 """
 
 from __future__ import annotations
@@ -20,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nightingale.backends.cuda.batched_sampling import Order, draw, guide, needs_sorting, shape_scores
+from nightingale.backends.cuda.decode_state import NO_TOKEN, DecodeState
 from nightingale.backends.cuda.graphs import (
     RECORDING,
     WARMUPS,
@@ -30,10 +30,8 @@ from nightingale.backends.cuda.graphs import (
     how_on,
     own_stream,
 )
+from nightingale.backends.cuda.random import int64_key
 from nightingale.backends.cuda.t3_layers import PackedT3, Way, compiler_room
-from nightingale.backends.cuda.random import key_of
-from nightingale.backends.cuda.batched_sampling import Order, draw, guide, needs_sorting, shape_scores
-from nightingale.backends.cuda.decode_state import NO_TOKEN, DecodeState
 from nightingale.errors import MemoryFull
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_cache import DenseKVCache
@@ -167,7 +165,7 @@ class DecodeLoop:
             slot=torch.full((1,), slot, device=self.device),
         )
         vocab = self.t3.config.speech_vocab
-        self.state.knobs.set(slot, sampling, key=key_of(seed, "tokens"), vocab=vocab)
+        self.state.knobs.set(slot, sampling, key=int64_key(seed, "tokens"), vocab=vocab)
         self.state.begin(slot, length=length, budget=budget)
         self._held[slot] = (length, needs_sorting(sampling))
 

@@ -25,8 +25,8 @@ from nightingale.clocks import CLOCKS
 from nightingale.models.chatterbox.s3gen.estimator import Estimator
 from nightingale.models.chatterbox.s3gen.flow import GUIDANCE, Flow
 from nightingale.models.chatterbox.s3gen.solver import cosine_times, linear_times
-from nightingale.models.layers.streaming_state import Carry, Past
 from nightingale.models.layers.masks import attention_mask
+from nightingale.models.layers.streaming_state import Carry, Past
 
 FRAMES = CLOCKS.frames_per_token
 
@@ -113,8 +113,7 @@ class FlowSteps:
 
 def flow_noise(key: Tensor, first_frame: Tensor, frames: int, bands: int) -> Tensor:
     """(batch, bands, frames) of noise, by the number of the frame, counted from the prompt's first."""
-    frame = first_frame[:, None, None] + torch.arange(frames, device=key.device)
-    return normal(key[:, None, None], frame * bands + torch.arange(bands, device=key.device)[:, None])
+    return normal(key, first_frame, frames, bands)
 
 
 class WholeFlow:

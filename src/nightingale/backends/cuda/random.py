@@ -1,54 +1,92 @@
-"""Random numbers by address: what the n-th draw of a stream is, without drawing those before it.
+"""Philox4x32-10 on tensors: the values of decoding/philox.py for a whole batch, on any device.
 
-A graph cannot ask a generator on the host, and a generator on the GPU gives other numbers to other batches.
-A hash of (key, index) gives each request its own, the same in any company, on any device and in any order.
-The hash is SplitMix64, whose n-th output is a function of the seed and n by design.
+Inside a CUDA graph there is no generator on the host to ask, and a generator on the GPU gives other numbers
+to other batches. Numbers by position (decoding/philox.py) have neither problem.
+
+Keys are unsigned 64-bit numbers, which tensors hold as int64 of the same bits (`int64_key`). 32-bit words are
+held in int64 too: torch has no arithmetic for unsigned words. Each round is then a dozen elementwise
+operations; on a GPU the kernels in random_kernels.py do all rounds in one, if Triton is there.
 """
 
 from __future__ import annotations
 
-import hashlib
+import logging
 import math
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-_GAMMA = 0x9E3779B97F4A7C15
-_MIX_1 = 0xBF58476D1CE4E5B9
-_MIX_2 = 0x94D049BB133111EB
+from nightingale.decoding.philox import KEY_INCREMENTS, MASK, MULTIPLIERS, ROUNDS, stream_key
+
+log = logging.getLogger(__name__)
 
 
-def key_of(seed: int, purpose: str) -> int:
-    """The key of one purpose of one request, as a signed 64-bit number."""
-    digest = hashlib.sha256(f"{seed}/{purpose}/by address".encode()).digest()
-    return int.from_bytes(digest[:8], "little", signed=True)
+def int64_key(seed: int, purpose: str) -> int:
+    """Return `stream_key` as the signed number with the same bits."""
+    key = stream_key(seed, purpose)
+    return key - (1 << 64) if key >> 63 else key
 
 
-def bits(key: Tensor, index: Tensor) -> Tensor:
-    """64 random bits for each (key, index), broadcast against each other; all are int64."""
-    z = key + (index + 1) * _signed(_GAMMA)  # int64 products wrap, as they must
-    z = (z ^ _shifted(z, 30)) * _signed(_MIX_1)
-    z = (z ^ _shifted(z, 27)) * _signed(_MIX_2)
-    return z ^ _shifted(z, 31)
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: Tensor) -> tuple[Tensor, ...]:
+    """Return the four random words of each counter, all int64 and broadcast against each other."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key & MASK, _high(key)
+    for _ in range(ROUNDS):
+        # int64 products wrap; both words of the unsigned product are right all the same.
+        first, second = c0 * MULTIPLIERS[0], c2 * MULTIPLIERS[1]
+        c0, c1 = _high(second) ^ c1 ^ k0, second & MASK
+        c2, c3 = _high(first) ^ c3 ^ k1, first & MASK
+        k0, k1 = (k0 + KEY_INCREMENTS[0]) & MASK, (k1 + KEY_INCREMENTS[1]) & MASK
+    return c0, c1, c2, c3
 
 
-def uniform(key: Tensor, index: Tensor) -> Tensor:
-    """float64 in [0, 1): multiples of 2^-32, so that no product with a double rounds up to that double."""
-    return _shifted(bits(key, index), 32).double() * 2.0**-32
+def uniform(key: Tensor, draw: Tensor, width: int) -> Tensor:
+    """Return `decoding.philox.uniform` of ids 0 … width - 1: key, draw (slots,) -> (slots, width) float64."""
+    block = torch.arange(-(-width // 4), device=key.device)
+    zero = torch.zeros_like(block)
+    lanes = philox((block, draw[:, None], zero, zero), key[:, None])
+    bits = torch.stack(lanes, dim=-1).flatten(1)[:, :width]
+    return (bits.double() + 0.5) * 2.0**-32
 
 
-def normal(key: Tensor, index: Tensor) -> Tensor:
-    """float32, standard normal: Box and Muller on the two halves of the bits."""
-    both = bits(key, index)
-    radius = (_shifted(both, 32).double() + 0.5) * 2.0**-32  # never zero
-    angle = (both & 0xFFFFFFFF).double() * (2 * math.pi * 2.0**-32)
-    return torch.sqrt(-2 * torch.log(radius.float())) * torch.cos(angle.float())
+def normal(key: Tensor, first_row: Tensor, rows: int, width: int) -> Tensor:
+    """Return `decoding.philox.normal` of each stream: key, first_row (batch,) -> (batch, width, rows).
+
+    Rows come last, as channels do before time in a convolution.
+    """
+    kernels = triton_kernels(key.device)
+    if kernels is not None:
+        values: Tensor = kernels.normal(key, first_row, rows, width)
+        return values
+    row = first_row[:, None, None] + torch.arange(rows, device=key.device)
+    value = row * width + torch.arange(width, device=key.device)[:, None]
+    block, lane = value >> 2, value & 3
+    zero = torch.zeros_like(block)
+    c0, c1, c2, c3 = philox((block & MASK, _high(block), zero, zero), key[:, None, None])
+    radius = torch.where(lane < 2, c0, c2).float() * 2.0**-32 + 2.0**-33
+    angle = torch.where(lane < 2, c1, c3).float() * (2 * math.pi * 2.0**-32)
+    wave = torch.where(lane % 2 == 0, torch.cos(angle), torch.sin(angle))
+    return torch.sqrt(-2 * torch.log(radius)) * wave
 
 
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
+@cache
+def triton_kernels(device: torch.device) -> Any:
+    """Return the module random_kernels if its kernels run on this device, else None."""
+    if device.type != "cuda":
+        return None
+    try:
+        from nightingale.backends.cuda import random_kernels
+
+        zero = torch.zeros(1, dtype=torch.int64, device=device)
+        random_kernels.normal(zero, zero, 1, 4)
+    except Exception as error:  # an import or a compiler may fail in many ways
+        log.warning("Random numbers are drawn by library calls, more slowly: %s", error)
+        return None
+    return random_kernels
 
 
-def _shifted(z: Tensor, by: int) -> Tensor:
-    """A logical shift: int64's own brings the sign along."""
-    return (z >> by) & ((1 << (64 - by)) - 1)
+def _high(word: Tensor) -> Tensor:
+    """Return the upper 32 of 64 bits."""
+    return (word >> 32) & MASK

@@ -12,7 +12,7 @@ nobody writes, and tokens, which come through the host; nor the workspaces of li
 stream a graph was recorded on (`own_stream`). Memory that was allocated on this stream is given out again on
 this stream only, after what it was used for.
 
-The twin is `TorchRenderer` in backends/torch/renderer.py: the same samples, to rounding, if it is given the same noise.
+The twin is `TorchRenderer` in backends/torch/renderer.py: the same samples, to rounding.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nightingale.backends.cuda.flow import FRAMES, FlowSteps
+from nightingale.backends.cuda.flow_blocks import FlowPieces, Heard, hear_prompt
 from nightingale.backends.cuda.graphs import (
     RENDERING,
     GraphReport,
@@ -36,8 +37,7 @@ from nightingale.backends.cuda.graphs import (
     reproducible,
     send,
 )
-from nightingale.backends.cuda.random import key_of
-from nightingale.backends.cuda.flow_blocks import FlowPieces, Heard, hear_prompt
+from nightingale.backends.cuda.random import int64_key
 from nightingale.backends.cuda.vocoder import Vocoder
 from nightingale.backends.cuda.vocoder_windows import NEW, Window, Windows, frames_behind
 from nightingale.clocks import CLOCKS
@@ -187,7 +187,7 @@ class BlockRenderer:
         with self._beside(), reproducible():
             told = send(speaker.to(dtype), self.device)
             shown = send(mel.to(dtype), self.device).T
-            key = torch.full((1,), key_of(0, name), device=self.device)
+            key = torch.full((1,), int64_key(0, name), device=self.device)
             heard = hear_prompt(self.steps, send(ids, self.device)[None], shown[None], told[None], key)
             return Memory(
                 heard=heard,
@@ -203,8 +203,8 @@ class BlockRenderer:
         with self._beside():
             return Spoken(
                 memory=memory,
-                flow_key=key_of(seed, "flow"),
-                source_key=key_of(seed, "source"),
+                flow_key=int64_key(seed, "flow"),
+                source_key=int64_key(seed, "source"),
                 phase=send(phase, self.device),
                 ids=list(memory.waiting),
                 start=start,

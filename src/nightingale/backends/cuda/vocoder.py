@@ -187,10 +187,8 @@ class Vocoder:
 
 def source_noise(key: Tensor, first_frame: Tensor, frames: int) -> Tensor:
     """The excitation's noise (batch, NOISY_HARMONICS, 480 · frames), a row of it to each sample."""
-    sample = torch.arange(frames * CLOCKS.samples_per_frame, device=key.device)
-    sample = first_frame[:, None, None] * CLOCKS.samples_per_frame + sample
-    harmonic = torch.arange(NOISY_HARMONICS, device=key.device)[:, None]
-    return normal(key[:, None, None], sample * NOISY_HARMONICS + harmonic)
+    samples = CLOCKS.samples_per_frame
+    return normal(key, first_frame * samples, frames * samples, NOISY_HARMONICS)
 
 
 def _cycles(f0_hz: Tensor, harmonics: int) -> Tensor:

@@ -1,171 +1,186 @@
-"""Guesses at T3's next thoughts by ONNX Runtime, in eight bits: a guess need not be exact, only cheap.
+"""The draft head of speculative decoding by ONNX Runtime, in int8: a draft must be cheap, not exact.
 
-Several guesses in a row are one call: each is drawn inside of the graph, by the random numbers that the
-utterance will draw it by, and its embedding goes into the next. Of the rules of sampling the graph knows the
-temperature and min-p; where others are set, its guesses are right less often. The twin of a single guess is
-`TorchDraftHead` in backends/torch/drafts.py (tests/accel/test_cpu_exact.py).
+A chain of several drafts is one call: each token is sampled inside the graph, with the random numbers that
+the decoder will use for it, and its embedding is fed to the next. Of the sampling rules the graph knows
+temperature and min-p; with others its drafts are accepted less often. The reference of a single draft is
+`TorchDraftHead` in backends/torch/drafts.py (tests/backends/onnx/test_float32_runner.py).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from nightingale.backends.onnx.graph import Writer
+from nightingale.backends.onnx.graph import GraphBuilder
 from nightingale.backends.onnx.protobuf import FLOAT, INT64
 from nightingale.backends.onnx.runner import bind, open_session
-from nightingale.models.chatterbox.t3.guess import HALVES, DraftHead
+from nightingale.decoding.sampling import Logits
+from nightingale.models.chatterbox.t3.draft_head import HALVES, DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Sampling
 
-RACING = 32
-"""Ids that a guess is drawn from, the likeliest: with the usual min-p there are rarely more."""
-LEAST = 1e-30
-"""Of the share of the likeliest that is kept: where nothing is dropped its logarithm must still be finite."""
+CANDIDATES: Final = 32
+"""The most likely tokens, of which one is sampled; the usual min-p rarely leaves more."""
+MIN_MIN_P: Final = 1e-30
+"""A min-p of zero is raised to this one, whose logarithm is finite."""
+
+
+def open_draft_head(t3: T3, head: DraftHead, *, threads: int, longest: int) -> OnnxDraftHead:
+    """Open a draft head, with chains of up to `longest` tokens where embeddings depend on the token alone."""
+    if t3.config.learned_positions is not None:
+        return OnnxDraftHead(t3, head, threads=threads)
+    return OnnxDraftChain(t3, head, threads=threads, longest=longest)
 
 
 class OnnxDraftHead:
-    """(rows, width) thoughts and embeddings of what was drawn of them -> the next thoughts, and scores."""
+    """Run a draft head on ONNX Runtime, one token at a time."""
+
+    def __init__(self, t3: T3, head: DraftHead, *, threads: int) -> None:
+        self._t3, self._head = t3, head
+        self._session = open_session(_DraftGraph(t3, head).single(), threads)
+
+    @torch.inference_mode()
+    def start(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
+        return self._head.begin(torch.from_numpy(hidden)).numpy()
+
+    @torch.inference_mode()
+    def step(
+        self, state: NDArray[np.float32], token: int, position: int
+    ) -> tuple[NDArray[np.float32], Logits]:
+        embedding = self._t3.embed_speech(torch.full((len(state), 1), token), position)[:, 0]
+        inputs = {"hidden": state, "embedding": embedding.numpy()}
+        following, logits = self._session.run(["hidden.1", "logits.1"], inputs)
+        return following, logits
+
+
+class OnnxDraftChain(OnnxDraftHead):
+    """A draft head that also proposes several tokens in one call. Everything is prepared when it is opened."""
 
     def __init__(self, t3: T3, head: DraftHead, *, threads: int, longest: int) -> None:
-        """longest: guesses in a row, at most. All is made ready here: a first sound must not wait."""
-        self._head, self._alone = head, open_session(_Guesses(t3, head).one(), threads)
+        super().__init__(t3, head, threads=threads)
         self._chains = [
-            _Chain(open_session(_Guesses(t3, head).several(count), threads), count, head.width)
+            _Chain(open_session(_DraftGraph(t3, head).chain(count), threads), count, head.width)
             for count in range(1, longest + 1)
         ]
 
-    def begin(self, thoughts: Tensor) -> Tensor:
-        return self._head.begin(thoughts)
-
-    def __call__(self, thought: Tensor, said: Tensor) -> tuple[Tensor, Tensor]:
-        given = {"thought": thought.numpy(), "said": said.numpy()}
-        following, scores = self._alone.run(["thought.1", "scores.1"], given)
-        return torch.from_numpy(following), torch.from_numpy(scores)
-
     def chain(
-        self, thoughts: Tensor, token: int, chances: list[NDArray[np.float64]], sampling: Sampling
+        self, hidden: NDArray[np.float32], token: int, uniforms: NDArray[np.float64], sampling: Sampling
     ) -> list[int]:
-        """So many tokens as there are chances of draws, each (vocab,), after a token drawn of T3's thoughts
-        (1, …). Only where embeddings depend on nothing but the token."""
-        return self._chains[len(chances) - 1].run(thoughts, token, chances, sampling)
+        """Return one token for each row of `uniforms` (draws, vocab), after a token and its hidden state."""
+        return self._chains[len(uniforms) - 1].run(hidden, token, uniforms, sampling)
 
 
 class _Chain:
-    """Buffers bound to a graph of several guesses: they are only written, for each call is a short one."""
+    """Buffers that are bound to the graph of a chain once, and then only written."""
 
     def __init__(self, session: Any, count: int, width: int) -> None:
         self._session, self._binding = session, session.io_binding()
-        vocab = next(given.shape[1] for given in session.get_inputs() if given.name == "missed")
-        self._thoughts = np.zeros((1, (1 + HALVES) * width), np.float32)
-        self._missed = np.zeros((count, vocab), np.float32)
-        self._heat, self._reach = np.zeros(1, np.float32), np.zeros(1, np.float32)
-        self._token, self._tokens = np.zeros(1, np.int64), np.zeros(count, np.int64)
-        given: dict[str, NDArray[Any]] = {
-            "thoughts": self._thoughts,
-            "missed": self._missed,
-            "heat": self._heat,
-            "reach": self._reach,
-            "token": self._token,
+        vocab = next(given.shape[1] for given in session.get_inputs() if given.name == "uniforms")
+        self._inputs: dict[str, NDArray[Any]] = {
+            "hidden_states": np.zeros((1, (1 + HALVES) * width), np.float32),
+            "uniforms": np.zeros((count, vocab), np.float32),
+            "inverse_temperature": np.zeros(1, np.float32),
+            "log_min_p": np.zeros(1, np.float32),
+            "token": np.zeros(1, np.int64),
         }
-        for name, value in given.items():
+        self._tokens = np.zeros(count, np.int64)
+        for name, value in self._inputs.items():
             bind(self._binding.bind_input, name, value)
         bind(self._binding.bind_output, "tokens", self._tokens)
 
     def run(
-        self, thoughts: Tensor, token: int, chances: list[NDArray[np.float64]], sampling: Sampling
+        self, hidden: NDArray[np.float32], token: int, uniforms: NDArray[np.float64], sampling: Sampling
     ) -> list[int]:
-        self._thoughts[:], self._token[:] = thoughts.numpy(), token
-        for row, chance in zip(self._missed, chances, strict=True):
-            np.subtract(1.0, chance, out=row, casting="same_kind")
-        self._heat[:], self._reach[:] = 1 / sampling.temperature, math.log(max(sampling.min_p, LEAST))
+        values: dict[str, Any] = {
+            "hidden_states": hidden,
+            "uniforms": uniforms,
+            "inverse_temperature": 1 / sampling.temperature,
+            "log_min_p": math.log(max(sampling.min_p, MIN_MIN_P)),
+            "token": token,
+        }
+        for name, value in values.items():
+            self._inputs[name][:] = value
         self._session.run_with_iobinding(self._binding)
         return [int(token) for token in self._tokens]
 
 
-class _Guesses(Writer):
-    """The graphs of a T3's guesses."""
-
+class _DraftGraph(GraphBuilder):
     def __init__(self, t3: T3, head: DraftHead) -> None:
         weights = {**head.state_dict(), "head": t3.speech_head.weight.detach()}
-        self._biased = t3.speech_head.bias is not None
-        if self._biased:
+        self._has_bias = t3.speech_head.bias is not None
+        if self._has_bias:
             weights["head.bias"] = t3.speech_head.bias.detach()
-        super().__init__(lambda name: weights[name.rpartition("/")[2]], rounded=True)
+        # Names of a graph are unique, so those of draft n begin with "n/"; its weights are shared.
+        super().__init__(lambda name: weights[name.rpartition("/")[2]], int8=True)
         self._embedding, self._blocks = t3.speech_emb.weight.detach(), len(head.blocks)
         self._width, self._vocab = head.width, t3.config.speech_vocab
 
-    def one(self) -> bytes:
+    def single(self) -> bytes:
         g = self.graph
-        for name in ("thought", "said"):
+        for name in ("hidden", "embedding"):
             g.input(name, FLOAT, ("rows", self._width))
-        self._guess(1, "thought", "said")
-        g.output("thought.1", FLOAT, ("rows", self._width))
-        g.output("scores.1", FLOAT, ("rows", self._vocab))
+        self._draft(1, "hidden", "embedding")
+        g.output("hidden.1", FLOAT, ("rows", self._width))
+        g.output("logits.1", FLOAT, ("rows", self._vocab))
         return g.model()
 
-    def several(self, count: int) -> bytes:
+    def chain(self, count: int) -> bytes:
         g = self.graph
-        g.input("thoughts", FLOAT, (1, (1 + HALVES) * self._width))
+        g.input("hidden_states", FLOAT, (1, (1 + HALVES) * self._width))
         g.input("token", INT64, (1,))
-        g.input("missed", FLOAT, (count, self._vocab))
-        g.input("heat", FLOAT, (1,))
-        g.input("reach", FLOAT, (1,))
-        table = self._weight("embedding", FLOAT, self._embedding)
-        g.small("nothing", FLOAT, (1,), np.array([-np.inf], np.float32).tobytes())
-        g.small("first_axis", INT64, (1,), np.array([0], np.int64).tobytes())
-        g.small("few", INT64, (1,), np.array([min(RACING, self._vocab)], np.int64).tobytes())
-        every = range(1, count + 1)
-        each = {"axis": 0, "num_outputs": count}
-        g.node("Split", ["missed"], [f"missed.{n}" for n in every], attributes=each)
-        thought, token = self._begin(), "token"
-        for n in every:
-            said = g.node("Gather", [table, token], [f"said.{n}"], attributes={"axis": 0})
-            thought, scores = self._guess(n, thought, said)
-            token = self._draw(n, scores)
-        g.node("Concat", [f"token.{n}" for n in every], ["tokens"], attributes={"axis": 0})
+        g.input("uniforms", FLOAT, (count, self._vocab))
+        g.input("inverse_temperature", FLOAT, (1,))
+        g.input("log_min_p", FLOAT, (1,))
+        table = self.weight("speech_embedding", FLOAT, self._embedding)
+        self.weight("minus_infinity", FLOAT, torch.tensor([-math.inf]))
+        self.weight("axis_0", INT64, torch.tensor([0]))
+        self.weight("candidates", INT64, torch.tensor([min(CANDIDATES, self._vocab)]))
+        numbers = range(1, count + 1)
+        g.node("Split", ["uniforms"], [f"uniforms.{n}" for n in numbers], axis=0, num_outputs=count)
+        hidden, token, tokens = self._begin(), "token", []
+        for n in numbers:
+            hidden, logits = self._draft(n, hidden, g.node("Gather", [table, token], axis=0))
+            token = self._sample(logits, f"uniforms.{n}")
+            tokens.append(token)
+        g.node("Concat", tokens, ["tokens"], axis=0)
         g.output("tokens", INT64, (count,))
         return g.model()
 
     def _begin(self) -> str:
-        g, sizes = self.graph, np.array([self._width, HALVES * self._width], np.int64)
-        g.small("sizes", INT64, sizes.shape, sizes.tobytes())
-        g.node("Split", ["thoughts", "sizes"], ["thought", "on_the_way"], attributes={"axis": -1})
-        normed, _ = self.norm("halves", "on_the_way", "")
-        self.linear("outset", normed, [self.source("outset.weight")], None)
-        return g.node("Add", ["thought", "outset"], ["begun"])
+        """Add what `DraftHead.begin` computes."""
+        g = self.graph
+        sizes = self.weight("sizes", INT64, torch.tensor([self._width, HALVES * self._width]))
+        g.node("Split", ["hidden_states", sizes], ["last", "streams"], axis=-1)
+        normed, _ = self.norm("halves", "streams", "")
+        return g.node("Add", ["last", self.linear("outset", normed, [self.source("outset.weight")])])
 
-    def _guess(self, number: int, thought: str, said: str) -> tuple[str, str]:
-        at = f"{number}/"  # names of a graph are unique; weights are found by what follows
-        self.graph.node("Concat", [thought, said], [f"{at}both"], attributes={"axis": -1})
-        stream = self.linear(f"{at}inward", f"{at}both", [self.source("inward.weight")], None)
-        added = ""
+    def _draft(self, number: int, hidden: str, embedding: str) -> tuple[str, str]:
+        at = f"{number}/"
+        both = self.graph.node("Concat", [hidden, embedding], axis=-1)
+        stream, added = self.linear(f"{at}inward", both, [self.source("inward.weight")]), ""
         for block in range(self._blocks):
             normed, stream = self.norm(f"{at}blocks.{block}.norm", stream, added)
-            added = self.gated(f"{at}blocks.{block}.", normed)
-        following, _ = self.norm(f"{at}norm", stream, added, out=f"thought.{number}")
-        bias = f"{at}head.bias" if self._biased else None
-        return following, self.linear(f"scores.{number}", following, [self.source("head")], bias)
+            added = self.gated_mlp(f"{at}blocks.{block}.", normed)
+        following, _ = self.norm(f"{at}norm", stream, added, out=f"hidden.{number}")
+        bias = f"{at}head.bias" if self._has_bias else None
+        return following, self.linear(f"logits.{number}", following, [self.source("head")], bias)
 
-    def _draw(self, number: int, scores: str) -> str:
-        """The first in the race (decoding/random.py), by logarithms."""
-        g, at = self.graph, f"draw.{number}."
-        g.node("TopK", [scores, "few"], [at + "scores", at + "ids"], attributes={"axis": -1, "sorted": 0})
-        g.node("Mul", [at + "scores", "heat"], [at + "warm"])
-        g.node("ReduceMax", [at + "warm"], [at + "most"], attributes={"keepdims": 1})
-        g.node("Add", [at + "most", "reach"], [at + "least"])
-        g.node("Less", [at + "warm", at + "least"], [at + "dropped"])
-        g.node("GatherElements", [f"missed.{number}", at + "ids"], [at + "missed"], attributes={"axis": 1})
-        g.node("Log", [at + "missed"], [at + "sooner"])
-        g.node("Neg", [at + "sooner"], [at + "later"])
-        g.node("Log", [at + "later"], [at + "waits"])
-        g.node("Sub", [at + "warm", at + "waits"], [at + "racing"])
-        g.node("Where", [at + "dropped", "nothing", at + "racing"], [at + "left"])
-        g.node("ArgMax", [at + "left"], [at + "first"], attributes={"axis": -1, "keepdims": 1})
-        g.node("GatherElements", [at + "ids", at + "first"], [at + "id"], attributes={"axis": 1})
-        return g.node("Squeeze", [at + "id", "first_axis"], [f"token.{number}"])
+    def _sample(self, logits: str, uniforms: str) -> str:
+        """Sample by the exponential race of decoding/sampling.py, in logarithms.
+
+        token = argmax(logit / temperature - log(-log(uniform))) over the candidates that min-p leaves.
+        """
+        g, top = self.graph, f"{logits}.top"
+        g.node("TopK", [logits, "candidates"], [top, f"{top}.ids"], axis=-1, sorted=0)
+        scaled = g.node("Mul", [top, "inverse_temperature"])
+        threshold = g.node("Add", [g.node("ReduceMax", [scaled], keepdims=1), "log_min_p"])
+        chosen = g.node("GatherElements", [uniforms, f"{top}.ids"], axis=1)
+        log_arrival = g.node("Log", [g.node("Neg", [g.node("Log", [chosen])])])
+        race = g.node("Sub", [scaled, log_arrival])
+        race = g.node("Where", [g.node("Less", [scaled, threshold]), "minus_infinity", race])
+        winner = g.node("ArgMax", [race], axis=-1, keepdims=1)
+        return g.node("Squeeze", [g.node("GatherElements", [f"{top}.ids", winner], axis=1), "axis_0"])

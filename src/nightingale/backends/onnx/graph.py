@@ -1,208 +1,206 @@
-"""A step of T3 as one graph: embeddings in, scores of the next token out, attention over the cache in place.
+"""A step of T3 as one ONNX graph: embeddings in, logits of the next token out, the KV cache updated in place.
 
-The cache of a layer is an input and an output bound to the same memory: (rows, heads, capacity, head width).
-The attention operator appends each row's new keys and values at that row's own length, so rows of a batch may
-have come differently far, and nothing is copied or concatenated. Of the tokens of a pass only those are
-scored that are asked for: the last of a prompt, all of a guess.
+Inputs and outputs
+    x                      (rows, time, width) float32
+    seqlens_k              (rows,) int32              position of the last token of each row
+    total_sequence_length  (1,) int32                 of the longest row
+    logit_positions        (n,) int64                 tokens of the pass whose logits are wanted
+    cos, sin               (positions, head_dim / 2)  only with rotary positions
+    keys.N, values.N       (rows, heads, capacity, head_dim); new.keys.N and new.values.N are bound to the
+                           same memory
+    logits                 (rows, n, vocab)
+    hidden_states          (rows, n, (1 + HALVES) · width)   for a draft: what the head reads, and the
+                                                             residual stream at some layers before
 
-Weights are rounded to eight bits and lie in a file beside the graph, to be mapped; or they stay as they are
-and lie in the graph itself, to be laid out by the runtime for products with a few rows.
+The attention operator appends new keys and values at each row's own length, so rows of a batch may differ in
+length and nothing is copied or concatenated.
+
+Weights are quantized to int8 and lie in a file beside the graph, to be mapped; or they are float32 and lie in
+the graph, where ONNX Runtime arranges them for products with a few rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
-from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, INT32, INT64, UINT8, Graph
-from nightingale.backends.shared.tensor_file import Place, Source, WeightFile
-from nightingale.backends.shared.quantize import round_weight
+from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, INT32, INT64, UINT8, OnnxGraph
+from nightingale.backends.shared.packed_t3 import WEIGHTS
+from nightingale.backends.shared.quantize import QuantizedWeight, quantize_weights
+from nightingale.backends.shared.tensor_file import TensorFileWriter, TensorLocation, TensorSource
 from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
-from nightingale.models.chatterbox.t3.guess import HALVES, halfway
+from nightingale.models.chatterbox.t3.draft_head import HALVES, halfway
 
 EPSILON = 1e-5
 INT8_INPUTS = 4
-"""The operator's word for: round the inputs of a product to eight bits too."""
+"""The `accuracy_level` of MatMulNBits that quantizes the inputs to int8 too."""
+GRAPH_FILE = "graph.onnx"
 
 
-class Writer:
-    """What the graphs of T3 and of its guesses are made of."""
+class OnnxFormat:
+    """Packed weights for ONNX Runtime: a graph, and weights as MatMulNBits reads them."""
 
-    root_mean_square = True
-    """Whether norms are, as Llama's; otherwise they also take the mean away, and have a bias."""
+    name = "onnx"
 
-    def __init__(
-        self, source: Source, *, rounded: bool, file: BinaryIO | None = None, file_name: str = ""
-    ) -> None:
-        """rounded: whether weights and inputs of products are of eight bits. file: where weights are written,
-        one layer at a time, under that name; without it they lie in the graph."""
-        self.source, self.rounded = source, rounded
-        self.file = None if file is None else WeightFile(file)
-        self.graph = Graph(file_name)
+    def write(
+        self, config: T3Config, source: TensorSource, file: BinaryIO
+    ) -> tuple[Mapping[str, TensorLocation], Mapping[str, bytes]]:
+        writer = TensorFileWriter(file)
+        graph = T3StepGraph(config, source, int8=True, file=writer).build()
+        return writer.index, {GRAPH_FILE: graph}
 
-    @property
-    def places(self) -> dict[str, Place]:
-        """Of weights in the file."""
-        return {} if self.file is None else self.file.places
 
-    def gated(self, at: str, normed: str) -> str:
+class GraphBuilder:
+    """The layers that the graphs of T3 and of its draft head are composed of."""
+
+    rms_norm = True
+    """RMSNorm, as in Llama; otherwise LayerNorm with a bias."""
+
+    def __init__(self, source: TensorSource, *, int8: bool, file: TensorFileWriter | None = None) -> None:
+        """Start a graph.
+
+        Args:
+            source: Returns weights by name.
+            int8: Quantize weights and inputs of products.
+            file: Where weights are written; without it they lie in the graph.
+        """
+        self.source, self.int8, self.file = source, int8, file
+        self.graph = OnnxGraph(WEIGHTS)
+
+    def gated_mlp(self, at: str, x: str) -> str:
         g = self.graph
-        # One product for both: a thread that waits for the other at the end of a product waits once less.
-        both = [self.source(f"{at}mlp.{name}_proj.weight") for name in ("gate", "up")]
-        self.linear(f"{at}both", normed, both, None)
-        halves = {"axis": -1, "num_outputs": 2}
-        g.node("Split", [f"{at}both"], [f"{at}gate", f"{at}up"], attributes=halves)
-        g.node("QuickGelu", [f"{at}gate"], [f"{at}silu"], domain=CONTRIB, attributes={"alpha": 1.0})
-        g.node("Mul", [f"{at}silu", f"{at}up"], [f"{at}gated"])
-        return self.linear(f"{at}down", f"{at}gated", [self.source(f"{at}mlp.down_proj.weight")], None)
+        # One product for both projections: threads wait for each other at the end of every product.
+        weights = [self.source(f"{at}mlp.{name}_proj.weight") for name in ("gate", "up")]
+        both = self.linear(f"{at}gate_up", x, weights)
+        g.node("Split", [both], [f"{at}gate", f"{at}up"], axis=-1, num_outputs=2)
+        silu = g.node("QuickGelu", [f"{at}gate"], domain=CONTRIB, alpha=1.0)
+        gated = g.node("Mul", [silu, f"{at}up"])
+        return self.linear(f"{at}down", gated, [self.source(f"{at}mlp.down_proj.weight")])
 
     def norm(self, name: str, stream: str, added: str, out: str = "") -> tuple[str, str]:
-        """The norm of stream + added, and that sum."""
-        facts = [self._given(f"{name}.weight")]
-        if not self.root_mean_square:
-            facts.append(self._given(f"{name}.bias"))
-        kind = "SimplifiedLayerNormalization" if self.root_mean_square else "LayerNormalization"
+        """Return the norm of stream + added, and that sum."""
+        weights = [self._float_weight(f"{name}.weight")]
+        if not self.rms_norm:
+            weights.append(self._float_weight(f"{name}.bias"))
+        op_type = "SimplifiedLayerNormalization" if self.rms_norm else "LayerNormalization"
         normed, total = out or f"{name}.out", f"{name}.sum"
         if not added:
-            self.graph.node(kind, [stream, *facts], [normed], attributes={"epsilon": EPSILON, "axis": -1})
+            self.graph.node(op_type, [stream, *weights], [normed], epsilon=EPSILON, axis=-1)
             return normed, stream
-        self.graph.node(
-            f"Skip{kind}",
-            [stream, added, *facts],
-            [normed, "", "", total],
-            domain=CONTRIB,
-            attributes={"epsilon": EPSILON},
-        )
+        outputs = [normed, "", "", total]
+        self.graph.node(f"Skip{op_type}", [stream, added, *weights], outputs, domain=CONTRIB, epsilon=EPSILON)
         return normed, total
 
-    def linear(self, out: str, x: str, weights: list[Tensor], bias: str | None) -> str:
-        """x times the weights, each (outputs, inputs), one below another."""
-        if not self.rounded:
-            turned = torch.cat(weights).float().t()
-            product = [x, self._weight(f"{out}.weight", FLOAT, turned)]
-            if bias is None:
-                return self.graph.node("MatMul", product, [out])
-            self.graph.node("MatMul", product, [f"{out}.product"])
-            return self.graph.node("Add", [f"{out}.product", self._given(bias)], [out])
-        parts = [round_weight(weight) for weight in weights]
-        codes = torch.cat([part.codes for part in parts])
-        scales = torch.cat([part.scales for part in parts])
-        outputs, blocks, block = codes.shape
-        given = [x, self._weight(f"{out}.codes", UINT8, codes), self._weight(f"{out}.scales", FLOAT, scales)]
-        if bias is not None:
-            given += ["", "", self._given(bias)]
+    def linear(self, out: str, x: str, weights: list[Tensor], bias: str | None = None) -> str:
+        """Multiply x by weights (outputs, inputs), which are concatenated along the outputs."""
+        if self.int8:
+            return self.int8_linear(out, x, quantize_weights(weights), bias)
+        factors = [x, self.weight(f"{out}.weight", FLOAT, torch.cat(weights).float().t())]
+        if bias is None:
+            return self.graph.node("MatMul", factors, [out])
+        return self.graph.node("Add", [self.graph.node("MatMul", factors), self._float_weight(bias)], [out])
+
+    def int8_linear(self, out: str, x: str, weight: QuantizedWeight, bias: str | None = None) -> str:
+        outputs, blocks, block = weight.codes.shape
+        codes, scales = (
+            self.weight(f"{out}.{name}", dtype, value)
+            for name, dtype, value in (("codes", UINT8, weight.codes), ("scales", FLOAT, weight.scales))
+        )
+        inputs = [x, codes, scales, *([] if bias is None else ["", "", self._float_weight(bias)])]
+        sizes = {"K": blocks * block, "N": outputs, "bits": 8, "block_size": block}
         return self.graph.node(
-            "MatMulNBits",
-            given,
-            [out],
-            domain=CONTRIB,
-            attributes={
-                "K": blocks * block,
-                "N": outputs,
-                "bits": 8,
-                "block_size": block,
-                "accuracy_level": INT8_INPUTS,
-            },
+            "MatMulNBits", inputs, [out], domain=CONTRIB, **sizes, accuracy_level=INT8_INPUTS
         )
 
-    def _weight(self, name: str, kind: int, value: Tensor) -> str:
+    def weight(self, name: str, dtype: int, value: Tensor) -> str:
         data = value.contiguous().numpy()
         if self.file is None:
-            return self.graph.small(name, kind, value.shape, data.tobytes())
-        place = self.file.write(name, data)
-        return self.graph.weight(name, kind, value.shape, offset=place.offset, size=data.nbytes)
+            return self.graph.constant(name, dtype, value.shape, data.tobytes())
+        offset = self.file.write(name, data).offset
+        return self.graph.external_constant(name, dtype, value.shape, offset=offset, size=data.nbytes)
 
-    def _given(self, name: str) -> str:
-        return self._weight(name, FLOAT, self.source(name).float())
+    def _float_weight(self, name: str) -> str:
+        return self.weight(name, FLOAT, self.source(name).float())
 
 
-class StepGraph(Writer):
-    """The graph of one T3."""
-
+class T3StepGraph(GraphBuilder):
     def __init__(
-        self,
-        config: T3Config,
-        source: Source,
-        *,
-        rounded: bool,
-        file: BinaryIO | None = None,
-        file_name: str = "",
+        self, config: T3Config, source: TensorSource, *, int8: bool, file: TensorFileWriter | None = None
     ) -> None:
-        super().__init__(source, rounded=rounded, file=file, file_name=file_name)
+        super().__init__(source, int8=int8, file=file)
         self.config = config
-        self.rotary = self.root_mean_square = isinstance(config.backbone, LlamaConfig)
+        self.is_llama = self.rms_norm = isinstance(config.backbone, LlamaConfig)
         self._streams: list[str] = []
-        """Before each layer."""
+        """The residual stream before each layer."""
 
-    def write(self) -> bytes:
-        """The graph, ready to be written beside its weights."""
+    def build(self) -> bytes:
+        """Return the model."""
         backbone, g = self.config.backbone, self.graph
-        head_width = backbone.width // backbone.heads
-        cache = ("rows", backbone.heads, "capacity", head_width)
+        head_dim = backbone.width // backbone.heads
+        cache = ("rows", backbone.heads, "capacity", head_dim)
         g.input("x", FLOAT, ("rows", "time", backbone.width))
-        g.input("last", INT32, ("rows",))
-        g.input("total", INT32, (1,))
-        g.input("asked", INT64, ("asked",))
-        if self.rotary:
-            g.input("cos", FLOAT, ("positions", head_width // 2))
-            g.input("sin", FLOAT, ("positions", head_width // 2))
+        g.input("seqlens_k", INT32, ("rows",))
+        g.input("total_sequence_length", INT32, (1,))
+        g.input("logit_positions", INT64, ("n",))
+        for name in ("cos", "sin") if self.is_llama else ():
+            g.input(name, FLOAT, ("positions", head_dim // 2))
         for layer in range(backbone.layers):
             for name in ("keys", "values"):
                 g.input(f"{name}.{layer}", FLOAT, cache)
                 g.output(f"new.{name}.{layer}", FLOAT, cache)
-        # What a layer adds to the stream is added by the next norm, which reads the sum anyway.
+        # What a layer adds to the residual stream is added by the next norm, which reads the sum anyway.
         stream, added = "x", ""
         for layer in range(backbone.layers):
-            stream, added = self._layer(layer, stream, added)
-        thought, _ = self.norm("tfmr.norm" if self.rotary else "tfmr.ln_f", stream, added)
-        # For a draft: models/chatterbox/t3/guess.py.
-        halves = [self._streams[place] for place in halfway(backbone.layers)]
-        g.node("Concat", halves, ["all_halves"], attributes={"axis": -1})
-        g.node("Gather", ["all_halves", "asked"], ["halves"], attributes={"axis": 1})
-        g.node("Concat", [thought, "halves"], ["thoughts"], attributes={"axis": -1})
-        g.output("thoughts", FLOAT, ("rows", "asked", (1 + HALVES) * backbone.width))
+            stream, added = (self._llama_layer if self.is_llama else self._gpt2_layer)(layer, stream, added)
+        last, _ = self.norm("tfmr.norm" if self.is_llama else "tfmr.ln_f", stream, added)
+        streams = g.node("Concat", [self._streams[layer] for layer in halfway(backbone.layers)], axis=-1)
+        streams = g.node("Gather", [streams, "logit_positions"], axis=1)
+        g.node("Concat", [last, streams], ["hidden_states"], axis=-1)
+        g.output("hidden_states", FLOAT, ("rows", "n", (1 + HALVES) * backbone.width))
         bias = "speech_head.bias" if self.config.head_bias else None
-        self.linear("scores", thought, [self.source("speech_head.weight")], bias)
-        g.output("scores", FLOAT, ("rows", "asked", self.config.speech_vocab))
+        self.linear("logits", last, [self.source("speech_head.weight")], bias)
+        g.output("logits", FLOAT, ("rows", "n", self.config.speech_vocab))
         return g.model()
 
-    def _layer(self, layer: int, stream: str, added: str) -> tuple[str, str]:
-        g, last = self.graph, layer == self.config.backbone.layers - 1
-        at = f"tfmr.layers.{layer}." if self.rotary else f"tfmr.h.{layer}."
-        normed, stream = self.norm(at + ("input_layernorm" if self.rotary else "ln_1"), stream, added)
-        self._streams.append(stream)
-        if self.rotary:
-            qkv = [self.source(f"{at}self_attn.{name}_proj.weight") for name in "qkv"]
-            self.linear(f"{at}qkv", normed, qkv, None)
-        else:
-            self.linear(
-                f"{at}qkv", normed, [self.source(f"{at}attn.c_attn.weight").t()], f"{at}attn.c_attn.bias"
-            )
-        heard = self._attend(layer, f"{at}qkv")
-        if last:
-            heard = g.node("Gather", [heard, "asked"], ["asked_heard"], attributes={"axis": 1})
-            stream = g.node("Gather", [stream, "asked"], ["asked_stream"], attributes={"axis": 1})
-        if self.rotary:
-            self.linear(f"{at}out", heard, [self.source(f"{at}self_attn.o_proj.weight")], None)
-            normed, stream = self.norm(at + "post_attention_layernorm", stream, f"{at}out")
-            return stream, self.gated(at, normed)
-        self.linear(f"{at}out", heard, [self.source(f"{at}attn.c_proj.weight").t()], f"{at}attn.c_proj.bias")
-        normed, stream = self.norm(at + "ln_2", stream, f"{at}out")
-        self.linear(f"{at}fc", normed, [self.source(f"{at}mlp.c_fc.weight").t()], f"{at}mlp.c_fc.bias")
-        g.node("FastGelu", [f"{at}fc"], [f"{at}gelu"], domain=CONTRIB)
-        return stream, self.linear(
-            f"{at}down", f"{at}gelu", [self.source(f"{at}mlp.c_proj.weight").t()], f"{at}mlp.c_proj.bias"
-        )
+    def _llama_layer(self, layer: int, stream: str, added: str) -> tuple[str, str]:
+        at = f"tfmr.layers.{layer}."
+        normed, stream = self.norm(f"{at}input_layernorm", stream, added)
+        qkv = [self.source(f"{at}self_attn.{name}_proj.weight") for name in "qkv"]
+        stream, attended = self._attention(layer, stream, self.linear(f"{at}qkv", normed, qkv))
+        added = self.linear(f"{at}out", attended, [self.source(f"{at}self_attn.o_proj.weight")])
+        normed, stream = self.norm(f"{at}post_attention_layernorm", stream, added)
+        return stream, self.gated_mlp(at, normed)
 
-    def _attend(self, layer: int, qkv: str) -> str:
-        heads = self.config.backbone.heads
-        turn = ["cos", "sin"] if self.rotary else []
-        return self.graph.node(
+    def _gpt2_layer(self, layer: int, stream: str, added: str) -> tuple[str, str]:
+        at = f"tfmr.h.{layer}."
+        normed, stream = self.norm(f"{at}ln_1", stream, added)
+        stream, attended = self._attention(layer, stream, self._projection(f"{at}attn.c_attn", normed))
+        normed, stream = self.norm(f"{at}ln_2", stream, self._projection(f"{at}attn.c_proj", attended))
+        gelu = self.graph.node("FastGelu", [self._projection(f"{at}mlp.c_fc", normed)], domain=CONTRIB)
+        return stream, self._projection(f"{at}mlp.c_proj", gelu)
+
+    def _projection(self, name: str, x: str) -> str:
+        """Add a layer of GPT-2, whose weights are stored transposed."""
+        return self.linear(name, x, [self.source(f"{name}.weight").t()], f"{name}.bias")
+
+    def _attention(self, layer: int, stream: str, qkv: str) -> tuple[str, str]:
+        """Return the residual stream and the attention's output; after the last layer, where logits are wanted."""
+        heads, g = self.config.backbone.heads, self.graph
+        self._streams.append(stream)
+        lengths, tables = ["seqlens_k", "total_sequence_length"], ["cos", "sin"] if self.is_llama else []
+        attended = g.node(
             "GroupQueryAttention",
-            [qkv, "", "", f"keys.{layer}", f"values.{layer}", "last", "total", *turn],
-            [f"heard.{layer}", f"new.keys.{layer}", f"new.values.{layer}"],
+            [qkv, "", "", f"keys.{layer}", f"values.{layer}", *lengths, *tables],
+            [f"attention.{layer}", f"new.keys.{layer}", f"new.values.{layer}"],
             domain=CONTRIB,
-            attributes={"num_heads": heads, "kv_num_heads": heads, "do_rotary": int(self.rotary)},
+            num_heads=heads,
+            kv_num_heads=heads,
+            do_rotary=int(self.is_llama),
         )
+        if layer < self.config.backbone.layers - 1:
+            return stream, attended
+        stream, attended = (g.node("Gather", [x, "logit_positions"], axis=1) for x in (stream, attended))
+        return stream, attended

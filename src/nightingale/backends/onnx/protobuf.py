@@ -1,14 +1,14 @@
-"""Just enough of ONNX's file format to write a graph whose weights lie in a file beside it.
+"""A writer of ONNX models whose weights lie in a separate file.
 
-The format is protobuf: numbered fields, each a varint or a counted string of bytes. Writing the dozen that
-are needed takes a page; the `onnx` package would hold all weights in memory to do it. Numbers of fields and
-of types are those of onnx.proto.
+The format is protobuf: numbered fields, each a varint or a length-prefixed byte string. The dozen fields that
+are needed take a page of code; the `onnx` package would hold all weights in memory to write them. Field and
+type numbers are those of onnx.proto.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 FLOAT, UINT8, INT32, INT64 = 1, 2, 6, 7
@@ -38,66 +38,72 @@ def _bytes(number: int, value: bytes | str) -> bytes:
 
 def _attribute(name: str, value: int | float) -> bytes:
     if isinstance(value, float):
-        held = _varint(2 << 3 | 5) + struct.pack("<f", value) + _number(20, 1)
+        encoded = _varint(2 << 3 | 5) + struct.pack("<f", value) + _number(20, 1)
     else:
-        held = _number(3, value) + _number(20, 2)
-    return _bytes(5, _bytes(1, name) + held)
+        encoded = _number(3, value) + _number(20, 2)
+    return _bytes(5, _bytes(1, name) + encoded)
 
 
-def _value(name: str, kind: int, shape: Sequence[int | str]) -> bytes:
-    """The name, type and shape of an input or output; a word in the shape is a size known only when run."""
+def _value_info(name: str, dtype: int, shape: Sequence[int | str]) -> bytes:
+    """Encode an input or output; a name in the shape is a size that is known only at run time."""
     sizes = b"".join(_bytes(1, _bytes(2, s) if isinstance(s, str) else _number(1, s)) for s in shape)
-    return _bytes(1, name) + _bytes(2, _bytes(1, _number(1, kind) + _bytes(2, sizes)))
+    return _bytes(1, name) + _bytes(2, _bytes(1, _number(1, dtype) + _bytes(2, sizes)))
 
 
 @dataclass
-class Graph:
-    """A graph while it is written."""
-
-    weights_file: str
-    """Name of the file beside it that holds the weights."""
+class OnnxGraph:
+    weights_file: str = ""
+    """Name of the file beside the model that holds the external weights."""
     _nodes: list[bytes] = field(default_factory=list)
     _weights: list[bytes] = field(default_factory=list)
     _inputs: list[bytes] = field(default_factory=list)
     _outputs: list[bytes] = field(default_factory=list)
 
-    def input(self, name: str, kind: int, shape: Sequence[int | str]) -> str:
-        self._inputs.append(_bytes(11, _value(name, kind, shape)))
+    def input(self, name: str, dtype: int, shape: Sequence[int | str]) -> str:
+        self._inputs.append(_bytes(11, _value_info(name, dtype, shape)))
         return name
 
-    def output(self, name: str, kind: int, shape: Sequence[int | str]) -> str:
-        self._outputs.append(_bytes(12, _value(name, kind, shape)))
+    def output(self, name: str, dtype: int, shape: Sequence[int | str]) -> str:
+        self._outputs.append(_bytes(12, _value_info(name, dtype, shape)))
         return name
 
-    def small(self, name: str, kind: int, shape: Sequence[int], data: bytes) -> str:
-        """A constant that lies in the graph itself."""
-        head = b"".join(_number(1, size) for size in shape) + _number(2, kind) + _bytes(8, name)
-        self._weights.append(_bytes(5, head + _bytes(9, data)))
-        return name
+    def constant(self, name: str, dtype: int, shape: Sequence[int], data: bytes) -> str:
+        """Add a constant that is stored in the model itself."""
+        return self._initializer(name, dtype, shape, _bytes(9, data))
 
-    def weight(self, name: str, kind: int, shape: Sequence[int], *, offset: int, size: int) -> str:
-        """A constant of `size` bytes at `offset` of the weights file."""
-        head = b"".join(_number(1, n) for n in shape) + _number(2, kind) + _bytes(8, name)
-        where = {"location": self.weights_file, "offset": str(offset), "length": str(size)}
-        entries = b"".join(_bytes(13, _bytes(1, key) + _bytes(2, value)) for key, value in where.items())
-        self._weights.append(_bytes(5, head + entries + _number(14, 1)))
+    def external_constant(
+        self, name: str, dtype: int, shape: Sequence[int], *, offset: int, size: int
+    ) -> str:
+        """Add a constant of `size` bytes at `offset` of the weights file."""
+        location = {"location": self.weights_file, "offset": str(offset), "length": str(size)}
+        entries = b"".join(_bytes(13, _bytes(1, key) + _bytes(2, value)) for key, value in location.items())
+        return self._initializer(name, dtype, shape, entries + _number(14, 1))
+
+    def _initializer(self, name: str, dtype: int, shape: Sequence[int], data: bytes) -> str:
+        head = b"".join(_number(1, size) for size in shape) + _number(2, dtype) + _bytes(8, name)
+        self._weights.append(_bytes(5, head + data))
         return name
 
     def node(
         self,
-        kind: str,
+        op_type: str,
         inputs: Sequence[str],
-        outputs: Sequence[str],
+        outputs: Sequence[str] = (),
         *,
         domain: str = "",
-        attributes: Mapping[str, int | float] | None = None,
+        **attributes: int | float,
     ) -> str:
-        """An operation; an empty name is an input or output that is left out. Its first output."""
-        names = b"".join(_bytes(1, name) for name in inputs) + b"".join(_bytes(2, name) for name in outputs)
-        # Unique, because profiles and error messages speak of nodes by name.
-        names += _bytes(3, f"{kind}.{len(self._nodes)}") + _bytes(4, kind)
-        settings = b"".join(_attribute(name, value) for name, value in (attributes or {}).items())
-        self._nodes.append(_bytes(1, names + settings + _bytes(7, domain)))
+        """Add an operation and return the name of its first output, which is generated if none is given.
+
+        An empty name stands for an input or output that is left out.
+        """
+        # Unique, because profiles and error messages name nodes.
+        name = f"{op_type}.{len(self._nodes)}"
+        outputs = outputs or [name]
+        encoded = b"".join(_bytes(1, given) for given in inputs) + b"".join(_bytes(2, out) for out in outputs)
+        encoded += _bytes(3, name) + _bytes(4, op_type)
+        encoded += b"".join(_attribute(key, value) for key, value in attributes.items())
+        self._nodes.append(_bytes(1, encoded + _bytes(7, domain)))
         return outputs[0]
 
     def model(self) -> bytes:

@@ -13,34 +13,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nightingale.backends.onnx.graph import StepGraph
-from nightingale.backends.shared.t3_inputs import Floats, Heard, Tables, Turn, check_room, turned, zeros
-from nightingale.models.chatterbox.t3.guess import HALVES
+from nightingale.backends.onnx.graph import T3StepGraph
+from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
+from nightingale.backends.shared.prefix_cache import PrefixCache
+from nightingale.backends.shared.t3_inputs import Floats, InputEmbeddings, check_capacity, rotary_tables
+from nightingale.backends.torch.runner import embed_prompt
+from nightingale.decoding.decoding import Prompt
+from nightingale.decoding.runner import StepInput, VerifyInput
+from nightingale.decoding.sampling import Logits
+from nightingale.models.chatterbox.t3.draft_head import HALVES
 from nightingale.models.chatterbox.t3.model import T3
 
 IDLE = 1
 """Positions past the capacity, where rows that take no part in a step may write, and odd guesses."""
 
 
-class Trial(Protocol):
-    """As in backends/torch/runner.py."""
-
-    @property
-    def slot(self) -> int: ...
-    @property
-    def tokens(self) -> Sequence[int]: ...
-    @property
-    def position(self) -> int: ...
-
-
-class CpuRunner:
+class OnnxRunner:
     def __init__(
         self,
         t3: T3,
@@ -50,26 +45,30 @@ class CpuRunner:
         rows_per_slot: int,
         capacity: int,
         batched: bool,
+        max_new_tokens: int,
         spare: int = 0,
         threads: int | None = None,
     ) -> None:
-        """graph: `Packed.graph`, or `exact_graph` of a T3 that has all its weights. spare: positions past the
-        capacity for guesses. threads: of the graph's own pool; as many as torch uses if not told."""
+        """graph: `GRAPH_FILE` of packed weights, or `exact_graph` of a T3. spare: positions past the capacity
+        for guesses. threads: of the graph's own pool; as many as torch uses if not told."""
         self.t3, self.rows_per_slot, self.batched = t3, rows_per_slot, batched
         self.capacity = capacity + spare
         self.session = open_session(graph, torch.get_num_threads() if threads is None else threads)
+        self._max_new_tokens = max_new_tokens
         backbone = t3.config.backbone
         positions = self.capacity + IDLE
         shape = (slots * rows_per_slot, backbone.heads, positions, backbone.width // backbone.heads)
         self.pool: dict[str, Floats] = {
-            f"{name}.{layer}": zeros(shape) for layer in range(backbone.layers) for name in ("keys", "values")
+            f"{name}.{layer}": page_aligned_zeros(shape)
+            for layer in range(backbone.layers)
+            for name in ("keys", "values")
         }
         self.turns: dict[str, Floats] = {}
-        if (angles := turned(t3, positions)) is not None:
+        if (angles := rotary_tables(t3, positions)) is not None:
             # Both halves of a head turn alike, so the attention operator takes one.
             halves = (part[:, : part.shape[1] // 2] for part in angles)
             self.turns = dict(zip(("cos", "sin"), map(np.ascontiguousarray, halves), strict=True))
-        self._tables, self._heard = Tables(t3), Heard(rows_per_slot)
+        self._embeddings, self._prefix_cache = InputEmbeddings(t3), PrefixCache(rows_per_slot)
         self.rows: list[int] = [0] * slots
         """rows[slot]: how many the utterance there uses."""
         self.lengths: list[int] = [0] * slots
@@ -79,31 +78,37 @@ class CpuRunner:
         """Of each slot's latest pass: the number of its first draw, and (rows, tokens, …): see `thought`."""
 
     @property
-    def bytes(self) -> int:
+    def kv_bytes(self) -> int:
         return sum(part.nbytes for part in self.pool.values())
 
     @torch.inference_mode()
-    def begin(self, slot: int, prompt: Tensor) -> Tensor:
-        """Read a prompt (rows, time, width) into a slot; scores of the first token (rows, vocab)."""
+    def prefill(self, slot: int, prompt: Prompt, *, max_tokens: int) -> Logits:
+        del max_tokens
+        x = embed_prompt(self.t3, prompt, max_new_tokens=self._max_new_tokens)
+        return self.prefill_embeddings(slot, x).numpy()
+
+    @torch.inference_mode()
+    def prefill_embeddings(self, slot: int, prompt: Tensor) -> Tensor:
+        """Read embeddings (rows, time, width) into a slot; return the logits (rows, vocab) after them."""
         rows, length = prompt.shape[:2]
-        check_room(length, self.capacity)
+        check_capacity(length, self.capacity)
         first = slot * self.rows_per_slot
-        x = self._tables.positioned(prompt.float()).contiguous()
+        x = self._embeddings.add_positions(prompt.float()).contiguous()
         scores = torch.empty(rows, self.t3.config.speech_vocab)
         thoughts = torch.empty(rows, 1, (1 + HALVES) * self.t3.config.backbone.width)
         for row in range(rows):
-            known = self._heard.recall(x[row], partial(self._own, first + row))
+            known = self._prefix_cache.restore(x[row], partial(self._own, first + row))
             scores[row], thoughts[row] = self._read(first + row, x[row : row + 1, known:], known)
-            self._heard.keep(x[row], self._own(first + row, length))
+            self._prefix_cache.store(x[row], self._own(first + row, length))
         self.rows[slot], self.lengths[slot] = rows, length
         self._thoughts[slot] = 0, thoughts
         return scores
 
     @torch.inference_mode()
-    def step(self, turns: Sequence[Turn]) -> list[Tensor]:
+    def step(self, turns: Sequence[StepInput]) -> list[Logits]:
         """Logits of the next token of each utterance, each (rows, vocab). All are taken, or none is."""
         for turn in turns:
-            check_room(self.lengths[turn.slot] + 1, self.capacity)
+            check_capacity(self.lengths[turn.slot] + 1, self.capacity)
         if self.batched and len(turns) > 1:
             scores, thoughts = self._run(0, max(turn.slot for turn in turns) + 1, turns)
             starts = [turn.slot * self.rows_per_slot for turn in turns]
@@ -116,17 +121,17 @@ class CpuRunner:
         for turn, (_, thought) in zip(turns, out, strict=True):
             self.lengths[turn.slot] += 1
             self._thoughts[turn.slot] = turn.position, thought
-        return [scores[:, 0] for scores, _ in out]
+        return [scores[:, 0].numpy() for scores, _ in out]
 
     @torch.inference_mode()
-    def verify(self, trials: Sequence[Trial]) -> list[Tensor]:
+    def verify(self, trials: Sequence[VerifyInput]) -> list[Logits]:
         """Logits after each token of each utterance, (rows, tokens, vocab); one utterance after the other.
 
         Of a guided one, also one row after the other: the attention operator takes several tokens after a
         past for one row only.
         """
         for trial in trials:
-            check_room(self.lengths[trial.slot] + len(trial.tokens), self.capacity)
+            check_capacity(self.lengths[trial.slot] + len(trial.tokens), self.capacity)
         passed = [[self._try(trial, row) for row in range(self.rows[trial.slot])] for trial in trials]
         out = []
         for trial, rows in zip(trials, passed, strict=True):
@@ -135,17 +140,17 @@ class CpuRunner:
                 rows[0] if len(rows) == 1 else (torch.cat(part) for part in zip(*rows, strict=True))
             )
             self._thoughts[trial.slot] = trial.position, thoughts
-            out.append(scores)
+            out.append(scores.numpy())
         return out
 
-    def _try(self, trial: Trial, row: int) -> tuple[Tensor, Tensor]:
+    def _try(self, trial: VerifyInput, row: int) -> tuple[Tensor, Tensor]:
         known, count = self.lengths[trial.slot], len(trial.tokens)
         # Products take rows by twos: an odd one costs as much as two. What is scored of it nobody reads.
         padded = [*trial.tokens, *[0] * (count % 2)] if count > 1 else list(trial.tokens)
         end = known + len(padded)
         bound = self._bind(trial.slot * self.rows_per_slot + row, 1, len(padded))
         places = range(trial.position, trial.position + len(padded))
-        self._tables.embed(bound.x[0], padded, places, range(known, end))
+        self._embeddings.embed(bound.x[0], padded, places, range(known, end))
         scores, thoughts = self._pass(bound, [end - 1])
         return scores[:, :count], thoughts[:, :count]
 
@@ -153,14 +158,13 @@ class CpuRunner:
         """What stands past an utterance's length is never heard, and written over."""
         self.lengths[slot] -= count
 
-    def listen(self) -> None:
-        """The graph tells it anyway."""
+    def capture_hidden_states(self) -> None:
+        """Do nothing: the graph always returns them."""
 
-    def thought(self, slot: int, draw: int) -> Tensor:
-        """What T3's head read for an utterance's draw of this number, and T3's stream halfway there: (rows,
-        width + HALVES * width), of its latest pass."""
+    def hidden_states(self, slot: int, draw: int) -> Floats:
         first, thoughts = self._thoughts[slot]
-        return thoughts[:, draw - first]
+        hidden: Floats = thoughts[:, draw - first].numpy()
+        return hidden
 
     def move(self, source: int, target: int) -> None:
         """Bring an utterance's memory to another slot."""
@@ -172,14 +176,17 @@ class CpuRunner:
         self.rows[source], self.lengths[source] = 0, 0
         self._thoughts[target] = self._thoughts.pop(source)
 
-    def wipe(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
+        """Do nothing: the next prompt overwrites the slot."""
+
+    def reset(self, slot: int) -> None:
         """After a fault: nothing of the slot, nor of the prompts that were kept, is used again."""
         first = slot * self.rows_per_slot
         for part in self.pool.values():
             part[first : first + self.rows_per_slot] = 0
-        self._heard.kept.clear()
+        self._prefix_cache.clear()
 
-    def _run(self, slot: int, slots: int, turns: Sequence[Turn]) -> tuple[Tensor, Tensor]:
+    def _run(self, slot: int, slots: int, turns: Sequence[StepInput]) -> tuple[Tensor, Tensor]:
         """One token more for `slots` slots from `slot` on; what those without a turn compute is not read."""
         each = self.rows_per_slot if slots > 1 else self.rows[slot]
         bound = self._bind(slot * self.rows_per_slot, slots * each, 1)
@@ -190,7 +197,7 @@ class CpuRunner:
             ids += [turn.token if turn else 0] * each
             at += [turn.position if turn else 0] * each
             last += [self.lengths[number]] * each
-        self._tables.embed(bound.x[:, 0], ids, at, last)
+        self._embeddings.embed(bound.x[:, 0], ids, at, last)
         return self._pass(bound, last)
 
     def _pass(self, bound: _Bound, last: list[int]) -> tuple[Tensor, Tensor]:
@@ -224,7 +231,7 @@ class CpuRunner:
 class _Bound:
     """The buffers of a run over `rows` rows from `row` on, bound to the graph's inputs and outputs."""
 
-    def __init__(self, runner: CpuRunner, row: int, rows: int, x: Floats, *, asked: Sequence[int]) -> None:
+    def __init__(self, runner: OnnxRunner, row: int, rows: int, x: Floats, *, asked: Sequence[int]) -> None:
         """asked: which of the tokens of x are scored."""
         config = runner.t3.config
         self.x, self.asked = x, np.array(asked, np.int64)
@@ -233,11 +240,16 @@ class _Bound:
         thoughts = (rows, len(asked), (1 + HALVES) * config.backbone.width)
         self.thoughts: Floats = np.zeros(thoughts, np.float32)
         self.binding = runner.session.io_binding()
-        own: dict[str, NDArray[Any]] = {"x": x, "last": self.last, "total": self.total, "asked": self.asked}
+        own: dict[str, NDArray[Any]] = {
+            "x": x,
+            "seqlens_k": self.last,
+            "total_sequence_length": self.total,
+            "logit_positions": self.asked,
+        }
         for name, value in (own | runner.turns).items():
             bind(self.binding.bind_input, name, value)
-        bind(self.binding.bind_output, "scores", self.scores)
-        bind(self.binding.bind_output, "thoughts", self.thoughts)
+        bind(self.binding.bind_output, "logits", self.scores)
+        bind(self.binding.bind_output, "hidden_states", self.thoughts)
         for name, part in runner.pool.items():
             bind(self.binding.bind_input, name, part[row : row + rows])
             bind(self.binding.bind_output, f"new.{name}", part[row : row + rows])
@@ -251,7 +263,7 @@ def bind(how: Any, name: str, value: NDArray[Any]) -> None:
 def exact_graph(t3: T3) -> bytes:
     """T3's step in float32, weights and all."""
     weights = t3.state_dict()
-    return StepGraph(t3.config, weights.__getitem__, rounded=False).write()
+    return T3StepGraph(t3.config, weights.__getitem__, int8=False).build()
 
 
 def open_session(graph: Path | bytes, threads: int) -> Any:

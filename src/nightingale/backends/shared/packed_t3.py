@@ -1,9 +1,13 @@
-"""T3 rounded to eight bits, kept on disk: made once for a set of weights, checked each time it is opened.
+"""T3 quantized to int8 on disk: written once for a set of weights, verified each time it is opened.
 
-A packed T3 is a folder: the weights, a list of where in their file each of them lies, the graph where ONNX
-Runtime shall read it, and a seal with the digests of all, written last. The folder's name is a digest of
-everything that it was made of, so other weights or another version of this code make another folder. It
-appears under its name whole or not at all; a damaged one is made again.
+    <cache_dir>/<digest>/weights.bin      the tensors
+                         index.json       where in it each tensor lies
+                         graph.onnx       only for ONNX Runtime
+                         checksums.json   of all the files above, written last
+
+The digest in the folder's name is taken over everything that the content depends on, so other weights or
+another version of this code use another folder. A folder appears complete or not at all; one whose files do
+not match their checksums is written again.
 """
 
 from __future__ import annotations
@@ -14,145 +18,132 @@ import os
 import shutil
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from secrets import token_hex
-from typing import Any, BinaryIO, Protocol
+from tempfile import TemporaryDirectory
+from typing import Any, BinaryIO, Final, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nightingale.backends.onnx.graph import StepGraph
-from nightingale.backends.shared.tensor_file import ALIGNMENT, Place, Source
+from nightingale.backends.shared.tensor_file import ALIGNMENT, TensorLocation, TensorSource
 from nightingale.errors import OutputError
+from nightingale.files import write_whole
 from nightingale.models.chatterbox.build import UNUSED_BY_T3
 from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load
 from nightingale.models.layers.mapped_weights import let_go
 
-FORMAT = 6
-"""Counts the changes to what a packed T3 holds; a folder of another format is never opened."""
-GRAPH, WEIGHTS, PLACES, SEAL = "graph.onnx", "weights.bin", "places.json", "seal.json"
-BACKBONE = "tfmr."
-PARTS = 3
-"""Weights of one product, at most: of queries, keys and values."""
+FORMAT_VERSION: Final = 7
+"""Increase it with every change to what a folder holds."""
+WEIGHTS, INDEX, CHECKSUMS = "weights.bin", "index.json", "checksums.json"
+BACKBONE: Final = "tfmr."
+TENSORS_PER_PRODUCT: Final = 3
+"""The most tensors that are quantized together: queries, keys and values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class PackedWeights:
+    """A folder that `pack` has written or verified."""
+
     folder: Path
     fresh: bool
-    """Made just now; otherwise it was there."""
-
-    @property
-    def graph(self) -> Path:
-        return self.folder / GRAPH
+    """True if it was written just now."""
 
     @property
     def bytes(self) -> int:
-        """What one step must read."""
+        """The bytes that one step must read."""
         return (self.folder / WEIGHTS).stat().st_size
 
-    def weights(self) -> dict[str, NDArray[Any]]:
-        """By their names; read into memory at once, in pages as large as the system has."""
-        places = json.loads((self.folder / PLACES).read_text(encoding="utf-8"))
-        # numpy asks for large pages by itself.
+    def load(self) -> dict[str, NDArray[Any]]:
+        """Read all tensors into memory, by name."""
+        index = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
+        # Read, not mapped: numpy asks for huge pages in large arrays.
         whole: NDArray[np.uint8] = np.empty(self.bytes + ALIGNMENT, np.uint8)
         memory = whole[-whole.ctypes.data % ALIGNMENT :][: self.bytes]
         with (self.folder / WEIGHTS).open("rb", buffering=0) as file:
             view, filled = memory.data, 0
-            while filled < len(view) and (more := file.readinto(view[filled:])):
-                filled += more
+            while filled < len(view) and (count := file.readinto(view[filled:])):
+                filled += count
+        locations = {name: TensorLocation(*entry) for name, entry in index.items()}
         return {
-            name: np.ndarray(place["shape"], place["kind"], memory.data, place["offset"])
-            for name, place in places.items()
+            name: np.ndarray(at.shape, at.dtype, memory.data, at.offset) for name, at in locations.items()
         }
 
 
-class Form(Protocol):
-    """Of weights on disk: for whom they are."""
+class WeightFormat(Protocol):
+    """A layout of quantized weights."""
 
     @property
     def name(self) -> str: ...
 
-    def write(self, config: T3Config, source: Source, file: BinaryIO) -> Written: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
-    places: Mapping[str, Place]
-    """Of weights in their file."""
-    beside: Mapping[str, bytes]
-    """Other files, by their names."""
-
-
-class ForOnnx:
-    """A graph for ONNX Runtime, and weights as its products read them."""
-
-    name = "onnx"
-
-    def write(self, config: T3Config, source: Source, file: BinaryIO) -> Written:
-        writer = StepGraph(config, source, rounded=True, file=file, file_name=WEIGHTS)
-        graph = writer.write()
-        return Written(places=writer.places, beside={GRAPH: graph})
-
-
-FOR_ONNX = ForOnnx()
+    def write(
+        self, config: T3Config, source: TensorSource, file: BinaryIO
+    ) -> tuple[Mapping[str, TensorLocation], Mapping[str, bytes]]:
+        """Write tensors to `file`; return their index, and the content of further files by name."""
 
 
 def pack(
     config: T3Config,
     tensors: Mapping[str, Tensor],
+    weight_format: WeightFormat,
     *,
-    home: Path,
+    cache_dir: Path,
     source: str,
     mapped: bool = False,
-    form: Form = FOR_ONNX,
-) -> Packed:
-    """The packed form of T3's weights, from `home` if it is there and whole, else made now.
+) -> PackedWeights:
+    """Return T3's weights in a format, from `cache_dir` if an intact folder is there.
 
-    tensors: as T3 names them, read one at a time. source: a digest of them (`digest_of_file`,
-    `digest_of_tensors`). mapped: from a file, whose pages are let go as they are packed.
+    Args:
+        config: Of the T3.
+        tensors: By T3's names; read one at a time.
+        weight_format: How to quantize and arrange them.
+        cache_dir: Where folders are kept.
+        source: A digest of the tensors (`digest_of_file`, `digest_of_tensors`).
+        mapped: The tensors are mapped from a file, whose pages are released as they are packed.
+
+    Raises:
+        OutputError: The folder could not be written.
     """
-    key = hashlib.sha256(f"{FORMAT} {form.name} {source} {config!r}".encode()).hexdigest()[:32]
-    folder = home / key
-    if intact(folder):
-        return Packed(folder=folder, fresh=False)
+    content = f"{FORMAT_VERSION} {weight_format.name} {source} {config!r}"
+    folder = cache_dir / hashlib.sha256(content.encode()).hexdigest()[:32]
+    if is_intact(folder):
+        return PackedWeights(folder=folder, fresh=False)
     try:
-        home.mkdir(parents=True, exist_ok=True)
-        part = home / f".{key}.{token_hex(4)}.part"
-        part.mkdir()
-        try:
-            _write(part, config, _read_once(tensors) if mapped else tensors.__getitem__, form)
-            if folder.exists() and not intact(folder):
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=f".{folder.name}.", dir=cache_dir) as temporary:
+            # A folder inside, because the temporary one is private to this user.
+            part = Path(temporary) / folder.name
+            part.mkdir()
+            _write(part, config, _release_pages(tensors) if mapped else tensors.__getitem__, weight_format)
+            if folder.exists() and not is_intact(folder):
                 shutil.rmtree(folder)
             try:
                 part.rename(folder)
             except OSError:
-                # Another process was faster; what it made is as good.
-                if not intact(folder):
+                # Another process may have been faster; its folder has the same content.
+                if not is_intact(folder):
                     raise
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
     except OSError as error:
         raise OutputError(
-            "the rounded weights could not be kept",
-            got=f"{error.strerror or error} in {home}",
+            "the quantized weights could not be written",
+            got=f"{error.strerror or error} in {cache_dir}",
             allowed="a writable folder with room for a quarter of the weights",
-            fix="Make room, choose another folder, or use a plan without int8.",
+            fix="Free disk space, choose another folder, or use a profile without int8.",
         ) from error
-    return Packed(folder=folder, fresh=True)
+    return PackedWeights(folder=folder, fresh=True)
 
 
-def _read_once(tensors: Mapping[str, Tensor]) -> Source:
-    """Whoever asks for a weight has done with those before it, but for those of the same product."""
+def _release_pages(tensors: Mapping[str, Tensor]) -> TensorSource:
+    """Read tensors in order; release the pages of all but the latest, which one product may still need."""
     recent: deque[Tensor] = deque()
 
     def read(name: str) -> Tensor:
-        if len(recent) == PARTS:
+        if len(recent) == TENSORS_PER_PRODUCT:
             let_go(recent.popleft())
         recent.append(tensors[name])
         return recent[-1]
@@ -160,30 +151,29 @@ def _read_once(tensors: Mapping[str, Tensor]) -> Source:
     return read
 
 
-def _write(folder: Path, config: T3Config, source: Source, form: Form) -> None:
+def _write(folder: Path, config: T3Config, source: TensorSource, weight_format: WeightFormat) -> None:
     with (folder / WEIGHTS).open("xb") as file, torch.inference_mode():
-        written = form.write(config, source, file)
+        index, extra = weight_format.write(config, source, file)
         file.flush()
         os.fsync(file.fileno())
-    places = json.dumps({name: asdict(place) for name, place in written.places.items()})
-    beside = {PLACES: places.encode(), **written.beside}
-    for name, data in beside.items():
+    files = {INDEX: json.dumps(index).encode(), **extra}
+    for name, data in files.items():
         (folder / name).write_bytes(data)
-    seal = {name: _digest(folder / name) for name in (WEIGHTS, *beside)}
-    (folder / SEAL).write_text(json.dumps(seal), encoding="utf-8")
+    checksums = {name: _digest(folder / name) for name in (WEIGHTS, *files)}
+    (folder / CHECKSUMS).write_text(json.dumps(checksums), encoding="utf-8")
 
 
-def intact(folder: Path) -> bool:
-    """Whether every byte of it is what was written."""
+def is_intact(folder: Path) -> bool:
+    """Return True if every file of a packed folder matches its checksum."""
     try:
-        seal = json.loads((folder / SEAL).read_text(encoding="utf-8"))
-        return bool(seal) and all(_digest(folder / name) == digest for name, digest in seal.items())
+        checksums = json.loads((folder / CHECKSUMS).read_text(encoding="utf-8"))
+        return bool(checksums) and all(_digest(folder / name) == known for name, known in checksums.items())
     except (OSError, ValueError, AttributeError, TypeError):
         return False
 
 
 def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
-    """Of names, shapes and bytes. Reads everything: for weights from a file ask `digest_of_file`."""
+    """Return a digest of names, shapes and values. It reads everything; `digest_of_file` remembers."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
         value = tensors[name].detach().contiguous()
@@ -192,47 +182,41 @@ def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def digest_of_file(path: Path, *, home: Path) -> str:
-    """Of its content. Remembered in `home` while the file's size and time of change stay the same."""
+def digest_of_file(path: Path, *, cache_dir: Path) -> str:
+    """Return a digest of a file, remembered in `cache_dir` while its size and time of change stay the same."""
     path = path.resolve()
-    facts = path.stat()
-    note = home / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.known.json"
-    state = [facts.st_size, facts.st_mtime_ns]
-    try:
+    stat = path.stat()
+    note = cache_dir / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.known.json"
+    state = [stat.st_size, stat.st_mtime_ns]
+    with suppress(OSError, ValueError, KeyError, TypeError):  # no note, or a damaged one
         known = json.loads(note.read_text(encoding="utf-8"))
         if known["state"] == state and isinstance(known["digest"], str):
             return str(known["digest"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # no note, or a damaged one: read the file
     digest = _digest(path)
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        part = note.with_name(f".{note.name}.{token_hex(4)}.part")
-        part.write_text(json.dumps({"state": state, "digest": digest}), encoding="utf-8")
-        part.replace(note)
-    except OSError:
-        pass  # then it is read again next time
+    with suppress(OSError, OutputError):  # then the file is read again next time
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        write_whole(note, json.dumps({"state": state, "digest": digest}).encode())
     return digest
 
 
 def _digest(path: Path) -> str:
-    # Read, not mapped: pages of a mapped file would count as this process's memory.
+    # Read, not mapped: pages of a mapped file would count as memory of this process.
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def without_backbone(config: T3Config, tensors: Mapping[str, Tensor], *, source: Path) -> T3:
-    """T3 as a packed runner needs it: embeddings, conditioning and head; the layers' weights are not read.
+    """Return T3's embeddings, conditioning and head; the weights of its layers are not read.
 
-    Only `CpuRunner` can step it: its backbone is on the meta device, except for the table of positions that
-    GPT-2 adds to its inputs.
+    The backbone is on the meta device, except for GPT-2's table of positions. Only a runner with packed
+    weights can run it.
     """
 
-    def packed(name: str) -> bool:
+    def is_packed(name: str) -> bool:
         return name.startswith(BACKBONE) and name != f"{BACKBONE}wpe.weight"
 
-    t3 = load(lambda: T3(config), tensors, source=source, unused=UNUSED_BY_T3, unread=packed)
+    t3 = load(lambda: T3(config), tensors, source=source, unused=UNUSED_BY_T3, unread=is_packed)
     for weight in t3.parameters():
-        # It was read to be checked. Of tables a few rows will be asked for, of the head none.
+        # Read to be checked; a few rows of the tables will be needed again, and nothing of the head.
         let_go(weight)
     return t3

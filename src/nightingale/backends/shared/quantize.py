@@ -1,104 +1,62 @@
-"""Weights of eight bits: how they are rounded, and the plain twin of a product with them.
+"""Int8 quantization of weights, shared by the generated kernels and by ONNX Runtime's graphs.
 
-Each output's weights are cut into blocks along the inputs; a block has one scale, so that one large weight
-costs precision only in its own block. In a product the inputs are rounded the same way, by block and by row,
-which makes the sum within a block a sum of whole numbers: exact, whatever the machine.
+Symmetric, by blocks: the inputs of each output are cut into blocks that have one scale each, so that one
+large weight costs precision only in its own block.
+
+    scale = max |w| / 127 over the block;   code = round(w / scale);   w ≈ code · scale
+
+Kernels quantize the inputs of a product in the same way, by row and block, so the sum within a block is an
+exact integer on every machine. tests/backends/reference.py has the same product in plain torch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.t3.backbone_gpt2 import Projection
-from nightingale.models.chatterbox.t3.model import T3
 
-BLOCKS = (128, 64, 32, 16)
-"""Widths of a block, the fastest first; 256 is 4 % faster than 128 and rounds more."""
-LEVELS = 127
-"""Whole numbers to each side of zero."""
-ZERO = 128
+BLOCK_SIZES: Final = (128, 64, 32, 16)
+"""Inputs per block, the fastest first; 256 is hardly faster than 128 and less precise."""
+INT8_MAX: Final = 127
+ZERO_POINT: Final = 128
 """Stored codes are unsigned; this one stands for zero."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rounded:
+class QuantizedWeight(NamedTuple):
     codes: Tensor
     """(outputs, blocks, block), uint8."""
     scales: Tensor
     """(outputs, blocks), float32."""
 
-    @property
-    def weight(self) -> Tensor:
-        """What the codes stand for: (outputs, inputs)."""
-        return ((self.codes.float() - ZERO) * self.scales[..., None]).flatten(1)
 
-
-def block_of(inputs: int) -> int:
-    """The widest block that divides a row of so many inputs."""
-    for block in BLOCKS:
+def block_size_for(inputs: int) -> int:
+    """Return the largest block size that divides the number of inputs."""
+    for block in BLOCK_SIZES:
         if inputs % block == 0:
             return block
     raise ConfigError(
-        "a layer cannot be rounded to eight bits",
+        "a layer cannot be quantized to int8",
         got=f"{inputs} inputs",
-        allowed=f"a multiple of {BLOCKS[-1]}",
-        fix="Use a plan without int8 for this model.",
+        allowed=f"a multiple of {BLOCK_SIZES[-1]}",
+        fix="Use a profile without int8 for this model.",
     )
 
 
-def round_blocks(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """(…, inputs) -> whole numbers (…, blocks, block) as floats, and scales (…, blocks)."""
+def quantize_blocks(x: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """Return the codes (…, blocks, block), as floats, and the scales (…, blocks) of x (…, inputs)."""
     parts = x.float().reshape(*x.shape[:-1], -1, block)
-    scales = parts.abs().amax(-1) / LEVELS
-    # A block of zeros has no scale, and needs none.
-    steps = parts / scales.where(scales > 0, 1.0)[..., None]
-    return steps.round().clamp(-LEVELS, LEVELS), scales
+    scales = parts.abs().amax(-1) / INT8_MAX
+    # A block of zeros has the scale 0 and the codes 0.
+    codes = parts / scales.where(scales > 0, 1.0)[..., None]
+    return codes.round().clamp(-INT8_MAX, INT8_MAX), scales
 
 
-def round_weight(weight: Tensor) -> Rounded:
-    """weight: (outputs, inputs)."""
-    whole, scales = round_blocks(weight, block_of(weight.shape[1]))
-    return Rounded(codes=(whole + ZERO).to(torch.uint8), scales=scales)
-
-
-class RoundedLinear(nn.Module):
-    """The twin: the same rounding of weights and inputs, the product in plain torch. Slow, for proof only."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        super().__init__()
-        self.rounded, self.bias = round_weight(weight), bias
-
-    def forward(self, x: Tensor) -> Tensor:
-        codes, scales = self.rounded.codes, self.rounded.scales
-        whole, steps = round_blocks(x, codes.shape[-1])
-        sums = torch.einsum("...bi,obi->...ob", whole.double(), codes.double() - ZERO)
-        y = (sums * steps[..., None, :].double() * scales.double()).sum(-1).to(x.dtype)
-        return y if self.bias is None else y + self.bias
-
-
-def round_t3(t3: T3) -> tuple[str, ...]:
-    """Put the twin in the place of each linear layer that the graph rounds; their names."""
-    swapped = []
-    for path, layer in list(t3.named_modules()):
-        if path != "speech_head" and not path.startswith("tfmr."):
-            continue
-        if isinstance(layer, nn.Linear):
-            twin = RoundedLinear(layer.weight, layer.bias)
-        elif isinstance(layer, Projection):
-            twin = RoundedLinear(layer.weight.t(), layer.bias)
-        else:
-            continue
-        # The engine asks the head for its dtype and device.
-        twin.weight = layer.weight
-        parent, _, name = path.rpartition(".")
-        setattr(t3.get_submodule(parent), name, twin)
-        swapped.append(path)
-    if not swapped:
-        raise ConfigError(
-            "nothing was rounded", got=type(t3).__name__, allowed="a T3 with linear layers", fix="Pass a T3."
-        )
-    return tuple(swapped)
+def quantize_weights(weights: Sequence[Tensor]) -> QuantizedWeight:
+    """Quantize matrices (outputs, inputs) and concatenate them along the outputs."""
+    parts = [quantize_blocks(weight, block_size_for(weight.shape[1])) for weight in weights]
+    codes = torch.cat([(part + ZERO_POINT).to(torch.uint8) for part, _ in parts])
+    return QuantizedWeight(codes, torch.cat([scales for _, scales in parts]))

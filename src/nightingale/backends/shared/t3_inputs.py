@@ -1,11 +1,8 @@
-"""What every runner of T3 on a CPU shares: who asks, how ids become inputs, and prompts read before."""
+"""Inputs of T3 for the CPU runners: embeddings of speech tokens and rotary tables, in numpy."""
 
 from __future__ import annotations
 
-import math
-import mmap
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -20,110 +17,55 @@ from nightingale.models.layers.rope import rotations
 Floats = NDArray[np.float32]
 
 
-class Turn(Protocol):
-    """As in backends/torch/runner.py."""
-
-    @property
-    def slot(self) -> int: ...
-    @property
-    def token(self) -> int: ...
-    @property
-    def position(self) -> int: ...
-
-
-class Tables:
-    """Speech ids as T3 reads them, by numpy: a call of torch costs more."""
+class InputEmbeddings:
+    """Speech tokens and prompts as T3's first layer reads them; by numpy, since a torch call costs more."""
 
     def __init__(self, t3: T3) -> None:
         learned = None if t3.config.learned_positions is None else t3.speech_pos_emb.emb
-        self._t3, counted = t3, None if isinstance(t3.tfmr, LlamaBackbone) else t3.tfmr.wpe
-        speech, self._learned, self._counted = (
+        self._t3, absolute = t3, None if isinstance(t3.tfmr, LlamaBackbone) else t3.tfmr.wpe
+        speech, self._learned, self._absolute = (
             None if table is None else table.weight.detach().float().numpy()
-            for table in (t3.speech_emb, learned, counted)
+            for table in (t3.speech_emb, learned, absolute)
         )
         assert speech is not None
         self._speech: Floats = speech
 
-    def embed(self, x: Floats, ids: Sequence[int], places: Sequence[int], at: Sequence[int]) -> None:
-        """Write speech ids (n) into x (n, width): at their places after the start token, and at their
-        positions of the whole. As `T3.embed_speech_at`."""
-        np.take(self._speech, ids, axis=0, out=x)
-        if self._learned is not None:
-            x += self._learned[list(places)]
-        if self._counted is not None:
-            x += self._counted[list(at)]
+    def embed(
+        self, x: Floats, tokens: Sequence[int], speech_positions: Sequence[int], positions: Sequence[int]
+    ) -> None:
+        """Write the embeddings of speech tokens (n) into x (n, width), as `T3.embed_speech_at` computes them.
 
-    def positioned(self, x: Tensor) -> Tensor:
-        """A whole prompt (rows, time, width). GPT-2's backbone begins by adding a learned position; a graph
-        begins after it."""
-        tfmr = self._t3.tfmr
-        return x if isinstance(tfmr, LlamaBackbone) else x + tfmr.wpe(torch.arange(x.shape[1]))
-
-
-class Heard:
-    """The latest prompts, and what was remembered of them.
-
-    What a voice puts before the text is the same in every prompt of it, and in both rows of a guided one; and
-    the row that is not told the text differs between two prompts only in length.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self.kept: list[tuple[Tensor, dict[str, NDArray[Any]]]] = []
-
-    def longest_beginning(self, x: Tensor) -> tuple[int, dict[str, NDArray[Any]] | None]:
-        """How many positions of x (time, width) a kept row begins with, and what that row remembers of them.
-
-        At least one position is left to compute: it gives the scores.
+        Args:
+            x: Where to write.
+            tokens: Speech tokens.
+            speech_positions: Their positions after the start token.
+            positions: Their positions in the whole sequence.
         """
-        best, found = 0, None
-        for other, kept in self.kept:
-            shared = min(len(x) - 1, len(other))
-            differs = (x[:shared] != other[:shared]).any(-1).nonzero()
-            shared = int(differs[0]) if len(differs) else shared
-            if shared > best:
-                best, found = shared, kept
-        return best, found
+        np.take(self._speech, tokens, axis=0, out=x)
+        if self._learned is not None:
+            x += self._learned[list(speech_positions)]
+        if self._absolute is not None:
+            x += self._absolute[list(positions)]
 
-    def recall(self, x: Tensor, own: Callable[[int], Mapping[str, NDArray[Any]]]) -> int:
-        """How many positions of x (time, width) need not be read, since they were remembered. own: a row's
-        memory of so many positions, into which they are written."""
-        known, kept = self.longest_beginning(x)
-        if kept is not None:
-            for name, view in own(known).items():
-                view[:] = kept[name][tuple(map(slice, view.shape))]
-        return known
-
-    def keep(self, x: Tensor, own: Mapping[str, NDArray[Any]]) -> None:
-        """own: a row's memory of x, which is copied."""
-        memory = {name: view.copy() for name, view in own.items()}
-        self.kept = [*self.kept, (x.clone(), memory)][-self.most :]
+    def add_positions(self, prompt: Tensor) -> Tensor:
+        """Add GPT-2's position embeddings to a prompt (rows, time, width); Llama has none."""
+        tfmr = self._t3.tfmr
+        return prompt if isinstance(tfmr, LlamaBackbone) else prompt + tfmr.wpe(torch.arange(prompt.shape[1]))
 
 
-def check_room(positions: int, capacity: int) -> None:
+def check_capacity(positions: int, capacity: int) -> None:
+    """Raise MemoryFull if a sequence of so many positions does not fit in its row of the KV cache."""
     if positions > capacity:
         raise MemoryFull(
-            "the utterance outgrew its memory",
+            "the utterance is longer than its KV cache",
             got=f"{positions} positions",
             allowed=f"at most {capacity}",
-            fix="Speak a shorter sentence, or open the session with a larger capacity.",
+            fix="Use a shorter sentence, or open the session with a larger capacity.",
         )
 
 
-def zeros(shape: tuple[int, ...], kind: type[np.generic] = np.float32) -> NDArray[Any]:
-    """Zeros that take no memory until they are written, and then only what is written.
-
-    An utterance fills the beginning of each head's stretch of its row. In huge pages, which numpy asks for in
-    large arrays, the stretches would take their whole capacity at once: half a gigabyte for two rows.
-    """
-    memory = mmap.mmap(-1, np.dtype(kind).itemsize * math.prod(shape))
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(memory, kind).reshape(shape)
-
-
-def turned(t3: T3, positions: int) -> tuple[Floats, Floats] | None:
-    """Rotary angles of all positions, cosines and sines (positions, head width); None where T3 has none."""
+def rotary_tables(t3: T3, positions: int) -> tuple[Floats, Floats] | None:
+    """Return cosines and sines (positions, head_dim) of all positions; None if T3 has no rotary ones."""
     if not isinstance(t3.tfmr, LlamaBackbone):
         return None
     cos, sin = rotations(t3.tfmr.inverse, torch.arange(positions), torch.float32)

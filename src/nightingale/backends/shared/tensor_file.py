@@ -1,36 +1,32 @@
-"""A file of weights, and where in it each of them lies."""
+"""A file of tensors that can be memory-mapped, and the index that locates each of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final, NamedTuple
 
 from numpy.typing import NDArray
 from torch import Tensor
 
-Source = Callable[[str], Tensor]
-"""A weight of T3 by its name."""
-ALIGNMENT = 4096
-"""Of weights in their file, so that they can be mapped."""
+TensorSource = Callable[[str], Tensor]
+"""Returns a weight of T3 by its name."""
+ALIGNMENT: Final = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    kind: str
-    """As numpy names it."""
+class TensorLocation(NamedTuple):
+    dtype: str
+    """The name that numpy uses."""
     shape: tuple[int, ...]
     offset: int
 
 
-class WeightFile:
+class TensorFileWriter:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self.places: dict[str, Place] = {}
+        self.index: dict[str, TensorLocation] = {}
 
-    def write(self, name: str, value: NDArray[Any]) -> Place:
+    def write(self, name: str, value: NDArray[Any]) -> TensorLocation:
         self._file.write(b"\0" * (-self._file.tell() % ALIGNMENT))
-        place = Place(kind=value.dtype.name, shape=value.shape, offset=self._file.tell())
+        self.index[name] = TensorLocation(value.dtype.name, value.shape, self._file.tell())
         self._file.write(value.data)
-        self.places[name] = place
-        return place
+        return self.index[name]

@@ -1,13 +1,13 @@
-"""The plain networks, arranged for a CPU: the same weights and precision, other strides and fewer calls.
+"""T3's decode step arranged for a CPU: the same weights and precision, other strides and fewer calls.
 
-Nothing here is a choice of the user's: what comes out differs from the plain way by the rounding of float32
-(tests/accel/test_quick.py), so every profile has it. The flow and the vocoder are laid out anew
-(models/layers/weight_layout.py). T3's step is another matter: one row through nine small layers is a few hundred small calls,
-and the calls, not the weights, took two thirds of the time. `one_step` makes half as many, without Python.
+Results differ from the plain step by float32 rounding only (tests/backends/torch/test_cpu_layout.py), so
+every profile uses it. One row through nine small layers is a few hundred small calls, and the calls, not the
+weights, took two thirds of the time. `one_step` makes half as many, without Python between them.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,37 +18,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nightingale.models.chatterbox.build import Networks
 from nightingale.models.chatterbox.t3.backbone_llama import Layer, LlamaBackbone
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.layers.weight_layout import for_many_rows, for_rendering
 from nightingale.models.layers.kv_cache import DenseKVCache, KVCache
+from nightingale.models.layers.weight_layout import for_many_rows
 
 log = logging.getLogger(__name__)
 
 
-def arrange(networks: Networks, *, t3_in_torch: bool = True) -> Networks:
-    """Networks on a CPU, changed in place, and given back; on other devices there is nothing to arrange.
+def optimize_single_row(t3: T3) -> T3:
+    """Return T3 with a faster step for one row of a Llama backbone; other backbones are returned as they are.
 
-    t3_in_torch: whether torch will take T3's steps; otherwise its layers are left as they are.
+    The weights are shared; linear layers are laid out anew in place.
     """
-    if networks.flow.encoder_proj.weight.device.type != "cpu":
-        return networks
-    for_rendering(networks.flow)
-    for_rendering(networks.hift)
-    if t3_in_torch:
-        quicken(networks.t3)
-    return networks
-
-
-def quicken(t3: T3) -> None:
-    """Give a Llama its quick step. Other backbones stay as they are."""
-    if type(t3.tfmr) is LlamaBackbone and t3.speech_head.weight.dtype == torch.float32:
-        t3.tfmr = QuickLlama(t3.tfmr)
+    if type(t3.tfmr) is not LlamaBackbone or t3.speech_head.weight.dtype != torch.float32:
+        return t3
+    fast = copy.copy(t3)
+    fast._modules = {**t3._modules, "tfmr": SingleRowLlama(t3.tfmr)}
+    return fast
 
 
 class StepWeights(NamedTuple):
-    """Of all layers; where one product can do the work of several, joined."""
+    """The weights of all layers; matrices that multiply the same input are joined."""
 
     norm_1: list[Tensor]
     qkv: list[Tensor]
@@ -61,11 +52,11 @@ class StepWeights(NamedTuple):
         return StepWeights(*(part[:count] for part in self))
 
 
-class QuickLlama(LlamaBackbone):
-    """A Llama that takes one token of one utterance as a vector, and everything else as it always did.
+class SingleRowLlama(LlamaBackbone):
+    """A Llama backbone with a separate path for one token of one row.
 
-    It has the plain one's layers, laid out for prompts and batches, and a second copy of their matrices in
-    the layout that is quickest for one row.
+    It has the plain backbone's layers, laid out for prompts and batches, and a second copy of their matrices
+    in the layout that is fastest for one row.
     """
 
     def __init__(self, plain: LlamaBackbone) -> None:
@@ -97,9 +88,9 @@ class QuickLlama(LlamaBackbone):
         """(width,) -> (width,)."""
         at = memory[0].position
         keys, values = [layer.keys[:1] for layer in memory], [layer.values[:1] for layer in memory]
-        # It would study its first calls, to fuse what cannot be fused: slow first calls for nothing.
+        # Without this, TorchScript profiles its first calls to find fusions that do not exist here.
         with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-            x = quickest_step()(x, *self._weights, self.norm.weight, self.inverse, keys, values, at)
+            x = compiled_step()(x, *self._weights, self.norm.weight, self.inverse, keys, values, at)
         for layer in memory:
             layer.position = at + 1
         return x
@@ -119,8 +110,10 @@ def one_step(
     values: list[Tensor],
     at: int,
 ) -> Tensor:
-    """One token through all layers, as a vector. Fewer and cheaper calls are the reason for every oddity
-    here; RmsNorm's common factor is left to the product that follows it.
+    """Run one token through all layers as a vector.
+
+    Fewer and cheaper calls are the reason for every oddity here; RMSNorm's common factor is applied by the
+    product that follows it.
 
     keys, values: (1, heads, capacity, width of a head), of which `at` positions are filled.
     """
@@ -149,12 +142,12 @@ def one_step(
 
 
 @cache
-def quickest_step() -> Callable[..., Tensor]:
-    """`one_step` as TorchScript: without Python between its calls, and without Python's lock.
+def compiled_step() -> Callable[..., Tensor]:
+    """Return `one_step` as TorchScript, which runs without the GIL.
 
-    The lock is the point. T3's hundreds of small calls and those of the flow and the vocoder beside it
-    (backends/torch/pipelined.py) would each wait for it: a step took 10 ms there instead of 6. Where this torch has no
-    TorchScript any more, the function itself does the same, slower.
+    The flow and the vocoder run beside T3 (backends/torch/pipelined.py), and hundreds of small calls that each
+    wait for the GIL made a step take 10 ms instead of 6. A PyTorch without TorchScript runs the function
+    itself, slower.
     """
     try:
         with warnings.catch_warnings():

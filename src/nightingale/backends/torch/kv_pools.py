@@ -1,7 +1,7 @@
-"""Where the memory of everybody's T3 is: in fixed slots, or in cells that are taken as they are needed.
+"""Pools of KV caches: dense slots, or blocks that are allocated as they are needed.
 
-*Slots*: each utterance has room for the longest there is, in the precision of the weights. *Cells*
-(models/layers/kv_blocks.py): each has room for itself, in fewer bytes, and may keep only a part of what it said.
+*Slots*: each utterance has room for the longest one there is, in the precision of the weights. *Blocks*
+(models/layers/kv_blocks.py): each has room for itself, in fewer bytes, and may keep only some positions.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.layers.kv_blocks import KVBlockPool, Attend, KVBlockLayout
-from nightingale.models.layers.paged_kv_cache import PagedKVCache, PagedKVBatch, KVBlockTables, Stream
-from nightingale.models.layers.kv_cache import DenseKVCache, KVCache, BatchedKVCache
+from nightingale.models.layers.kv_blocks import Attend, KVBlockLayout, KVBlockPool
+from nightingale.models.layers.kv_cache import BatchedKVCache, DenseKVCache, KVCache
+from nightingale.models.layers.paged_kv_cache import KVBlockTables, PagedKVBatch, PagedKVCache, Stream
 
 
-class Remembered(KVCache, Protocol):
+class SlotKVCache(KVCache, Protocol):
     """One layer of one utterance."""
 
     position: int
@@ -28,7 +28,7 @@ class Remembered(KVCache, Protocol):
     def rows(self) -> int: ...
 
 
-class Pool(Protocol):
+class KVPool(Protocol):
     @property
     def bytes(self) -> int:
         """What it takes, however many are speaking."""
@@ -37,28 +37,28 @@ class Pool(Protocol):
     def used_bytes(self) -> int:
         """What cannot be given to others now."""
 
-    def open(self, slot: int, *, rows: int, prompt: int, tokens: int | None) -> list[Remembered]:
+    def open(self, slot: int, *, rows: int, prompt: int, tokens: int | None) -> list[SlotKVCache]:
         """Empty memory of each layer, for so many tokens at most; None: for the longest utterance."""
 
-    def together(
-        self, own: Sequence[Sequence[Remembered]], *, used: int, counts: Sequence[int]
+    def batch(
+        self, own: Sequence[Sequence[SlotKVCache]], *, used: int, counts: Sequence[int]
     ) -> Sequence[KVCache]:
         """The memory of each layer for a step of the first slots, `used` rows of each. own: of each slot;
         counts: the tokens each is given, 0 if it takes no part."""
 
-    def advance(self, own: Sequence[Remembered], count: int) -> None:
+    def advance(self, own: Sequence[SlotKVCache], count: int) -> None:
         """A step of all together was taken; so many tokens of it belong to this one."""
 
-    def move(self, own: Sequence[Remembered], slot: int) -> list[Remembered]:
+    def move(self, own: Sequence[SlotKVCache], slot: int) -> list[SlotKVCache]:
         """Bring it to another slot, which is free."""
 
-    def close(self, own: Sequence[Remembered]) -> None:
+    def close(self, own: Sequence[SlotKVCache]) -> None:
         """Whoever had it is done."""
 
-    def wipe(self, own: Sequence[Remembered]) -> None:
+    def wipe(self, own: Sequence[SlotKVCache]) -> None:
         """After a fault: what is not a number must not reach whoever comes next."""
 
-    def first(self, layers: int) -> Pool:
+    def first(self, layers: int) -> KVPool:
         """The same memory without the later layers."""
 
 
@@ -82,12 +82,12 @@ class SlotKVPool:
     def used_bytes(self) -> int:
         return self.bytes
 
-    def open(self, slot: int, *, rows: int, prompt: int, tokens: int | None) -> list[Remembered]:  # noqa: ARG002
+    def open(self, slot: int, *, rows: int, prompt: int, tokens: int | None) -> list[SlotKVCache]:  # noqa: ARG002
         first = slot * self.rows_per_slot
         return [layer.of_rows(first, rows) for layer in self.layers]
 
-    def together(
-        self, own: Sequence[Sequence[Remembered]], *, used: int, counts: Sequence[int]
+    def batch(
+        self, own: Sequence[Sequence[SlotKVCache]], *, used: int, counts: Sequence[int]
     ) -> Sequence[KVCache]:
         lengths = [memory[0].position if memory else 0 for memory in own for _ in range(used)]
         # Who takes no part is given something too, just behind what it remembers, which nobody reads.
@@ -95,11 +95,11 @@ class SlotKVPool:
         every = self.rows_per_slot // used
         return BatchedKVCache.of_layers(self.layers, lengths, every=every, counts=each)
 
-    def advance(self, own: Sequence[Remembered], count: int) -> None:
+    def advance(self, own: Sequence[SlotKVCache], count: int) -> None:
         for layer in own:
             layer.position += count
 
-    def move(self, own: Sequence[Remembered], slot: int) -> list[Remembered]:
+    def move(self, own: Sequence[SlotKVCache], slot: int) -> list[SlotKVCache]:
         new = self.open(slot, rows=own[0].rows, prompt=0, tokens=None)
         for before, after in zip(own, new, strict=True):
             assert isinstance(before, DenseKVCache)
@@ -109,10 +109,10 @@ class SlotKVPool:
             after.values[:, :, :length] = before.values[:, :, :length]
         return new
 
-    def close(self, own: Sequence[Remembered]) -> None:
+    def close(self, own: Sequence[SlotKVCache]) -> None:
         """It is written over by whoever comes next."""
 
-    def wipe(self, own: Sequence[Remembered]) -> None:
+    def wipe(self, own: Sequence[SlotKVCache]) -> None:
         for layer in own:
             assert isinstance(layer, DenseKVCache)
             layer.wipe()
@@ -155,14 +155,14 @@ class PagedKVPool:
     def used_bytes(self) -> int:
         return self.arena.used_bytes
 
-    def open(self, slot: int, *, rows: int, prompt: int, tokens: int | None) -> list[Remembered]:
+    def open(self, slot: int, *, rows: int, prompt: int, tokens: int | None) -> list[SlotKVCache]:
         self._forget(slot)
         most = self._capacity - prompt if tokens is None else tokens
         stream = self._open[slot] = Stream.open(self.arena, rows=rows, prompt=prompt, tokens=max(1, most))
         return list(stream.layers)
 
-    def together(
-        self, own: Sequence[Sequence[Remembered]], *, used: int, counts: Sequence[int]
+    def batch(
+        self, own: Sequence[Sequence[SlotKVCache]], *, used: int, counts: Sequence[int]
     ) -> Sequence[KVCache]:
         depth = max(len(memory) for memory in own)
         layers: list[list[PagedKVCache | None]] = [[] for _ in range(depth)]
@@ -206,17 +206,17 @@ class PagedKVPool:
         self._tables = (key, made)
         return made
 
-    def advance(self, own: Sequence[Remembered], count: int) -> None:
+    def advance(self, own: Sequence[SlotKVCache], count: int) -> None:
         """Each has counted for itself."""
 
-    def move(self, own: Sequence[Remembered], slot: int) -> list[Remembered]:
+    def move(self, own: Sequence[SlotKVCache], slot: int) -> list[SlotKVCache]:
         source = next(at for at, stream in self._open.items() if stream.layers[0] is own[0])
         self._forget(slot)
         self._open[slot] = self._open.pop(source)
         self.arena.moves += 1
         return list(own)
 
-    def close(self, own: Sequence[Remembered]) -> None:
+    def close(self, own: Sequence[SlotKVCache]) -> None:
         for slot, stream in list(self._open.items()):
             if own and stream.layers[0] is own[0]:
                 self._forget(slot)
@@ -226,11 +226,11 @@ class PagedKVPool:
         if stream is not None:
             stream.close()
 
-    def wipe(self, own: Sequence[Remembered]) -> None:
+    def wipe(self, own: Sequence[SlotKVCache]) -> None:
         for stream in self._open.values():
             if own and stream.layers[0] is own[0]:
                 stream.wipe()
 
     def first(self, layers: int) -> PagedKVPool:  # noqa: ARG002
-        """The layers that are asked for are those whose memory is given: see `together`."""
+        """The layers that are asked for are those whose memory is given: see `batch`."""
         return self

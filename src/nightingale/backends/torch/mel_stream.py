@@ -19,21 +19,15 @@ import torch
 from torch import Tensor
 
 from nightingale.clocks import CLOCKS
-from nightingale.decoding.random import NoiseTape
-from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, SPEECH_CODES
+from nightingale.decoding.philox import normal, stream_key
+from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.s3gen.incremental import FlowPast, render_piece
 from nightingale.voices.voice import Voice
 
-NOISE_BLOCK_FRAMES = 64
 CONTEXT_TOKENS = 8
 """A bidirectional flow renders these again before each chunk, so that the chunk begins in mid-speech."""
 FRAMES = CLOCKS.frames_per_token
-
-
-def audible(ids: list[int]) -> list[int]:
-    """Only ids that name a sound: control ids never reach the flow, in any family."""
-    return [token for token in ids if token < SPEECH_CODES]
 
 
 @torch.inference_mode()
@@ -41,12 +35,12 @@ def render_mel(flow: Flow, ids: list[int], voice: Voice, *, seed: int) -> Tensor
     """The mel of `ids` in this voice, rendered whole: (mel, frames)."""
     weight = flow.encoder_proj.weight
     device, dtype = weight.device, weight.dtype
-    tokens = torch.cat([voice.flow_prompt_ids, torch.tensor(ids, dtype=torch.int64)])[None].to(device)
-    noise = _tape(flow, seed, "flow").read(0, FRAMES * tokens.shape[1]).T[None]
+    tokens = torch.tensor([[*voice.flow_prompt_ids.tolist(), *ids]], dtype=torch.int64, device=device)
+    noise = _noise(flow, stream_key(seed, "flow"), 0, FRAMES * tokens.shape[1])
     mel: Tensor = flow(
         tokens,
-        prompt_mel=voice.flow_prompt_mel.T[None].to(device, dtype),
-        speaker=voice.flow_speaker[None].to(device, dtype),
+        prompt_mel=torch.tensor(voice.flow_prompt_mel.T[None]).to(device, dtype),
+        speaker=torch.tensor(voice.flow_speaker[None]).to(device, dtype),
         noise=noise.to(device, dtype),
     )
     return mel[0]
@@ -73,8 +67,8 @@ def prepare_prompt(flow: Flow, voice: Voice) -> PromptState:
     tokens = max(0, len(voice.flow_prompt_ids) - LOOKAHEAD_TOKENS)
     if tokens == 0:
         return PromptState(voice, 0, None)
-    tape = _tape(flow, 0, f"prompt/{voice.content_hash}")
-    _, past = _render(flow, voice, voice.flow_prompt_ids.tolist(), start=0, tokens=tokens, tape=tape)
+    key = stream_key(0, f"prompt/{voice.content_hash}")
+    _, past = _render(flow, voice, voice.flow_prompt_ids.tolist(), start=0, tokens=tokens, noise_key=key)
     return PromptState(voice, tokens, past)
 
 
@@ -96,7 +90,7 @@ class MelStream:
             assert prompt.voice == voice, "the prompt is another voice's"
             self._past = prompt.past
             self._heard_tokens = prompt.tokens
-            self._tape = _tape(flow, seed, "flow")
+            self._noise_key = stream_key(seed, "flow")
             # Tokens are counted from the prompt's first. `_ids` holds those from `_start` on, where the next
             # piece begins; those before `_done` have been given out, or were the prompt's.
             self._start, self._done = prompt.tokens, len(voice.flow_prompt_ids)
@@ -126,7 +120,7 @@ class MelStream:
             self._ids,
             start=start,
             tokens=ready - start,
-            tape=self._tape,
+            noise_key=self._noise_key,
             past=self._past,
             advance=Fraction(following - start, ready - start),
             remember=exact,
@@ -135,15 +129,15 @@ class MelStream:
         self._past = None if final else past
         self._start, self._done = following, ready
         del self._ids[: following - start]
-        self._tape.forget_before(FRAMES * following)
         return fresh
 
     def _nothing(self) -> Tensor:
         return self._flow.encoder_proj.weight.new_empty(self._flow.config.mel_bands, 0)
 
 
-def _tape(flow: Flow, seed: int, purpose: str) -> NoiseTape:
-    return NoiseTape(seed, purpose, width=flow.config.mel_bands, block_rows=NOISE_BLOCK_FRAMES)
+def _noise(flow: Flow, key: int, first_frame: int, frames: int) -> Tensor:
+    """Return the noise (1, mel, frames) of frames that are counted from the prompt's first."""
+    return torch.from_numpy(normal(key, first_frame, frames, flow.config.mel_bands)).T[None]
 
 
 def _render(
@@ -153,7 +147,7 @@ def _render(
     *,
     start: int,
     tokens: int,
-    tape: NoiseTape,
+    noise_key: int,
     past: FlowPast | None = None,
     advance: Fraction = Fraction(1),
     remember: bool = True,
@@ -166,9 +160,9 @@ def _render(
         flow,
         torch.tensor([ids], device=device),
         ahead=len(ids) - tokens,
-        prompt_mel=voice.flow_prompt_mel[first:last].T[None].to(device, dtype),
-        speaker=voice.flow_speaker[None].to(device, dtype),
-        noise=tape.read(first, last - first).T[None].to(device, dtype),
+        prompt_mel=torch.tensor(voice.flow_prompt_mel[first:last].T[None]).to(device, dtype),
+        speaker=torch.tensor(voice.flow_speaker[None]).to(device, dtype),
+        noise=_noise(flow, noise_key, first, last - first).to(device, dtype),
         past=past,
         advance=advance,
         remember=remember,

@@ -1,88 +1,91 @@
-"""The tensors of one step of T3, over a fixed pool of memory.
+"""T3's steps in PyTorch over a pool of KV caches: the reference runner.
 
-A slot is the memory of one utterance: two rows where the family can be guided, one elsewhere. Slots are
+A slot is the KV cache of one utterance: two rows where the family can be guided, one elsewhere. Slots are
 allocated once; nothing grows with the number of requests.
 
-Two ways to take a step. *Alone*, each utterance by itself: its arithmetic does not know who else is speaking,
-so its tokens are the same bit for bit in any crowd. *Batched*, all in one pass: weights are read once for
-everybody, which is where the time goes; sums may then round differently in company.
+A step can be taken in two ways. *Alone*, each utterance by itself: its arithmetic does not depend on other
+requests, so its tokens are the same bit for bit at any concurrency. *Batched*, all in one pass: weights are
+read once for all utterances, which is where the time goes; sums may then round differently.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from nightingale.backends.torch.kv_pools import Pool, Remembered, SlotKVPool
+from nightingale.backends.torch.kv_pools import KVPool, SlotKVCache, SlotKVPool
+from nightingale.decoding.decoding import Decoding, Prompt
+from nightingale.decoding.runner import StepInput, VerifyInput
+from nightingale.decoding.sampling import Logits
+from nightingale.errors import TextTooLong
+from nightingale.models.chatterbox.t3.config import Gpt2Config, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_cache import KVCache
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One utterance's share of a step."""
-
-    slot: int
-    token: int
-    """The token it drew last."""
-    position: int
-    """Where that token stands after the start token."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """Several tokens of one utterance at once: the one it drew last, and guesses at those to come."""
-
-    slot: int
-    tokens: Sequence[int]
-    position: int
-    """Where the first of them stands after the start token."""
+@torch.inference_mode()
+def embed_prompt(t3: T3, prompt: Prompt, *, max_new_tokens: int) -> Tensor:
+    """Return the embeddings (rows, time, width) of everything before the first speech token."""
+    weight = t3.speech_head.weight
+    device, dtype = weight.device, weight.dtype
+    voice = prompt.voice
+    text = torch.tensor([framed_text(t3.config, prompt.text_ids, max_new_tokens)])
+    return t3.prompt(
+        _send(text, device),
+        speaker=_send(torch.tensor(voice.speaker[None]).to(dtype), device),
+        prompt_ids=_send(torch.tensor(voice.prompt_ids[None, : t3.config.prompt_tokens]), device),
+        exaggeration=torch.full((1,), prompt.exaggeration, device=device, dtype=dtype),
+        guided=prompt.guided,
+    )
 
 
-class Runner(Protocol):
-    """What takes T3's steps. Slots in use have no gaps; a prompt of one row is not guided, one of two is."""
-
-    @property
-    def bytes(self) -> int:
-        """What the pool of memory takes, however many are speaking."""
-
-    def begin(self, slot: int, prompt: Tensor) -> Tensor:
-        """Read a prompt (rows, time, width) into a slot; scores of the first token (rows, vocab)."""
-
-    def step(self, turns: list[Turn]) -> list[Tensor]:
-        """Logits of the next token of each utterance, each (rows, vocab). All are taken, or none is."""
-
-    def move(self, source: int, target: int) -> None:
-        """Bring an utterance's memory to another slot."""
-
-    def wipe(self, slot: int) -> None:
-        """After a fault: what is not a number would reach the slot's next utterance, masked or not."""
-
-
-class Verifier(Runner, Protocol):
-    """A runner that takes back what turned out not to be said."""
-
-    def verify(self, trials: list[Trial]) -> list[Tensor]:
-        """Logits after each token of each utterance, each (rows, tokens, vocab), all of them remembered."""
-
-    def rewind(self, slot: int, count: int) -> None:
-        """Forget the last so many positions of a slot."""
-
-    def listen(self) -> None:
-        """From now on, remember what T3 thinks."""
-
-    def thought(self, slot: int, draw: int) -> Tensor:
-        """What T3's head read for an utterance's draw of this number, and T3's stream halfway there: (rows,
-        width + HALVES * width), of its latest pass."""
+def framed_text(config: T3Config, text_ids: list[int], max_new_tokens: int) -> list[int]:
+    """Return text ids between start and stop ids; raise TextTooLong if the model has no positions for them."""
+    framed = config.frame_text(text_ids)
+    limit = None
+    if config.learned_positions is not None:
+        limit = config.learned_positions[0]
+    elif isinstance(config.backbone, Gpt2Config):
+        # One position table serves the speaker, the prompt, the text, the start token and the speech tokens.
+        limit = config.backbone.positions - (1 + config.prompt_tokens + config.starts + max_new_tokens)
+    if limit is not None and len(framed) > limit:
+        raise TextTooLong(
+            "the text is too long for this model",
+            got=f"{len(framed)} text ids",
+            allowed=f"at most {limit}",
+            fix="Split the text into sentences and speak them one by one.",
+        )
+    return framed
 
 
-class PlainRunner:
-    """The reference: torch, in the precision of the weights."""
+def _send(values: Tensor, device: torch.device) -> Tensor:
+    """Copy to a device without waiting for the work that is queued there."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)
+
+
+def to_logits(logits: Tensor) -> Logits:
+    return logits.float().cpu().numpy()
+
+
+@torch.inference_mode()
+def generate(t3: T3, decoding: Decoding) -> Iterator[int]:
+    """Yield the speech tokens of one utterance by a plain loop: what faster implementations are tested against."""
+    x = embed_prompt(t3, decoding.prompt, max_new_tokens=decoding.defaults.max_new_tokens)
+    cache = t3.new_kv_cache(rows=len(x), capacity=x.shape[1] + decoding.budget)
+    while not decoding.finished:
+        token = decoding.accept(to_logits(t3.next_logits(x, cache)))
+        yield token
+        x = t3.embed_speech(torch.full((len(x), 1), token, device=x.device), decoding.appended)
+
+
+class TorchRunner:
+    """Run T3 in the precision of its weights; implements `DraftVerifier`."""
 
     def __init__(
         self,
@@ -92,137 +95,140 @@ class PlainRunner:
         rows_per_slot: int,
         capacity: int,
         batched: bool,
+        max_new_tokens: int,
         spare: int = 0,
-        pool: Pool | None = None,
+        pool: KVPool | None = None,
     ) -> None:
-        """spare: positions past the capacity, where rows with fewer guesses than others may write. pool:
-        where the memory is; if not told, in slots of the given capacity."""
+        """spare: positions past the capacity, where rows with fewer drafted tokens than others may write.
+        max_new_tokens: the longest utterance. pool: the KV caches; by default dense ones."""
         self.t3, self.batched, self.capacity = t3, batched, capacity
-        self.pool: Pool = pool or SlotKVPool.of(
+        self._max_new_tokens = max_new_tokens
+        self.pool: KVPool = pool or SlotKVPool.of(
             t3, slots=slots, rows_per_slot=rows_per_slot, capacity=capacity + spare
         )
-        self.memories: list[list[Remembered]] = [[] for _ in range(slots)]
-        """memories[slot]: one per layer, over the rows that utterance uses."""
-        self._expected: dict[int, int] = {}
-        self._listens = False
-        self._thoughts: dict[int, tuple[int, list[Tensor]]] = {}
-        """Of each slot's latest pass: the number of its first draw, and (rows, tokens, width) of what T3's
-        head read and of its stream on the way there."""
+        self.caches: list[list[SlotKVCache]] = [[] for _ in range(slots)]
+        """caches[slot]: one per layer, over the rows that the utterance uses."""
+        self._captures = False
+        self._hidden: dict[int, tuple[int, list[Tensor]]] = {}
+        """For each slot's latest pass: the number of its first draw, and (rows, tokens, width) of what T3's
+        head read and of its residual stream at earlier layers."""
 
     @property
-    def bytes(self) -> int:
+    def kv_bytes(self) -> int:
         return self.pool.bytes
 
-    def expect(self, slot: int, tokens: int) -> None:
-        """Whoever begins in this slot next will have so many tokens at most."""
-        self._expected[slot] = tokens
+    @torch.inference_mode()
+    def prefill(self, slot: int, prompt: Prompt, *, max_tokens: int) -> Logits:
+        x = embed_prompt(self.t3, prompt, max_new_tokens=self._max_new_tokens)
+        return to_logits(self.prefill_embeddings(slot, x, max_tokens=max_tokens))
 
     @torch.inference_mode()
-    def begin(self, slot: int, prompt: Tensor) -> Tensor:
-        rows, length = prompt.shape[:2]
-        self.memories[slot] = []
-        tokens = self._expected.pop(slot, None)
-        self.memories[slot] = self.pool.open(slot, rows=rows, prompt=length, tokens=tokens)
-        # Copied, for the whole prompt's would be kept otherwise.
-        thoughts = [part[:, -1:].clone() for part in self._think(prompt, self.memories[slot])]
-        self._thoughts[slot] = 0, thoughts
-        scores: Tensor = self.t3.speech_head(thoughts[0])
-        return scores[:, 0]
+    def prefill_embeddings(self, slot: int, x: Tensor, *, max_tokens: int | None = None) -> Tensor:
+        """Read embeddings (rows, time, width) into a slot; return the logits (rows, vocab) after them."""
+        rows, length = x.shape[:2]
+        self.caches[slot] = []
+        self.caches[slot] = self.pool.open(slot, rows=rows, prompt=length, tokens=max_tokens)
+        # Cloned, since a view would keep the hidden states of the whole prompt alive.
+        hidden = [part[:, -1:].clone() for part in self._forward(x, self.caches[slot])]
+        self._hidden[slot] = 0, hidden
+        logits: Tensor = self.t3.speech_head(hidden[0])
+        return logits[:, 0]
 
     @torch.inference_mode()
-    def step(self, turns: list[Turn]) -> list[Tensor]:
-        trials = [Trial(slot=turn.slot, tokens=(turn.token,), position=turn.position) for turn in turns]
-        return [scores[:, -1] for scores in self._take(trials)]
+    def step(self, inputs: Sequence[StepInput]) -> list[Logits]:
+        taken = self._take([VerifyInput(one.slot, (one.token,), one.position) for one in inputs])
+        return [to_logits(logits[:, -1]) for logits in taken]
 
     @torch.inference_mode()
-    def verify(self, trials: list[Trial]) -> list[Tensor]:
-        return self._take(trials)
+    def verify(self, inputs: Sequence[VerifyInput]) -> list[Logits]:
+        return [to_logits(logits) for logits in self._take(inputs)]
 
     def rewind(self, slot: int, count: int) -> None:
-        for memory in self.memories[slot]:
-            memory.rewind(memory.position - count)
+        for cache in self.caches[slot]:
+            cache.rewind(cache.position - count)
 
-    def listen(self) -> None:
-        self._listens = True
+    def capture_hidden_states(self) -> None:
+        self._captures = True
 
-    def thought(self, slot: int, draw: int) -> Tensor:
-        assert self._listens, "nobody listened"
-        first, thoughts = self._thoughts[slot]
-        return torch.cat([part[:, draw - first] for part in thoughts], dim=-1)
+    def hidden_states(self, slot: int, draw: int) -> NDArray[np.float32]:
+        assert self._captures, "call capture_hidden_states first"
+        first, hidden = self._hidden[slot]
+        return to_logits(torch.cat([part[:, draw - first] for part in hidden], dim=-1))
 
     @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
-        self.memories[target] = self.pool.move(self.memories[source], target)
-        self.memories[source] = []
-        self._thoughts[target] = self._thoughts.pop(source)
+        self.caches[target] = self.pool.move(self.caches[source], target)
+        self.caches[source] = []
+        self._hidden[target] = self._hidden.pop(source)
 
-    def leave(self, slot: int) -> None:
-        """Whoever was there is done; its memory may serve others."""
-        self.pool.close(self.memories[slot])
-        self.memories[slot] = []
+    def release(self, slot: int) -> None:
+        self.pool.close(self.caches[slot])
+        self.caches[slot] = []
 
     @torch.inference_mode()
-    def wipe(self, slot: int) -> None:
-        self.pool.wipe(self.memories[slot])
+    def reset(self, slot: int) -> None:
+        self.pool.wipe(self.caches[slot])
 
-    def shallow(self, t3: T3) -> PlainRunner:
-        """The first layers of T3 alone, in the same slots and in the memory they have here."""
+    def shallow(self, t3: T3) -> TorchRunner:
+        """Return a runner of T3's first layers alone, over the same slots and KV caches."""
         part, layers = copy.copy(self), t3.config.backbone.layers
         part.t3, part.pool = t3, self.pool.first(layers)
-        part.memories = [memory[:layers] for memory in self.memories]
+        part.caches = [caches[:layers] for caches in self.caches]
         return part
 
-    def _think(self, x: Tensor, memory: Sequence[KVCache]) -> list[Tensor]:
-        """What T3's head reads, first."""
-        return self.t3.think(x, memory) if self._listens else [self.t3.tfmr(x, memory)]
+    def _forward(self, x: Tensor, caches: Sequence[KVCache]) -> list[Tensor]:
+        """Return what T3's head reads, then the captured residual stream."""
+        return self.t3.hidden_states(x, caches) if self._captures else [self.t3.tfmr(x, caches)]
 
-    def _take(self, trials: list[Trial]) -> list[Tensor]:
-        begun = [self.memories[trial.slot][0].position for trial in trials]
+    def _take(self, inputs: Sequence[VerifyInput]) -> list[Tensor]:
+        """Return the logits (rows, tokens, vocab) of each input; rewind all of them if one fails."""
+        positions = [self.caches[one.slot][0].position for one in inputs]
         try:
-            if self.batched and len(trials) > 1:
-                return self._together(trials)
-            return [self._alone(trial) for trial in trials]
+            if self.batched and len(inputs) > 1:
+                return self._batched(inputs)
+            return [self._alone(one) for one in inputs]
         except Exception:
-            for trial, position in zip(trials, begun, strict=True):
-                for memory in self.memories[trial.slot]:
-                    memory.rewind(position)
+            for one, position in zip(inputs, positions, strict=True):
+                for cache in self.caches[one.slot]:
+                    cache.rewind(position)
             raise
 
-    def _alone(self, trial: Trial) -> Tensor:
-        memory = self.memories[trial.slot]
-        ids = torch.tensor([trial.tokens] * memory[0].rows, device=self.t3.speech_head.weight.device)
-        thoughts = self._think(self.t3.embed_speech(ids, trial.position), memory)
-        self._thoughts[trial.slot] = trial.position, thoughts
-        scores: Tensor = self.t3.speech_head(thoughts[0])
-        return scores
+    def _alone(self, one: VerifyInput) -> Tensor:
+        caches = self.caches[one.slot]
+        ids = torch.tensor([list(one.tokens)] * caches[0].rows, device=self.t3.speech_head.weight.device)
+        hidden = self._forward(self.t3.embed_speech(ids, one.position), caches)
+        self._hidden[one.slot] = one.position, hidden
+        logits: Tensor = self.t3.speech_head(hidden[0])
+        return logits
 
-    def _together(self, trials: list[Trial]) -> list[Tensor]:
-        """All slots up to the last in use. Rows nobody uses compute something that nobody reads.
+    def _batched(self, inputs: Sequence[VerifyInput]) -> list[Tensor]:
+        """Step all slots up to the last one in use. Unused rows compute values that are not read.
 
-        Where nobody is guided, the second row of each slot is stepped over: half the work. Who has fewer
-        tokens than others is given padding, which nobody reads either.
+        Where no utterance is guided, the second row of each slot is skipped: half the work. Utterances with
+        fewer tokens than others get padding, whose results are not read either.
         """
-        used = max(self.memories[trial.slot][0].rows for trial in trials)
-        slots = max(trial.slot for trial in trials) + 1
-        most = max(len(trial.tokens) for trial in trials)
-        ids, at, counts = [[0] * most for _ in range(slots)], [[0] * most for _ in range(slots)], [0] * slots
-        for trial in trials:
-            count = counts[trial.slot] = len(trial.tokens)
-            ids[trial.slot] = [*trial.tokens, *[0] * (most - count)]
-            at[trial.slot] = [trial.position + min(ahead, count - 1) for ahead in range(most)]
+        used = max(self.caches[one.slot][0].rows for one in inputs)
+        slots = max(one.slot for one in inputs) + 1
+        longest = max(len(one.tokens) for one in inputs)
+        ids, at = [[0] * longest for _ in range(slots)], [[0] * longest for _ in range(slots)]
+        counts = [0] * slots
+        for one in inputs:
+            count = counts[one.slot] = len(one.tokens)
+            ids[one.slot] = [*one.tokens, *[0] * (longest - count)]
+            at[one.slot] = [one.position + min(ahead, count - 1) for ahead in range(longest)]
 
         def by_row(values: list[Any]) -> list[Any]:
             return [value for value in values for _ in range(used)]
 
-        memory = self.pool.together(self.memories[:slots], used=used, counts=counts)
+        caches = self.pool.batch(self.caches[:slots], used=used, counts=counts)
         embedded = torch.tensor([by_row(ids), by_row(at)], device=self.t3.speech_head.weight.device)
-        thoughts = self._think(self.t3.embed_speech_at(*embedded), memory)
-        scores = self.t3.speech_head(thoughts[0])
+        hidden = self._forward(self.t3.embed_speech_at(*embedded), caches)
+        logits = self.t3.speech_head(hidden[0])
         out = []
-        for trial in trials:
-            mine = self.memories[trial.slot]
-            self.pool.advance(mine, len(trial.tokens))
-            own = slice(trial.slot * used, trial.slot * used + mine[0].rows), slice(len(trial.tokens))
-            self._thoughts[trial.slot] = trial.position, [part[own] for part in thoughts]
-            out.append(scores[own])
+        for one in inputs:
+            own_caches = self.caches[one.slot]
+            self.pool.advance(own_caches, len(one.tokens))
+            rows = slice(one.slot * used, one.slot * used + own_caches[0].rows), slice(len(one.tokens))
+            self._hidden[one.slot] = one.position, [part[rows] for part in hidden]
+            out.append(logits[rows])
         return out

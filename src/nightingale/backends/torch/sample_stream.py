@@ -9,18 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nightingale.audio.crossfade import CROSSFADE_SAMPLES, HOLD_FRAMES, Crossfade, apply_fade_in
 from nightingale.clocks import CLOCKS
-from nightingale.decoding.random import NoiseTape, generator
+from nightingale.decoding.philox import normal, stream_key, uniform
 from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS, HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.hift.reach import lookahead_samples
-from nightingale.models.chatterbox.hift.stream import HiftStream
+from nightingale.models.chatterbox.hift.stream import HiftStream, Noise
 from nightingale.types import Samples
-
-HOLD_FRAMES = 4
-"""So many frames of sound wait for their future, even if the network would like to know more of it."""
-BLEND_SAMPLES = 120
-"""5 ms: the shortest that is surely no click. A longer one would only keep more of the guess."""
 
 
 @torch.inference_mode()
@@ -28,15 +24,15 @@ def render_samples(hift: Hift, mel: Tensor, *, seed: int) -> Samples:
     """(mel, frames) -> 480 samples per frame, with the family's fade over the first 40 ms."""
     weight = hift.conv_pre.weight
     device, dtype = weight.device, weight.dtype
-    noise = source_noise(seed).read(0, mel.shape[1] * CLOCKS.samples_per_frame).T[None]
+    noise = source_noise(seed)(0, mel.shape[1] * CLOCKS.samples_per_frame).T[None]
     mel = mel[None].to(device, dtype)
     source, _ = hift.m_source(hift.f0_predictor(mel), harmonic_phase(hift.config, seed), noise)
     samples: Samples = hift(mel, source)[0].float().cpu().numpy()
-    return faded(samples, 0)
+    return apply_fade_in(samples, 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Excited:
+class Excitation:
     """A piece of mel on its way to sound."""
 
     mel: Tensor
@@ -59,9 +55,8 @@ class SampleStream:
     def __init__(self, hift: Hift, *, seed: int, streaming: bool, hold_frames: int = HOLD_FRAMES) -> None:
         self._hift, self._seed, self._streaming = hift, seed, streaming
         self._waiting: list[Tensor] = []
-        self._tape = source_noise(seed)
-        self._stream = HiftStream(hift, phase=harmonic_phase(hift.config, seed), noise=self._tape.read)
-        self._seam = Seam(hold_frames)
+        self._stream = HiftStream(hift, phase=harmonic_phase(hift.config, seed), noise=source_noise(seed))
+        self._crossfade = Crossfade(hold_frames)
         self._guessed_frames = guessed_frames(hift, hold_frames)
         self._known, self._settled = 0, 0
         """In samples: what mel is there for, and what no later mel can change."""
@@ -69,92 +64,61 @@ class SampleStream:
 
     def push(self, mel: Tensor, *, final: bool) -> Samples:
         """(mel, frames) -> the samples that are ready now, perhaps none."""
-        return self.sound(self.excite(mel, final=final))
+        return self.render(self.excite(mel, final=final))
 
     @torch.inference_mode()
-    def excite(self, mel: Tensor, *, final: bool) -> Excited:
+    def excite(self, mel: Tensor, *, final: bool) -> Excitation:
         """The part of `push` that another thread may do beforehand, of this piece and of those to come."""
         self._known += mel.shape[1] * CLOCKS.samples_per_frame
         sources = None
         # Where frames to come are guessed, what they gave is forgotten again: one piece after the other.
         if self._streaming and self._known and not self._guessed_frames:
             sources = self._stream.sources(self._placed(mel), close=final)
-            self._tape.forget_before(self._stream.excited_samples)
-        return Excited(mel=mel, final=final, known_samples=self._known, sources=sources)
+        return Excitation(mel=mel, final=final, known_samples=self._known, sources=sources)
 
     @torch.inference_mode()
-    def sound(self, excited: Excited) -> Samples:
+    def render(self, excited: Excitation) -> Samples:
         if self._streaming:
-            return self._sound(excited) if excited.known_samples else np.zeros(0, np.float32)
+            return self._render(excited) if excited.known_samples else np.zeros(0, np.float32)
         self._waiting.append(excited.mel)
         if not (excited.final and excited.known_samples):
             return np.zeros(0, np.float32)
         return render_samples(self._hift, torch.cat(self._waiting, dim=1), seed=self._seed)
 
-    def _sound(self, excited: Excited) -> Samples:
+    def _render(self, excited: Excitation) -> Samples:
         mel, final, sources = self._placed(excited.mel), excited.final, excited.sources
         if sources is not None:
             samples = _numpy(self._stream.sound(mel, sources, close=final))
             start, self._settled = self._settled, self._settled + len(samples)
-            return self._seam.join(samples, start=start, end=self._settled)
+            return self._crossfade.join(samples, start=start, end=self._settled)
         samples = _numpy(self._stream.push(mel, close=final))
-        self._tape.forget_before(self._stream.excited_samples)
         start, self._settled = self._settled, self._settled + len(samples)
         self._last_frame = mel[..., -1:].clone() if mel.shape[-1] else self._last_frame
         if not final:
             assert self._last_frame is not None
             held = self._last_frame.expand(-1, -1, self._guessed_frames)
             samples = np.concatenate([samples, _numpy(self._stream.fork().push(held, close=False))])
-        return self._seam.join(samples, start=start, end=self._seam.end(excited.known_samples, final=final))
+        return self._crossfade.join(
+            samples, start=start, end=self._crossfade.end(excited.known_samples, final=final)
+        )
 
     def _placed(self, mel: Tensor) -> Tensor:
         weight = self._hift.conv_pre.weight
         return mel[None].to(weight.device, weight.dtype)
 
 
-class Seam:
-    """Gives out each sample of an utterance once, from renderings that overlap.
-
-    What was rendered beyond the last sample given out was a guess. Where the next rendering brings the real
-    thing, the two are cross-faded.
-    """
-
-    def __init__(self, hold_frames: int = HOLD_FRAMES) -> None:
-        self._hold = hold_frames * CLOCKS.samples_per_frame
-        self._blend = min(BLEND_SAMPLES, self._hold)
-        self.emitted = 0
-        """How many samples were given out."""
-        self._unheard = np.zeros(0, np.float32)
-
-    def end(self, known_samples: int, *, final: bool) -> int:
-        """How far may be given out when mel is there for so many samples."""
-        return known_samples if final else max(self.emitted, known_samples - self._hold)
-
-    def join(self, samples: Samples, *, start: int, end: int) -> Samples:
-        """Samples up to number `end`, from a rendering whose first is number `start` of its utterance."""
-        samples = samples[self.emitted - start :]
-        overlap = min(len(self._unheard), len(samples))
-        rise = (np.arange(overlap, dtype=np.float32) + 1) / (overlap + 1)
-        # Equal gain: both are the same sound, in phase.
-        samples[:overlap] = rise * samples[:overlap] + (1 - rise) * self._unheard[:overlap]
-        ready = end - self.emitted
-        self._unheard = samples[ready : ready + self._blend].copy()
-        samples = faded(samples[:ready], self.emitted)
-        self.emitted = end
-        return samples
-
-
 def guessed_frames(hift: Hift, hold_frames: int = HOLD_FRAMES) -> int:
     """So many frames to come are guessed, that all but the last `hold_frames` can be given out."""
     hold = hold_frames * CLOCKS.samples_per_frame
     missing = lookahead_samples(hift) - hold
-    blend = min(BLEND_SAMPLES, hold)
+    blend = min(CROSSFADE_SAMPLES, hold)
     return math.ceil((missing + blend) / CLOCKS.samples_per_frame) if missing > 0 else 0
 
 
-def source_noise(seed: int) -> NoiseTape:
-    """The excitation's noise: a row per sample."""
-    return NoiseTape(seed, "source", width=NOISY_HARMONICS, block_rows=CLOCKS.samples_per_frame)
+def source_noise(seed: int) -> Noise:
+    """Return the noise of the excitation: (first sample, count) -> (count, NOISY_HARMONICS)."""
+    key = stream_key(seed, "source")
+    return lambda start, count: torch.from_numpy(normal(key, start, count, NOISY_HARMONICS))
 
 
 def harmonic_phase(config: HiftConfig, seed: int) -> Tensor:
@@ -164,24 +128,10 @@ def harmonic_phase(config: HiftConfig, seed: int) -> Tensor:
     """
     if config.in_step:
         return torch.zeros(1, config.harmonics, 1)
-    phase = (2 * torch.rand(1, config.harmonics, 1, generator=generator(seed, "phase")) - 1) * math.pi
+    turns = uniform(stream_key(seed, "phase"), 0, np.arange(config.harmonics)).astype(np.float32)
+    phase = (2 * torch.from_numpy(turns)[None, :, None] - 1) * math.pi
     phase[:, 0] = 0
     return phase
-
-
-def fade_in() -> Samples:
-    """20 ms of silence, then 20 ms of raised cosine: hides what leaks from the reference clip's end."""
-    # PARITY: upstream's `trim_fade`. tests/engine/test_vocode.py::test_the_fade_is_upstreams
-    half = CLOCKS.samples_per_frame
-    ramp = (np.cos(np.linspace(np.pi, 0, half)) + 1) / 2
-    return np.concatenate([np.zeros(half), ramp]).astype(np.float32)
-
-
-def faded(samples: Samples, start: int) -> Samples:
-    """`samples`, of which the first is number `start` of its utterance, with the utterance's fade."""
-    fade = fade_in()[start : start + len(samples)]
-    samples[: len(fade)] *= fade
-    return samples
 
 
 def _numpy(samples: Tensor) -> Samples:

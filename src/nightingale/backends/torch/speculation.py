@@ -1,86 +1,94 @@
-"""A profile's draft, by its name: T3 with something beside it that guesses its next tokens."""
+"""Open the draft that a profile names, for any runner that can verify drafted tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-from torch import Tensor
-
 from nightingale import wren
-from nightingale.decoding.decoding import Decoding, prompt_of
-from nightingale.backends.torch.drafts import Draft, ExitDraft, LookupDraft, ModelDraft, HiddenStateDraft
-from nightingale.engine.load import load_draft, open_guess
-from nightingale.engine.model import Model
-from nightingale.engine.profiles import Profile
-from nightingale.backends.torch.runner import PlainRunner, Verifier
-from nightingale.decoding.speculative import IN_TORCH, LONGEST, PACKED, SpeculativeDecoder, weights_of
+from nightingale.backends.base import DraftModel, ModelSource, Setup
+from nightingale.backends.torch.drafts import ExitDraft, TorchDraftHead
+from nightingale.backends.torch.runner import TorchRunner
+from nightingale.backends.torch.weights import t3_weights, torch_t3
+from nightingale.decoding.decoding import Decoding, Prompt
+from nightingale.decoding.drafts import Draft, DraftHeadRunner, HiddenStateDraft, LookupDraft, ModelDraft
+from nightingale.decoding.kv_budget import KVBudget
+from nightingale.decoding.runner import DraftVerifier
+from nightingale.decoding.speculative import MAX_DRAFT_TOKENS, TORCH_COSTS, Costs, SpeculativeDecoder
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
-from nightingale.models.chatterbox.t3.guess import DraftHead
+from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load, read_tensors
 from nightingale.models.compact import unpack
 
-GUESS = "guess"
-"""The draft that came with a model."""
-GUESS_COST = 0.14
-"""Of a guess at the next thought, in eight bits and drawn, over a step of wren's."""
-
-FARTHEST = 3
-"""Thoughts ahead that are guessed: it is trained for as many, each from the guess before."""
-
-
-def spare_for(profile: Profile) -> int:
-    """Positions past an utterance's own that the runner beside the profile's draft needs."""
-    return LONGEST if profile.draft else 0
+DRAFT_HEAD = "guess"
+"""The profile option for the draft head that came with a model."""
+DRAFT_HEAD_COST = 0.14
+"""Cost of one token of an int8 draft head over a step of wren's T3."""
+MAX_HEAD_TOKENS = 3
+"""Tokens that a draft head proposes: it is trained for as many, each from the one before."""
 
 
 def open_speculation(
-    model: Model, profile: Profile, runner: Verifier, threads: int | None = None
+    source: ModelSource,
+    setup: Setup,
+    runner: DraftVerifier,
+    budget: KVBudget,
+    on_start: Callable[[], None] | None = None,
+    *,
+    open_head: Callable[[T3, DraftHead], DraftHeadRunner] = TorchDraftHead,
+    costs: Costs = TORCH_COSTS,
 ) -> SpeculativeDecoder:
-    """T3 beside the profile's draft. One that would be slow at first does not begin before the first block
-    has its tokens. threads: T3's share, if it has one."""
-    target, plain = model.networks.t3, isinstance(runner, PlainRunner)
-    draft: Draft
-    if profile.draft == "lookup":
-        draft, guess = LookupDraft(), 0.0
-    elif profile.draft.startswith("exit:"):
-        assert isinstance(runner, PlainRunner)
-        draft = ExitDraft(runner, layers=(layers := _exit_layers(target, profile.draft)))
-        guess = layers / target.config.backbone.layers
-    elif (head := find_guess(model, profile.draft)) is not None:
-        guesser = open_guess(target, head, fast=not plain, threads=threads, longest=FARTHEST)
-        draft = HiddenStateDraft(runner, target, guesser)
-        guess = GUESS_COST
-    else:
-        drafting = load_draft(model, profile.draft)
-        read = partial(_drafts_prompt, drafting, model.name)
-        draft = ModelDraft(_drafts_runner(drafting, model, profile), read)
-        guess = weights_of(drafting.networks.t3) / weights_of(target)
-    longest = FARTHEST if isinstance(draft, HiddenStateDraft) else LONGEST
-    # A guess at the next thought has nothing to read first: the first sound is sooner by it.
-    waits = profile.streaming and not isinstance(draft, HiddenStateDraft)
-    after = profile.first_block_tokens + LOOKAHEAD_TOKENS if waits else 0
-    costs = (IN_TORCH if plain else PACKED).with_guess(guess)
-    if not plain and "cfg_weight" not in model.defaults.ignored:
-        costs = costs.row_by_row(2)
-    return SpeculativeDecoder(runner, draft, costs=costs, after=after, longest=longest)
+    """Return a speculative decoder over a runner.
 
-
-def find_guess(model: Model, name: str) -> DraftHead | None:
-    """The layers that guess this model's next thought: "guess", those that came with it, or a file's.
-
-    None: the name is that of another kind of draft.
+    Args:
+        open_head: Opens a draft head for the runner's T3.
+        costs: Costs of a verification pass of this runner.
     """
-    path = Path(name)
-    if name == GUESS:
-        path = Path() if model.voices is None else model.voices.parent / wren.GUESS_FILE
+    name, device = setup.profile.draft, setup.machine.device
+    t3 = t3_weights(source, device, "float32" if setup.precision == "int8" else setup.precision)
+    longest, waits = MAX_DRAFT_TOKENS, setup.profile.streaming
+    draft: Draft
+    if name == "lookup":
+        draft, cost = LookupDraft(), 0.0
+    elif name.startswith("exit:"):
+        assert isinstance(runner, TorchRunner), "unsupported_reason refuses it elsewhere"
+        draft = ExitDraft(runner, layers=(layers := _exit_layers(t3, name)))
+        cost = layers / t3.config.backbone.layers
+    elif (head := find_draft_head(source, name)) is not None:
+        draft, cost, longest = HiddenStateDraft(runner, open_head(t3, head)), DRAFT_HEAD_COST, MAX_HEAD_TOKENS
+        waits = False  # a draft head reads no prompt, so it even speeds up the first audio
+    else:
+        draft_t3, prompt = _draft_t3(source, setup, t3)
+        draft = ModelDraft(_draft_runner(draft_t3, source, setup), prompt)
+        cost = weights_of(draft_t3) / weights_of(t3)
+    # A draft that must read the prompt starts after the tokens of the first block.
+    after = setup.profile.first_block_tokens + LOOKAHEAD_TOKENS if waits else 0
+    return SpeculativeDecoder(
+        runner, draft, budget, costs=costs.with_draft(cost), after=after, longest=longest, on_start=on_start
+    )
+
+
+def weights_of(t3: T3) -> int:
+    """Return the number of weights that one step reads: layers and head."""
+    return sum(p.numel() for part in (t3.tfmr, t3.speech_head) for p in part.parameters())
+
+
+def find_draft_head(source: ModelSource, name: str) -> DraftHead | None:
+    """Return the draft head that came with a model ("guess") or that a file holds.
+
+    Returns None if the name is that of another kind of draft. Raises ConfigError if there is no such head, or
+    if it was trained for another width.
+    """
+    path, width = Path(name), source.info.preset.t3.backbone.width
+    if name == DRAFT_HEAD:
+        path = source.files["t3"].parent / wren.DRAFT_FILE if "t3" in source.files else Path()
         if not path.is_file():
             raise ConfigError(
                 "no such draft",
-                got=f"{name!r}, and no {wren.GUESS_FILE} beside the weights of {model.name}",
+                got=f"{name!r}, and no {wren.DRAFT_FILE} beside the weights of {source.info.name}",
                 allowed="lookup, exit:N, a file, or another model",
                 fix="Train one: nightingale train draft.",
             )
@@ -90,50 +98,61 @@ def find_guess(model: Model, name: str) -> DraftHead | None:
     if "inward.weight" not in tensors:
         return None
     head = load(lambda: DraftHead.shaped_like(tensors), tensors, source=path)
-    if head.width != (width := model.networks.t3.config.backbone.width):
+    if head.width != width:
         raise ConfigError(
             "this draft was made for another model",
-            got=f"{path.name} for thoughts of {head.width} numbers",
-            allowed=f"{width}, as those of {model.name}",
+            got=f"{path.name} for hidden states of width {head.width}",
+            allowed=f"{width}, as those of {source.info.name}",
             fix="Train one for this model: nightingale train draft.",
         )
     return head
 
 
-def _drafts_runner(drafting: Model, model: Model, profile: Profile) -> PlainRunner:
-    """With a memory of its own, in slots, as long as the utterances of the model it guesses for."""
-    t3 = drafting.networks.t3
-    return PlainRunner(
+def _draft_t3(source: ModelSource, setup: Setup, t3: T3) -> tuple[T3, Callable[[Decoding], Prompt]]:
+    """Return the drafting T3 and what makes its prompts: a file with fewer layers, or another model."""
+    weight, name = t3.speech_head.weight, setup.profile.draft
+    if name.endswith(".safetensors"):
+        tensors = {key: value.to(weight) for key, value in read_tensors(Path(name)).items()}
+        depths = [int(key.split(".")[2]) for key in tensors if key.startswith(("tfmr.layers.", "tfmr.h."))]
+        config = t3.first_layers(1 + max(depths, default=0)).config
+        small = ModelSource(
+            source.info, {}, loaded={"t3": load(lambda: T3(config), tensors, source=Path(name))}
+        )
+        return torch_t3(small, setup.machine.device, setup.precision), lambda decoding: decoding.prompt
+    assert setup.draft is not None, "the engine loads a draft that is a model"
+    model = setup.draft
+    return torch_t3(model.source, setup.machine.device, setup.precision), _prompt_for(model, source.info.name)
+
+
+def _prompt_for(model: DraftModel, name: str) -> Callable[[Decoding], Prompt]:
+    info = model.source.info
+
+    def prompt(decoding: Decoding) -> Prompt:
+        text_ids = decoding.prompt.text_ids
+        if info.name != name:
+            text_ids = model.encode(decoding.prompt.text)
+        return replace(decoding.prompt, text_ids=text_ids, guided=decoding.prompt.guided and info.guidable)
+
+    return prompt
+
+
+def _draft_runner(t3: T3, source: ModelSource, setup: Setup) -> TorchRunner:
+    """Return a runner with its own dense KV cache, for utterances as long as the drafted model's."""
+    drafting = setup.draft.source.info if setup.draft else source.info
+    return TorchRunner(
         t3,
-        slots=profile.slots,
-        rows_per_slot=1 if "cfg_weight" in model.defaults.ignored else 2,
-        capacity=t3.prompt_length(drafting.defaults.max_text_ids) + model.defaults.max_new_tokens,
-        batched=profile.batched,
-        spare=LONGEST,
+        slots=setup.profile.slots,
+        rows_per_slot=source.info.rows_per_slot,
+        capacity=t3.config.prompt_length(drafting.defaults.max_text_ids)
+        + source.info.defaults.max_new_tokens,
+        batched=setup.profile.batched,
+        max_new_tokens=source.info.defaults.max_new_tokens,
+        spare=MAX_DRAFT_TOKENS,
     )
 
 
 def _exit_layers(t3: T3, name: str) -> int:
-    layers, most = name.removeprefix("exit:"), t3.config.backbone.layers - 1
-    if not layers.isdecimal() or not 0 < int(layers) <= most:
-        raise ConfigError(
-            "no such draft", got=repr(name), allowed=f"exit:1 to exit:{most}", fix="Leave after fewer layers."
-        )
+    layers, highest = name.removeprefix("exit:"), t3.config.backbone.layers - 1
+    if not layers.isdecimal() or not 0 < int(layers) <= highest:
+        raise ConfigError("no such draft", got=repr(name), allowed=f"exit:1 to exit:{highest}")
     return int(layers)
-
-
-def _drafts_prompt(drafting: Model, name: str, decoding: Decoding) -> Tensor:
-    """What the drafting model reads before it guesses for a model of this name."""
-    told, defaults = decoding.told, drafting.defaults
-    assert told is not None
-    sampling = decoding.sampling
-    if "cfg_weight" in defaults.ignored:
-        sampling = replace(sampling, cfg_weight=0.0)
-    return prompt_of(
-        drafting.networks.t3,
-        told.text_ids if drafting.name == name else drafting.frontend.encode(told.text),
-        told.voice,
-        defaults=defaults,
-        sampling=sampling,
-        exaggeration=told.exaggeration,
-    )

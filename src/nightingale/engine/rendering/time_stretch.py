@@ -1,11 +1,11 @@
-"""Faster or slower speech at the same pitch: WSOLA, as samples arrive.
+"""Streaming time stretching: faster or slower speech at the same pitch, by WSOLA.
 
-Speech is cut into overlapping windows which are laid down again closer together or further apart. Each is
-taken from near the place where it belongs, at the spot that best continues the wave laid down before (the
-waveform similarity of Verhelst and Roelands, 1993); so periods stay whole, and the pitch stays.
+Overlapping windows of the input are added up closer together or further apart. Each window is taken from near
+its nominal position, at the offset where the input best continues the previous window (waveform similarity
+overlap-add, Verhelst and Roelands 1993); so periods stay whole, and with them the pitch.
 
-Where a window is taken from depends on samples by their absolute position only, never on how they were
-chunked: pieces give the same bytes as one. It needs to hear some 60 ms ahead.
+Offsets depend on samples by their absolute position only, not on chunk boundaries: any chunking gives the
+same output bits. The lookahead is about 60 ms.
 """
 
 from __future__ import annotations
@@ -14,119 +14,109 @@ from typing import Final
 
 import numpy as np
 
-from nightingale.errors import ConfigError
+from nightingale.engine.faults import check_range
 from nightingale.types import Samples
 
-SLOWEST: Final = 0.25
-FASTEST: Final = 4.0
+MIN_SPEED: Final = 0.25
+MAX_SPEED: Final = 4.0
 HOP_MS: Final = 15
-"""Half a window: two periods of a low voice fit into one."""
-REACH_MS: Final = 8
-"""How far from its place a window may be taken; both ways together, a period of a voice at 65 Hz."""
-QUIET: Final = 1e-10
-"""Mean square below which there is no wave to continue."""
+"""Half a window; a window holds two periods of a low voice."""
+SEARCH_MS: Final = 8
+"""Largest offset from the nominal position; both directions together are a period at 65 Hz."""
+SILENCE_POWER: Final = 1e-10
+"""Mean square below which there is no waveform to continue."""
 
 
-class Stretcher:
-    """One stretch of speech at another speed. Make a new one for each."""
+class TimeStretcher:
+    """Change the speed of one utterance. State belongs to the utterance: use a new object for each."""
 
     def __init__(self, rate_hz: int, speed: float) -> None:
-        check_speed(speed)
+        check_range("speed", speed, MIN_SPEED, MAX_SPEED)
         self._speed = speed
-        self._hop, self._reach = rate_hz * HOP_MS // 1000, rate_hz * REACH_MS // 1000
-        # A raised cosine: two of them, a hop apart, add up to one.
+        self._hop, self._search = rate_hz * HOP_MS // 1000, rate_hz * SEARCH_MS // 1000
+        # Raised cosines: two of them, one hop apart, add up to one.
         angle = (np.arange(self._hop) + 0.5) * (np.pi / 2 / self._hop)
-        self._rise = (np.sin(angle) ** 2).astype(np.float32)
-        self._fall = 1 - self._rise
-        # Held as float32; the first sample of `_heard` is sample number `_origin` of the input.
-        self._heard: Samples = np.zeros(0, np.float32)
+        self._fade_in = (np.sin(angle) ** 2).astype(np.float32)
+        self._fade_out = 1 - self._fade_in
+        self._input: Samples = np.zeros(0, np.float32)
+        """Input that later windows may need; it begins at sample `_origin` of the whole input."""
         self._origin, self._received = 0, 0
         self._window = 0
         """Number of the next window."""
-        self._from = 0
+        self._last_start = 0
         """Where the last window was taken from."""
-        # Compared in buffers of their own, always aligned alike, so that sums are the same bit by bit.
-        self._wanted = np.zeros(2 * self._hop, np.float32)
-        self._around = np.zeros(2 * self._hop + 2 * self._reach, np.float32)
+        # Windows are compared in these buffers, whose alignment never changes, so that sums are bit-exact.
+        self._target = np.zeros(2 * self._hop, np.float32)
+        self._candidates = np.zeros(2 * self._hop + 2 * self._search, np.float32)
 
     def push(self, samples: Samples, *, final: bool = False) -> Samples:
-        """The samples that are settled now. After the last push they are `round(pushed / speed)` in all."""
+        """Add input and return the output that is certain: `round(pushed / speed)` samples after the last."""
         if self._speed == 1:
             return samples
-        self._heard = np.concatenate([self._heard, samples])
+        self._input = np.concatenate([self._input, samples])
         self._received += len(samples)
-        settled = [self._settle(window) for window in range(self._window, self._due(final))]
-        if not settled:
+        hops = [self._next_hop() for _ in range(self._window, self._ready_windows(final))]
+        if not hops:
             return np.zeros(0, np.float32)
         if final:
             excess = self._window * self._hop - round(self._received / self._speed)
-            settled[-1] = settled[-1][: self._hop - excess]
-        self._forget()
-        return np.concatenate(settled)
+            hops[-1] = hops[-1][: self._hop - excess]
+        self._drop_input()
+        return np.concatenate(hops)
 
-    def _due(self, final: bool) -> int:
-        """How many windows there are, as far as can be told from what was received."""
-        hop, reach = self._hop, self._reach
+    def _ready_windows(self, final: bool) -> int:
+        """Return how many windows can be placed with the input received so far."""
+        hop, search = self._hop, self._search
         if final:
-            wanted = round(self._received / self._speed)
-            # What the last windows see behind the end is silence.
-            self._heard = np.concatenate([self._heard, np.zeros(4 * hop + 2 * reach, np.float32)])
-            return -(-wanted // hop)
-        # Window w and the one it continues both end before place(w) + 3 hops + reach. And what it lays down
-        # must be wanted, should this be the end: above 3.5 times the speed that is known later.
-        due = self._window
+            # The last windows extend beyond the input, where there is silence.
+            self._input = np.concatenate([self._input, np.zeros(4 * hop + 2 * search, np.float32)])
+            return -(-round(self._received / self._speed) // hop)
+        # Window w, and the one it continues, end before nominal(w) + 3 hops + search. Its output must also be
+        # within the final length if the input ends here: above 3.5 times the speed that is known later.
+        ready = self._window
         while (
-            self._place(due) + 3 * hop + reach <= self._received
-            and (due + 1) * hop * self._speed <= self._received
+            self._nominal(ready) + 3 * hop + search <= self._received
+            and (ready + 1) * hop * self._speed <= self._received
         ):
-            due += 1
-        return due
+            ready += 1
+        return ready
 
-    def _place(self, window: int) -> int:
+    def _nominal(self, window: int) -> int:
         return int(window * self._hop * self._speed + 0.5)
 
-    def _settle(self, window: int) -> Samples:
-        """One hop of output: the end of the last window fading into the beginning of this one."""
-        hop = self._hop
+    def _next_hop(self) -> Samples:
+        """Return a hop of output: the end of the last window crossfaded with the beginning of the next."""
+        hop, window = self._hop, self._window
+        self._window += 1
         if window == 0:
-            self._window = 1
-            return self._at(0, hop).copy()
-        start = self._best(window)
-        # The second half of the last window is where its second hop is; the first window was laid down whole.
-        out: Samples = self._at(self._from + hop, hop) * self._fall + self._at(start, hop) * self._rise
-        self._from, self._window = start, window + 1
+            return self._slice(0, hop).copy()
+        start = self._best_start(window)
+        out: Samples = (
+            self._slice(self._last_start + hop, hop) * self._fade_out
+            + self._slice(start, hop) * self._fade_in
+        )
+        self._last_start = start
         return out
 
-    def _best(self, window: int) -> int:
-        """Where near its place the input looks most like the continuation of the last window."""
-        place, reach = self._place(window), self._reach
-        low = max(0, place - reach)
-        around = self._around[: 2 * self._hop + place + reach - low]
-        self._wanted[:] = self._at(self._from + self._hop, 2 * self._hop)
-        around[:] = self._at(low, len(around))
-        if np.dot(self._wanted, self._wanted) <= QUIET * len(self._wanted):
-            return place
-        likeness = np.correlate(around, self._wanted, "valid")
-        power = np.concatenate([[0.0], np.cumsum(np.square(around, dtype=np.float64))])
+    def _best_start(self, window: int) -> int:
+        """Return the start near the nominal one whose input is most similar to what follows the last one."""
+        nominal, search = self._nominal(window), self._search
+        low = max(0, nominal - search)
+        candidates = self._candidates[: 2 * self._hop + nominal + search - low]
+        self._target[:] = self._slice(self._last_start + self._hop, 2 * self._hop)
+        candidates[:] = self._slice(low, len(candidates))
+        if np.dot(self._target, self._target) <= SILENCE_POWER * len(self._target):
+            return nominal
+        correlation = np.correlate(candidates, self._target, "valid")
+        power = np.concatenate([[0.0], np.cumsum(np.square(candidates, dtype=np.float64))])
         energy = power[2 * self._hop :] - power[: -2 * self._hop]
-        return low + int(np.argmax(likeness / np.sqrt(energy + QUIET)))
+        return low + int(np.argmax(correlation / np.sqrt(energy + SILENCE_POWER)))
 
-    def _at(self, start: int, count: int) -> Samples:
-        return self._heard[start - self._origin : start - self._origin + count]
+    def _slice(self, start: int, count: int) -> Samples:
+        return self._input[start - self._origin : start - self._origin + count]
 
-    def _forget(self) -> None:
-        """Drop what no later window can reach."""
-        keep = max(self._origin, min(self._from + self._hop, self._place(self._window) - self._reach))
-        self._heard = self._heard[keep - self._origin :]
-        self._origin = keep
-
-
-def check_speed(speed: float) -> None:
-    # Written so that NaN, too, is refused.
-    if not (isinstance(speed, int | float) and not isinstance(speed, bool) and SLOWEST <= speed <= FASTEST):
-        raise ConfigError(
-            "speed is out of range",
-            got=repr(speed),
-            allowed=f"a number from {SLOWEST} to {FASTEST}",
-            fix="1 is the model's own speed.",
-        )
+    def _drop_input(self) -> None:
+        """Drop input that no later window can need."""
+        needed = min(self._last_start + self._hop, self._nominal(self._window) - self._search)
+        self._input = self._input[max(0, needed - self._origin) :]
+        self._origin = max(self._origin, needed)

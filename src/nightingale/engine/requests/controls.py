@@ -1,20 +1,19 @@
-"""What a caller may turn, and how far."""
+"""Request parameters: the numbers a caller may set, their ranges, and the `Request` they make."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
-from numbers import Integral, Real
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
 
-from nightingale.models.defaults import ModelDefaults
-from nightingale.decoding.random import SEED_LIMIT, fresh_seed
+from nightingale.decoding.seeds import SEED_LIMIT, fresh_seed
+from nightingale.engine.faults import check_range
+from nightingale.engine.rendering.time_stretch import MAX_SPEED, MIN_SPEED
 from nightingale.engine.session import Request
-from nightingale.engine.rendering.time_stretch import FASTEST, SLOWEST
 from nightingale.errors import ConfigError
-from nightingale.types import Sampling
+from nightingale.models.defaults import ModelDefaults
 from nightingale.voices.voice import Voice
 
-RANGES = {
+RANGES: Final[dict[str, tuple[float, float]]] = {
     "temperature": (0.0, 5.0),
     "top_p": (0.0, 1.0),
     "min_p": (0.0, 1.0),
@@ -22,38 +21,42 @@ RANGES = {
     "repetition_penalty": (0.1, 10.0),
     "cfg_weight": (0.0, 10.0),
     "exaggeration": (0.0, 5.0),
-    "speed": (SLOWEST, FASTEST),
+    "speed": (MIN_SPEED, MAX_SPEED),
     "seed": (0, SEED_LIMIT - 1),
 }
-WHOLE = frozenset({"top_k", "seed"})
-"""Controls that count; the others measure."""
+INTEGERS: Final = frozenset({"top_k", "seed"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Control:
-    """A number that a caller may set."""
+    """Range and default of a number that a caller may set."""
 
     low: float
     high: float
     default: float
 
 
-def offered(defaults: ModelDefaults) -> dict[str, Control]:
-    """What a model can be told, by name."""
-    defaults = {**asdict(defaults.sampling), "exaggeration": defaults.exaggeration, "speed": 1.0}
+def available_controls(defaults: ModelDefaults) -> dict[str, Control]:
+    """Return the controls that a model has, by name; the seed is not among them."""
+    values = {**asdict(defaults.sampling), "exaggeration": defaults.exaggeration, "speed": 1.0}
     return {
         name: Control(low=RANGES[name][0], high=RANGES[name][1], default=default)
-        for name, default in defaults.items()
+        for name, default in values.items()
         if name not in defaults.ignored
     }
 
 
-def settle(defaults: ModelDefaults, voice: Voice, seed: int | None, controls: dict[str, Any]) -> Request:
-    """A request with every default filled in; unknown or impossible controls are refused by name."""
+def build_request(
+    defaults: ModelDefaults, voice: Voice, seed: int | None, controls: dict[str, Any]
+) -> Request:
+    """Return a request with every default filled in. A control that is None counts as not given.
+
+    Raises:
+        ConfigError: A control is unknown, not a feature of this model, or out of range.
+    """
     check_controls({**controls, "seed": seed}, defaults)
     chosen = {name: value for name, value in controls.items() if value is not None}
-    exaggeration = chosen.pop("exaggeration", defaults.exaggeration)
-    speed = chosen.pop("speed", 1.0)
+    exaggeration, speed = chosen.pop("exaggeration", defaults.exaggeration), chosen.pop("speed", 1.0)
     return Request(
         voice=voice,
         sampling=replace(defaults.sampling, **chosen),
@@ -64,35 +67,16 @@ def settle(defaults: ModelDefaults, voice: Voice, seed: int | None, controls: di
 
 
 def check_controls(controls: dict[str, Any], defaults: ModelDefaults) -> None:
-    known = {*(f.name for f in fields(Sampling)), "exaggeration", "seed", "speed"}
+    """Raise ConfigError for the first control that this model cannot take."""
     for name, value in controls.items():
-        if name not in known:
-            raise ConfigError(
-                "unknown control",
-                got=repr(name),
-                allowed=", ".join(sorted(known)),
-                fix="Check the spelling.",
-                param=name,
-            )
+        if name not in RANGES:
+            raise _unsupported(f"unknown control {name!r}", name, RANGES.keys())
         if value is None:
             continue
         if name in defaults.ignored:
-            raise ConfigError(
-                f"this model has no {name}",
-                got=f"{name}={value}",
-                allowed=", ".join(sorted(known - defaults.ignored)),
-                fix="Leave it out, or choose a model that has it.",
-                param=name,
-            )
-        low, high = RANGES[name]
-        # By kind and not by type: numpy's numbers are as good as Python's.
-        number = isinstance(value, Integral if name in WHOLE else Real) and not isinstance(value, bool)
-        # Written so that NaN, too, is refused.
-        if not (number and low <= value <= high):
-            raise ConfigError(
-                f"{name} is out of range",
-                got=repr(value),
-                allowed=f"a {'whole ' if name in WHOLE else ''}number from {low} to {high}",
-                fix="Choose a value inside the range.",
-                param=name,
-            )
+            raise _unsupported(f"this model has no {name}", name, RANGES.keys() - defaults.ignored)
+        check_range(name, value, *RANGES[name], integer=name in INTEGERS)
+
+
+def _unsupported(what: str, name: str, known: Any) -> ConfigError:
+    return ConfigError(what, allowed=", ".join(sorted(known)), param=name)

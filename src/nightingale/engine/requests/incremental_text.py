@@ -1,11 +1,11 @@
-"""Text that is still being written, to segments that can be spoken already.
+"""Incremental segmentation of text that arrives in small parts, such as the tokens of a language model.
 
-A language model gives its answer in tokens of a few letters. The first sound should not wait for the first
-full stop, so the first segment may be a clause; from then on there is speech to cover the wait, and segments
-are sentences, which sound better. A segment is given out only when nothing that may follow could change it:
-`3.` waits to see whether `14` comes. So the segments do not depend on how the text was torn into tokens.
+The first segment may be a clause, so that audio starts before the first sentence is complete. Later segments
+are sentences, which sound better: by then there is audio to play while they arrive. A segment is returned
+only when no text that may follow can change it (`3.` waits, since `14` may come), so segments do not depend
+on how the text was split into parts.
 
-Pure and synchronous: no clock, no thread. Who wants silence to count as an end calls `flush`.
+There is no clock and no thread here: a caller that treats a timeout as the end of a sentence calls `flush`.
 """
 
 from __future__ import annotations
@@ -28,116 +28,109 @@ from nightingale.text.stops import (
     without_addresses,
 )
 
-FIRST_CHARS: Final = 20
-"""A clause to begin with is no shorter: a lone word gives a model little to hold on to."""
+MIN_FIRST_CHARS: Final = 20
+"""Length of the shortest first clause: a model synthesizes a single word badly."""
 
-_IN_CLOSERS: Final = f"[{re.escape(CLOSERS)}]{{0,8}}"
+_CLOSERS: Final = re.escape(CLOSERS)
 _CLAUSE: Final = re.compile(
-    rf"[,;:،؛]{_IN_CLOSERS}(?=\s)|\s[-–—](?=\s)|—(?=[^\W_])|[、，；：](?=[^{re.escape(CLOSERS)}])"
+    rf"[,;:،؛][{_CLOSERS}]{{0,8}}(?=\s)|\s[-–—](?=\s)|—(?=[^\W_])|[、，；：](?=[^{_CLOSERS}])"
 )
 _TAG_CHARS: Final = 34
 _BLOCK_CHARS: Final = 2048
 _OPEN_TAG: Final = re.compile(r"\[[^\[\]\n]{0,32}$")
 
 
-class IncomingText:
-    """One speaker's text on its way in. Joined, the segments are the text as it was pushed.
+class IncrementalSegmenter:
+    """Split one text into segments while it arrives.
 
-    Only what has nothing to say at the very end (a last line break) is left out.
+    The segments, joined, are the text as it was pushed, except for characters after the last word (such as
+    a final line break).
     """
 
-    def __init__(
-        self, *, max_chars: int = BREATH_CHARS, first_chars: int = FIRST_CHARS, language: str | None = None
-    ) -> None:
-        self._max_chars, self._first_chars, self._language = max_chars, first_chars, language
-        self._held = ""
-        self._first, self._ended = True, False
+    def __init__(self, *, max_chars: int = BREATH_CHARS, language: str | None = None) -> None:
+        self._max_chars, self._language = max_chars, language
+        self._buffer = ""
+        self._is_first, self._ended = True, False
 
     def push(self, text: str) -> list[str]:
-        """More text; gives the segments that are sure now."""
+        """Add text and return the segments that are complete now."""
         if self._ended:
-            raise ConfigError(
-                "this text has ended already",
-                got="more text after end()",
-                allowed="push and flush until end() is called",
-                fix="Open a new session for the next text.",
-            )
+            raise ConfigError("this text has ended already", fix="Open a new session for the next text.")
         segments: list[str] = []
-        # Block by block: a book pushed at once is not copied anew for each of its sentences.
+        # In blocks: the buffer is copied for every segment, which must not cost a whole book each time.
         for start in range(0, len(text), _BLOCK_CHARS):
-            self._held += text[start : start + _BLOCK_CHARS]
+            self._buffer += text[start : start + _BLOCK_CHARS]
             segments += self._take(final=False)
         return segments
 
     def flush(self) -> list[str]:
-        """Everything pushed so far, as if the text ended here. The next segment may be a clause again."""
+        """Return everything pushed so far, as if the text ended here. The next segment may be a clause."""
         segments = self._take(final=True)
-        if says_something(self._held):
-            segments.append(self._held)
-            self._held = ""
-        self._first = True
+        if says_something(self._buffer):
+            segments.append(self._buffer)
+            self._buffer = ""
+        self._is_first = True
         return segments
 
     def end(self) -> list[str]:
-        """The rest. Nothing may be pushed after it; asking twice is harmless."""
+        """Return the rest. After this call, `push` is an error and `end` returns nothing."""
         self._ended = True
         return self.flush()
 
     def _take(self, *, final: bool) -> list[str]:
         segments: list[str] = []
-        while (end := self._next(final)) is not None:
-            segments.append(self._held[:end])
-            self._held = self._held[end:]
-            self._first = False
+        while (end := self._next_end(final)) is not None:
+            segments.append(self._buffer[:end])
+            self._buffer = self._buffer[end:]
+            self._is_first = False
         return segments
 
-    def _next(self, final: bool) -> int | None:
-        """Where the next segment ends, if that is sure."""
-        held, language = self._held, self._language
-        at_least = self._first_chars if self._first else SHORT_CHARS
-        end, settled = next_end(held, final=final, language=language, at_least=at_least, lines=True)
-        if self._first:
-            clause_end, sure = self._clause_end(settled if end is None else end, final)
-            if not sure:
+    def _next_end(self, final: bool) -> int | None:
+        """Return the end of the next segment, or None while it is not certain."""
+        buffer, language = self._buffer, self._language
+        min_chars = MIN_FIRST_CHARS if self._is_first else SHORT_CHARS
+        end, settled = next_end(buffer, final=final, language=language, at_least=min_chars, lines=True)
+        if self._is_first:
+            clause_end, is_certain = self._clause_end(settled if end is None else end, final)
+            if not is_certain:
                 return None
             end = clause_end or end
-        # Lengths count from the first letter: the spaces and marks before it cost no breath.
-        first = next((at for at, character in enumerate(held) if character.isalnum()), len(held))
-        link = LINK.match(held, max(0, held.rfind("[", 0, first)))
+        # Lengths count from the first letter: spaces and marks before it take no time to speak.
+        first = next((at for at, character in enumerate(buffer) if character.isalnum()), len(buffer))
+        link = LINK.match(buffer, max(0, buffer.rfind("[", 0, first)))
         first = link.start() if link else first
-        if end is not None and spoken_length(without_addresses(held[first:end])) <= self._max_chars:
+        if end is not None and spoken_length(without_addresses(buffer[first:end])) <= self._max_chars:
             return end
-        rest = without_addresses(held[first:])
+        rest = without_addresses(buffer[first:])
         if spoken_length(rest.rstrip()) <= self._max_chars:
             return None
-        # Too long, and no end in reach. What follows may still close a tag or a link, or lengthen a mark.
-        short = len(rest) < self._max_chars + LOOKAHEAD_CHARS
-        if not final and (short or inside_link(held, len(held), final=False) is None):
+        # Too long, and no end within reach. Text to come may still close a tag or a link, or extend a mark.
+        is_short = len(rest) < self._max_chars + LOOKAHEAD_CHARS
+        if not final and (is_short or inside_link(buffer, len(buffer), final=False) is None):
             return None
-        cut = first + best_cut(
-            held[first : first + self._max_chars + LINK_CHARS], self._max_chars, language=language
-        )
-        # A link to begin with may be longer than it is to say.
+        window = buffer[first : first + self._max_chars + LINK_CHARS]
+        cut = first + best_cut(window, self._max_chars, language=language)
+        # A link at the start may be longer than its spoken label.
         return max(cut, link.end()) if link and link.start() < cut else cut
 
     def _clause_end(self, limit: int, final: bool) -> tuple[int | None, bool]:
-        """The end of the first clause that lies before `limit` and is long enough; and whether it is sure."""
-        held = self._held
-        for match in _CLAUSE.finditer(held, 0, limit + 1):
+        """Return the end of the first long enough clause before `limit`, and whether that is certain."""
+        buffer = self._buffer
+        for match in _CLAUSE.finditer(buffer, 0, limit + 1):
             end = match.end()
             if end > limit:
                 break
-            if spoken_length(held[:end].strip()) < self._first_chars or not says_something(held[:end]):
+            if spoken_length(buffer[:end].strip()) < MIN_FIRST_CHARS or not says_something(buffer[:end]):
                 continue
-            opened = held.rfind("[", max(0, end - _TAG_CHARS), end)
-            if opened >= 0 and "]" not in held[opened:end]:
-                if not final and _OPEN_TAG.match(held, opened):
+            bracket = buffer.rfind("[", max(0, end - _TAG_CHARS), end)
+            if bracket >= 0 and "]" not in buffer[bracket:end]:
+                if not final and _OPEN_TAG.match(buffer, bracket):
                     return None, False
-                if TAG.match(held, opened):
+                if TAG.match(buffer, bracket):
                     continue
-            torn = inside_link(held, end, final=final)
-            if torn is None:
+            splits_link = inside_link(buffer, end, final=final)
+            if splits_link is None:
                 return None, False
-            if not torn:
+            if not splits_link:
                 return end, True
         return None, True

@@ -1,4 +1,4 @@
-"""Text in as it is written, audio out while it still arrives: what a voice agent holds on to.
+"""Text input and audio output at the same time, for voice agents.
 
     with tts.session(voice="heart") as session:
         for token in language_model:
@@ -7,7 +7,8 @@
         for chunk in session:
             play(chunk)
 
-Pushing and listening may happen in different threads. `cancel` is barge-in: decoding stops within a step.
+Text may be pushed in one thread and audio read in another. `cancel` interrupts the speech (barge-in):
+decoding stops within a step.
 """
 
 from __future__ import annotations
@@ -15,74 +16,85 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 
+from nightingale.engine.requests.incremental_text import IncrementalSegmenter
+from nightingale.engine.requests.segment_queue import SegmentQueue
+from nightingale.engine.requests.segments import check_length, segment_text
+from nightingale.engine.session import Session
 from nightingale.models.defaults import ModelDefaults
-from nightingale.engine.requests.incremental_text import IncomingText
-from nightingale.engine.requests.segments import check_length, pieces_of
-from nightingale.engine.session import Pieces, Session
 from nightingale.text.frontend import Frontend
 from nightingale.text.sentences import BREATH_CHARS
 from nightingale.types import AudioChunk, Metrics
 
 
 class LiveSession:
-    """One answer that is still being written. Iterating over it gives audio until `end` and silence. Letting
-    go of it stops the work."""
+    """A request whose text still arrives. Iterating over it yields audio until the pushed text is spoken.
+
+    Dropping the last reference to it cancels the request.
+    """
 
     def __init__(
         self,
         session: Session,
-        pieces: Pieces,
+        segments: SegmentQueue,
         *,
         frontend: Frontend,
         defaults: ModelDefaults,
         language: str | None,
         max_chars: int,
         wake: Callable[[], None],
-        keep: object,
+        owner: object,
     ) -> None:
-        """max_chars: how much may be pushed at a time; in all there is no limit. keep: what must live as long
-        as somebody writes or listens."""
-        self._session, self._pieces, self._keep = session, pieces, keep
+        """Args:
+        max_chars: Length of the longest single push. The whole text has no limit.
+        wake: Tells the worker that there is new text.
+        owner: The engine, which must stay alive as long as the session is used.
+        """
+        self._session, self._segments, self._owner = session, segments, owner
         weakref.finalize(self, session.cancel).atexit = False
         self._frontend, self._language, self._wake = frontend, language, wake
-        self._breath_chars, self._max_ids = defaults.split_chars or BREATH_CHARS, defaults.max_text_ids
+        self._split_chars, self._max_ids = defaults.split_chars or BREATH_CHARS, defaults.max_text_ids
         self._max_chars = max_chars
-        self._incoming = IncomingText(max_chars=self._breath_chars, language=language)
+        self._text = IncrementalSegmenter(max_chars=self._split_chars, language=language)
 
     def push(self, text: str) -> None:
-        """More of the text, in pieces of any size."""
+        """Add text, in parts of any size.
+
+        Raises:
+            TextError: The part is too long, or its text cannot be spoken.
+            ConfigError: The text was ended.
+        """
         check_length(text, self._max_chars)
-        self._speak(self._incoming.push(text))
+        self._enqueue(self._text.push(text))
 
     def flush(self) -> None:
-        """Say what has come so far, without waiting for the end of its sentence."""
-        self._speak(self._incoming.flush())
+        """Speak all text pushed so far, without waiting for the end of its last sentence."""
+        self._enqueue(self._text.flush())
 
     def end(self) -> None:
-        """That was all of it. Asking twice is harmless."""
+        """Declare the text complete. Calling it again has no effect."""
         try:
-            self._speak(self._incoming.end())
-        finally:  # nothing more comes, also if the last of it could not be said
-            self._pieces.close()
+            self._enqueue(self._text.end())
+        finally:  # the text is complete, even if the last of it is refused
+            self._segments.close()
             self._wake()
 
     def cancel(self) -> None:
-        """Say no more: what was not heard yet is forgotten."""
-        self._pieces.close()
+        """Stop speaking and drop audio that was not read yet."""
+        self._segments.close()
         self._session.cancel()
 
     @property
     def metrics(self) -> Metrics:
-        """What it has cost so far."""
+        """Timings and counts so far."""
         return self._session.timing.metrics()
 
     @property
     def audio(self) -> Session:
-        """Where its audio comes out, for those who read without waiting."""
+        """The request behind it, whose audio can be read without blocking."""
         return self._session
 
     def __iter__(self) -> Iterator[AudioChunk]:
-        yield from self._session.chunks()  # and so holds on to itself
+        yield from self._session.chunks()  # a generator, which keeps the session alive while it is read
 
     def __enter__(self) -> LiveSession:
         return self
@@ -90,18 +102,18 @@ class LiveSession:
     def __exit__(self, *_: object) -> None:
         self.cancel()
 
-    def _speak(self, segments: list[str]) -> None:
-        for segment in segments:
-            for piece in pieces_of(
+    def _enqueue(self, texts: list[str]) -> None:
+        for text in texts:
+            for segment in segment_text(
                 self._frontend,
-                segment,
+                text,
                 self._language,
-                split_chars=self._breath_chars,
+                split_chars=self._split_chars,
                 fill=True,
-                more=True,
+                continues=True,
                 max_ids=self._max_ids,
                 speed=self._session.request.speed,
             ):
-                self._pieces.add(piece)
-        if segments:
+                self._segments.add(segment)
+        if texts:
             self._wake()

@@ -1,4 +1,4 @@
-"""A stream in its listener's hands."""
+"""The iterator over a request's audio that `TTS.stream` returns."""
 
 from __future__ import annotations
 
@@ -11,39 +11,41 @@ from nightingale.types import AudioChunk, Metrics
 
 
 class Stream(Iterator[AudioChunk]):
-    """Audio as it comes, and what it has cost. Closing it, or letting go of it, stops the work."""
+    """Iterate over audio chunks while they are generated.
 
-    def __init__(self, session: Session, keep: object) -> None:
-        """keep: what must live as long as somebody listens."""
+    Closing the stream, or dropping the last reference to it, cancels the request.
+    """
+
+    def __init__(self, session: Session, owner: object) -> None:
+        """Read from `session`, and keep its `owner`, the engine, alive meanwhile."""
         self._session = session
-        self._chunks = _chunks(session, keep)
-        # A generator that was never asked for anything does not hear of its end.
+        self._chunks = _chunks(session, owner)
+        # A generator that was never started does not run its `finally`.
         weakref.finalize(self, session.cancel).atexit = False
 
     def __next__(self) -> AudioChunk:
         return next(self._chunks)
 
     def close(self) -> None:
-        """Say no more. Harmless at the end, twice, and while another thread listens."""
+        """Cancel the request. It may be called twice, at the end, and while another thread reads."""
         self._session.cancel()
-        with suppress(ValueError):  # somebody is waiting inside, and was told just now
+        with suppress(ValueError):  # another thread waits inside the generator; `cancel` has woken it
             self._chunks.close()
 
     @property
     def metrics(self) -> Metrics:
-        """What it has cost so far."""
+        """Timings and counts so far."""
         return self._session.timing.metrics()
 
     @property
     def seed(self) -> int:
-        """With which it can be said again: bit for bit, if nobody else is speaking then or was now."""
+        """The seed that generates this audio again, bit for bit if the engine runs no other request."""
         return self._session.request.seed
 
 
-def _chunks(session: Session, keep: object) -> Generator[AudioChunk, None, None]:
-    """A generator, because it hears of its own end: by `close`, or when nobody holds it any more."""
+def _chunks(session: Session, owner: object) -> Generator[AudioChunk, None, None]:
     try:
         yield from session.chunks()
     finally:
         session.cancel()
-        del keep
+        del owner

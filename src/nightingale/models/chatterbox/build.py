@@ -19,6 +19,7 @@ from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.hift.sharpen import sharpened
 from nightingale.models.chatterbox.presets import Preset
 from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import fold_weight_norm, load, part, read_tensors
 
@@ -50,23 +51,25 @@ class VoiceEncoders:
     xvector: XVector | None
 
 
-def load_networks(
-    preset: Preset, files: Mapping[str, Path], unpack: Unpack = dict, *, t3: T3 | None = None
-) -> Networks:
-    """files: paths under the roles "t3" and "s3gen". t3: one that is loaded already."""
-    s3gen = read_tensors(files["s3gen"])
-    return Networks(
-        t3=t3
-        or load(
-            lambda: T3(preset.t3), unpack(read_tensors(files["t3"])), source=files["t3"], unused=UNUSED_BY_T3
-        ),
-        flow=load(lambda: Flow(preset.flow), unpack(part(s3gen, "flow.")), source=files["s3gen"]),
-        hift=load(
-            lambda: Hift(preset.hift),
-            sharpened(fold_weight_norm(unpack(part(s3gen, "mel2wav."))), preset.hift.sharpening),
-            source=files["s3gen"],
-        ),
+def load_t3(config: T3Config, path: Path, unpack: Unpack = dict) -> T3:
+    """Load T3 from its file."""
+    return load(lambda: T3(config), unpack(read_tensors(path)), source=path, unused=UNUSED_BY_T3)
+
+
+def load_s3gen(preset: Preset, path: Path, unpack: Unpack = dict) -> tuple[Flow, Hift]:
+    """Load the flow and the vocoder, which share a file."""
+    tensors = read_tensors(path)
+    vocoder = sharpened(fold_weight_norm(unpack(part(tensors, "mel2wav."))), preset.hift.sharpening)
+    return (
+        load(lambda: Flow(preset.flow), unpack(part(tensors, "flow.")), source=path),
+        load(lambda: Hift(preset.hift), vocoder, source=path),
     )
+
+
+def load_networks(preset: Preset, files: Mapping[str, Path], unpack: Unpack = dict) -> Networks:
+    """Load everything that speech needs. files: paths under the roles "t3" and "s3gen"."""
+    flow, hift = load_s3gen(preset, files["s3gen"], unpack)
+    return Networks(t3=load_t3(preset.t3, files["t3"], unpack), flow=flow, hift=hift)
 
 
 def load_encoders(preset: Preset, files: Mapping[str, Path], unpack: Unpack = dict) -> VoiceEncoders:

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizerConfig
-from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoderConfig
-from nightingale.models.chatterbox.encoders.xvector import XVectorConfig
+from nightingale.models.chatterbox.encoders.config import (
+    SpeechTokenizerConfig,
+    VoiceEncoderConfig,
+    XVectorConfig,
+)
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES, FlowConfig
 from nightingale.models.chatterbox.t3 import config as t3

@@ -111,7 +111,9 @@ Attend = Callable[..., Tensor]
 class KVBlockPool:
     """The cells of everybody, in one buffer; a stream has one piece of it."""
 
-    def __init__(self, *, cells: int, plan: KVBlockLayout, device: torch.device, attend: Attend | None) -> None:
+    def __init__(
+        self, *, cells: int, plan: KVBlockLayout, device: torch.device, attend: Attend | None
+    ) -> None:
         self.plan, self.cells, self.device, self.attend = plan, cells, device, attend
         self.keys, self.values = (lazy_zeros((cells, plan.width), plan.kind, device) for _ in range(2))
         self.key_scales, self.value_scales = (

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nightingale.models.layers.kv_blocks import TOPS, KVBlockPool, Extent, quantise, restored
+from nightingale.models.layers.kv_blocks import TOPS, Extent, KVBlockPool, quantise, restored
 from nightingale.models.layers.kv_cache import memory_full
 
 BLOCK: Final = 256

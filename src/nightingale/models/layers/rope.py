@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RopeScaling:
-    """Llama 3's stretch of slow rotations, for contexts longer than it was first trained on."""
-
-    factor: float = 8.0
-    low: float = 1.0
-    high: float = 4.0
-    original_context: int = 8192
+from nightingale.models.layers.config import RopeScaling
 
 
 def inverse_frequencies(width: int, *, theta: float, scaling: RopeScaling | None) -> Tensor:

@@ -18,7 +18,7 @@ from typing import Any, Final, Literal
 from fastapi import APIRouter, WebSocket
 from pydantic import ConfigDict, ValidationError
 
-from nightingale.audio.encoders.stream import check_format
+from nightingale.audio.encoders.streaming import check_format
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale.server.bodies import Asked
 from nightingale.server.problems import envelope

@@ -18,7 +18,7 @@ FIXED: Final = {
 DENOMINATORS: Final = {2: ("half", "halves"), 4: ("quarter", "quarters")}
 FRACTION_DENOMINATORS: Final = frozenset({2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 32, 64, 100, 1000})
 PAIRED_NAMES: Final = listed(
-    "Boeing Airbus Flight flight KVBudget room Route Highway Interstate Suite Apartment Apt Unit Bus bus "
+    "Boeing Airbus Flight flight Room room Route Highway Interstate Suite Apartment Apt Unit Bus bus "
     "Train train"
 )
 STREETS: Final = listed(

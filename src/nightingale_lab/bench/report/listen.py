@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
@@ -28,12 +29,15 @@ def players(verify: Sequence[Line], clips: int) -> str:
 
 
 def _card(wav: Path) -> str:
-    from nightingale.audio.encoders import CONTAINERS
+    import soundfile
+
     from nightingale.audio.read import read_audio
 
     samples, rate_hz = read_audio(wav)
     # MP3: every browser plays it, and it has a tenth of the size of a WAV.
-    sound = data_uri(CONTAINERS[".mp3"](samples, rate_hz), "audio/mpeg")
+    encoded = io.BytesIO()
+    soundfile.write(encoded, samples, rate_hz, format="MP3")
+    sound = data_uri(encoded.getvalue(), "audio/mpeg")
     picture = data_uri(spectrogram_png(samples), "image/png")
     name = escape(wav.parent.name)
     return (

@@ -7,16 +7,14 @@ eight numbers, each rounded to -1, 0 or 1, and the eight digits are read as one 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nightingale.models.chatterbox.encoders.config import FSQ_LEVELS, SpeechTokenizerConfig
 from nightingale.models.layers.mel import MelConfig, TokenMel
 from nightingale.models.layers.rope import inverse_frequencies, rotate, rotations
 
-LEVELS = 3
 FSQ_SCALE = 0.9990000128746033
 """Keeps tanh off ±1 so that rounding can reach only -1, 0 and 1."""
 ROPE_THETA = 10_000.0
@@ -24,25 +22,6 @@ FRAMES_PER_TOKEN = 4
 WINDOW_FRAMES = 3000
 OVERLAP_FRAMES = 400
 """Clips over 30 s are read in windows of 30 s that share 4 s."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SpeechTokenizerConfig:
-    """Sizes of the speech tokenizer; the defaults are the official ones."""
-
-    mel_bands: int = 128
-    width: int = 1280
-    heads: int = 20
-    blocks: int = 6
-    memory_taps: int = 31
-    code_digits: int = 8
-    attention_reach: int | None = None
-    """How many tokens to either side a token may look at; None is the whole clip, as the official one does.
-    With a reach, what a sound is called does not depend on what was said long before or after it."""
-
-    @property
-    def codes(self) -> int:
-        return int(LEVELS**self.code_digits)
 
 
 class SpeechTokenizer(nn.Module):
@@ -218,7 +197,7 @@ def fsq(raw: Tensor, *, straight_through: bool = False) -> Tensor:
 def fsq_ids(raw: Tensor) -> Tensor:
     """(…, digits) unrounded -> (…) int64: the digits read in base three, the first the least."""
     digits = fsq(raw).long() + 1
-    powers = LEVELS ** torch.arange(raw.shape[-1], device=raw.device)
+    powers = FSQ_LEVELS ** torch.arange(raw.shape[-1], device=raw.device)
     return (digits * powers).sum(-1)
 
 

@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nightingale.audio.trim import sound_span
+from nightingale.models.chatterbox.encoders.config import VoiceEncoderConfig
 from nightingale.models.layers.mel import MelConfig, VoiceMel
-from nightingale.models.layers.stft import trim_silence
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VoiceEncoderConfig:
-    """Sizes of the voice encoder; the defaults are the official ones."""
-
-    mel_bands: int = 40
-    width: int = 256
-    layers: int = 3
-    embedding: int = 256
-    window_frames: int = 160
-    step_frames: int = 77
-    """1.3 windows a second: round(16000 / 1.3 / 160)."""
-    min_coverage: float = 0.8
-    """A last, partly filled window counts if at least this much of it is sound."""
 
 
 class VoiceEncoder(nn.Module):
@@ -48,7 +32,8 @@ class VoiceEncoder(nn.Module):
     @torch.no_grad()
     def embed(self, wav16k: Tensor) -> Tensor:
         """(samples,) at 16 kHz -> (embedding,) of length one."""
-        mel = self.mel(trim_silence(wav16k).unsqueeze(0)).squeeze(0)  # (frames, bands)
+        start, end = sound_span(wav16k.cpu().numpy())
+        mel = self.mel(wav16k[None, start:end]).squeeze(0)  # (frames, bands)
         return unit(self(self.windows(mel)).mean(0))
 
     def windows(self, mel: Tensor) -> Tensor:

@@ -8,32 +8,18 @@ plus the mean of its two-second segment. Mean and deviation over time, and one p
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from nightingale.models.chatterbox.encoders.config import XVectorConfig
 from nightingale.models.layers.mel import KaldiFbank, MelConfig
 from nightingale.models.layers.stft import too_short
 
 SEGMENT_FRAMES = 100
 MIN_FRAMES = 3
 """The first time-delay layer halves the frames, and a deviation needs two of them."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class XVectorConfig:
-    """Sizes of the x-vector network; the defaults are the official ones."""
-
-    mel_bands: int = 80
-    front_channels: int = 32
-    stem_channels: int = 128
-    growth: int = 32
-    bottleneck: int = 128
-    depths: tuple[int, ...] = (12, 24, 16)
-    dilations: tuple[int, ...] = (1, 2, 2)
-    embedding: int = 192
 
 
 class XVector(nn.Module):

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.layers.activations import gelu, mish
-from nightingale.models.layers.streaming_state import Carry
 from nightingale.models.layers.conv import same_conv
+from nightingale.models.layers.streaming_state import Carry
 
 HEAD_WIDTH = 64
 

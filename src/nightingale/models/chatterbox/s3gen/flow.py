@@ -12,8 +12,8 @@ from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES, FlowConfig
 from nightingale.models.chatterbox.s3gen.estimator import Estimator
 from nightingale.models.chatterbox.s3gen.solver import cosine_times, integrate, linear_times
 from nightingale.models.chatterbox.s3gen.token_encoder import TokenEncoder
-from nightingale.models.layers.streaming_state import Carry
 from nightingale.models.layers.masks import attention_mask
+from nightingale.models.layers.streaming_state import Carry
 
 GUIDANCE = 0.7
 GUIDED_STEPS = 10

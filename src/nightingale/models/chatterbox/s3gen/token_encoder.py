@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, FlowConfig
-from nightingale.models.layers.streaming_state import Carry
 from nightingale.models.layers.conv import PaddedConv1d
 from nightingale.models.layers.masks import attention_mask
+from nightingale.models.layers.streaming_state import Carry
 
 
 class RelativeAttention(nn.Module):

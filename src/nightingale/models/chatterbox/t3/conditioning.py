@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nightingale.models.chatterbox.t3.config import T3Config
+from nightingale.models.chatterbox.t3.config import PERCEIVER_QUERIES, T3Config
 
-QUERIES = 32
 PERCEIVER_HEADS = 4
 
 
@@ -37,7 +36,9 @@ class Perceiver(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         reach = width**-0.5
-        self.pre_attention_query = nn.Parameter(torch.empty(1, QUERIES, width).uniform_(-reach, reach))
+        self.pre_attention_query = nn.Parameter(
+            torch.empty(1, PERCEIVER_QUERIES, width).uniform_(-reach, reach)
+        )
         self.attn = PerceiverAttention(width)
 
     def forward(self, prompt: Tensor) -> Tensor:

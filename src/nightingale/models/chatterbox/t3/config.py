@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from nightingale.models.layers.rope import RopeScaling
+from nightingale.models.layers.config import RopeScaling
 
 START_SPEECH = 6561
 STOP_SPEECH = 6562
+PERCEIVER_QUERIES = 32
+"""Vectors that the perceiver compresses a speech prompt to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +23,11 @@ class LlamaConfig:
     rope_theta: float = 500_000.0
     rope_scaling: RopeScaling | None = RopeScaling()
 
+    @property
+    def parameters(self) -> int:
+        """The weights that one step reads."""
+        return self.layers * (4 * self.width**2 + 3 * self.width * self.ffn)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpt2Config:
@@ -28,6 +35,11 @@ class Gpt2Config:
     width: int = 1024
     heads: int = 16
     positions: int = 8196
+
+    @property
+    def parameters(self) -> int:
+        """The weights that one step reads."""
+        return self.layers * 12 * self.width**2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +59,17 @@ class T3Config:
     """Compresses the prompt to 32 vectors and adds an emotion vector; otherwise the prompt stands bare."""
     head_bias: bool
     speaker_width: int = 256
+
+    def frame_text(self, text_ids: list[int]) -> list[int]:
+        """Return the text ids between the start and stop ids, where the model has them."""
+        start, stop = self.start_text, self.stop_text
+        return [*([] if start is None else [start]), *text_ids, *([] if stop is None else [stop])]
+
+    def prompt_length(self, text_ids: int) -> int:
+        """Return the largest number of positions that the prompt takes for this many text ids."""
+        conditioning = 1 + (PERCEIVER_QUERIES + 1 if self.perceiver else self.prompt_tokens)
+        framing = (self.start_text is not None) + (self.stop_text is not None)
+        return conditioning + text_ids + framing + self.starts
 
 
 ENGLISH = T3Config(

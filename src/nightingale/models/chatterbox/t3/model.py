@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from nightingale.models.chatterbox.t3.backbone_gpt2 import Gpt2Backbone
 from nightingale.models.chatterbox.t3.backbone_llama import LlamaBackbone
-from nightingale.models.chatterbox.t3.conditioning import QUERIES, Conditioning
+from nightingale.models.chatterbox.t3.conditioning import Conditioning
 from nightingale.models.chatterbox.t3.config import START_SPEECH, LlamaConfig, T3Config
-from nightingale.models.chatterbox.t3.guess import halfway
+from nightingale.models.chatterbox.t3.draft_head import halfway
 from nightingale.models.layers.kv_cache import DenseKVCache, KVCache
 
 
@@ -75,13 +75,10 @@ class T3(nn.Module):
 
     def prompt_length(self, text_ids: int) -> int:
         """How many positions `prompt` takes at most, for so many text ids."""
-        shown = QUERIES + 1 if self.config.perceiver else self.config.prompt_tokens
-        return 1 + shown + len(self.frame_text([0] * text_ids)) + self.config.starts
+        return self.config.prompt_length(text_ids)
 
     def frame_text(self, text_ids: list[int]) -> list[int]:
-        """Text ids between the start and stop ids, where the family has them."""
-        start, stop = self.config.start_text, self.config.stop_text
-        return [*([] if start is None else [start]), *text_ids, *([] if stop is None else [stop])]
+        return self.config.frame_text(text_ids)
 
     def prompt(
         self, text: Tensor, *, speaker: Tensor, prompt_ids: Tensor, exaggeration: Tensor, guided: bool
@@ -122,7 +119,7 @@ class T3(nn.Module):
         """Embeddings (rows, time, width) -> scores after each of them (rows, time, speech_vocab)."""
         return self.speech_head(self.tfmr(x, memory))
 
-    def think(self, x: Tensor, memory: Sequence[KVCache]) -> list[Tensor]:
+    def hidden_states(self, x: Tensor, memory: Sequence[KVCache]) -> list[Tensor]:
         """What the head would read, and T3's stream on the way there: each (rows, time, width)."""
         heard: list[Tensor] = []
         thought = self.tfmr(x, memory, heard)

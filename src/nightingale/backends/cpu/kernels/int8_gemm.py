@@ -1,0 +1,250 @@
+"""Int8 matrix product with quantized inputs: the linear layers of T3, and of the flow.
+
+    y[m, n] = epilogue(bias[n] + Σ_b x_scale[m, b] · w_scale[n, b] · Σ_{i in block b} x_code[m, i] · w_code[n, i])
+
+Shapes and layout (k: inputs, blocks = k / QUANT_BLOCK)
+    x               (rows, k) float32
+    x_codes         (rows, k) int8                quantized in this file, by row and block
+    x_scales        (rows, blocks) float32
+    x_corrections   (rows, blocks) int32          -ZERO_POINT · Σ x_code, where weights are unsigned
+    w_codes         (n / 16, k / 4, 16, 4) int8   tiles of 16 outputs; 4 inputs of each output side by side
+    w_scales        (n / 16, blocks, 16) float32
+    product         (rows, 64) float32            one group of 4 tiles, before bias and activation
+
+Pseudo-code of `emit_gemm`, for one group of outputs and 4, 2 or 1 rows
+    for block in blocks:
+        sums[row, output] = 0                                    # int32 registers
+        for i in block, four at a time:
+            sums[row, :] += dot4(w_codes[tile, i, :, :], broadcast(x_codes[row, i : i + 4]))
+        product[row, :] += float(sums[row, :]) · w_scales[block, :] · x_scales[row, block]
+
+Why it is fast: with one to four rows the product is bound by reading the weights. They are read once, in the
+order in which they lie, a quarter of the bytes of float32; a weight that was loaded serves all rows; sums
+stay in registers. Norm and quantization before it, and the activation after it, work on rows that are still
+in the L1 cache. Each row is computed alone, in the same order whatever else is in the batch, so a batch
+gives the same bits as its rows one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Final
+
+from llvmlite import ir
+
+from nightingale.backends.cpu.kernels.llvm_builder import (
+    F32,
+    I8,
+    I32,
+    I64,
+    Function,
+    Pointer,
+    Value,
+    Variable,
+)
+from nightingale.backends.cpu.kernels.target import DOT_INPUTS, TILE_OUTPUTS, Target
+from nightingale.backends.cpu.kernels.vector_math import LANES, emit_gelu, emit_sigmoid
+from nightingale.backends.shared.quantize import INT8_MAX, ZERO_POINT
+
+QUANT_BLOCK: Final = 128
+"""Inputs that share a scale in T3's layers."""
+NORM_EPSILON: Final = 1e-5
+GROUP_TILES: Final = 4
+"""Tiles that a thread claims at a time."""
+GROUP_OUTPUTS: Final = GROUP_TILES * TILE_OUTPUTS
+GEMM_ROWS: Final = (4, 2, 1)
+"""Numbers of rows for which a kernel is emitted; others are composed of them."""
+
+
+class Norm(IntEnum):
+    """The normalization of a row before it is quantized."""
+
+    NONE = 0
+    RMS = 1
+    LAYER = 2
+
+
+class Epilogue(IntEnum):
+    """The operation on a product after its bias was added."""
+
+    STORE = 0
+    ADD = 1
+    """Add to what the output holds: the residual connection."""
+    SWIGLU = 2
+    """SiLU of the first half of a group times its second half; gate and up projections lie side by side."""
+    GELU = 3
+
+
+class GemmScratch:
+    """A thread's memory for the quantized rows of a product and for one group of its outputs."""
+
+    def __init__(self, f: Function, address: Value, k: Value, blocks: Value, max_rows: int) -> None:
+        self.codes = f.pointer_at(address, I8)
+        self.scales = self.codes.offset(k * max_rows).cast(F32)
+        self.corrections = self.scales.offset(blocks * max_rows).cast(I32)
+        self.product = self.corrections.offset(blocks * max_rows).cast(F32)
+        self.k, self.blocks = k, blocks
+
+    @staticmethod
+    def size_bytes(k: int, block: int, max_rows: int) -> int:
+        return max_rows * (k + 8 * k // block + 4 * GROUP_OUTPUTS)
+
+    def row(self, row: Value) -> tuple[Pointer, Pointer, Pointer]:
+        """Return codes, scales and corrections of a row."""
+        block = row * self.blocks
+        return self.codes.offset(row * self.k), self.scales.offset(block), self.corrections.offset(block)
+
+
+def emit_quantization(values: list[Value]) -> tuple[Value, Iterator[Value]]:
+    """Return the scale of some vectors that share one, and an iterator that emits their codes as int32."""
+    magnitude = values[0].abs()
+    for value in values[1:]:
+        magnitude = magnitude.max(value.abs())
+    scale = magnitude.reduce_max() / INT8_MAX
+    # A block of zeros has the scale 0 and the codes 0.
+    divisor = (scale > 0.0).select(scale, 1.0)
+    return scale, ((value / divisor).round().cast(I32) for value in values)
+
+
+def emit_quantize_row(module: ir.Module, target: Target, norm: Norm, block: int = QUANT_BLOCK) -> Function:
+    """Emit quantize_row: x (k) to codes (k), scales (k / block) and corrections, normalized first."""
+    params = {"x": F32, "weight": F32, "bias": F32, "codes": I8, "scales": F32, "corrections": I32, "k": I64}
+    f = Function(module, f"quantize_row_{norm.name}_{block}", params)
+    x, k = f.pointer("x"), f["k"]
+    mean = f.variable(f.const(0.0, F32))
+    factor = f.variable(f.const(1.0, F32))
+    count = k.cast(F32)
+    if norm == Norm.LAYER:
+        total = f.variable(f.zeros(F32, LANES))
+        with f.loop(k, step=LANES) as i:
+            total.value += x.load_vector(i, LANES)
+        mean.value = total.value.reduce_sum() / count
+    if norm != Norm.NONE:
+        squares = f.variable(f.zeros(F32, LANES))
+        center = mean.value
+        with f.loop(k, step=LANES) as i:
+            centered = x.load_vector(i, LANES) - center
+            squares.value = centered.fma(centered, squares.value)
+        factor.value = f.const(1.0, F32) / (squares.value.reduce_sum() / count + NORM_EPSILON).sqrt()
+    center, scale = mean.value, factor.value
+    with f.loop(k // block) as number:
+        values = []
+        for part in range(0, block, LANES):
+            at = number * block + part
+            value = x.load_vector(at, LANES)
+            if norm == Norm.LAYER:
+                value = value - center
+            if norm != Norm.NONE:
+                value = value * scale * f.pointer("weight").load_vector(at, LANES)
+            if norm == Norm.LAYER:
+                value = value + f.pointer("bias").load_vector(at, LANES)
+            values.append(value)
+        f.pointer("scales")[number], codes = emit_quantization(values)
+        total_codes = f.zeros(I32, LANES)
+        for part, code in enumerate(codes):
+            total_codes = total_codes + code
+            f.pointer("codes")[number * block + part * LANES] = code.cast(I8)
+        if not target.signed_weights:
+            f.pointer("corrections")[number] = total_codes.reduce_sum() * -ZERO_POINT
+    f.ret()
+    return f
+
+
+Sums = dict[tuple[int, int, int], Variable]
+"""Registers of sums, by row, tile and part of a tile."""
+
+
+def emit_dot_16(
+    f: Function, target: Target, i: Value, tiles: list[Pointer], rows: list[Pointer], sums: Sums
+) -> None:
+    """Add the products of inputs i … i + 16 of some rows to the sums of some tiles."""
+    broadcasts = [target.emit_broadcasts(f, row.offset(i)) for row in rows]
+    for group, inputs in enumerate(zip(*broadcasts, strict=True)):
+        start = i * TILE_OUTPUTS + group * DOT_INPUTS * TILE_OUTPUTS
+        for tile, codes in enumerate(tiles):
+            if target.prefetch_bytes:
+                codes.prefetch(start + target.prefetch_bytes)
+            for part in range(TILE_OUTPUTS // target.lanes):
+                width = target.lanes * DOT_INPUTS
+                weights = codes.load_vector(start + part * width, width)
+                for row, broadcast in enumerate(inputs):
+                    total = sums[row, tile, part]
+                    total.value = target.emit_dot(f, total.value, weights, broadcast)
+
+
+def emit_gemm(module: ir.Module, target: Target, rows: int, block: int = QUANT_BLOCK) -> Function:
+    """Emit gemm: one group of outputs of `rows` rows, to product (rows, GROUP_OUTPUTS)."""
+    params = {
+        "w_codes": I8, "w_scales": F32, "x_codes": I8, "x_scales": F32, "x_corrections": I32, "product": F32
+    }  # fmt: skip
+    f = Function(module, f"gemm_{rows}_{block}", {**params, "k": I64})
+    w_codes, x_codes, k = f.pointer("w_codes"), f.pointer("x_codes"), f["k"]
+    blocks, at_once, parts = k // block, target.gemm_tiles(rows), range(TILE_OUTPUTS // target.lanes)
+    registers = [(row, tile, part) for row in range(rows) for tile in range(at_once) for part in parts]
+    for first in range(0, GROUP_TILES, at_once):
+        totals = {place: f.variable(f.zeros(F32, target.lanes)) for place in registers}
+        with f.loop(blocks) as number:
+            sums = {place: f.variable(f.zeros(I32, target.lanes)) for place in registers}
+            starts = [k * (first + tile) + number * block for tile in range(at_once)]
+            tiles = [w_codes.offset(start * TILE_OUTPUTS) for start in starts]
+            sources = [x_codes.offset(k * row + number * block) for row in range(rows)]
+            with f.loop(block, step=4 * DOT_INPUTS) as i:
+                emit_dot_16(f, target, i, tiles, sources, sums)
+            for row in range(rows):
+                x_scale = f.pointer("x_scales")[blocks * row + number]
+                correction = f.pointer("x_corrections")[blocks * row + number]
+                for tile in range(at_once):
+                    for part in parts:
+                        at = (blocks * (first + tile) + number) * TILE_OUTPUTS + part * target.lanes
+                        w_scale = f.pointer("w_scales").load_vector(at, target.lanes)
+                        exact = sums[row, tile, part].value
+                        if not target.signed_weights:
+                            exact = exact + correction
+                        total = totals[row, tile, part]
+                        total.value = exact.cast(F32).fma(w_scale * x_scale, total.value)
+        for row, tile, part in registers:
+            at = row * GROUP_OUTPUTS + (first + tile) * TILE_OUTPUTS + part * target.lanes
+            f.pointer("product")[at] = totals[row, tile, part].value
+    f.ret()
+    return f
+
+
+class Gemm:
+    """The product of one group of outputs with any number of rows."""
+
+    def __init__(self, module: ir.Module, target: Target, block: int = QUANT_BLOCK) -> None:
+        self._kernels = {rows: emit_gemm(module, target, rows, block) for rows in GEMM_ROWS}
+
+    def emit_call(
+        self, f: Function, w_codes: Pointer, w_scales: Pointer, x: GemmScratch, rows: Value
+    ) -> None:
+        """Multiply the first `rows` rows of `x`, a few at a time, into `x.product`."""
+        done = f.variable(f.const(0))
+        for several, kernel in self._kernels.items():
+            with f.loop_forever():
+                row = done.value
+                f.break_if(row + several > rows)
+                f.call(kernel, w_codes, w_scales, *x.row(row), x.product.offset(row * GROUP_OUTPUTS), x.k)
+                done.value = row + several
+
+
+def emit_epilogue(module: ir.Module, epilogue: Epilogue) -> Function:
+    """Emit epilogue: product (rows, GROUP_OUTPUTS) plus bias, through the activation, to rows of `out`."""
+    params = {"product": F32, "bias": F32, "out": F32, "rows": I64, "stride": I64}
+    f = Function(module, f"epilogue_{epilogue.name}", params)
+    with f.loop(f["rows"]) as row:
+        product = f.pointer("product").offset(row * GROUP_OUTPUTS)
+        out = f.pointer("out").offset(row * f["stride"])
+        outputs = GROUP_OUTPUTS // 2 if epilogue == Epilogue.SWIGLU else GROUP_OUTPUTS
+        for at in range(0, outputs, LANES):
+            value = product.load_vector(at, LANES) + f.pointer("bias").load_vector(at, LANES)
+            if epilogue == Epilogue.ADD:
+                value = value + out.load_vector(at, LANES)
+            elif epilogue == Epilogue.SWIGLU:
+                value = value * emit_sigmoid(value) * product.load_vector(outputs + at, LANES)
+            elif epilogue == Epilogue.GELU:
+                value = emit_gelu(value)
+            out[at] = value
+    f.ret()
+    return f

@@ -1,0 +1,116 @@
+"""From LLVM IR to callable machine code: optimization, an object-file cache on disk, and loading.
+
+    obj = compile_cached(lambda: emit_t3_step(target, …), target, name="t3", cache_dir=path)
+    step = CompiledModule(obj, target).function("run", 2)
+
+Compiling takes about a second. The object file is kept in `cache_dir` under a digest of everything that it
+depends on: LLVM's version, the target, and the source of every module that emits code.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, cast
+
+from llvmlite import binding, ir
+
+from nightingale.backends.cpu.kernels.target import Target
+from nightingale.backends.shared import quantize
+from nightingale.errors import OutputError
+from nightingale.files import write_whole
+
+DIGEST_BYTES: Final = 32
+YIELD_SYMBOL: Final = "nightingale_yield"
+"""The symbol under which machine code calls the operating system's function that yields the core."""
+
+
+def compile_module(module: ir.Module, target: Target) -> tuple[Any, Any]:
+    """Optimize a module; return LLVM's module and the target machine that emits code for it."""
+    machine = _target_machine(target)
+    parsed = binding.parse_assembly(str(module))
+    parsed.triple = target.triple
+    parsed.verify()
+    tuning = binding.create_pipeline_tuning_options(speed_level=2)
+    # Kernels are emitted vectorized and unrolled.
+    tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = False
+    passes = binding.create_pass_builder(machine, tuning)
+    passes.getModulePassManager().run(parsed, passes)
+    return parsed, machine
+
+
+def compile_cached(
+    emit: Callable[[], ir.Module], target: Target, *, name: str, cache_dir: Path | None
+) -> bytes:
+    """Return an object file of the module that `emit` returns.
+
+    Args:
+        emit: Called only if the cache has no intact file.
+        target: The machine to compile for.
+        name: Distinguishes this module from others that the same sources emit.
+        cache_dir: Where object files are kept; None to compile in any case.
+    """
+    path = None if cache_dir is None else cache_dir / f"{_cache_key(target, name)}.object"
+    if path is not None and (kept := _read_intact(path)) is not None:
+        return kept
+    module, machine = compile_module(emit(), target)
+    compiled: bytes = machine.emit_object(module)
+    if path is not None:
+        with suppress(OSError, OutputError):  # then the next start compiles again
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, hashlib.sha256(compiled).digest() + compiled)
+    return compiled
+
+
+def _read_intact(path: Path) -> bytes | None:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, compiled = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+    return compiled if hashlib.sha256(compiled).digest() == digest else None
+
+
+def _cache_key(target: Target, name: str) -> str:
+    digest = hashlib.sha256(f"{binding.llvm_version_info} {target!r} {name}".encode())
+    for source in (Path(quantize.__file__), *sorted(Path(__file__).parent.glob("*.py"))):
+        digest.update(source.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+class CompiledModule:
+    """Machine code in memory, kept for as long as one of its functions is referenced."""
+
+    def __init__(self, compiled: bytes, target: Target) -> None:
+        """Load an object file of `compile_cached`."""
+        binding.add_symbol(YIELD_SYMBOL, _yield_address())
+        self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _target_machine(target))
+        self._engine.add_object_file(binding.ObjectFileRef.from_data(compiled))
+        self._engine.finalize_object()
+
+    def function(self, name: str, arg_count: int) -> Callable[..., None]:
+        """Return a function of so many addresses or integers; it releases the GIL while it runs."""
+        prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * arg_count)
+        function: Any = prototype(self._engine.get_function_address(name))
+        function.module = self
+        return cast("Callable[..., None]", function)
+
+
+def _target_machine(target: Target) -> Any:
+    return binding.Target.from_triple(target.triple).create_target_machine(
+        cpu=target.cpu, features=target.features, opt=3, codemodel="jitdefault"
+    )
+
+
+@cache
+def _yield_address() -> int:
+    if sys.platform == "win32":
+        function: Any = ctypes.windll.kernel32.SwitchToThread
+    else:
+        function = ctypes.CDLL(None).sched_yield
+    return int(ctypes.cast(function, ctypes.c_void_p).value or 0)

@@ -1,0 +1,371 @@
+"""A typed layer over llvmlite's IR builder: Python operators for values, `with` blocks for control flow.
+
+Read this before any other file of this package; every kernel is written with these four classes.
+
+    f = Function(module, "sum", {"x": F32, "count": I64})   # void sum(float *x, int64_t count)
+    total = f.variable(f.zeros(F32, 16))                    # a vector of sixteen floats
+    with f.loop(f["count"], step=16) as i:                  # for (i = 0; i < count; i += 16)
+        total.value += f.pointer("x").load_vector(i, 16)
+    f.pointer("x")[0] = total.value.reduce_sum()
+    f.ret()
+
+The Python code runs once, while the function is emitted: a Python `for` unrolls, `f.loop` loops at run time.
+Vectors may be wider than the machine's registers; LLVM splits them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+from llvmlite import ir
+
+IRType: TypeAlias = Any
+"""A type of LLVM; llvmlite has no annotations."""
+Operand: TypeAlias = "Value | float"
+I1, I8, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
+F16, F32 = ir.HalfType(), ir.FloatType()
+FLOATS = (F16, F32)
+ADDRESS = ir.PointerType()
+SIZES = {I8: 1, I32: 4, I64: 8, F16: 2, F32: 4}
+"""Bytes of each element type."""
+
+
+def vector_of(element: IRType, lanes: int) -> IRType:
+    return ir.VectorType(element, lanes)
+
+
+def _binary(int_op: str, float_op: str) -> Callable[[Value, Operand], Value]:
+    """Return a method that emits one of two instructions, with a scalar operand splat to a vector's lanes."""
+
+    def emit(self: Value, other: Operand) -> Value:
+        left = other.splat(self) if isinstance(other, Value) and other.lanes and not self.lanes else self
+        instruction = getattr(self.function.builder, float_op if self.is_float else int_op)
+        return Value(self.function, instruction(left.raw, left.splat(other).raw))
+
+    return emit
+
+
+def _comparison(predicate: str) -> Callable[[Value, Operand], Value]:
+    def emit(self: Value, other: Operand) -> Value:
+        builder = self.function.builder
+        compare = builder.fcmp_ordered if self.is_float else builder.icmp_signed
+        return Value(self.function, compare(predicate, self.raw, self.splat(other).raw))
+
+    return emit
+
+
+class Value:
+    """A scalar or a vector of the emitted function; an operator emits an instruction.
+
+    Python numbers are converted to the type of the `Value` on the other side.
+    """
+
+    __slots__ = ("function", "raw")
+
+    def __init__(self, function: Function, raw: Any) -> None:
+        self.function, self.raw = function, raw
+
+    @property
+    def ir_type(self) -> IRType:
+        return self.raw.type
+
+    @property
+    def lanes(self) -> int:
+        """The number of lanes of a vector, 0 for a scalar."""
+        return self.ir_type.count if isinstance(self.ir_type, ir.VectorType) else 0
+
+    @property
+    def element_type(self) -> IRType:
+        return self.ir_type.element if self.lanes else self.ir_type
+
+    @property
+    def is_float(self) -> bool:
+        return self.element_type in FLOATS
+
+    def splat(self, other: Operand) -> Value:
+        """Convert a number or a scalar to a value with as many lanes as this one has."""
+        if isinstance(other, Value):
+            return self.function.splat(other, self.lanes) if self.lanes and not other.lanes else other
+        number = ir.Constant(self.element_type, float(other) if self.is_float else int(other))
+        return Value(
+            self.function, ir.Constant(self.ir_type, [number] * self.lanes) if self.lanes else number
+        )
+
+    __add__ = __radd__ = _binary("add", "fadd")
+    __sub__ = _binary("sub", "fsub")
+    __mul__ = __rmul__ = _binary("mul", "fmul")
+    __truediv__ = _binary("", "fdiv")
+    __floordiv__ = _binary("udiv", "")
+    __mod__ = _binary("urem", "")
+    __and__ = _binary("and_", "")
+    __lt__ = _comparison("<")
+    __gt__ = _comparison(">")
+    __ge__ = _comparison(">=")
+    equals = _comparison("==")
+
+    def __neg__(self) -> Value:
+        return self.splat(0) - self
+
+    def select(self, if_true: Value, if_false: Operand) -> Value:
+        """Choose lane by lane; this value is the result of a comparison."""
+        return Value(
+            self.function, self.function.builder.select(self.raw, if_true.raw, if_true.splat(if_false).raw)
+        )
+
+    def cast(self, element: IRType) -> Value:
+        """Convert to another element type; integers are signed."""
+        builder, own = self.function.builder, self.element_type
+        if element == own:
+            return self
+        if self.is_float and element in FLOATS:
+            convert = builder.fpext if SIZES[element] > SIZES[own] else builder.fptrunc
+        elif self.is_float:
+            convert = builder.fptosi
+        elif element in FLOATS:
+            convert = builder.sitofp
+        else:
+            convert = builder.sext if element.width > own.width else builder.trunc
+        return Value(
+            self.function, convert(self.raw, vector_of(element, self.lanes) if self.lanes else element)
+        )
+
+    def bitcast(self, ir_type: IRType) -> Value:
+        return Value(self.function, self.function.builder.bitcast(self.raw, ir_type))
+
+    def extract(self, lane: int) -> Value:
+        return Value(self.function, self.function.builder.extract_element(self.raw, ir.Constant(I32, lane)))
+
+    def shuffle(self, lanes: Sequence[int]) -> Value:
+        """Return a vector of the lanes with these numbers."""
+        mask = ir.Constant(vector_of(I32, len(lanes)), list(lanes))
+        unused = ir.Constant(self.ir_type, ir.Undefined)
+        return Value(self.function, self.function.builder.shuffle_vector(self.raw, unused, mask))
+
+    def _intrinsic(self, name: str, *others: Operand) -> Value:
+        operands = [self, *(self.splat(other) for other in others)]
+        return self.function.intrinsic(f"llvm.{name}.{_suffix(self.ir_type)}", self.ir_type, operands)
+
+    def fma(self, factor: Operand, added: Operand) -> Value:
+        """Return self * factor + added, rounded once."""
+        return self._intrinsic("fma", factor, added)
+
+    def abs(self) -> Value:
+        return self._intrinsic("fabs")
+
+    def sqrt(self) -> Value:
+        return self._intrinsic("sqrt")
+
+    def round(self) -> Value:
+        """Round to the nearest integer, ties to even."""
+        return self._intrinsic("roundeven")
+
+    def min(self, other: Operand) -> Value:
+        return self._intrinsic("minnum" if self.is_float else "smin", other)
+
+    def max(self, other: Operand) -> Value:
+        return self._intrinsic("maxnum" if self.is_float else "smax", other)
+
+    def _reduce(self, name: str, *start: Value) -> Value:
+        name = f"llvm.vector.reduce.{name}.{_suffix(self.ir_type)}"
+        # In any order: a strictly sequential sum of sixteen lanes would take sixteen steps.
+        flags = ("reassoc",) if self.is_float else ()
+        return self.function.intrinsic(name, self.element_type, [*start, self], fastmath=flags)
+
+    def reduce_sum(self) -> Value:
+        return self._reduce("fadd", self.function.const(-0.0, F32)) if self.is_float else self._reduce("add")
+
+    def reduce_max(self) -> Value:
+        return self._reduce("fmax")
+
+
+def _suffix(ir_type: IRType) -> str:
+    """Return LLVM's name of a type in the name of an intrinsic."""
+    if isinstance(ir_type, ir.VectorType):
+        return f"v{ir_type.count}{_suffix(ir_type.element)}"
+    return {F16: "f16", F32: "f32"}[ir_type] if ir_type in FLOATS else f"i{ir_type.width}"
+
+
+class Variable:
+    """A mutable local variable; LLVM keeps it in a register."""
+
+    def __init__(self, function: Function, initial: Value) -> None:
+        self._function, self._type = function, initial.ir_type
+        # Allocated in the entry block: inside a loop every iteration would take more of the stack.
+        self._slot = function.entry.alloca(initial.ir_type)
+        self.value = initial
+
+    @property
+    def value(self) -> Value:
+        return Value(self._function, self._function.builder.load(self._slot, typ=self._type))
+
+    @value.setter
+    def value(self, value: Value) -> None:
+        self._function.builder.store(value.raw, self._slot)
+
+
+class Pointer:
+    """The address of numbers of one type; indices count elements."""
+
+    def __init__(self, function: Function, address: Any, element: IRType) -> None:
+        self.function, self.address, self.element = function, address, element
+
+    def offset(self, index: Value | int) -> Pointer:
+        return Pointer(self.function, self._at(index), self.element)
+
+    def cast(self, element: IRType) -> Pointer:
+        """Read the same memory as another type."""
+        return Pointer(self.function, self.address, element)
+
+    def load_vector(self, index: Value | int, lanes: int) -> Value:
+        return self._load(index, vector_of(self.element, lanes))
+
+    def __getitem__(self, index: Value | int) -> Value:
+        return self._load(index, self.element)
+
+    def __setitem__(self, index: Value | int, value: Value) -> None:
+        """Store a scalar, or a vector over as many elements as it has lanes."""
+        self.function.builder.store(value.raw, self._at(index), align=SIZES[self.element])
+
+    def prefetch(self, index: Value | int) -> None:
+        read_keep_data = [self.function.const(fact, I32) for fact in (0, 3, 1)]
+        address = Value(self.function, self._at(index))
+        self.function.intrinsic("llvm.prefetch.p0", ir.VoidType(), [address, *read_keep_data])
+
+    def fetch_add(self, index: Value | int, value: int) -> Value:
+        """Add atomically, with acquire and release ordering, and return what was there before."""
+        number = ir.Constant(self.element, value)
+        previous = self.function.builder.atomic_rmw("add", self._at(index), number, "acq_rel")
+        return Value(self.function, previous)
+
+    def load_acquire(self, index: Value | int) -> Value:
+        """Load atomically; what the releasing thread wrote before its release is visible afterwards."""
+        load = self.function.builder.load_atomic
+        return Value(self.function, load(self._at(index), "acquire", SIZES[self.element], typ=self.element))
+
+    def exchange_release(self, index: Value | int, value: Value) -> None:
+        """Store atomically; a thread that acquires it sees everything that was written before."""
+        self.function.builder.atomic_rmw("xchg", self._at(index), value.raw, "release")
+
+    def _at(self, index: Value | int) -> Any:
+        raw = index.raw if isinstance(index, Value) else ir.Constant(I64, int(index))
+        return self.function.builder.gep(self.address, [raw], source_etype=self.element)
+
+    def _load(self, index: Value | int, ir_type: IRType) -> Value:
+        raw = self.function.builder.load(self._at(index), align=SIZES[self.element], typ=ir_type)
+        return Value(self.function, raw)
+
+
+class Function:
+    """A function without a result, while it is being emitted."""
+
+    def __init__(
+        self, module: ir.Module, name: str, params: Mapping[str, IRType], *, tables: Sequence[str] = ()
+    ) -> None:
+        """Declare a function.
+
+        Args:
+            module: Where it is emitted.
+            name: Its symbol.
+            params: By name, I64 for an integer; any other type for a pointer to elements of it.
+            tables: The parameters of type I64 that are pointers all the same.
+        """
+        self.module = module
+        self._elements = {key: type_ for key, type_ in params.items() if type_ != I64 or key in tables}
+        types = [ADDRESS if key in self._elements else I64 for key in params]
+        self.raw = ir.Function(module, ir.FunctionType(ir.VoidType(), types), name)
+        self._args = dict(zip(params, self.raw.args, strict=True))
+        first, self._body = self.raw.append_basic_block(), self.raw.append_basic_block()
+        self.entry, self.builder = ir.IRBuilder(first), ir.IRBuilder(self._body)
+        self._loop_exit: Any = None
+
+    def ret(self) -> None:
+        """End the function."""
+        self.builder.ret_void()
+        self.entry.branch(self._body)
+
+    def __getitem__(self, name: str) -> Value:
+        return Value(self, self._args[name])
+
+    def pointer(self, name: str) -> Pointer:
+        return Pointer(self, self._args[name], self._elements[name])
+
+    def pointer_at(self, address: Value, element: IRType) -> Pointer:
+        """Return a pointer from an address that is an integer."""
+        return Pointer(self, self.builder.inttoptr(address.raw, ADDRESS), element)
+
+    def stack_array(self, element: IRType, count: int) -> Pointer:
+        slot = self.entry.alloca(ir.ArrayType(element, count))
+        return Pointer(self, self.entry.inttoptr(self.entry.ptrtoint(slot, I64), ADDRESS), element)
+
+    def const(self, value: float, ir_type: IRType = I64) -> Value:
+        return Value(self, ir.Constant(ir_type, value))
+
+    def zeros(self, element: IRType, lanes: int) -> Value:
+        zero = ir.Constant(element, 0.0 if element in FLOATS else 0)
+        return Value(self, ir.Constant(vector_of(element, lanes), [zero] * lanes))
+
+    def iota(self, lanes: int) -> Value:
+        """Return the vector 0, 1, 2 …"""
+        return Value(self, ir.Constant(vector_of(I64, lanes), list(range(lanes))))
+
+    def variable(self, initial: Value) -> Variable:
+        return Variable(self, initial)
+
+    def splat(self, scalar: Value, lanes: int) -> Value:
+        """Return a vector with the scalar in every lane."""
+        unused = ir.Constant(vector_of(scalar.ir_type, lanes), ir.Undefined)
+        first = self.builder.insert_element(unused, scalar.raw, ir.Constant(I32, 0))
+        return Value(self, first).shuffle([0] * lanes)
+
+    @contextmanager
+    def loop(self, end: Value | int, *, start: Value | int = 0, step: int = 1) -> Iterator[Value]:
+        """Loop over range(start, end, step)."""
+        first, last = (n if isinstance(n, Value) else self.const(n) for n in (start, end))
+        index = self.variable(first)
+        with self.loop_forever():
+            self.break_if(index.value >= last)
+            yield index.value
+            index.value += step
+
+    @contextmanager
+    def loop_forever(self) -> Iterator[None]:
+        """Loop until `break_if`."""
+        inside, outside = self.raw.append_basic_block(), self.raw.append_basic_block()
+        self.builder.branch(inside)
+        self.builder.position_at_end(inside)
+        outer, self._loop_exit = self._loop_exit, outside
+        yield
+        self._loop_exit = outer
+        self.builder.branch(inside)
+        self.builder.position_at_end(outside)
+
+    def break_if(self, condition: Value) -> None:
+        """Leave the innermost loop."""
+        following = self.raw.append_basic_block()
+        self.builder.cbranch(condition.raw, self._loop_exit, following)
+        self.builder.position_at_end(following)
+
+    @contextmanager
+    def if_then(self, condition: Value) -> Iterator[None]:
+        with self.builder.if_then(condition.raw):
+            yield
+
+    @contextmanager
+    def if_else(self, condition: Value) -> Iterator[Any]:
+        """Yield two contexts, the first for the branch where the condition holds."""
+        with self.builder.if_else(condition.raw) as branches:
+            yield branches
+
+    def call(self, function: Function, *args: Value | Pointer) -> None:
+        self.builder.call(function.raw, [a.address if isinstance(a, Pointer) else a.raw for a in args])
+
+    def intrinsic(
+        self, name: str, result: IRType, args: Sequence[Value], *, fastmath: tuple[str, ...] = ()
+    ) -> Value:
+        """Call a function that LLVM itself defines, declaring it on first use."""
+        known = self.module.globals.get(name)
+        if known is None:
+            known = ir.Function(self.module, ir.FunctionType(result, [a.ir_type for a in args]), name)
+        return Value(self, self.builder.call(known, [a.raw for a in args], fastmath=fastmath))

@@ -1,0 +1,149 @@
+"""The operations of the flow and the vocoder: convolution, Snake, attention and linear layers in one module.
+
+The convolution and the attention have files of their own (int8_conv1d.py, flow_attention.py); here are
+
+    linear   (rows, k) -> (rows, n) float32. A thread quantizes ROWS_PER_PASS rows and takes them through all
+             groups of outputs (int8_gemm.py): rows are many here, so they are divided, not the weights.
+    snake    (channels, columns): y = x + sin²(αx) / α in one pass over memory, where torch takes five.
+             Threads divide the channels.
+
+A layer of a network is one or two operations (backends/cpu/int8_networks.py).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+from llvmlite import ir
+
+from nightingale.backends.cpu.kernels.flow_attention import HEAD_DIM, emit_flow_attention, emit_pack_keys
+from nightingale.backends.cpu.kernels.int8_conv1d import emit_conv1d, emit_quantize_columns
+from nightingale.backends.cpu.kernels.int8_gemm import (
+    GROUP_OUTPUTS,
+    Epilogue,
+    Gemm,
+    GemmScratch,
+    Norm,
+    emit_epilogue,
+    emit_quantize_row,
+)
+from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I64, Function, Value
+from nightingale.backends.cpu.kernels.target import Target
+from nightingale.backends.cpu.kernels.thread_pool import OpArg, Operation, emit_thread_pool
+from nightingale.backends.cpu.kernels.vector_math import LANES, emit_sin_squared
+
+ROWS_PER_PASS: Final = 16
+"""Rows of a linear layer that fit in a core's cache."""
+SPIN_MS: Final = 0.2
+"""Short, because between two layers torch's threads need the same cores."""
+
+
+class RenderOpcode(IntEnum):
+    QUANTIZE_COLUMNS = 0
+    CONV1D = 1
+    SNAKE = 2
+    PACK_KEYS = 3
+    ATTENTION = 4
+    LINEAR_128 = 5
+    LINEAR_64 = 6
+
+
+LINEAR_OPCODES: Final = {128: RenderOpcode.LINEAR_128, 64: RenderOpcode.LINEAR_64}
+"""By the number of inputs that share a scale."""
+
+
+class SnakeOp(OpArg):
+    X = F32
+    OUT = F32
+    ALPHA = F32
+    INVERSE_ALPHA = F32
+    CHANNELS = I64
+    COLUMNS = I64
+    X_STRIDE = I64
+    OUT_STRIDE = I64
+
+
+class RowsLinearOp(OpArg):
+    X = F32
+    W_CODES = I8
+    W_SCALES = F32
+    BIAS = F32
+    OUT = F32
+    ROWS = I64
+    OUTPUTS = I64
+    K = I64
+    SCRATCH = I64
+    SCRATCH_BYTES = I64
+    """Of one thread."""
+
+
+def linear_scratch_bytes(k: int) -> int:
+    """Return the bytes that a thread needs for rows of k inputs."""
+    return GemmScratch.size_bytes(k, min(LINEAR_OPCODES), ROWS_PER_PASS)
+
+
+def emit_render_module(target: Target) -> ir.Module:
+    """Emit the module of the flow's and the vocoder's layers."""
+    module = ir.Module("render")
+    store = emit_epilogue(module, Epilogue.STORE)
+    quantize = {block: emit_quantize_row(module, target, Norm.NONE, block) for block in LINEAR_OPCODES}
+    operations = {
+        RenderOpcode.QUANTIZE_COLUMNS: emit_quantize_columns(module, target),
+        RenderOpcode.CONV1D: emit_conv1d(module, target),
+        RenderOpcode.SNAKE: _emit_snake(module),
+        RenderOpcode.PACK_KEYS: emit_pack_keys(module, target),
+        RenderOpcode.ATTENTION: emit_flow_attention(module, target, quantize[HEAD_DIM]),
+    }
+    for block, opcode in LINEAR_OPCODES.items():
+        operations[opcode] = _emit_linear(module, target, block, quantize[block], store)
+    emit_thread_pool(module, target, operations, spin_ms=SPIN_MS)
+    return module
+
+
+def _emit_snake(module: ir.Module) -> Operation:
+    f = Operation(module, "snake")
+    x, out, alphas, inverses = (
+        f.arg_pointer(name) for name in (SnakeOp.X, SnakeOp.OUT, SnakeOp.ALPHA, SnakeOp.INVERSE_ALPHA)
+    )
+    count = f.arg(SnakeOp.COLUMNS)
+    begin, end = f.thread_range(f.arg(SnakeOp.CHANNELS))
+    with f.loop(end, start=begin) as channel:
+        source = x.offset(channel * f.arg(SnakeOp.X_STRIDE))
+        result = out.offset(channel * f.arg(SnakeOp.OUT_STRIDE))
+        alpha, inverse = alphas[channel], inverses[channel]
+
+        def snake(value: Value) -> Value:
+            return emit_sin_squared(value * alpha).fma(inverse, value)
+
+        whole = count // LANES * LANES
+        with f.loop(whole, step=LANES) as column:
+            result[column] = snake(source.load_vector(column, LANES))
+        with f.loop(count, start=whole) as column:
+            result[column] = snake(f.zeros(F32, LANES) + source[column]).extract(0)
+    f.ret()
+    return f
+
+
+def _emit_linear(
+    module: ir.Module, target: Target, block: int, quantize_row: Function, store: Function
+) -> Operation:
+    gemm = Gemm(module, target, block)
+    f = Operation(module, f"linear_{block}")
+    pointers = (name for name in RowsLinearOp if name.element != I64)
+    x, weights, scales, bias, out = map(f.arg_pointer, pointers)
+    k, stride = f.arg(RowsLinearOp.K), f.arg(RowsLinearOp.OUTPUTS)
+    blocks = k // block
+    address = f.arg(RowsLinearOp.SCRATCH) + f.arg(RowsLinearOp.SCRATCH_BYTES) * f["thread"]
+    scratch = GemmScratch(f, address, k, blocks, ROWS_PER_PASS)
+    begin, end = f.thread_range(f.arg(RowsLinearOp.ROWS), ROWS_PER_PASS)
+    with f.loop(end, start=begin, step=ROWS_PER_PASS) as first:
+        count = (first + ROWS_PER_PASS).min(end) - first
+        with f.loop(count) as row:
+            f.call(quantize_row, x.offset((first + row) * k), bias, bias, *scratch.row(row), k)
+        with f.loop(stride // GROUP_OUTPUTS) as group:
+            at = group * GROUP_OUTPUTS
+            gemm.emit_call(f, weights.offset(at * k), scales.offset(at * blocks), scratch, count)
+            f.call(store, scratch.product, bias.offset(at), out.offset(first * stride + at), count, stride)
+    f.ret()
+    return f

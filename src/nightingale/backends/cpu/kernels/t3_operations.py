@@ -1,0 +1,206 @@
+"""The two operations of a T3 step, `linear` and `attention`, and the words of their tables.
+
+A step runs over `TOKENS` rows of activations: one new token of each sequence of a batch, or up to MAX_TOKENS
+tokens of one prompt. The `SEQUENCES` table tells which rows belong to which row of the KV cache.
+
+    linear      out = epilogue(norm(x) @ weight.T + bias)      int8_gemm.py
+                (tokens, k) -> (tokens, n), by groups of 64 outputs
+    attention   out = softmax(q k.T) v, and the cache grows    t3_attention.py
+                (tokens, 3, heads, head_dim) -> (tokens, heads, head_dim), by heads
+
+How work is divided
+    linear      Every thread quantizes all rows for itself, which is sooner done than waited for. Each has
+                a contiguous range of groups that it reads from front to back, as memory is read fastest. A
+                thread that has finished steals groups from the end of the others' ranges, so that a thread
+                which the operating system has interrupted holds up the barrier less:
+
+                    for owner in (self, self + 1, …):
+                        while fetch_add(claims[owner].TAKEN, 1) < size of the owner's range:
+                            group = next from the front if owner is self
+                                    else last - fetch_add(claims[owner].STOLEN, 1)
+                            gemm(group); epilogue(group)
+
+    attention   Threads claim the next (sequence, head) from one counter; their lengths differ.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final
+
+from llvmlite import ir
+
+from nightingale.backends.cpu.kernels.int8_gemm import (
+    GROUP_OUTPUTS,
+    QUANT_BLOCK,
+    Epilogue,
+    Gemm,
+    GemmScratch,
+    Norm,
+    emit_epilogue,
+    emit_quantize_row,
+)
+from nightingale.backends.cpu.kernels.llvm_builder import F16, F32, I8, I64
+from nightingale.backends.cpu.kernels.t3_attention import emit_attention
+from nightingale.backends.cpu.kernels.target import Target
+from nightingale.backends.cpu.kernels.thread_pool import (
+    CLAIM_WORDS,
+    ClaimField,
+    JobArg,
+    OpArg,
+    Operation,
+    emit_thread_pool,
+)
+
+SPIN_MS: Final = 2.0
+"""Longer than it takes to sample a token and to come back with the next."""
+MAX_TOKENS: Final = 64
+"""Tokens of a prompt in one pass: their activations fit in a core's cache."""
+
+
+class T3Opcode(IntEnum):
+    LINEAR = 0
+    ATTENTION = 1
+
+
+class LinearOp(OpArg):
+    GROUPS = I64
+    X = F32
+    NORM = I64
+    NORM_WEIGHT = F32
+    NORM_BIAS = F32
+    W_CODES = I8
+    W_SCALES = F32
+    BIAS = F32
+    OUT = F32
+    K = I64
+    EPILOGUE = I64
+    OUT_STRIDE = I64
+    LOGITS_ONLY = I64
+    """1: only for the last LOGITS_TOKENS rows."""
+
+
+class AttentionOp(OpArg):
+    QKV = F32
+    KEYS = F16
+    VALUES = F16
+
+
+class T3Job(JobArg):
+    TOKENS = I64
+    LOGITS_TOKENS = I64
+    """The last so many tokens get logits."""
+    SEQUENCE_COUNT = I64
+    SEQUENCES = I64
+    """Address of (SEQUENCE_COUNT, len(SequenceField)) words."""
+    SCRATCH = I64
+    SCRATCH_BYTES = I64
+    """Of one thread."""
+    ATTENTION_OUT = F32
+    COS = F32
+    SIN = F32
+    HEADS = I64
+    HEAD_STRIDE = I64
+    """Elements of the keys of one head in one layer; its values have as many."""
+    CACHE_ROW_STRIDE = I64
+    """Elements of the keys of all heads and layers of a sequence."""
+
+
+class SequenceField(IntEnum):
+    """Words of a row of the `SEQUENCES` table."""
+
+    FIRST_TOKEN = 0
+    TOKENS = 1
+    CACHE_ROW = 2
+    PAST = 3
+    """Positions that the cache holds."""
+
+
+def scratch_bytes(max_k: int, positions: int) -> int:
+    """Return the bytes that a thread needs for rows of `max_k` inputs and for logits of so many positions."""
+    size = GemmScratch.size_bytes(max_k, QUANT_BLOCK, MAX_TOKENS) + 4 * positions
+    return -(-size // 4096) * 4096
+
+
+def emit_t3_step(target: Target, *, head_dim: int, rotary: bool) -> ir.Module:
+    """Emit the module of a T3 with heads of this size, with rotary or with learned positions."""
+    module = ir.Module("t3")
+    operations = {
+        T3Opcode.LINEAR: _emit_linear(module, target),
+        T3Opcode.ATTENTION: _emit_attention(module, head_dim=head_dim, rotary=rotary),
+    }
+    emit_thread_pool(module, target, operations, spin_ms=SPIN_MS)
+    return module
+
+
+def _emit_linear(module: ir.Module, target: Target) -> Operation:
+    quantize = {norm: emit_quantize_row(module, target, norm) for norm in Norm}
+    gemm = Gemm(module, target)
+    epilogues = {epilogue: emit_epilogue(module, epilogue) for epilogue in Epilogue}
+    f = Operation(module, "linear")
+    k, stride, tokens = f.arg(LinearOp.K), f.arg(LinearOp.OUT_STRIDE), f.arg(T3Job.TOKENS)
+    blocks = k // QUANT_BLOCK
+    rows = (f.arg(LinearOp.LOGITS_ONLY) > 0).select(f.arg(T3Job.LOGITS_TOKENS), tokens)
+    x = f.arg_pointer(LinearOp.X).offset((tokens - rows) * k)
+    scratch_address = f.arg(T3Job.SCRATCH) + f.arg(T3Job.SCRATCH_BYTES) * f["thread"]
+    scratch = GemmScratch(f, scratch_address, k, blocks, MAX_TOKENS)
+    wanted, weight, bias = (
+        f.arg(LinearOp.NORM), f.arg_pointer(LinearOp.NORM_WEIGHT), f.arg_pointer(LinearOp.NORM_BIAS)
+    )  # fmt: skip
+    for norm, function in quantize.items():
+        with f.if_then(wanted.equals(norm)), f.loop(rows) as row:
+            f.call(function, x.offset(row * k), weight, bias, *scratch.row(row), k)
+    groups, epilogue = f.arg(LinearOp.GROUPS), f.arg(LinearOp.EPILOGUE)
+    outputs = epilogue.equals(Epilogue.SWIGLU).select(f.const(GROUP_OUTPUTS // 2), GROUP_OUTPUTS)
+    w_codes, w_scales = f.arg_pointer(LinearOp.W_CODES), f.arg_pointer(LinearOp.W_SCALES)
+    biases, out = f.arg_pointer(LinearOp.BIAS), f.arg_pointer(LinearOp.OUT)
+    groups = (rows > 0).select(groups, 0)
+    threads, claims = f.threads, f.claims
+    front, claimed = f.variable(f.const(0)), f.variable(f.const(0))
+    with f.loop(threads) as turn, f.loop_forever():
+        owner = (f["thread"] + turn) % threads
+        first, end = groups * owner // threads, groups * (owner + 1) // threads
+        claim = claims.offset(owner * CLAIM_WORDS)
+        f.break_if(claim.fetch_add(ClaimField.TAKEN, 1) >= end - first)
+        with f.if_else(turn.equals(0)) as (own, stolen):
+            with own:
+                claimed.value = first + front.value
+                front.value += 1
+            with stolen:
+                claimed.value = end - 1 - claim.fetch_add(ClaimField.STOLEN, 1)
+        group = claimed.value
+        gemm.emit_call(
+            f, w_codes.offset(group * k * GROUP_OUTPUTS), w_scales.offset(group * blocks * GROUP_OUTPUTS),
+            scratch, rows,
+        )  # fmt: skip
+        group_bias, group_out = biases.offset(group * GROUP_OUTPUTS), out.offset(group * outputs)
+        for known, function in epilogues.items():
+            with f.if_then(epilogue.equals(known)):
+                f.call(function, scratch.product, group_bias, group_out, rows, stride)
+    f.ret()
+    return f
+
+
+def _emit_attention(module: ir.Module, *, head_dim: int, rotary: bool) -> Operation:
+    attention = emit_attention(module, head_dim=head_dim, rotary=rotary)
+    f = Operation(module, "attention_heads")
+    qkv, out = f.arg_pointer(AttentionOp.QKV), f.arg_pointer(T3Job.ATTENTION_OUT)
+    keys, values = f.arg_pointer(AttentionOp.KEYS), f.arg_pointer(AttentionOp.VALUES)
+    cos, sin = f.arg_pointer(T3Job.COS), f.arg_pointer(T3Job.SIN)
+    sequences, stride, heads = f.arg_pointer(T3Job.SEQUENCES), f.arg(T3Job.HEAD_STRIDE), f.arg(T3Job.HEADS)
+    width, count = heads * head_dim, f.arg(T3Job.SEQUENCE_COUNT) * heads
+    logits = f.pointer_at(f.arg(T3Job.SCRATCH) + f.arg(T3Job.SCRATCH_BYTES) * f["thread"], F32)
+    claims = f.claims
+    with f.loop_forever():
+        number = claims.fetch_add(ClaimField.TAKEN, 1)
+        f.break_if(number >= count)
+        sequence, head = sequences.offset(number // heads * len(SequenceField)), number % heads
+        first = sequence[SequenceField.FIRST_TOKEN]
+        cache = sequence[SequenceField.CACHE_ROW] * f.arg(T3Job.CACHE_ROW_STRIDE) + head * stride
+        f.call(
+            attention, qkv.offset(first * width * 3 + head * head_dim), keys.offset(cache),
+            values.offset(cache), cos, sin, out.offset(first * width + head * head_dim), logits,
+            sequence[SequenceField.TOKENS], sequence[SequenceField.PAST], width,
+        )  # fmt: skip
+    f.ret()
+    return f

@@ -1,0 +1,135 @@
+"""The instruction sets that kernels are emitted for, and the choice of one for this machine.
+
+Every target has an instruction that multiplies groups of four int8 numbers and adds the four products to an
+int32 lane: SDOT on ARM (int8 × int8), VPDPBUSD on x86 (uint8 × int8). Everything else of a kernel is the same
+on all of them.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from llvmlite import binding, ir
+
+from nightingale.backends.cpu.kernels.llvm_builder import I8, I32, Function, Pointer, Value, vector_of
+
+TILE_OUTPUTS: Final = 16
+"""Outputs of a tile of weights, on every target."""
+DOT_INPUTS: Final = 4
+"""Inputs that the dot-product instruction sums for one output."""
+BYTE_OPERANDS_SINCE: Final = (22, 0, 0)
+"""The version of LLVM since which VPDPBUSD takes vectors of bytes; earlier ones take them as int32."""
+
+
+class Isa(StrEnum):
+    NEON = "neon"
+    AVX512 = "avx512"
+    AVX_VNNI = "avxvnni"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    isa: Isa
+    lanes: int
+    """int32 sums of one dot-product instruction."""
+    signed_weights: bool
+    """True where the instruction takes int8 weights; otherwise they are stored as uint8, offset by ZERO_POINT."""
+    prefetch_bytes: int
+    """Distance at which weights are prefetched. 0: the hardware does it by itself."""
+    spins_per_ms: int
+    """Iterations of a loop of one load and one `pause` in a millisecond."""
+    triple: str = ""
+    cpu: str = ""
+    features: str = ""
+
+    def gemm_tiles(self, rows: int) -> int:
+        """Return how many tiles are computed at once: as many as there are registers for their sums."""
+        return {Isa.AVX512: 4, Isa.AVX_VNNI: max(1, 4 // rows), Isa.NEON: 1}[self.isa]
+
+    def emit_dot(self, f: Function, sums: Value, weights: Value, inputs: Value) -> Value:
+        """Return sums (lanes) plus the dot products of weights and inputs, both (lanes × DOT_INPUTS)."""
+        if self.isa == Isa.NEON:
+            return f.intrinsic("llvm.aarch64.neon.sdot.v4i32.v16i8", sums.ir_type, [sums, weights, inputs])
+        operands = [weights, inputs]
+        if binding.llvm_version_info < BYTE_OPERANDS_SINCE:
+            operands = [value.bitcast(sums.ir_type) for value in operands]
+        bits = 8 * DOT_INPUTS * self.lanes
+        return f.intrinsic(f"llvm.x86.avx512.vpdpbusd.{bits}", sums.ir_type, [sums, *operands])
+
+    def emit_pause(self, f: Function) -> None:
+        """Tell the core that it spins, so that the other hardware thread may run."""
+        if self.isa == Isa.NEON:
+            f.intrinsic("llvm.aarch64.hint", ir.VoidType(), [f.const(1, I32)])
+        else:
+            f.intrinsic("llvm.x86.sse2.pause", ir.VoidType(), [])
+
+    def emit_broadcasts(self, f: Function, source: Pointer) -> Iterator[Value]:
+        """Load 16 bytes as four groups of DOT_INPUTS; yield each group, repeated in every lane."""
+        # ARM: one load and four shuffles. x86: four loads that broadcast.
+        whole = source.load_vector(0, 16).bitcast(vector_of(I32, 4)) if self.isa == Isa.NEON else None
+        for group in range(4):
+            if whole is not None:
+                broadcast = whole.shuffle([group] * self.lanes)
+            else:
+                broadcast = f.splat(source.cast(I32)[group], self.lanes)
+            yield broadcast.bitcast(vector_of(I8, self.lanes * DOT_INPUTS))
+
+
+def detect_target() -> Target | str:
+    """Return the target of this machine, or the reason why there is none."""
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    features = binding.get_host_cpu_features()
+    llvm = {
+        "triple": binding.get_process_triple(),
+        "cpu": binding.get_host_cpu_name(),
+        "features": features.flatten(),
+    }
+    return select_target(platform.machine().lower(), dict(features), llvm, has_dotprod=has_dotprod())
+
+
+def select_target(
+    machine: str, features: dict[str, bool], llvm: dict[str, Any], *, has_dotprod: bool
+) -> Target | str:
+    """Return the target of a machine with these CPU features, or the reason why there is none.
+
+    Args:
+        machine: As `platform.machine()` names it, in lower case.
+        features: The features that LLVM reports.
+        llvm: `triple`, `cpu` and `features` of the target.
+        has_dotprod: The answer of `has_dotprod()`; it matters on ARM only.
+    """
+    if machine in ("aarch64", "arm64"):
+        if not has_dotprod:
+            return "this processor has no int8 dot-product instruction (ARM's dotprod)"
+        llvm = {**llvm, "features": ",".join(filter(None, (llvm["features"], "+dotprod")))}
+        return Target(
+            isa=Isa.NEON, lanes=4, signed_weights=True, prefetch_bytes=0, spins_per_ms=100_000, **llvm
+        )
+    if machine not in ("x86_64", "amd64"):
+        return f"there are no kernels for processors of type {machine!r}"
+    for isa, lanes, needed in (
+        (Isa.AVX512, 16, ("avx512vnni", "avx512bw", "avx512vl")),
+        (Isa.AVX_VNNI, 8, ("avxvnni", "f16c")),
+    ):
+        if all(features.get(name) for name in needed):
+            return Target(
+                isa=isa, lanes=lanes, signed_weights=False, prefetch_bytes=1024, spins_per_ms=20_000, **llvm
+            )
+    return "this processor has no int8 dot-product instruction (x86's VNNI)"
+
+
+def has_dotprod() -> bool:
+    """Return True if an ARM processor has the dot-product instructions, which LLVM does not report."""
+    if sys.platform == "darwin":
+        return True  # every Apple silicon has them
+    try:
+        return " asimddp" in Path("/proc/cpuinfo").read_text(encoding="ascii")
+    except (OSError, UnicodeDecodeError):
+        return False

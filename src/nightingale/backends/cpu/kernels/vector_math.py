@@ -1,0 +1,75 @@
+"""Elementary functions on vectors, emitted inline: exp, sigmoid, GELU, sin² and softmax.
+
+Each is a range reduction and a polynomial, without branches or tables, so that a vector of any width takes
+the same few instructions; the libm of the machine would be called once per lane. The accuracy that each
+promises is tested against torch in float64 (tests/backends/cpu/test_kernels.py).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from nightingale.backends.cpu.kernels.llvm_builder import F32, I32, Function, Pointer, Value
+
+LANES: Final = 16
+"""Lanes of the vectors that kernels are written in; machines with narrower registers split them."""
+
+
+def emit_exp(x: Value) -> Value:
+    """Return e**x to 1e-6 relative; x is clamped to the range of normal float32 results.
+
+    n = round(x / ln 2);  r = x - n ln 2           # ln 2 in two parts, so that r is exact
+    e**x = 2**n * (1 + r + r²/2! + … + r⁷/7!)      # 2**n by writing n into the exponent
+    """
+    x = x.max(-87.3).min(88.0)
+    n = (x * math.log2(math.e)).round()
+    r = n.fma(-0.693359375, x)
+    r = n.fma(2.12194440e-4, r)
+    series = r.splat(1 / 5040)
+    for divisor in (720, 120, 24, 6, 2, 1, 1):
+        series = series.fma(r, 1 / divisor)
+    power = (n.cast(I32) + 127) * (1 << 23)
+    return series * power.bitcast(x.ir_type)
+
+
+def emit_sigmoid(x: Value) -> Value:
+    return x.splat(1.0) / (emit_exp(-x) + 1.0)
+
+
+def emit_gelu(x: Value) -> Value:
+    """Return GELU in its tanh approximation; (1 + tanh y) / 2 is sigmoid(2y)."""
+    y = (x * x * x * 0.044715 + x) * math.sqrt(2 / math.pi)
+    return x * emit_sigmoid(y * 2.0)
+
+
+def emit_sin_squared(x: Value) -> Value:
+    """Return sin²(x) to 1e-6 for angles up to some thousands.
+
+    n = round(x / π);  r = x - n π                 # π in three parts, so that r is exact
+    sin²(x) = (r - r³/3! + r⁵/5! - r⁷/7! + r⁹/9!)²
+    """
+    n = (x * (1 / math.pi)).round()
+    r = n.fma(-3.140625, x)
+    r = n.fma(-9.67502593994140625e-4, r)
+    r = n.fma(-1.509957990978376432e-7, r)
+    square = r * r
+    series = r.splat(1 / 362880)
+    for divisor in (-5040, 120, -6, 1):
+        series = series.fma(square, 1 / divisor)
+    sine = series * r
+    return sine * sine
+
+
+def emit_softmax_numerators(f: Function, logits: Pointer, blocks: Value) -> Value:
+    """Replace `blocks` × LANES logits by exp(logit - max) and return their sum; the caller divides."""
+    running = f.variable(logits.load_vector(0, LANES))
+    with f.loop(blocks) as block:
+        running.value = running.value.max(logits.load_vector(block * LANES, LANES))
+    maximum = running.value.reduce_max()
+    total = f.variable(f.zeros(F32, LANES))
+    with f.loop(blocks) as block:
+        numerators = emit_exp(logits.load_vector(block * LANES, LANES) - maximum)
+        logits[block * LANES] = numerators
+        total.value += numerators
+    return total.value.reduce_sum()

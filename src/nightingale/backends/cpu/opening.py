@@ -1,0 +1,78 @@
+"""Check and open the int8 decoder and the int8 or bf16 renderer."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from nightingale.backends.base import Decoder, ModelInfo, ModelSource, Renderer, Setup
+from nightingale.backends.cpu import bf16, capabilities
+from nightingale.backends.shared.packed_source import packed_weights, prompt_t3
+from nightingale.backends.torch.decoder import pool_options
+from nightingale.backends.torch.devices import use_threads
+from nightingale.backends.torch.renderer import renderer_for
+from nightingale.backends.torch.weights import rendering_weights
+from nightingale.decoding.host_decoder import HostDecoder
+from nightingale.decoding.kv_budget import KVBudget
+from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale.voices.home import cache_folder
+
+DRAFT_REASON = (
+    "in int8, a pass over several tokens may round otherwise than single steps, so no draft is exact"
+)
+KV_CACHE_REASON = "this profile's KV cache needs T3's layers in PyTorch"
+
+
+def code_folder() -> Path:
+    """Return where machine code is cached; it is safe to delete."""
+    return cache_folder().parent / "code"
+
+
+def decoder_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
+    if setup.precision != "int8":
+        return f"its decoder computes in int8, not in {setup.precision}"
+    if setup.profile.draft:
+        return DRAFT_REASON
+    if setup.profile.needs_torch_kv_cache:
+        return KV_CACHE_REASON
+    return capabilities.unsupported_reason(model.preset.t3, cache_dir=code_folder())
+
+
+def renderer_unsupported_reason(setup: Setup) -> str | None:
+    if setup.precision == "bfloat16":
+        return bf16.bf16_unsupported_reason(torch.get_num_threads())
+    if setup.precision == "int8":
+        return capabilities.layers_unsupported_reason(code_folder())
+    return f"its renderer computes in bfloat16 and int8, not in {setup.precision}"
+
+
+def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
+    t3 = prompt_t3(source)
+    packed = packed_weights(source, capabilities.weight_format())
+    runner = capabilities.open_runner(
+        t3, packed, cache_dir=code_folder(), **pool_options(source, setup), threads=setup.threads
+    )
+    info = source.info
+    budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=2, limit_bytes=setup.profile.memory_bytes)
+    on_start = None if setup.threads is None else partial(use_threads, setup.threads)
+    return HostDecoder(runner, budget, on_start=on_start)
+
+
+def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
+    convert = _to_bf16 if setup.precision == "bfloat16" else _to_int8
+    flow, hift = rendering_weights(source, setup.machine.device, convert, setup.precision)
+    return renderer_for(source, setup, flow, hift)
+
+
+def _to_bf16(flow: Flow, hift: Hift) -> tuple[Flow, Hift]:
+    return bf16.bf16_flow(flow), bf16.bf16_vocoder(hift)
+
+
+def _to_int8(flow: Flow, hift: Hift) -> tuple[Flow, Hift]:
+    from nightingale.backends.cpu.int8_networks import int8_flow, int8_vocoder
+
+    context = capabilities.kernel_context(code_folder())
+    return int8_flow(flow, context), int8_vocoder(hift, context)

@@ -1,0 +1,93 @@
+"""The decoder of the CUDA backend: several decode steps are launched at a time and read while the next ones run.
+
+Tokens arrive late by as many steps as were launched, and a few more may be sampled for an utterance that has
+ended. Rows are matched by their `Decoding`: a token that was sampled for an attempt that was given up, or for
+a request that was cancelled, is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from nightingale.backends.base import Decoder, ModelSource, Setup
+from nightingale.backends.cuda.batched_sampling import needs_sorting
+from nightingale.backends.cuda.decoder import DecodeLoop, DecodePlan, Pending
+from nightingale.backends.torch.runner import embed_prompt
+from nightingale.backends.torch.weights import t3_weights
+from nightingale.decoding.decoding import Decoding
+from nightingale.decoding.host_decoder import DecodeRow, Tokens
+from nightingale.decoding.kv_budget import KVBudget
+
+STEPS_AHEAD = 4
+"""Decode steps per launch."""
+
+
+class GraphDecoder:
+    """Decode on the GPU. In float32 a seed gives the tokens of `HostDecoder`, in any batch."""
+
+    max_prefills = 16  # utterances that start together are rendered together
+
+    def __init__(
+        self, loop: DecodeLoop, kv_budget: KVBudget, *, max_new_tokens: int, steps: int = STEPS_AHEAD
+    ) -> None:
+        self._loop, self.kv_budget, self._steps = loop, kv_budget, steps
+        self._max_new_tokens = max_new_tokens
+        self._pending: tuple[Pending, Mapping[Decoding, int]] | None = None
+        """Tokens to come, and the slot of each utterance when they were launched."""
+
+    @property
+    def kv_bytes(self) -> int:
+        return self._loop.bytes
+
+    def start(self) -> None: ...
+
+    def prefill(self, slot: int, decoding: Decoding) -> list[int]:
+        prompt = embed_prompt(self._loop.t3, decoding.prompt, max_new_tokens=self._max_new_tokens)
+        self._loop.begin(slot, prompt, sampling=decoding.sampling, seed=decoding.seed, budget=decoding.budget)
+        return []
+
+    def decode(self, rows: Sequence[DecodeRow]) -> list[Tokens]:
+        launched = self._loop.launch(self._steps)
+        earlier = self._pending
+        self._pending = launched, {row.decoding: row.slot for row in rows}
+        if earlier is None:
+            return [[] for _ in rows]
+        pending, slots = earlier
+        tokens = pending.take()
+        return [_checked(tokens[slots[row.decoding]]) if row.decoding in slots else [] for row in rows]
+
+    def release(self, slot: int) -> None:
+        self._loop.release(slot)
+
+    def move(self, source: int, target: int) -> None:
+        self._loop.move(source, target)
+
+    def reset(self, slot: int) -> None:
+        self._loop.wipe(slot)
+
+
+def _checked(tokens: list[int]) -> Tokens:
+    if any(token < 0 for token in tokens):
+        return ArithmeticError("T3's logits are not finite numbers")
+    return list(tokens)
+
+
+def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
+    """Open T3 on the GPU; its graphs are captured now."""
+    info, slots = source.info, setup.profile.slots
+    t3 = t3_weights(source, setup.machine.device, setup.precision, owned=True)
+    buckets = tuple(2**n for n in range(slots.bit_length()) if 2**n < slots)
+    loop = DecodeLoop(
+        t3,
+        order=info.defaults.sampler,
+        guided=info.guidable,
+        capacity=info.max_positions,
+        plan=DecodePlan(slots=(*buckets, slots), steps=STEPS_AHEAD),
+    )
+    prompts = info.preset.t3.prompt_length(0), info.max_prompt_positions
+    loop.warm(prompts=prompts, sorting=needs_sorting(info.defaults.sampling))
+    itemsize = t3.speech_head.weight.element_size()
+    budget = KVBudget.dense(
+        info.preset.t3, info.defaults, itemsize=itemsize, limit_bytes=setup.profile.memory_bytes
+    )
+    return GraphDecoder(loop, budget, max_new_tokens=info.defaults.max_new_tokens)

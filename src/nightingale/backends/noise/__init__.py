@@ -1,0 +1,57 @@
+"""The test-signal backend: numpy only, for the model "noise", which has no weights.
+
+It exists so that an installation can be tried and the engine and the servers be tested without PyTorch and
+without a download. It obeys the same contract as every other backend: seeds, streaming, batches and rewinds
+behave as they do with real networks. Its audio is a tone per token under noise, not speech.
+"""
+
+from __future__ import annotations
+
+from nightingale.backends.base import (
+    Decoder,
+    Encoders,
+    Machine,
+    ModelInfo,
+    ModelSource,
+    Renderer,
+    Role,
+    Setup,
+)
+
+
+class NoiseBackend:
+    name = "noise"
+    description = "test signals by numpy"
+    device_kinds: tuple[str, ...] = ()
+
+    def probe(self, device: str) -> Machine | None:  # noqa: ARG002, a protocol
+        return None
+
+    def unsupported_reason(self, role: Role, model: ModelInfo, setup: Setup) -> str | None:  # noqa: ARG002
+        return None if model.synthetic else "it makes test signals for the model 'noise' only"
+
+    def open_decoder(self, source: ModelSource, setup: Setup) -> Decoder:
+        from nightingale.backends.noise.runner import NoiseRunner
+        from nightingale.decoding.drafts import LookupDraft
+        from nightingale.decoding.host_decoder import HostDecoder
+        from nightingale.decoding.kv_budget import KVBudget
+        from nightingale.decoding.speculative import TORCH_COSTS, SpeculativeDecoder
+
+        info, runner = source.info, NoiseRunner(source.info)
+        limit = setup.profile.memory_bytes
+        budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=4, limit_bytes=limit)
+        if setup.profile.draft == "lookup":
+            return SpeculativeDecoder(runner, LookupDraft(), budget, costs=TORCH_COSTS, after=0)
+        return HostDecoder(runner, budget)
+
+    def open_renderer(self, source: ModelSource, setup: Setup) -> Renderer:  # noqa: ARG002
+        from nightingale.backends.noise.renderer import NoiseRenderer
+
+        return NoiseRenderer()
+
+    def open_encoders(self, source: ModelSource, setup: Setup) -> Encoders | None:  # noqa: ARG002
+        if not source.info.synthetic:
+            return None
+        from nightingale.backends.noise.encoders import NoiseEncoders
+
+        return NoiseEncoders(source.info.preset)

@@ -1,0 +1,90 @@
+"""Logits as a hash of the prompt and of all tokens so far: as sensitive to state as a network, and cheap."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nightingale.backends.base import ModelInfo
+from nightingale.decoding.decoding import Prompt
+from nightingale.decoding.runner import StepInput, VerifyInput
+from nightingale.decoding.sampling import Logits
+from nightingale.errors import MemoryFull
+
+TABLE_ROWS = 256
+
+
+@cache
+def logits_table(vocab: int) -> Logits:
+    rng = np.random.Generator(np.random.PCG64(0))
+    return rng.normal(scale=3.0, size=(TABLE_ROWS, vocab)).astype(np.float32)
+
+
+class NoiseRunner:
+    """Implements `DraftVerifier` over one 32-bit state per position instead of keys and values."""
+
+    def __init__(self, info: ModelInfo) -> None:
+        self._table = logits_table(info.preset.t3.speech_vocab)
+        self._max_text_ids, self._capacity = info.defaults.max_text_ids, info.defaults.max_new_tokens + 1
+        self._states: dict[int, list[int]] = {}
+        self._rows: dict[int, int] = {}
+
+    @property
+    def kv_bytes(self) -> int:
+        return sum(4 * len(states) for states in self._states.values())
+
+    def prefill(self, slot: int, prompt: Prompt, *, max_tokens: int) -> Logits:
+        del max_tokens
+        if len(prompt.text_ids) > self._max_text_ids:
+            raise MemoryFull("the text is longer than its KV cache", allowed=f"{self._max_text_ids} text ids")
+        voice = prompt.voice
+        text = np.array(prompt.text_ids, np.int64).tobytes()
+        state = zlib.crc32(text + voice.speaker.tobytes() + np.float32(prompt.exaggeration).tobytes())
+        self._states[slot], self._rows[slot] = [state], prompt.rows
+        return self._logits(slot)
+
+    def step(self, inputs: Sequence[StepInput]) -> list[Logits]:
+        return [
+            logits[:, 0]
+            for logits in self.verify([VerifyInput(i.slot, [i.token], i.position) for i in inputs])
+        ]
+
+    def verify(self, inputs: Sequence[VerifyInput]) -> list[Logits]:
+        for one in inputs:
+            if len(self._states[one.slot]) + len(one.tokens) > self._capacity:
+                raise MemoryFull(
+                    "the utterance is longer than its KV cache", allowed=f"{self._capacity} positions"
+                )
+        return [np.stack([self._append(one.slot, token) for token in one.tokens], axis=1) for one in inputs]
+
+    def rewind(self, slot: int, count: int) -> None:
+        states = self._states[slot]
+        del states[len(states) - count :]
+
+    def capture_hidden_states(self) -> None:
+        raise NotImplementedError("test signals have no hidden states")
+
+    def hidden_states(self, slot: int, draw: int) -> NDArray[np.float32]:
+        raise NotImplementedError("test signals have no hidden states")
+
+    def move(self, source: int, target: int) -> None:
+        self._states[target], self._rows[target] = self._states.pop(source), self._rows.pop(source)
+
+    def release(self, slot: int) -> None:
+        self._states.pop(slot, None)
+
+    def reset(self, slot: int) -> None:
+        self.release(slot)
+
+    def _append(self, slot: int, token: int) -> Logits:
+        states = self._states[slot]
+        states.append(zlib.crc32(token.to_bytes(4, "little"), states[-1]))
+        return self._logits(slot)
+
+    def _logits(self, slot: int) -> Logits:
+        state = self._states[slot][-1]
+        return self._table[[state % TABLE_ROWS, (state >> 8) % TABLE_ROWS][: self._rows[slot]]]

@@ -1,0 +1,140 @@
+"""Choose a backend and a precision for each role: once, when a model is loaded, as a value that can be printed.
+
+`select` holds a profile's preferences against each backend's `unsupported_reason`. No weights are needed, so
+`nightingale doctor --plan` can answer for a model that is not on this machine.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from nightingale.backends.base import Backend, Machine, ModelInfo, Role, Setup
+from nightingale.backends.profiles import Preference, Profile
+from nightingale.errors import ConfigError, DeviceError
+
+FLOAT_PRECISIONS = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A backend that was considered before the chosen one."""
+
+    backend: str
+    precision: str
+    reason: str
+    warn: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The backend of one role."""
+
+    role: Role
+    backend: Backend
+    setup: Setup
+    skipped: tuple[Skipped, ...] = ()
+
+    @property
+    def precision(self) -> str:
+        return self.setup.precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What runs each role of a model, and why."""
+
+    model: str
+    profile: Profile
+    machine: Machine
+    decoder: Choice
+    renderer: Choice
+
+    @property
+    def choices(self) -> tuple[Choice, Choice]:
+        return self.decoder, self.renderer
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return what is slower here than the profile promises, one line each."""
+        problem = [self.machine.problem] if self.machine.problem else []
+        return problem + [
+            f"{choice.role}: no {skipped.backend} {skipped.precision}: {skipped.reason}"
+            for choice in self.choices
+            for skipped in choice.skipped
+            if skipped.warn
+        ]
+
+
+def find_machine(backends: Sequence[Backend], device: str) -> Machine:
+    """Describe the device a user asked for; "auto" is the best one that any backend brings."""
+    for backend in backends:
+        if (machine := backend.probe(device)) is not None:
+            return machine
+    if device in ("auto", "cpu"):
+        return Machine(device="cpu", name="cpu", instructions=platform.machine())
+    raise DeviceError(
+        "the device cannot be used",
+        got=repr(device),
+        allowed="auto, cpu, or a device that an installed backend has",
+        fix="See `nightingale doctor`.",
+    )
+
+
+def check_precision(asked: str) -> None:
+    """Raise ConfigError unless `asked` is "auto" or a floating-point precision for T3."""
+    allowed = ("auto", *FLOAT_PRECISIONS)
+    if asked not in allowed:
+        raise ConfigError("unknown dtype", got=repr(asked), allowed=", ".join(allowed))
+
+
+def select(
+    backends: Sequence[Backend], model: ModelInfo, machine: Machine, profile: Profile, *, dtype: str = "auto"
+) -> Plan:
+    """Choose the backend of each role.
+
+    Args:
+        backends: All backends, in the order in which they are tried after the profile's preferences.
+        model: The model's description.
+        machine: The device.
+        profile: Its preferences are tried first.
+        dtype: T3's floating-point precision if the user chose one; "auto" leaves it to the profile.
+    """
+    by_name = {backend.name: backend for backend in backends}
+
+    def choose(role: Role, preferences: Sequence[Preference], fallback: str) -> Choice:
+        skipped: list[Skipped] = []
+        tried = [p for p in preferences if p.backend in by_name]
+        tried += [Preference(backend.name, fallback, warn=False) for backend in reversed(backends)]
+        for preference in tried:
+            backend = by_name[preference.backend]
+            setup = Setup(profile=profile, machine=machine, precision=preference.precision)
+            if backend.device_kinds and machine.kind not in backend.device_kinds:
+                reason = f"it runs on {' or '.join(backend.device_kinds)}, not on {machine.kind}"
+                skipped.append(Skipped(preference.backend, preference.precision, reason, warn=False))
+                continue
+            reason = backend.unsupported_reason(role, model, setup)
+            if reason is None:
+                return Choice(role=role, backend=backend, setup=setup, skipped=tuple(skipped))
+            skipped.append(Skipped(preference.backend, preference.precision, reason, preference.warn))
+        raise ConfigError(
+            f"no backend can run the {role} of the model {model.name!r} here",
+            got="; ".join(f"{s.backend}: {s.reason}" for s in skipped),
+            fix="Install the extra that the model needs: pip install 'nightingale-tts[torch]'.",
+        )
+
+    fallback = "float32" if dtype == "auto" else dtype
+    decoder = profile.decoder if dtype == "auto" else tuple(_with(p, dtype) for p in profile.decoder)
+    return Plan(
+        model=model.name,
+        profile=profile,
+        machine=machine,
+        decoder=choose("decoder", decoder, fallback),
+        renderer=choose("renderer", profile.renderer, "float32"),
+    )
+
+
+def _with(preference: Preference, dtype: str) -> Preference:
+    """Apply the user's floating-point precision; integer precisions stay as they are."""
+    return replace(preference, precision=dtype) if preference.precision in FLOAT_PRECISIONS else preference

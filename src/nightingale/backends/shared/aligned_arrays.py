@@ -1,0 +1,22 @@
+"""Page-aligned arrays for KV caches and for the tables of kernels."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def page_aligned_zeros(shape: tuple[int, ...], dtype: type[np.generic] = np.float32) -> NDArray[Any]:
+    """Return zeros that start at a page and occupy memory only where they are written.
+
+    A sequence fills the beginning of each head's part of its cache row. With huge pages, which numpy asks for
+    in large arrays, every part would occupy its whole capacity from the first token on.
+    """
+    memory = mmap.mmap(-1, np.dtype(dtype).itemsize * math.prod(shape))
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, dtype).reshape(shape)

@@ -1,0 +1,50 @@
+"""The prefix cache of the CPU runners: keys and values of the latest prompts.
+
+A voice puts the same embeddings before the text of every prompt, and before both rows of a guided one; the
+row without the text differs between two prompts only in its length. So of a new prompt only what follows its
+longest common prefix with a cached one is computed.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class PrefixCache:
+    def __init__(self, max_rows: int) -> None:
+        self.entries: deque[tuple[Tensor, dict[str, NDArray[Any]]]] = deque(maxlen=max_rows)
+        """The inputs (time, width) of each row, and copies of its keys and values."""
+
+    def restore(self, x: Tensor, views: Callable[[int], Mapping[str, NDArray[Any]]]) -> int:
+        """Write the longest cached prefix of x (time, width) into a row of the KV cache.
+
+        Args:
+            x: The inputs of the row.
+            views: Returns views of the row's keys and values up to a position, which are written.
+
+        Returns:
+            The length of the prefix. At least one position is left to compute, since it gives the logits.
+        """
+        length, found = 0, None
+        for other, cached in self.entries:
+            shared = min(len(x) - 1, len(other))
+            differs = (x[:shared] != other[:shared]).any(-1).nonzero()
+            shared = int(differs[0]) if len(differs) else shared
+            if shared > length:
+                length, found = shared, cached
+        if found is not None:
+            for name, view in views(length).items():
+                view[:] = found[name][tuple(map(slice, view.shape))]
+        return length
+
+    def store(self, x: Tensor, views: Mapping[str, NDArray[Any]]) -> None:
+        """Copy the keys and values of a row whose inputs are x; the oldest entry is dropped."""
+        self.entries.append((x.clone(), {name: view.copy() for name, view in views.items()}))
+
+    def clear(self) -> None:
+        self.entries.clear()

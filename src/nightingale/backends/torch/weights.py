@@ -1,0 +1,110 @@
+"""Load the networks for PyTorch-based backends, once per device and precision.
+
+Objects that tests or programs loaded themselves stand in `ModelSource` under the keys of `in_memory`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from nightingale.backends.base import ModelInfo, ModelSource
+from nightingale.backends.torch.cpu_layout import optimize_single_row
+from nightingale.backends.torch.devices import DTYPES
+from nightingale.models.chatterbox.build import VoiceEncoders, load_encoders, load_s3gen, load_t3
+from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.compact import unpack
+from nightingale.models.layers.weight_layout import for_rendering
+
+
+def in_memory(
+    info: ModelInfo, *, t3: T3, flow: Flow, hift: Hift, encoders: VoiceEncoders | None = None
+) -> ModelSource:
+    """Return the source of a model whose networks exist already."""
+    loaded: dict[str, Any] = {"t3": t3, "s3gen": (flow, hift)}
+    if encoders is not None:
+        loaded["encoders"] = encoders
+    return ModelSource(info, {}, loaded=loaded)
+
+
+def unpacker(source: ModelSource) -> Callable[..., Any]:
+    return unpack if source.packed else dict
+
+
+def t3_weights(source: ModelSource, device: str, precision: str, *, owned: bool = False) -> T3:
+    """Return T3 on a device. owned: a copy that the caller may change in place."""
+    dtype = DTYPES[precision]
+
+    def make() -> T3:
+        if source.has("t3"):
+            given: T3 = source.shared("t3", _missing)
+            weight = given.speech_head.weight
+            if not owned and weight.dtype == dtype and weight.device == torch.device(device):
+                return given
+            return copy.deepcopy(given).to(device, dtype)
+        return load_t3(source.info.preset.t3, source.files["t3"], unpacker(source)).to(device, dtype)
+
+    return make() if owned else source.shared(f"t3@{device}/{precision}", make)
+
+
+def torch_t3(source: ModelSource, device: str, precision: str) -> T3:
+    """Return T3 for PyTorch's own decode steps, laid out for a CPU where it runs on one."""
+
+    def make() -> T3:
+        t3 = t3_weights(source, device, precision)
+        return optimize_single_row(t3) if device == "cpu" else t3
+
+    return source.shared(f"t3-torch@{device}/{precision}", make)
+
+
+def rendering_weights(
+    source: ModelSource,
+    device: str,
+    convert: Callable[[Flow, Hift], tuple[Flow, Hift]] | None = None,
+    key: str = "",
+) -> tuple[Flow, Hift]:
+    """Return the flow and the vocoder in float32 on a device, or as `convert` makes them (under `key`).
+
+    Conversion happens before the layout, so that weights are never held in both precisions.
+    """
+
+    def make() -> tuple[Flow, Hift]:
+        if source.has("s3gen"):
+            flow, hift = source.shared("s3gen", _missing)
+        else:
+            loaded = load_s3gen(source.info.preset, source.files["s3gen"], unpacker(source))
+            flow, hift = (net.to(torch.float32) for net in loaded)
+        flow, hift = _on(flow, device), _on(hift, device)
+        if convert is not None:
+            flow, hift = convert(flow, hift)
+        if device == "cpu":
+            for_rendering(flow)
+            for_rendering(hift)
+        return flow, hift
+
+    return source.shared(f"s3gen@{device}/{key}", make)
+
+
+def load_voice_encoders(source: ModelSource) -> VoiceEncoders:
+    def make() -> VoiceEncoders:
+        return load_encoders(source.info.preset, source.files, unpacker(source))
+
+    return source.shared("encoders", make)
+
+
+def _on(net: Any, device: str) -> Any:
+    weight = next(net.parameters())
+    if weight.device == torch.device(device):
+        return net
+    moved: nn.Module = copy.deepcopy(net).to(device)
+    return moved
+
+
+def _missing() -> Any:
+    raise AssertionError("`ModelSource.has` was checked before")

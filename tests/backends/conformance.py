@@ -1,0 +1,246 @@
+"""Models, machines and a decode driver for the conformance suite (test_decoder_conformance.py, test_renderer_conformance.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from tiny_torch import seeded
+
+from nightingale.backends import BACKENDS
+from nightingale.backends.base import Backend, Decoder, Machine, ModelInfo, ModelSource, Role, Setup
+from nightingale.backends.cpu import capabilities
+from nightingale.backends.profiles import PROFILES, Profile
+from nightingale.backends.torch.weights import in_memory
+from nightingale.decoding.decoding import Decoding, Prompt
+from nightingale.decoding.host_decoder import DecodeRow
+from nightingale.engine.noise_model import NOISE, NOISE_PRESET
+from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.presets import PRESETS, Preset
+from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale.models.chatterbox.t3.config import Gpt2Config, LlamaConfig
+from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale.types import Sampling
+from nightingale.voices.voice import Voice
+
+TOKENS, SLOTS = 16, 4
+FAMILIES = ("english", "multilingual", "turbo", "nano", "wren")
+CPU = Machine(device="cpu", name="cpu", instructions="")
+GREEDY = {"temperature": 0.0, "repetition_penalty": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A backend in one precision."""
+
+    backend: str
+    precision: str
+
+    def __str__(self) -> str:
+        return f"{self.backend}-{self.precision}"
+
+    @property
+    def exact(self) -> bool:
+        return self.precision == "float32"
+
+    @property
+    def object(self) -> Backend:
+        return next(one for one in BACKENDS if one.name == self.backend)
+
+
+ALL_DECODERS = [
+    Case("torch", "float32"),
+    Case("torch", "bfloat16"),
+    Case("cuda", "float32"),
+    Case("onnx", "float32"),
+    Case("onnx", "int8"),
+    Case("cpu", "int8"),
+    Case("noise", "float32"),
+]
+ALL_RENDERERS = [
+    Case("torch", "float32"),
+    Case("cuda", "float32"),
+    Case("cpu", "bfloat16"),
+    Case("cpu", "int8"),
+    Case("noise", "float32"),
+]
+
+
+def tiny_preset(family: str) -> Preset:
+    """Return the family's preset at a size that every kernel supports."""
+    full = PRESETS[family]
+    gpt2 = isinstance(full.t3.backbone, Gpt2Config)
+    backbone: Any = (
+        Gpt2Config(layers=2, width=128, heads=2, positions=400)
+        if gpt2
+        else LlamaConfig(layers=2, width=128, heads=2, ffn=384, rope_scaling=None)
+    )
+    learned = None if full.t3.learned_positions is None else (64, 128)
+    prompt_tokens = min(8, full.t3.prompt_tokens)
+    return replace(
+        NOISE_PRESET,
+        t3=replace(
+            full.t3,
+            backbone=backbone,
+            text_vocab=300,
+            speech_vocab=6563,
+            prompt_tokens=prompt_tokens,
+            learned_positions=learned,
+            speaker_width=16,
+        ),
+        flow=replace(NOISE_PRESET.flow, block_causal=full.flow.block_causal, meanflow=full.flow.meanflow),
+        hift=replace(NOISE_PRESET.hift, causal=full.hift.causal, in_step=full.hift.in_step),
+    )
+
+
+@cache
+def source_of(family: str) -> ModelSource:
+    """Return a tiny model of a family with seeded random weights; "noise" is the model without weights."""
+    if family == "noise":
+        defaults = replace(NOISE.defaults, max_new_tokens=TOKENS)
+        return ModelSource(replace(NOISE, defaults=defaults), {})
+    preset = tiny_preset(family)
+    defaults = replace(
+        MODEL_DEFAULTS[family], max_new_tokens=TOKENS, max_text_ids=40, tokens_per_text_id=None
+    )
+    rng = torch.Generator().manual_seed(7)
+    with torch.random.fork_rng(devices=[]):
+        t3, flow, hift = (seeded(net, rng) for net in (T3(preset.t3), Flow(preset.flow), Hift(preset.hift)))
+    for name, weight in t3.named_parameters():  # sharper attention, so that a wrong position is noticed
+        if any(part in name for part in ("q_proj.w", "k_proj.w", "c_attn.w")):
+            weight.data.mul_(3)
+    info = ModelInfo(name=family, preset=preset, defaults=defaults)
+    return in_memory(info, t3=t3, flow=flow, hift=hift)
+
+
+def setup_for(case: Case, family: str, profile: Profile) -> tuple[ModelSource, Setup]:
+    """Return what the backend is opened with.
+
+    The CUDA backend is opened on the CPU, where it runs its graphs' functions eagerly.
+    """
+    source = source_of("noise" if case.backend == "noise" else family)
+    setup = Setup(profile=profile, machine=CPU, precision=case.precision)
+    return source, setup
+
+
+def runs_here(role: Role, case: Case) -> str | None:
+    """Return why a case cannot run on this machine; None if it can."""
+    if case.backend in ("cuda", "noise"):
+        return None
+    setup = Setup(profile=PROFILES["balanced"], machine=CPU, precision=case.precision)
+    with mock.patch.object(capabilities, "SMALL_MODEL_WEIGHTS", 0):
+        return case.object.unsupported_reason(role, source_of("turbo").info, setup)
+
+
+def open_decoder(case: Case, family: str, *, batched: bool = True) -> tuple[ModelSource, Decoder]:
+    profile = replace(PROFILES["balanced"], slots=SLOTS, batched=batched)
+    source, setup = setup_for(case, family, profile)
+    return source, case.object.open_decoder(source, setup)
+
+
+@cache
+def voice_of(speaker_width: int, number: int = 0) -> Voice:
+    rng = np.random.default_rng(number)
+    return Voice.checked(
+        name=f"voice {number}",
+        family="wren",
+        speaker=rng.normal(size=speaker_width),
+        prompt_ids=rng.integers(6561, size=8),
+        flow_prompt_ids=rng.integers(6561, size=12),
+        flow_prompt_mel=rng.normal(size=(24, 80)),
+        flow_speaker=rng.normal(size=16),
+    )
+
+
+def decoding_of(source: ModelSource, seed: int, **sampling: Any) -> Decoding:
+    """Return an utterance whose text and length depend on the seed."""
+    info = source.info
+    chosen: Sampling = replace(info.defaults.sampling, **sampling)
+    prompt = Prompt(
+        text="",
+        text_ids=[1 + (7 * seed + n) % 250 for n in range(5 + seed % 5)],
+        voice=voice_of(info.preset.t3.speaker_width),
+        exaggeration=0.5,
+        guided=info.guidable and chosen.cfg_weight > 0,
+    )
+    vocab = info.preset.t3.speech_vocab
+    return Decoding(prompt, vocab=vocab, defaults=info.defaults, sampling=chosen, seed=seed)
+
+
+class Driver:
+    """Drive a decoder as the worker does: prefill, decode, release, move."""
+
+    def __init__(self, source: ModelSource, decoder: Decoder, **sampling: Any) -> None:
+        self._source, self.decoder, self._sampling = source, decoder, sampling
+        self.tokens: dict[int, list[int]] = {}
+        self.errors: dict[int, Exception] = {}
+        self.running: list[tuple[int, Decoding]] = []
+        decoder.start()
+
+    def start(self, seed: int) -> None:
+        decoding = decoding_of(self._source, seed, **self._sampling)
+        slot = len(self.running)
+        self.running.append((seed, decoding))
+        self.tokens[seed] = []
+        self._append(seed, decoding, self.decoder.prefill(slot, decoding))
+
+    def step(self) -> None:
+        rows = [
+            DecodeRow(slot, decoding, self.tokens[seed][-1] if self.tokens[seed] else 0)
+            for slot, (seed, decoding) in enumerate(self.running)
+        ]
+        for (seed, decoding), tokens in zip(list(self.running), self.decoder.decode(rows), strict=True):
+            if isinstance(tokens, Exception):
+                self.errors[seed] = tokens
+                self.decoder.reset([s for s, _ in self.running].index(seed))
+                self.stop(seed)
+            else:
+                self._append(seed, decoding, tokens)
+        for seed in [seed for seed, decoding in self.running if decoding.finished]:
+            self.stop(seed)
+
+    def stop(self, seed: int) -> None:
+        slot, last = [s for s, _ in self.running].index(seed), len(self.running) - 1
+        self.decoder.release(slot)
+        if slot != last:
+            self.decoder.move(last, slot)
+            self.running[slot] = self.running[last]
+        self.running.pop()
+
+    def run(self, seeds: Sequence[int]) -> dict[int, list[int]]:
+        """Decode all seeds in one batch, to their ends."""
+        for seed in seeds:
+            self.start(seed)
+        while self.running:
+            self.step()
+        return {seed: self.tokens[seed] for seed in seeds}
+
+    def _append(self, seed: int, decoding: Decoding, tokens: list[int]) -> None:
+        for token in tokens:
+            if not decoding.finished:
+                self.tokens[seed].append(token)
+                decoding.append(token)
+
+
+def streams(counts: Sequence[int], seed: int = 0) -> Iterator[list[int]]:
+    """Yield runs of random speech tokens, one of each length."""
+    rng = np.random.default_rng(seed)
+    for count in counts:
+        yield rng.integers(6561, size=count).tolist()
+
+
+DECODERS = [case for case in ALL_DECODERS if runs_here("decoder", case) is None]
+RENDERERS = [case for case in ALL_RENDERERS if runs_here("renderer", case) is None]
+UNSUPPORTED = [
+    (role, case)
+    for role, cases in (("decoder", ALL_DECODERS), ("renderer", ALL_RENDERERS))
+    for case in cases
+    if case not in (DECODERS if role == "decoder" else RENDERERS)
+]
+"""Cases that this machine cannot run; test_unsupported.py skips each once, with the backend's reason."""

@@ -1,0 +1,238 @@
+"""Int8 layers of the flow and the vocoder, compared with the same quantization in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from threading import Thread
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+pytest.importorskip("llvmlite")
+from backends.cpu.rendered import mel_of, noise, rms_error, samples_of
+from backends.int8_reference import ReferenceInt8Linear
+
+from nightingale.backends.cpu import capabilities
+from nightingale.backends.cpu.int8_networks import (
+    FusedSnake,
+    Int8Attend,
+    Int8Conv1d,
+    Int8Linear,
+    KernelContext,
+    int8_flow,
+    int8_vocoder,
+)
+from nightingale.backends.cpu.kernels import target
+from nightingale.backends.cpu.kernels.target import Isa, detect_target
+from nightingale.backends.shared import capability_checks
+from nightingale.backends.shared.quantize import block_size_for, quantize_blocks
+from nightingale.models.chatterbox.hift.generator import Hift, Snake
+from nightingale.models.chatterbox.presets import PRESETS
+from nightingale.models.chatterbox.s3gen.estimator import Attend
+from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale.models.layers.conv import same_conv
+from nightingale.models.layers.weight_layout import for_rendering
+
+if isinstance(found := detect_target(), str):
+    pytest.skip(found, allow_module_level=True)
+WREN = PRESETS["wren"]
+
+
+@pytest.fixture(autouse=True)
+def without_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="module")
+def context() -> KernelContext:
+    return capabilities.kernel_context()
+
+
+def dequantized(x: Tensor, block: int) -> Tensor:
+    """Return x (…, inputs) after quantization."""
+    codes, scales = quantize_blocks(x, block)
+    return (codes.double() * scales[..., None].double()).flatten(-2)
+
+
+def reference_conv1d(layer: nn.Conv1d, x: Tensor) -> Tensor:
+    block = block_size_for(layer.in_channels)
+    weight = dequantized(layer.weight.transpose(1, 2), block).transpose(1, 2)
+    given = dequantized(x.transpose(1, 2), block).transpose(1, 2)
+    assert layer.bias is not None
+    return F.conv1d(given, weight, layer.bias.double(), dilation=layer.dilation).float()
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("inputs", "outputs"), [(192, 64), (128, 192), (768, 192)])
+@pytest.mark.parametrize("rows", [1, 3, 16, 37])
+def test_a_linear_layer_matches_the_reference(
+    context: KernelContext, inputs: int, outputs: int, rows: int, bias: bool
+) -> None:
+    layer, x = nn.Linear(inputs, outputs, bias=bias), noise(2, rows, inputs)
+    wanted = ReferenceInt8Linear(layer.weight, layer.bias)(x)
+    assert rms_error(Int8Linear(layer, context)(x), wanted) < 1e-5
+    assert 0 < rms_error(wanted, layer(x)) < 0.01
+    turned = x.transpose(0, 1).contiguous().transpose(0, 1)
+    assert rms_error(Int8Linear(layer, context)(turned), wanted) < 1e-5, "whatever its strides are"
+
+
+@pytest.mark.parametrize(("channels", "outputs"), [(16, 4), (32, 32), (192, 64), (256, 80)])
+@pytest.mark.parametrize(("kernel", "dilation"), [(1, 1), (3, 1), (7, 5)])
+@pytest.mark.parametrize("columns", [1, 15, 16, 17, 150])
+def test_a_convolution_matches_the_reference(
+    context: KernelContext, channels: int, outputs: int, kernel: int, dilation: int, columns: int
+) -> None:
+    layer = same_conv(channels, outputs, kernel, dilation=dilation, causal=True)
+    x = noise(2, channels, columns)
+    got, padded = Int8Conv1d(layer, context)(x), F.pad(x, (layer.left, layer.right))
+    assert got.shape == (2, outputs, columns)
+    assert rms_error(got, reference_conv1d(layer, padded)) < 1e-5
+    assert 0 < rms_error(got, layer(x)) < 0.02
+
+
+def test_zeros_stay_zeros(context: KernelContext) -> None:
+    layer = same_conv(32, 8, 3, causal=True)
+    assert torch.equal(Int8Conv1d(layer, context)(torch.zeros(1, 32, 40)), layer(torch.zeros(1, 32, 40)))
+
+
+def test_snake_matches_torch(context: KernelContext) -> None:
+    plain = Snake(6)
+    plain.alpha.copy_(noise(6).abs() * 5 + 0.05)
+    own = FusedSnake(plain, context)
+    for columns in (1, 15, 16, 70):
+        x = noise(2, 6, columns) * 20
+        assert (own(x) - plain(x)).abs().max() < 1e-4
+        room = torch.full((2, 6, columns + 9), 7.0)
+        own.write(x, room[..., 4 : 4 + columns])
+        assert (room[..., :4] == 7).all()
+        assert (room[..., 4 + columns :] == 7).all()
+        assert torch.equal(room[..., 4 : 4 + columns], own(x))
+    across = noise(1, 70, 6).transpose(1, 2)
+    assert (own(across) - plain(across)).abs().max() < 1e-4, "whatever its strides are"
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(16, 1), (16, 16), (37, 70), (200, 15)])
+def test_attention_with_quantized_keys_is_close_to_torch(
+    context: KernelContext, queries: int, keys: int
+) -> None:
+    q, k, v = (noise(2, n, 3, 64, seed=n).transpose(1, 2) for n in (queries, keys, keys + 1))
+    v = v[:, :, :keys]
+    own, plain = Int8Attend(context), Attend()
+    got = own(q, k, v, None)
+    rounded = [dequantized(x.reshape(-1, 64), 64).view(x.shape).float() for x in (q, k)]
+    assert rms_error(got, plain(*rounded, v, None)) < 1e-5, "the same quantization in torch"
+    assert rms_error(got, plain(q, k, v, None)) < 0.02
+    mask = torch.ones(1, 1, queries, keys, dtype=torch.bool).tril()
+    assert torch.equal(own(q, k, v, mask), plain(q, k, v, mask)), "with a mask, torch computes it"
+    few = q[:, :, :15]
+    assert torch.equal(own(few, k, v, None), plain(few, k, v, None))
+
+
+def test_any_number_of_threads_gives_the_same_bits(context: KernelContext) -> None:
+    layer, conv = nn.Linear(128, 192), same_conv(64, 64, 7, causal=True)
+    x, y = noise(37, 128), noise(1, 64, 333)
+    linear, convolution, attend = Int8Linear(layer, context), Int8Conv1d(conv, context), Int8Attend(context)
+    q = noise(1, 3, 50, 64)
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append((linear(x), convolution(y), attend(q, q, q, None)))
+    finally:
+        torch.set_num_threads(before)
+    for others in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], others, strict=True))
+
+
+def test_threads_that_render_at_once_do_not_interfere(context: KernelContext) -> None:
+    conv = Int8Conv1d(same_conv(64, 64, 3, causal=True), context)
+    given = [noise(1, 64, 200 + 31 * n, seed=n) for n in range(4)]
+    wanted, wrong = [conv(x) for x in given], []
+
+    def render(x: Tensor, right: Tensor) -> None:
+        with torch.inference_mode():
+            wrong.extend(n for n in range(50) if not torch.equal(conv(x), right))
+
+    threads = [Thread(target=render, args=pair) for pair in zip(given, wanted, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.fixture(scope="module")
+def flow() -> Flow:
+    torch.manual_seed(0)
+    return Flow(WREN.flow).eval().requires_grad_(False)
+
+
+@pytest.fixture(scope="module")
+def hift() -> Hift:
+    torch.manual_seed(1)
+    return Hift(WREN.hift).eval().requires_grad_(False)
+
+
+def test_an_int8_flow_is_close_to_float32(flow: Flow, context: KernelContext) -> None:
+    rounded = int8_flow(flow, context)
+    assert 0 < rms_error(mel_of(rounded), mel_of(flow)) < 0.03
+    assert int8_flow(rounded, context) is rounded
+    for_rendering(rounded)
+    assert 0 < rms_error(mel_of(rounded), mel_of(flow)) < 0.03
+    left = [name for name, part in rounded.named_modules() if isinstance(part, nn.Linear)]
+    assert all("time_" in name or ".mlp." in name or "affine" in name or "proj" in name for name in left)
+
+
+def test_an_int8_vocoder_is_close_to_float32(hift: Hift, context: KernelContext) -> None:
+    rounded = int8_vocoder(hift, context)
+    assert 0 < rms_error(samples_of(rounded), samples_of(hift)) < 0.1
+    assert int8_vocoder(rounded, context) is rounded
+    kept = (rounded.conv_pre, rounded.conv_post, rounded.f0_predictor, *rounded.source_downs)
+    assert not any(isinstance(part, Int8Conv1d) for net in kept for part in net.modules())
+    rounds = [part for part in rounded.resblocks.modules() if isinstance(part, nn.Conv1d)]
+    assert rounds
+    assert all(isinstance(part, Int8Conv1d) for part in rounds)
+
+
+def test_the_original_networks_are_not_changed(flow: Flow, hift: Hift, context: KernelContext) -> None:
+    before = [mel_of(flow), samples_of(hift)]
+    int8_flow(flow, context), int8_vocoder(hift, context)
+    assert all(torch.equal(a, b) for a, b in zip(before, (mel_of(flow), samples_of(hift)), strict=True))
+    layers = [part for net in (flow, hift) for part in net.modules()]
+    assert not any(isinstance(part, Int8Conv1d | Int8Linear | FusedSnake) for part in layers)
+
+
+@pytest.fixture
+def on_arm(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(target, "detect_target", lambda: replace(found, isa=Isa.NEON))
+    capabilities.layers_unsupported_reason.cache_clear()
+    yield
+    capabilities.layers_unsupported_reason.cache_clear()
+
+
+def test_on_x86_they_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "detect_target", lambda: replace(found, isa=Isa.AVX512))
+    capabilities.layers_unsupported_reason.cache_clear()
+    assert "torch's own threads" in (capabilities.layers_unsupported_reason() or "")
+    capabilities.layers_unsupported_reason.cache_clear()
+
+
+def test_the_self_test_passes() -> None:
+    assert 0 < capabilities.layers_test_error() < capabilities.MAX_ERROR / 2
+
+
+@pytest.mark.usefixtures("on_arm")
+@pytest.mark.parametrize("error", [0.5, float("nan")])
+def test_layers_that_fail_their_self_test_are_not_used(monkeypatch: pytest.MonkeyPatch, error: float) -> None:
+    monkeypatch.setattr(capabilities, "layers_test_error", lambda cache_dir: error)
+    assert "failed their self-test" in (capabilities.layers_unsupported_reason() or "")
+
+
+@pytest.mark.usefixtures("on_arm")
+def test_without_the_package_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capability_checks, "find_spec", lambda name: None)
+    assert "pip install" in (capabilities.layers_unsupported_reason() or "")

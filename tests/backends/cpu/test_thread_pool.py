@@ -1,0 +1,140 @@
+"""The thread pool of the kernels, the cache of compiled code, and compilation for other processors."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("llvmlite")
+from llvmlite import binding, ir
+
+from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_cached, compile_module
+from nightingale.backends.cpu.kernels.llvm_builder import I64, Function
+from nightingale.backends.cpu.kernels.t3_operations import emit_t3_step
+from nightingale.backends.cpu.kernels.target import Isa, Target, detect_target
+from nightingale.backends.cpu.kernels.thread_pool import (
+    CLAIM_WORDS,
+    JOB_WORDS,
+    OP_WORDS,
+    JobField,
+    OpField,
+    ThreadPool,
+    address_of,
+)
+
+TARGET = detect_target()
+if isinstance(TARGET, str):
+    pytest.skip(TARGET, allow_module_level=True)
+
+HEAD_DIM = 64
+X86 = {Isa.AVX512: (16, "sapphirerapids", "zmm"), Isa.AVX_VNNI: (8, "alderlake", "ymm")}
+
+
+@pytest.mark.parametrize("isa", X86)
+@pytest.mark.parametrize("rotary", [True, False])
+def test_other_processors_get_code_with_their_instructions(isa: Isa, rotary: bool) -> None:
+    binding.initialize_all_targets()
+    binding.initialize_all_asmprinters()
+    triple = "x86_64-unknown-linux-gnu"
+    try:
+        binding.Target.from_triple(triple)
+    except RuntimeError:
+        pytest.skip("this LLVM has no x86 backend")
+    lanes, cpu, register = X86[isa]
+    target = Target(
+        isa=isa,
+        lanes=lanes,
+        signed_weights=False,
+        prefetch_bytes=1024,
+        spins_per_ms=1,
+        triple=triple,
+        cpu=cpu,
+    )
+    module, machine = compile_module(emit_t3_step(target, head_dim=HEAD_DIM, rotary=rotary), target)
+    assembly = machine.emit_assembly(module)
+    assert any("vpdpbusd" in line and register in line for line in assembly.splitlines())
+    assert "prefetcht0" in assembly
+
+
+def test_code_is_compiled_once_and_again_if_the_file_is_damaged(tmp_path: Path) -> None:
+    emitted: list[int] = []
+
+    def emit() -> ir.Module:
+        emitted.append(1)
+        module = ir.Module("one")
+        f = Function(module, "one", {"x": I64}, tables=("x",))
+        f.pointer("x")[0] = f.const(7)
+        f.ret()
+        return module
+
+    def answer() -> int:
+        code = compile_cached(emit, TARGET, name="one", cache_dir=tmp_path / "code")
+        x = np.zeros(1, np.int64)
+        CompiledModule(code, TARGET).function("one", 1)(address_of(x))
+        return int(x[0])
+
+    assert [answer(), answer()] == [7, 7]
+    assert len(emitted) == 1
+    (kept,) = (tmp_path / "code").iterdir()
+    good = kept.read_bytes()
+    for bad in (good[:-1], good[:40] + bytes([good[40] ^ 1]) + good[41:], b""):
+        kept.write_bytes(bad)
+        assert answer() == 7
+        assert kept.read_bytes() == good
+    assert len(emitted) == 4
+    compile_cached(emit, TARGET, name="two", cache_dir=tmp_path / "code")
+    assert len(emitted) == 5, "another name is another file"
+    compile_cached(emit, TARGET, name="one", cache_dir=kept)  # not a folder, so nothing is kept
+    assert len(emitted) == 6
+
+
+class CountingJob:
+    """A job of operations with an unknown opcode: the threads only pass the barriers."""
+
+    def __init__(self, module: CompiledModule, threads: int) -> None:
+        self.ops = np.zeros((5, OP_WORDS), np.int64)
+        self.ops[:, OpField.OPCODE] = -1
+        self.claims = np.zeros((5, threads, CLAIM_WORDS), np.int64)
+        self.ops[:, OpField.CLAIMS] = [address_of(own) for own in self.claims]
+        self.job = np.zeros(JOB_WORDS, np.int64)
+        header = [JobField.OPS, JobField.OP_COUNT, JobField.THREADS]
+        self.job[header] = address_of(self.ops), len(self.ops), threads
+        self.pool = ThreadPool(module, self.job, threads)
+
+
+@pytest.fixture(scope="module")
+def t3_module() -> CompiledModule:
+    emit = partial(emit_t3_step, TARGET, head_dim=HEAD_DIM, rotary=True)
+    return CompiledModule(compile_cached(emit, TARGET, name="t3", cache_dir=None), TARGET)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_pass_every_barrier_whether_spinning_or_parked(
+    t3_module: CompiledModule, threads: int
+) -> None:
+    counting = CountingJob(t3_module, threads)
+    for run in range(300):
+        if run % 100 == 0:
+            time.sleep(0.02)  # the workers park
+        counting.pool.run()
+    assert counting.job[JobField.PHASE] == 300 * len(counting.ops)
+    assert not counting.claims.any(), "ready for the next run"
+
+
+def test_threads_end_with_their_pool(t3_module: CompiledModule) -> None:
+    before = set(threading.enumerate())
+    counting = CountingJob(t3_module, 3)
+    counting.pool.run()
+    workers = set(threading.enumerate()) - before
+    assert len(workers) == 2
+    del counting
+    gc.collect()
+    for thread in workers:
+        thread.join(10)
+        assert not thread.is_alive()

@@ -1,0 +1,158 @@
+"""Every renderer obeys the contract: streams equal the whole, batches equal single blocks, errors stay local."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from backends.conformance import RENDERERS, Case, setup_for, streams, voice_of
+
+from nightingale.backends.base import Block, Renderer, RenderStream
+from nightingale.backends.profiles import PROFILES
+from nightingale.types import Samples
+
+TOKENS = 40
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.05, "int8": 0.05}
+"""Largest difference of two ways to the same samples, by precision; full scale is 1. A vocoder with random
+weights amplifies rounding."""
+
+renderers = pytest.mark.parametrize("case", RENDERERS, ids=str)
+
+
+def opened(case: Case, family: str, *, streaming: bool = True) -> Renderer:
+    profile = replace(
+        PROFILES["balanced"], streaming=streaming, first_block_tokens=5, largest_block_tokens=20
+    )
+    source, setup = setup_for(case, family, profile)
+    return case.object.open_renderer(source, setup)
+
+
+def render(renderer: Renderer, stream: RenderStream, tokens: list[int], *, wanted: int = 10) -> Samples:
+    """Render an utterance block by block, as the engine does when all of its tokens are known."""
+    left, chunks, first = list(tokens), [], True
+    while True:
+        cut = stream.next_cut(len(left), finished=True, wanted=wanted)
+        assert cut is not None
+        block = Block(stream=stream, tokens=left[: cut.tokens], first=first, final=cut.final, alone=True)
+        chunks += renderer.render([block]).result()
+        left, first = left[cut.tokens :], False
+        if cut.final:
+            return np.concatenate(chunks)
+
+
+@renderers
+def test_each_token_gives_960_samples_and_the_seed_decides_them(case: Case) -> None:
+    renderer = opened(case, "turbo")
+    (tokens,) = streams([TOKENS])
+    one, again, other = (
+        render(renderer, renderer.open(voice_of(16), seed=seed), tokens) for seed in (1, 1, 2)
+    )
+    assert len(one) == 960 * TOKENS
+    assert np.isfinite(one).all()
+    assert np.array_equal(one, again)
+    assert not np.array_equal(one, other)
+    renderer.close()
+
+
+@renderers
+@pytest.mark.parametrize("family", ["turbo", "wren"])
+def test_the_audio_does_not_depend_on_when_tokens_arrive(case: Case, family: str) -> None:
+    """A stream whose tokens arrive three at a time equals the one whose tokens are all known at once."""
+    if case.backend == "cuda" and family == "wren":
+        family = "multilingual"  # a block-causal flow has no graphs
+    renderer = opened(case, family)
+    (tokens,) = streams([TOKENS])
+    expected = render(renderer, renderer.open(voice_of(16), seed=3), tokens)
+    stream = renderer.open(voice_of(16), seed=3)
+    arriving, left, chunks, first = list(tokens), list[int](), list[Samples](), True
+    while True:
+        left, arriving = left + arriving[:3], arriving[3:]
+        cut = stream.next_cut(len(left), finished=not arriving, wanted=10)
+        if cut is None:
+            continue
+        block = Block(stream=stream, tokens=left[: cut.tokens], first=first, final=cut.final, alone=True)
+        chunks += renderer.render([block]).result()
+        left, first = left[cut.tokens :], False
+        if cut.final:
+            break
+    assert len(chunks) > 2
+    assert np.abs(np.concatenate(chunks) - expected).max() < TOLERANCE[case.precision]
+    renderer.close()
+
+
+@renderers
+def test_interleaved_streams_equal_single_ones(case: Case) -> None:
+    renderer = opened(case, "turbo")
+    runs = list(streams([20, 30]))
+    voices = [voice_of(16, number) for number in (0, 1)]
+    alone = [
+        render(renderer, renderer.open(voice, seed=5), tokens)
+        for voice, tokens in zip(voices, runs, strict=True)
+    ]
+    pair = [renderer.open(voice, seed=5) for voice in voices]
+    left, chunks = [list(run) for run in runs], [[], []]  # type: ignore[var-annotated]
+    ended = [False, False]
+    first = [True, True]
+    while not all(ended):
+        for n, stream in enumerate(pair):
+            if ended[n]:
+                continue
+            cut = stream.next_cut(len(left[n]), finished=True, wanted=10)
+            assert cut is not None
+            block = Block(
+                stream=stream, tokens=left[n][: cut.tokens], first=first[n], final=cut.final, alone=False
+            )
+            chunks[n] += renderer.render([block]).result()
+            left[n], first[n], ended[n] = left[n][cut.tokens :], False, cut.final
+    for mine, expected in zip(chunks, alone, strict=True):
+        assert np.abs(np.concatenate(mine) - expected).max() < TOLERANCE[case.precision]
+    renderer.close()
+
+
+@pytest.mark.parametrize("case", [case for case in RENDERERS if case.backend == "cuda"], ids=str)
+def test_a_batch_equals_single_blocks(case: Case) -> None:
+    renderer = opened(case, "turbo")
+    assert renderer.max_batch > 1
+    runs = list(streams([13, 13, 13]))
+    alone = [render(renderer, renderer.open(voice_of(16), seed=n), run) for n, run in enumerate(runs)]
+    opened_streams = [renderer.open(voice_of(16), seed=n) for n in range(len(runs))]
+    left, chunks, first = [list(run) for run in runs], [[] for _ in runs], True  # type: ignore[var-annotated]
+    while True:
+        cuts = [
+            s.next_cut(len(rest), finished=True, wanted=10)
+            for s, rest in zip(opened_streams, left, strict=True)
+        ]
+        assert all(cut == cuts[0] for cut in cuts)
+        cut = cuts[0]
+        assert cut is not None
+        assert len({stream.batch_key(cut) for stream in opened_streams}) == 1
+        blocks = [
+            Block(stream=s, tokens=rest[: cut.tokens], first=first, final=cut.final, alone=False)
+            for s, rest in zip(opened_streams, left, strict=True)
+        ]
+        for mine, samples in zip(chunks, renderer.render(blocks).result(), strict=True):
+            mine.append(samples)
+        left, first = [rest[cut.tokens :] for rest in left], False
+        if cut.final:
+            break
+    for mine, expected in zip(chunks, alone, strict=True):
+        assert np.abs(np.concatenate(mine) - expected).max() < TOLERANCE[case.precision]
+
+
+@renderers
+def test_an_utterance_without_tokens_is_empty(case: Case) -> None:
+    renderer = opened(case, "turbo")
+    assert len(render(renderer, renderer.open(voice_of(16), seed=1), [])) == 0
+    renderer.close()
+
+
+@renderers
+def test_closing_ends_the_renderers_threads(case: Case) -> None:
+    import threading
+
+    before = threading.active_count()
+    renderer = opened(case, "turbo")
+    render(renderer, renderer.open(voice_of(16), seed=1), [1, 2, 3])
+    renderer.close()
+    assert threading.active_count() <= before

@@ -1,0 +1,183 @@
+"""Backend selection: chosen once, explained in words, and never silently slow."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from nightingale import TTS
+from nightingale.backends import BACKENDS
+from nightingale.backends.base import Machine, ModelInfo
+from nightingale.backends.profiles import PROFILES, profile_named
+from nightingale.backends.selection import Plan, find_machine, select
+from nightingale.cli.main import app
+from nightingale.engine.load import plan_named
+from nightingale.engine.model import Model
+from nightingale.errors import ConfigError, NightingaleError
+from nightingale.models.chatterbox.presets import PRESETS
+from nightingale.models.defaults import MODEL_DEFAULTS
+
+H200 = Machine(device="cuda:0", name="H200", instructions="sm_90", free_bytes=130 << 30)
+CPU = Machine(device="cpu", name="cpu", instructions="AVX512")
+Reasons = Callable[..., None]
+
+
+def info(name: str) -> ModelInfo:
+    return ModelInfo(name=name, preset=PRESETS[name], defaults=MODEL_DEFAULTS[name])
+
+
+def plan(name: str, machine: Machine, profile: str, dtype: str = "auto", **changes: int) -> Plan:
+    return select(BACKENDS, info(name), machine, replace(profile_named(profile), **changes), dtype=dtype)
+
+
+def chosen(made: Plan) -> list[tuple[str, str]]:
+    return [(choice.backend.name, choice.precision) for choice in made.choices]
+
+
+@pytest.fixture
+def reasons(monkeypatch: pytest.MonkeyPatch) -> Reasons:
+    """Replace `unsupported_reason` of the CPU backends: reasons(onnx=None, cpu="no llvmlite")."""
+
+    def answer(**by_name: str | None) -> None:
+        for backend in BACKENDS:
+            if backend.name in by_name:
+                reason = by_name[backend.name]
+                monkeypatch.setattr(backend, "unsupported_reason", lambda *_, reason=reason: reason)
+
+    answer(onnx="not here", cpu="not here")
+    return answer
+
+
+def test_exact_uses_the_reference_everywhere() -> None:
+    for machine in (H200, CPU):
+        made = plan("multilingual", machine, "exact")
+        assert chosen(made) == [("torch", "float32")] * 2
+        assert made.warnings == []
+
+
+def test_a_gpu_runs_cuda_graphs_in_the_profiles_precision() -> None:
+    assert chosen(plan("multilingual", H200, "balanced")) == [("cuda", "bfloat16"), ("cuda", "float32")]
+    assert chosen(plan("turbo", H200, "fast")) == [("cuda", "bfloat16"), ("cuda", "bfloat16")]
+
+
+def test_a_precision_that_was_asked_for_is_kept(reasons: Reasons) -> None:
+    assert plan("multilingual", H200, "fast", dtype="float32").decoder.precision == "float32"
+    assert plan("multilingual", CPU, "balanced", dtype="bfloat16").decoder.precision == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("machine", "words"),
+    [
+        (replace(H200, instructions="sm_75"), "bfloat16"),
+        (replace(H200, free_bytes=1 << 30), "fewer slots"),
+        (replace(H200, problem="this build of PyTorch does not support sm_90"), "does not support sm_90"),
+    ],
+    ids=["old", "full", "unknown"],
+)
+def test_why_graphs_cannot_be_used_is_a_warning(machine: Machine, words: str) -> None:
+    made = plan("multilingual", machine, "fast")
+    assert chosen(made)[0] == ("torch", "float32")
+    assert any(words in warning for warning in made.warnings), made.warnings
+
+
+def test_more_slots_need_more_memory() -> None:
+    small = replace(H200, free_bytes=20 << 30)
+    assert plan("multilingual", small, "fast", slots=8).decoder.backend.name == "cuda"
+    assert plan("multilingual", small, "fast", slots=64).decoder.backend.name == "torch"
+
+
+def test_a_block_causal_flow_is_rendered_by_the_reference_with_a_warning() -> None:
+    made = plan("wren", H200, "fast")
+    assert chosen(made) == [("cuda", "bfloat16"), ("torch", "float32")]
+    assert any("block-causal" in warning for warning in made.warnings)
+
+
+def test_a_backend_for_another_device_is_skipped_without_a_warning(reasons: Reasons) -> None:
+    made = plan("multilingual", CPU, "balanced")
+    assert made.warnings == []
+    assert ("cuda", "it runs on cuda, not on cpu") in [(s.backend, s.reason) for s in made.decoder.skipped]
+
+
+def test_a_problem_of_the_machine_is_logged_once(
+    noise_model: Model, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = select(BACKENDS, noise_model.info, find_machine(BACKENDS, "cpu"), PROFILES["balanced"])
+    made = replace(made, machine=replace(made.machine, problem="too old a driver"))
+    watched = caplog.at_level(logging.WARNING, logger="nightingale.engine")
+    with watched, TTS.over(noise_model, "balanced", plan=made) as tts:
+        assert tts.plan is made
+        tts.say("Hello.", seed=1)
+    assert [record.getMessage() for record in caplog.records] == ["noise, balanced: too old a driver"]
+
+
+def test_the_planned_kv_cache_is_what_is_allocated(tiny_model: Model) -> None:
+    with TTS.over(tiny_model, "exact") as tts:
+        assert tts._worker.decoder.kv_bytes == tiny_model.info.kv_cache_bytes(PROFILES["exact"].slots, 4)
+
+
+def test_a_plan_needs_no_weights() -> None:
+    made, missing = plan_named("multilingual", PROFILES["fast"], device="cpu")
+    assert made.model == "multilingual"
+    assert missing is not None
+    assert "t3" in missing
+    made, missing = plan_named("noise", PROFILES["fast"], device="cpu")
+    assert chosen(made) == [("noise", "float32")] * 2
+    assert missing is None
+    with pytest.raises(NightingaleError):
+        plan_named("trubo", PROFILES["fast"], device="cpu")
+
+
+def test_doctor_prints_a_plan_as_a_table_and_as_json() -> None:
+    told = CliRunner().invoke(app, ["doctor", "--plan", "fast", "--model", "turbo"])
+    assert told.exit_code == 0
+    assert "turbo, fast, on cpu" in told.stdout
+    for role in ("decoder", "renderer"):
+        assert any(line.startswith(role) for line in told.stdout.splitlines())
+    for backend in BACKENDS:
+        assert backend.name in told.stdout, "every backend answers"
+    assert "weights" in told.stdout
+    data = json.loads(CliRunner().invoke(app, ["doctor", "--plan", "exact", "--json"]).stdout)
+    assert [choice["backend"] for choice in data["choices"]] == ["torch"] * 2
+    assert CliRunner().invoke(app, ["doctor", "--plan", "quick"]).exit_code != 0
+
+
+def test_int8_is_used_where_it_pays_and_its_absence_is_a_warning(reasons: Reasons) -> None:
+    reasons(onnx=None)
+    assert chosen(plan("multilingual", CPU, "fast"))[0] == ("onnx", "int8")
+    assert plan("multilingual", CPU, "balanced").decoder.precision == "float32"
+    reasons(onnx="int8 products are no faster")
+    made = plan("multilingual", CPU, "fast")
+    assert made.decoder.backend.name == "torch"
+    assert made.warnings == ["decoder: no onnx int8: int8 products are no faster"]
+
+
+def test_generated_kernels_are_preferred_and_missed_without_a_warning(reasons: Reasons) -> None:
+    reasons(cpu=None, onnx=None)
+    assert chosen(plan("multilingual", CPU, "fast"))[0] == ("cpu", "int8")
+    reasons(cpu="llvmlite is not installed", onnx=None)
+    made = plan("multilingual", CPU, "fast")
+    assert chosen(made)[0] == ("onnx", "int8")
+    assert "llvmlite is not installed" in [s.reason for s in made.decoder.skipped]
+    assert made.warnings == []
+
+
+@pytest.mark.parametrize("option", ["cache=int8", "keep=50", "draft=exit:1"])
+def test_options_that_need_pytorch_get_it(option: str) -> None:
+    for profile in ("balanced", "fast"):
+        assert plan("wren", CPU, f"{profile}+{option}").decoder.backend.name == "torch"
+    assert plan("multilingual", CPU, f"fast+{option}").decoder.backend.name == "torch"
+
+
+def test_int8_is_not_used_with_a_draft() -> None:
+    assert plan("wren", CPU, "fast+draft=lookup").decoder.precision == "float32"
+
+
+def test_a_model_that_nothing_can_run_is_refused(reasons: Reasons) -> None:
+    reasons(onnx="no", cpu="no", torch="PyTorch is not installed")
+    with pytest.raises(ConfigError, match=r"no backend can run the decoder.*PyTorch is not installed"):
+        plan("turbo", CPU, "fast")

@@ -1,0 +1,62 @@
+"""Guesses at T3's next thought, as a user switches them on."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tiny_torch import t3_of
+
+from nightingale import TTS
+from nightingale.backends.base import ModelSource
+from nightingale.backends.torch.drafts import TorchDraftHead
+from nightingale.backends.torch.speculation import find_draft_head
+from nightingale.engine.model import Model
+from nightingale.errors import ConfigError
+from nightingale.models.chatterbox.t3.draft_head import HALVES, DraftHead
+
+
+def test_a_model_without_one_says_so(tiny_model: Model, tmp_path: Path) -> None:
+    bare = ModelSource(tiny_model.info, {"t3": tmp_path / "t3.safetensors"})
+    with pytest.raises(ConfigError, match=r"no guess\.safetensors beside the weights of noise"):
+        find_draft_head(bare, "guess")
+    with pytest.raises(ConfigError, match="no such draft"):
+        find_draft_head(tiny_model.source, "guess")
+    with pytest.raises(ConfigError, match="train draft"):
+        TTS.over(tiny_model, "exact+draft=guess")
+
+
+def test_a_file_is_known_by_what_it_holds(tiny_model: Model, tmp_path: Path) -> None:
+    width = t3_of(tiny_model).config.backbone.width
+    save_file(DraftHead(width, blocks=2, inner=24).state_dict(), tmp_path / "guess.safetensors")
+    save_file({"tfmr.layers.0.x": torch.zeros(1)}, tmp_path / "draft.safetensors")
+    head = find_draft_head(tiny_model.source, str(tmp_path / "guess.safetensors"))
+    assert head is not None
+    assert (head.width, len(head.blocks)) == (width, 2)
+    assert find_draft_head(tiny_model.source, str(tmp_path / "draft.safetensors")) is None
+    assert find_draft_head(tiny_model.source, "turbo") is None
+    save_file(DraftHead(width + 8, blocks=1, inner=24).state_dict(), tmp_path / "other.safetensors")
+    with pytest.raises(ConfigError, match="made for another model"):
+        find_draft_head(tiny_model.source, str(tmp_path / "other.safetensors"))
+    runner = TorchDraftHead(t3_of(tiny_model), head)
+    state = runner.start(np.zeros((1, (1 + HALVES) * width), np.float32))
+    _, logits = runner.step(state, 5, 1)
+    assert logits.shape == (1, t3_of(tiny_model).config.speech_vocab)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.0], ids=["sampled", "greedy"])
+def test_wren_says_the_same_with_its_own_guesses(temperature: float) -> None:
+    """By onnxruntime where it is installed, and by torch elsewhere."""
+    said = []
+    for profile in ("balanced", "balanced+draft=guess"):
+        with TTS("wren", profile=profile) as tts:
+            said.append(tts.say("A small bird sang before it was light.", seed=3, temperature=temperature))
+    plain, guessed = said
+    assert (plain.samples == guessed.samples).all()
+    assert plain.metrics.drafted == 0
+    if find_spec("onnxruntime"):  # torch's passes over several tokens do not pay everywhere
+        assert guessed.metrics.accepted > 0.3 * guessed.metrics.drafted > 0

@@ -1,0 +1,405 @@
+"""T3's memory in cells: what is rounded, what is kept, what is given back; and nothing else changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from backends.torch.test_speculative import (
+    BUDGET,
+    CONFIGS,
+    FREE,
+    LONGEST,
+    POOL,
+    Batch,
+    EmbeddedRunner,
+    budget_for,
+    check_same,
+    draft_of,
+)
+from parity.tiny import fill, gaussian
+from torch import Tensor
+
+from nightingale.backends.torch.kv_pools import PagedKVPool
+from nightingale.backends.torch.runner import TorchRunner
+from nightingale.decoding.host_decoder import HostDecoder
+from nightingale.decoding.runner import StepInput, VerifyInput
+from nightingale.decoding.speculative import SpeculativeDecoder
+from nightingale.errors import MemoryFull
+from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.layers.kv_blocks import (
+    LEAST_SCALE,
+    TOPS,
+    KVBlockLayout,
+    KVBlockPool,
+    quantise,
+    restored,
+)
+from nightingale.models.layers.paged_kv_cache import KVBlockTables, Stream, plain_attend
+
+CPU = torch.device("cpu")
+KINDS = [torch.int8, torch.float8_e4m3fn]
+PROMPTS = [5, 9, 7]
+CLOSE: Any = {"rtol": 1e-3, "atol": 2e-3}
+"""Of scores over rounded cells: a number half-way between two steps may be rounded either way."""
+
+
+@pytest.fixture(scope="module")
+def nets() -> dict[str, T3]:
+    return {name: fill(T3(config)) for name, config in CONFIGS.items()}
+
+
+def plan_of(t3: T3, kind: torch.dtype, *, windows: bool = False, spare: int = LONGEST) -> KVBlockLayout:
+    backbone = t3.config.backbone
+    uneven = tuple(
+        tuple(4 + 3 * ((layer + head) % 2) for head in range(backbone.heads))
+        for layer in range(backbone.layers)
+    )
+    return KVBlockLayout(
+        layers=backbone.layers,
+        heads=backbone.heads,
+        width=backbone.width // backbone.heads,
+        kind=kind,
+        windows=uneven if windows else None,
+        spare=spare,
+    )
+
+
+def cell_runner(
+    t3: T3, plan: KVBlockLayout | None, *, batched: bool = False, slots: int = 4, **more: Any
+) -> TorchRunner:
+    """In cells, or in slots if there is no plan."""
+    pool = None
+    if plan is not None:
+        sizes = {"slots": slots, "rows_per_slot": 2, "prompt": 12, "tokens": BUDGET}
+        pool = PagedKVPool(plan, **sizes, device=CPU, **more)  # type: ignore[arg-type]
+    room = {
+        "slots": slots,
+        "rows_per_slot": 2,
+        "capacity": 12 + BUDGET,
+        "spare": LONGEST,
+        "max_new_tokens": BUDGET,
+    }
+    return TorchRunner(t3, **room, batched=batched, pool=pool)  # type: ignore[arg-type]
+
+
+def begin(runner: TorchRunner, rows: list[int], max_tokens: dict[int, int] | None = None) -> None:
+    width = runner.t3.config.backbone.width
+    for slot, count in enumerate(rows):
+        prompt = gaussian((count, PROMPTS[slot], width), slot)
+        runner.prefill_embeddings(slot, prompt, max_tokens=(max_tokens or {}).get(slot))
+
+
+def turns(slots: list[int], step: int) -> list[StepInput]:
+    return [StepInput(slot=slot, token=10 * slot + step, position=step) for slot in slots]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_number_is_off_by_half_a_step_of_its_scale_at_most(kind: torch.dtype) -> None:
+    x = gaussian((50, 3, 64), 1) * torch.logspace(-4, 4, 50)[:, None, None]
+    cells, scales = quantise(x, kind, 4)
+    assert scales.shape == (50, 3, 4)
+    off = (restored(cells, scales) - x).abs()
+    largest = x.unflatten(-1, (4, 16)).abs().amax(-1, keepdim=True).expand(-1, -1, -1, 16).flatten(-2)
+    # Half a step of 127 steps, or of three bits and a sign; and what half precision adds to the scale.
+    bound = largest / 127 / 2 if kind == torch.int8 else x.abs() / 16 + largest / 448 / 512
+    # Below the least scale nothing is worth more than half of it.
+    assert bool((off <= 1.02 * bound + LEAST_SCALE / 2).all()), float((off / bound).max())
+
+
+def test_zeros_stay_zeros() -> None:
+    cells, scales = quantise(torch.zeros(2, 64), torch.int8, 2)
+    assert not cells.any()
+    assert bool(scales.isfinite().all())
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["alone", "batched"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_cells_that_round_nothing_and_keep_all_are_the_dense_memory(
+    name: str, batched: bool, nets: dict[str, T3]
+) -> None:
+    t3 = nets[name]
+    dense, cells = cell_runner(t3, None), cell_runner(t3, plan_of(t3, torch.float32), batched=batched)
+    for runner in (dense, cells):
+        begin(runner, [2, 1, 2])
+    for step, slots in enumerate([[0, 1, 2], [0, 2], [1, 2], [0, 1, 2]], start=1):
+        for mine, plain in zip(cells.step(turns(slots, step)), dense.step(turns(slots, step)), strict=True):
+            torch.testing.assert_close(mine, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "bound"), [(torch.int8, 0.05), (torch.float8_e4m3fn, 0.3)], ids=str)
+@pytest.mark.parametrize("batched", [False, True], ids=["alone", "batched"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_scores_over_eight_bits_are_the_dense_ones_within_a_bound(
+    name: str, batched: bool, kind: torch.dtype, bound: float, nets: dict[str, T3]
+) -> None:
+    """The bound: of the largest difference, in standard deviations of the scores."""
+    t3 = nets[name]
+    dense, cells = cell_runner(t3, None), cell_runner(t3, plan_of(t3, kind), batched=batched)
+    for runner in (dense, cells):
+        begin(runner, [2, 1, 2])
+    for step in range(1, 13):
+        for mine, plain in zip(
+            cells.step(turns([0, 1, 2], step)), dense.step(turns([0, 1, 2], step)), strict=True
+        ):
+            off = float(np.abs(mine - plain).max() / plain.std())
+            assert off < bound, f"step {step}: {off}"
+
+
+@pytest.mark.parametrize("windows", [False, True], ids=["all", "windows"])
+@pytest.mark.parametrize("rows", [[1, 1, 1], [2, 2, 2], [1, 2, 1]], ids=str)
+def test_streams_of_different_lengths_score_together_as_alone(
+    rows: list[int], windows: bool, nets: dict[str, T3]
+) -> None:
+    t3 = nets["multilingual"]
+    plan = plan_of(t3, torch.int8, windows=windows)
+    together, alone = cell_runner(t3, plan, batched=True), cell_runner(t3, plan)
+    for runner in (together, alone):
+        begin(runner, rows)
+    for step in range(1, 16):
+        slots = [slot for slot in range(3) if (step + slot) % 4]  # somebody always waits
+        for one, other in zip(together.step(turns(slots, step)), alone.step(turns(slots, step)), strict=True):
+            torch.testing.assert_close(one, other, **CLOSE)
+        if step == 9:
+            for runner in (together, alone):
+                runner.release(1)
+                runner.move(2, 1)
+                runner.prefill_embeddings(2, gaussian((rows[2], 6, t3.config.backbone.width), 40))
+
+
+def windowed(q: Tensor, keys: Tensor, values: Tensor, prompt: int, windows: tuple[int, ...]) -> Tensor:
+    """What the last position may see: the prompt, and of the rest each head its window."""
+    at, last = torch.arange(keys.shape[2]), keys.shape[2] - 1
+    seen = torch.stack([(at < prompt) | (at > last - window) for window in windows])[None, :, None]
+    return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
+
+
+@pytest.mark.parametrize("spare", [0, 3])
+def test_each_head_sees_the_prompt_and_its_own_window_and_nothing_else(spare: int) -> None:
+    windows, prompt, rows, tokens = (2, 5, 5), 4, 2, 20
+    plan = KVBlockLayout(layers=1, heads=3, width=8, kind=torch.float32, windows=(windows,), spare=spare)
+    arena = KVBlockPool(cells=500, plan=plan, device=CPU, attend=None)
+    Stream.open(arena, rows=1, prompt=3, tokens=2)  # somebody else's
+    memory = Stream.open(arena, rows=rows, prompt=prompt, tokens=tokens).layers[0]
+    q, k, v = (gaussian((rows, 3, prompt + tokens, 8), seed) for seed in (1, 2, 3))
+    memory.attend(q[:, :, :prompt], k[:, :, :prompt], v[:, :, :prompt])
+    for at in range(prompt, prompt + tokens):
+        new = slice(at, at + 1)
+        assert memory.positions(q[:, 0, new]).tolist() == [at]
+        heard = memory.attend(q[:, :, new], k[:, :, new], v[:, :, new])
+        expected = windowed(q[:, :, new], k[:, :, : at + 1], v[:, :, : at + 1], prompt, windows)
+        torch.testing.assert_close(heard, expected, msg=lambda text, at=at: f"position {at}: {text}")
+
+
+def test_the_prompt_is_never_dropped_however_much_is_said(nets: dict[str, T3]) -> None:
+    t3 = nets["multilingual"]
+    runner = cell_runner(t3, plan_of(t3, torch.int8, windows=True))
+    begin(runner, [2])
+
+    def prompts() -> list[Tensor]:
+        stream = runner.caches[0][0].stream  # type: ignore[attr-defined]
+        place = torch.from_numpy(stream.starts())[..., None] + torch.arange(PROMPTS[0])
+        return [stream.arena.keys[place], stream.arena.values[place]]
+
+    before = [part.clone() for part in prompts()]
+    assert any(part.any() for part in before)
+    for step in range(1, BUDGET):
+        runner.step(turns([0], step))
+    assert all(torch.equal(one, other) for one, other in zip(before, prompts(), strict=True))
+
+
+@pytest.mark.parametrize("batched", [False, True], ids=["alone", "batched"])
+@pytest.mark.parametrize("windows", [False, True], ids=["all", "windows"])
+@pytest.mark.parametrize("kind", [torch.int8, torch.float32], ids=str)
+def test_rewinding_equals_never_having_guessed(
+    kind: torch.dtype, windows: bool, batched: bool, nets: dict[str, T3]
+) -> None:
+    t3 = nets["multilingual"]
+    plan = plan_of(t3, kind, windows=windows)
+    guessed, plain = cell_runner(t3, plan, batched=batched), cell_runner(t3, plan)
+    for runner in (guessed, plain):
+        begin(runner, [2, 1])
+    # Far enough that every ring has come round, with guesses of every length on the way.
+    for step in range(1, 21):
+        count = step % (LONGEST + 1)
+        trials = [
+            VerifyInput(slot=slot, tokens=[10 * slot + step, *[99] * (count * slot)], position=step)
+            for slot in range(2)
+        ]
+        passed = guessed.verify(trials)
+        guessed.rewind(1, count)
+        for mine, other in zip(passed, plain.step(turns([0, 1], step)), strict=True):
+            torch.testing.assert_close(mine[:, 0], other, **CLOSE)
+
+
+@pytest.mark.parametrize("windows", [False, True], ids=["all", "windows"])
+def test_a_pass_over_several_tokens_scores_as_so_many_steps(windows: bool, nets: dict[str, T3]) -> None:
+    t3 = nets["turbo"]
+    plan = plan_of(t3, torch.int8, windows=windows)
+    several, single = cell_runner(t3, plan), cell_runner(t3, plan)
+    for runner in (several, single):
+        begin(runner, [1])
+    at = 1
+    for count in (1, 4, 5, 3, 5):
+        tokens = list(range(at, at + count))
+        (scores,) = several.verify([VerifyInput(slot=0, tokens=tokens, position=at)])
+        for n, token in enumerate(tokens):
+            (expected,) = single.step([StepInput(slot=0, token=token, position=at + n)])
+            torch.testing.assert_close(scores[:, n], expected, **CLOSE)
+        at += count
+
+
+@pytest.mark.parametrize("windows", [False, True], ids=["all", "windows"])
+@pytest.mark.parametrize("kind", ["exit", "same"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
+def test_guessing_ahead_over_cells_says_what_plain_decoding_over_them_says(
+    kind: str, windows: bool, temperature: float, nets: dict[str, T3]
+) -> None:
+    name = "multilingual"
+    plan = plan_of(nets[name], torch.int8, windows=windows)
+
+    def runner(batched: bool) -> TorchRunner:
+        sizes = {"slots": 4, "rows_per_slot": 2, "prompt": 10, "tokens": BUDGET}
+        pool = PagedKVPool(plan, **sizes, device=CPU)  # type: ignore[arg-type]
+        return EmbeddedRunner(nets[name], **POOL, batched=batched, pool=pool)  # type: ignore[arg-type]
+
+    plain = HostDecoder(runner(False), budget_for(nets[name]))
+    expected = Batch(nets[name], name, plain, temperature=temperature).run()
+    target = runner(True)
+    draft = draft_of(kind, name, nets, target)
+    budget = budget_for(nets[name])
+    decoder = SpeculativeDecoder(target, draft, budget, costs=FREE, after=1, longest=LONGEST)
+    heard = Batch(nets[name], name, decoder, temperature=temperature).run()
+    check_same(heard, expected)
+    assert heard.drafted > 0
+    assert target.pool.used_bytes == 0, "who has left holds nothing"
+
+
+def test_bytes_are_those_of_the_tensors(nets: dict[str, T3]) -> None:
+    t3 = nets["multilingual"]
+    for kind in (*KINDS, torch.float32):
+        plan = plan_of(t3, kind, windows=True)
+        pool = cell_runner(t3, plan).pool
+        assert isinstance(pool, PagedKVPool)
+        held = (pool.arena.keys, pool.arena.values, pool.arena.key_scales, pool.arena.value_scales)
+        assert pool.bytes == sum(part.nbytes for part in held)
+    wide = KVBlockLayout(layers=1, heads=1, width=64, kind=torch.int8)
+    assert wide.cell_bytes == 2 * 64 + 2 * (4 + 2)
+    assert wide.cell_bytes / (2 * 64 * 2) <= 0.55, "of bfloat16"
+
+
+def test_a_stream_takes_what_it_may_need_and_gives_it_back(nets: dict[str, T3]) -> None:
+    t3 = nets["multilingual"]
+    plan = plan_of(t3, torch.int8, windows=True, spare=1)
+    runner = cell_runner(t3, plan)
+    begin(runner, [2, 1], {0: 3})
+    short, long = (
+        rows * plan.cells(PROMPTS[slot], tokens) for slot, rows, tokens in ((0, 2, 3), (1, 1, BUDGET))
+    )
+    heads = plan.layers * plan.heads
+    assert short == 2 * heads * (PROMPTS[0] + 3 + 1)
+    assert long < heads * (PROMPTS[1] + BUDGET), "windows are shorter than the utterance"
+    assert runner.pool.used_bytes == (short + long) * plan.cell_bytes
+    runner.release(0)
+    runner.move(1, 0)
+    assert runner.pool.used_bytes == long * plan.cell_bytes
+    runner.release(0)
+    assert runner.pool.used_bytes == 0
+
+
+def test_what_a_stream_fills_is_counted_by_position_and_window() -> None:
+    plan = KVBlockLayout(layers=2, heads=2, width=64, kind=torch.int8, windows=((4, 8), (6, 2)))
+    assert plan.held_cells(10, 1) == 4 * 11
+    assert plan.held_cells(10, 5) == 4 * 10 + 4 + 5 + 5 + 2
+    assert plan.held_cells(10, 500) == plan.cells(10, 500) == 4 * 10 + 20
+
+
+def test_streams_are_pushed_together_when_no_hole_is_large_enough(nets: dict[str, T3]) -> None:
+    t3 = nets["multilingual"]
+    plan = plan_of(t3, torch.int8)
+    # KVBudget for two and a half of the longest.
+    tight = 5 * plan.cells(12, BUDGET) * plan.cell_bytes // 2
+    runner, free = cell_runner(t3, plan, most_bytes=tight), cell_runner(t3, plan)
+    longest = gaussian((1, 12, t3.config.backbone.width), 77)
+    for one in (runner, free):
+        begin(one, [1, 1])
+        one.step(turns([0, 1], 1))
+        one.release(0)
+        short = gaussian((1, 5, t3.config.backbone.width), 5)
+        one.prefill_embeddings(0, short, max_tokens=1)  # leaves a hole that is too small
+        one.prefill_embeddings(2, longest)
+    for mine, other in zip(
+        runner.step(turns([0, 1, 2], 2)[1:]), free.step(turns([0, 1, 2], 2)[1:]), strict=True
+    ):
+        assert np.array_equal(mine, other)
+    with pytest.raises(MemoryFull, match=r"(?s)no room for another stream.*bytes for all streams"):
+        runner.prefill_embeddings(3, longest)
+
+
+def test_who_outgrows_its_cells_is_told_before_anything_is_written(nets: dict[str, T3]) -> None:
+    t3 = nets["multilingual"]
+    runner = cell_runner(t3, plan_of(t3, torch.int8, spare=0), batched=True)
+    begin(runner, [1, 1], {1: 2})
+    for step in (1, 2):
+        runner.step(turns([0, 1], step))
+    with pytest.raises(MemoryFull, match="outgrew"):
+        runner.step(turns([0, 1], 3))
+    assert [layer.position for layer in runner.caches[0]] == [PROMPTS[0] + 2] * t3.config.backbone.layers
+
+
+def test_after_a_fault_whoever_comes_next_is_unharmed(nets: dict[str, T3]) -> None:
+    t3 = nets["multilingual"]
+    runner, untouched = (cell_runner(t3, plan_of(t3, torch.int8)) for _ in range(2))
+    begin(runner, [1])
+    pool = runner.pool
+    assert isinstance(pool, PagedKVPool)
+    pool.arena.value_scales[: pool.arena.extents[0].count].fill_(float("nan"))
+    runner.reset(0)
+    runner.release(0)
+    for one in (runner, untouched):
+        begin(one, [1])
+    (mine,), (other,) = (one.step(turns([0], 1)) for one in (runner, untouched))
+    assert np.array_equal(mine, other)
+
+
+@pytest.mark.parametrize("windows", [False, True], ids=["all", "windows"])
+@pytest.mark.parametrize("kind", [*KINDS, torch.float32], ids=str)
+def test_the_kernels_twin_is_the_memory(kind: torch.dtype, windows: bool, nets: dict[str, T3]) -> None:
+    """The tables that a kernel is given lead to the same cells, and the same is heard."""
+    t3 = nets["multilingual"]
+    plan = plan_of(t3, kind, windows=windows)
+    by_tables, plain = (cell_runner(t3, plan, batched=True, attend=attend) for attend in (plain_attend, None))
+    for runner in (by_tables, plain):
+        begin(runner, [2, 1, 2])
+    for step in range(1, 16):
+        slots = [0, 2] if step == 6 else [0, 1, 2]
+        for mine, other in zip(
+            by_tables.step(turns(slots, step)), plain.step(turns(slots, step)), strict=True
+        ):
+            torch.testing.assert_close(mine, other, **CLOSE)
+        if step == 9:
+            for runner in (by_tables, plain):
+                runner.release(0)
+                runner.move(2, 0)
+                runner.prefill_embeddings(2, gaussian((1, 6, t3.config.backbone.width), 40))
+
+
+def test_the_tables_are_used(nets: dict[str, T3], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    plain: Callable[..., Tensor] = KVBlockTables.attend
+
+    def counted(self: KVBlockTables, *given: Tensor) -> Tensor:
+        asked.append(len(given[0]))
+        return plain(self, *given)
+
+    monkeypatch.setattr(KVBlockTables, "attend", counted)
+    t3 = nets["multilingual"]
+    runner = cell_runner(t3, plan_of(t3, torch.int8), batched=True, attend=plain_attend)
+    begin(runner, [1, 1])
+    runner.step(turns([0, 1], 1))
+    assert asked == [2] * t3.config.backbone.layers
+    assert set(TOPS) == set(KINDS)

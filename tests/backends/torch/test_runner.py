@@ -1,0 +1,184 @@
+"""A step of T3 for many: the same scores as alone, on no more rows than there are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_torch import t3_of
+
+from nightingale.backends.torch.runner import TorchRunner
+from nightingale.decoding.runner import StepInput, VerifyInput
+from nightingale.engine.model import Model
+from nightingale.errors import MemoryFull
+from nightingale.models.layers.kv_cache import DenseKVCache
+
+CAPACITY = 24
+
+
+@pytest.fixture
+def runner_of(tiny_model: Model) -> Callable[..., TorchRunner]:
+    """Slots filled with prompts of `rows` rows each, every one of another length."""
+
+    def build(rows: list[int], *, batched: bool, rows_per_slot: int = 2, spare: int = 0) -> TorchRunner:
+        t3 = t3_of(tiny_model)
+        pool = {
+            "slots": len(rows),
+            "rows_per_slot": rows_per_slot,
+            "capacity": CAPACITY,
+            "spare": spare,
+            "max_new_tokens": 10,
+        }
+        runner = TorchRunner(t3, **pool, batched=batched)
+        for slot, count in enumerate(rows):
+            rng = torch.Generator().manual_seed(slot)
+            runner.prefill_embeddings(
+                slot, torch.randn(count, 5 + 3 * slot, t3.config.backbone.width, generator=rng)
+            )
+        return runner
+
+    return build
+
+
+def turns(slots: list[int], step: int) -> list[StepInput]:
+    return [StepInput(slot=slot, token=100 * slot + step, position=step) for slot in slots]
+
+
+@pytest.mark.parametrize("rows", [[1, 1, 1], [2, 2, 2], [1, 2, 1], [2, 1, 1]], ids=str)
+def test_a_batched_step_scores_as_each_would_alone(
+    rows: list[int], runner_of: Callable[..., TorchRunner]
+) -> None:
+    together, alone = runner_of(rows, batched=True), runner_of(rows, batched=False)
+    # Not all take part in every step: some wait for their listener. The last but one has left.
+    for step, slots in enumerate([[0, 1, 2], [0, 2], [1, 2], [0, 1, 2]], start=1):
+        for one, other in zip(together.step(turns(slots, step)), alone.step(turns(slots, step)), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    for runner in (together, alone):
+        runner.move(2, 0)
+    last = turns([0, 1], 5)
+    for one, other in zip(together.step(last), alone.step(last), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "computed"), [([1, 1, 1], 3), ([2, 2, 2], 6), ([1, 2, 1], 6)], ids=str)
+def test_rows_that_nobody_uses_are_not_computed(
+    rows: list[int], computed: int, runner_of: Callable[..., TorchRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, seen = runner_of(rows, batched=True), []
+    layers = runner.t3.tfmr
+    plain = layers.forward
+
+    def counted(x: torch.Tensor, memory: Any) -> torch.Tensor:
+        seen.append(len(x))
+        return plain(x, memory)
+
+    monkeypatch.setattr(layers, "forward", counted)
+    runner.step(turns([0, 1, 2], 1))
+    assert seen == [computed]
+
+
+def test_who_outgrows_the_memory_is_told_before_anything_is_written(
+    runner_of: Callable[..., TorchRunner],
+) -> None:
+    runner = runner_of([1, 1], batched=True)
+    for layer in runner.caches[1]:
+        layer.position = CAPACITY
+    with pytest.raises(MemoryFull):
+        runner.step(turns([0, 1], 1))
+    assert [layer.position for layer in runner.caches[0]] == [5] * len(runner.caches[0])
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("rows", [[1, 1, 1], [2, 2, 2], [1, 2, 1]], ids=str)
+def test_a_pass_over_several_tokens_scores_as_so_many_steps(
+    rows: list[int], batched: bool, runner_of: Callable[..., TorchRunner]
+) -> None:
+    several, single = runner_of(rows, batched=batched, spare=4), runner_of(rows, batched=False)
+    spoken = [[7, 8, 9, 10], [11], [12, 13]]
+    trials = [VerifyInput(slot=slot, tokens=tokens, position=1) for slot, tokens in enumerate(spoken)]
+    for trial, scores in zip(trials, several.verify(trials), strict=True):
+        assert scores.shape[:2] == (rows[trial.slot], len(trial.tokens))
+        for at, token in enumerate(trial.tokens):
+            (expected,) = single.step([StepInput(slot=trial.slot, token=token, position=1 + at)])
+            torch.testing.assert_close(scores[:, at], expected, rtol=1e-4, atol=1e-5)
+    assert [m[0].position for m in several.caches] == [m[0].position for m in single.caches]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_rewinding_equals_never_having_guessed(batched: bool, runner_of: Callable[..., TorchRunner]) -> None:
+    guessed, plain = (runner_of([2, 1], batched=batched, spare=4) for _ in range(2))
+    guessed.verify(
+        [VerifyInput(slot=0, tokens=[3, 90, 91], position=1), VerifyInput(slot=1, tokens=[4, 5], position=1)]
+    )
+    guessed.rewind(0, 2)
+    guessed.rewind(1, 1)
+    plain.step([StepInput(slot=0, token=3, position=1), StepInput(slot=1, token=4, position=1)])
+    for one, other in zip(guessed.step(turns([0, 1], 2)), plain.step(turns([0, 1], 2)), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_step_that_fails_for_one_is_taken_for_nobody(
+    runner_of: Callable[..., TorchRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner, untouched = (runner_of([1, 1], batched=False) for _ in range(2))
+    plain = runner.t3.embed_speech
+
+    def fail(ids: torch.Tensor, position: int) -> torch.Tensor:
+        if int(ids[0, 0]) == 101:
+            raise ArithmeticError
+        return plain(ids, position)
+
+    monkeypatch.setattr(runner.t3, "embed_speech", fail)
+    with pytest.raises(ArithmeticError):
+        runner.step(turns([0, 1], 1))
+    monkeypatch.undo()
+    for one, other in zip(runner.step(turns([0, 1], 1)), untouched.step(turns([0, 1], 1)), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_the_first_layers_alone_share_the_memory_and_leave_the_rest(
+    runner_of: Callable[..., TorchRunner],
+) -> None:
+    runner = runner_of([1], batched=False)
+    short = runner.shallow(runner.t3.first_layers(1))
+    short.step(turns([0], 1))
+    assert [memory.position for memory in runner.caches[0]] == [6, 5]
+    assert short.t3.speech_head.weight is runner.t3.speech_head.weight
+    assert len(next(iter(runner.t3.tfmr.children()))) == 2  # type: ignore[arg-type]
+
+
+def test_a_fresh_memory_is_zero_and_takes_no_room_until_it_is_written() -> None:
+    rows = {"rows": 8, "heads": 16, "capacity": 4096, "width": 64}
+    before = resident_bytes()
+    memory = DenseKVCache(**rows, dtype=torch.bfloat16, device=torch.device("cpu"))
+    grown, size = resident_bytes() - before, 2 * memory.keys.numel() * memory.keys.element_size()
+    assert grown < size / 10
+    assert memory.keys.shape == (8, 16, 4096, 64)
+    assert not memory.keys.any()
+    assert not memory.values.any()
+
+
+def test_after_a_fault_the_next_utterance_in_the_slot_is_unharmed(
+    runner_of: Callable[..., TorchRunner],
+) -> None:
+    runner, untouched = (runner_of([1, 1], batched=True) for _ in range(2))
+    for layer in runner.caches[1]:
+        layer.keys.fill_(float("nan"))
+        layer.values.fill_(float("nan"))
+    runner.reset(1)
+    prompt = torch.randn(1, 4, runner.t3.config.backbone.width, generator=torch.Generator().manual_seed(9))
+    for one in (runner, untouched):
+        one.prefill_embeddings(1, prompt)
+    for mine, other in zip(runner.step(turns([0, 1], 1)), untouched.step(turns([0, 1], 1)), strict=True):
+        assert np.array_equal(mine, other)
+
+
+def resident_bytes() -> int:
+    status = Path("/proc/self/status")
+    if not status.is_file():
+        pytest.skip("asks Linux how much memory the process has")
+    return 1024 * int(status.read_text().partition("VmRSS:")[2].split()[0])

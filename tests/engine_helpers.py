@@ -1,0 +1,56 @@
+"""Helpers for tests of the engine: open it with short utterances, and wait with a limit."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from nightingale import TTS
+from nightingale.backends.profiles import Profile
+from nightingale.engine.model import Model
+from nightingale.errors import NightingaleError
+
+LIMIT_S = 30.0
+"""Longest wait of a test: far more than any of them needs on a busy machine."""
+TOKEN_SAMPLES = 960
+
+
+def open_engine(model: Model, profile: str | Profile = "balanced", **defaults: Any) -> TTS:
+    """Return an engine for a model with some of its defaults changed."""
+    return TTS.over(model.with_defaults(**defaults), profile)
+
+
+def wait_until(condition: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
+    """Wait for a condition and return whether it came true in time."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def is_drained(tts: TTS) -> bool:
+    """Return whether the engine holds no request any more, after a while."""
+    gc.collect()
+    return wait_until(lambda: tts._worker.scheduler.is_idle and not tts._worker._jobs)
+
+
+def call_in_thread(function: Callable[[], object]) -> object:
+    """Return the result of a call or the error it raised; fail if it does not return in time."""
+    results: list[object] = []
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except NightingaleError as error:
+            results.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(LIMIT_S)
+    assert results, "the call did not return"
+    return results[0]

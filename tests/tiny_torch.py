@@ -1,0 +1,85 @@
+"""A model of the real architecture, a thousand times smaller, with seeded random PyTorch weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from nightingale.backends.base import ModelInfo
+from nightingale.backends.torch.weights import in_memory
+from nightingale.engine.model import Model
+from nightingale.engine.noise_model import NOISE_PRESET, load_noise
+from nightingale.models.chatterbox.build import VoiceEncoders
+from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
+from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
+from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.presets import Preset
+from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.defaults import MODEL_DEFAULTS
+
+Net = TypeVar("Net", bound=nn.Module)
+
+
+def load_tiny(preset: Preset = NOISE_PRESET) -> Model:
+    """Return the tiny model with its voice; the same on every machine."""
+    rng = torch.Generator().manual_seed(0)
+    # PyTorch fills new layers from the process's generator, which tests must not move.
+    with torch.random.fork_rng(devices=[]):
+        source = in_memory(
+            ModelInfo(name="noise", preset=preset, defaults=MODEL_DEFAULTS["noise"]),
+            t3=seeded(T3(preset.t3), rng),
+            flow=seeded(Flow(preset.flow), rng),
+            hift=seeded(Hift(preset.hift), rng),
+            encoders=VoiceEncoders(
+                speech_tokenizer=seeded(SpeechTokenizer(preset.speech_tokenizer), rng),
+                voice_encoder=seeded(VoiceEncoder(preset.voice_encoder), rng),
+                xvector=None,
+            ),
+        )
+    return replace(load_noise(), source=source, notice=None)
+
+
+def t3_of(model: Model) -> T3:
+    t3: T3 = model.source.shared("t3", _absent)
+    return t3
+
+
+def s3gen_of(model: Model) -> tuple[Flow, Hift]:
+    pair: tuple[Flow, Hift] = model.source.shared("s3gen", _absent)
+    return pair
+
+
+def with_networks(
+    model: Model, *, t3: T3 | None = None, flow: Flow | None = None, hift: Hift | None = None
+) -> Model:
+    """Return the model with other networks."""
+    old_flow, old_hift = s3gen_of(model)
+    source = in_memory(model.info, t3=t3 or t3_of(model), flow=flow or old_flow, hift=hift or old_hift)
+    return replace(model, source=source)
+
+
+def seeded(net: Net, rng: torch.Generator) -> Net:
+    """Draw every weight from `rng`, scaled by its fan-in; biases are zero; gains stay as they were built."""
+    for name, weight in net.named_parameters():
+        if weight.dim() > 1:
+            weight.data.copy_(torch.randn(weight.shape, generator=rng) / weight[0].numel() ** 0.5)
+        elif name.endswith("bias") or "bias_" in name:
+            weight.data.zero_()
+    return net.eval().requires_grad_(False)
+
+
+def voice_arrays(model: Model) -> dict[str, np.ndarray]:
+    """Return the arrays of the model's voice by name."""
+    voice = model.default_voice
+    assert voice is not None
+    names = ("speaker", "prompt_ids", "flow_prompt_ids", "flow_prompt_mel", "flow_speaker")
+    return {name: getattr(voice, name) for name in names}
+
+
+def _absent() -> None:
+    raise AssertionError("the model has no networks in memory")
