@@ -1,7 +1,7 @@
-"""A loaded model run stage by stage with the torch reference code, without the engine around it.
+"""A loaded model run stage by stage with the PyTorch reference code, without the engine around it.
 
-Benchmarks time or compare single stages with these functions. They are the one place where the lab depends
-on the internals of loading, decoding and rendering.
+Benchmarks, checks and training time or compare single stages with these functions. They are the one place
+where the lab depends on how models are loaded, decoded and rendered.
 """
 
 from __future__ import annotations
@@ -14,29 +14,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nightingale.backends.torch.mel_stream import MelStream, audible, prepare_prompt, render_mel
+from nightingale.backends import BACKENDS
+from nightingale.backends.base import Backend, Setup
+from nightingale.backends.profiles import BALANCED, EXACT, Profile
+from nightingale.backends.selection import find_machine
+from nightingale.backends.torch.mel_stream import MelStream, prepare_prompt, render_mel
+from nightingale.backends.torch.runner import embed_prompt, generate
 from nightingale.backends.torch.sample_stream import SampleStream, render_samples
-from nightingale.decoding.decoding import Decoding, prompt_of, speak
-from nightingale.decoding.random import generator
-from nightingale.engine.load import load_model
-from nightingale.engine.model import Model, default_model
-from nightingale.engine.profiles import BALANCED
-from nightingale.engine.voice_lookup import Voicing
+from nightingale.backends.torch.weights import rendering_weights, t3_weights
+from nightingale.decoding.decoding import Decoding, Prompt
+from nightingale.engine.load import default_model, load_model
+from nightingale.engine.model import Model
+from nightingale.engine.voice_lookup import VoiceResolver
+from nightingale.models.chatterbox.build import Networks
+from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Samples, Sampling
 from nightingale.voices.voice import Voice
 
 
-def load(
-    name: str | Path | None = None, *, device: str = "cpu", dtype: str = "auto", **options: Any
-) -> Model:
+def load(name: str | Path | None = None, **options: Any) -> Model:
     """Load a model by name or folder, without the network. The default is the model in the package."""
-    return load_model(name or default_model(), device=device, dtype=dtype, offline=True, options=options)
+    return load_model(name or default_model(), offline=True, options=options)
+
+
+def backend_named(name: str) -> Backend:
+    return next(backend for backend in BACKENDS if backend.name == name)
+
+
+def setup_for(
+    profile: Profile = EXACT, *, device: str = "cpu", precision: str = "float32", threads: int | None = None
+) -> Setup:
+    return Setup(profile=profile, machine=find_machine(BACKENDS, device), precision=precision, threads=threads)
+
+
+def networks_of(model: Model, device: str = "cpu") -> Networks:
+    """Return the networks in float32."""
+    flow, hift = rendering_weights(model.source, device)
+    return Networks(t3=t3_weights(model.source, device, "float32"), flow=flow, hift=hift)
 
 
 def voice_of(model: Model, voice: Any = None) -> Voice:
     """Return the voice that the engine would use for this argument of `TTS.say`."""
-    return Voicing(model).resolve(voice)
+    return VoiceResolver(model, setup_for()).resolve(voice)
 
 
 def sampling_of(model: Model, temperature: float | None = None) -> Sampling:
@@ -44,57 +64,54 @@ def sampling_of(model: Model, temperature: float | None = None) -> Sampling:
     return sampling if temperature is None else replace(sampling, temperature=temperature)
 
 
-def prompt(model: Model, text: str, *, t3: T3 | None = None, voice: Any = None) -> Tensor:
-    """Return T3's input embeddings before the first speech token: (rows, positions, width)."""
-    return prompt_of(
-        t3 or model.networks.t3,
-        model.frontend.encode(text, None),
-        voice_of(model, voice),
-        defaults=model.defaults,
-        sampling=model.defaults.sampling,
-        exaggeration=model.defaults.exaggeration,
-    )
-
-
-def decoding(
-    model: Model, text: str, *, seed: int = 0, temperature: float | None = None, **more: Any
+def decoding_of(
+    model: Model, text: str, *, seed: int = 0, voice: Any = None, temperature: float | None = None
 ) -> Decoding:
-    """Return the sampling state of one utterance."""
-    return Decoding(
-        model.networks.t3,
-        defaults=model.defaults,
-        sampling=sampling_of(model, temperature),
-        text_ids=len(model.frontend.encode(text, None)),
-        rng=generator(seed, "tokens"),
-        **more,
+    """Return the decode state of an utterance before its first token."""
+    sampling = sampling_of(model, temperature)
+    prompt = Prompt(
+        text=text,
+        text_ids=model.frontend.encode(text, None),
+        voice=voice_of(model, voice),
+        exaggeration=model.defaults.exaggeration,
+        guided=sampling.cfg_weight > 0,
     )
+    vocab = model.info.preset.t3.speech_vocab
+    return Decoding(prompt, vocab=vocab, defaults=model.defaults, sampling=sampling, seed=seed)
+
+
+def prompt_embeddings(model: Model, t3: T3, decoding: Decoding) -> Tensor:
+    """Return T3's input before the first speech token: (rows, positions, width)."""
+    return embed_prompt(t3, decoding.prompt, max_new_tokens=model.defaults.max_new_tokens)
 
 
 def speech_tokens(
-    model: Model, text: str, *, seed: int, voice: Any = None, temperature: float | None = None
+    model: Model,
+    text: str,
+    *,
+    seed: int,
+    voice: Any = None,
+    temperature: float | None = None,
+    device: str = "cpu",
 ) -> Iterator[int]:
-    """Yield the speech tokens of a text by the plain decoding loop."""
-    return speak(
-        model.networks.t3,
-        model.frontend.encode(text, None),
-        voice_of(model, voice),
-        defaults=model.defaults,
-        sampling=sampling_of(model, temperature),
-        exaggeration=model.defaults.exaggeration,
-        rng=generator(seed, "tokens"),
-    )
+    """Yield the speech tokens of a text by the plain decoding loop in float32."""
+    decoding = decoding_of(model, text, seed=seed, voice=voice, temperature=temperature)
+    return generate(t3_weights(model.source, device, "float32"), decoding)
 
 
-@torch.inference_mode()
-def mel_of(model: Model, ids: list[int], *, seed: int, voice: Any = None) -> Tensor:
-    """Return the mel of all speech ids in one piece."""
-    return render_mel(model.networks.flow, audible(ids), voice_of(model, voice), seed=seed)
+def audible(ids: list[int]) -> list[int]:
+    """Return the ids without control ids, which never reach the flow."""
+    return [token for token in ids if token < SPEECH_CODES]
 
 
-@torch.inference_mode()
-def samples_of(model: Model, mel: Tensor, *, seed: int) -> Samples:
+def mel_of(model: Model, ids: list[int], *, seed: int, voice: Any = None, device: str = "cpu") -> Tensor:
+    """Return the mel of all speech ids in one piece: (mel, frames)."""
+    return render_mel(networks_of(model, device).flow, audible(ids), voice_of(model, voice), seed=seed)
+
+
+def samples_of(model: Model, mel: Tensor, *, seed: int, device: str = "cpu") -> Samples:
     """Return the vocoder's samples of a mel in one piece."""
-    return render_samples(model.networks.hift, mel, seed=seed)
+    return render_samples(networks_of(model, device).hift, mel, seed=seed)
 
 
 @torch.inference_mode()
@@ -102,14 +119,14 @@ def render_in_blocks(
     model: Model, ids: list[int], *, seed: int, voice: Any = None
 ) -> tuple[Tensor, list[Samples]]:
     """Return the mel, and the samples of each block, rendered with the block sizes of `balanced`."""
-    speaker, ids = voice_of(model, voice), audible(ids)
-    prompt = prepare_prompt(model.networks.flow, speaker)
-    mel_stream = MelStream(model.networks.flow, speaker, seed=seed, streaming=True, prompt=prompt)
-    sample_stream = SampleStream(model.networks.hift, seed=seed, streaming=True)
+    speaker, ids, networks = voice_of(model, voice), audible(ids), networks_of(model)
+    prompt = prepare_prompt(networks.flow, speaker)
+    mel_stream = MelStream(networks.flow, speaker, seed=seed, streaming=True, prompt=prompt)
+    sample_stream = SampleStream(networks.hift, seed=seed, streaming=True)
     mels, chunks, at, size = [], [], 0, BALANCED.first_block_tokens
     while at < len(ids):
         final = at + size >= len(ids)
-        mels.append(mel_stream.push(ids[at : at + size], final=final))  # (mel, frames)
+        mels.append(mel_stream.push(ids[at : at + size], final=final))
         chunks.append(sample_stream.push(mels[-1], final=final))
         at, size = at + size, min(2 * size, BALANCED.largest_block_tokens)
     return torch.cat(mels, dim=1), chunks

@@ -55,17 +55,20 @@ class RecordingCache:
 
 
 @torch.inference_mode()
-def record(model: Model, text: str, seed: int) -> list[Tensor]:
+def record(model: Model, text: str, seed: int, device: str) -> list[Tensor]:
     """Return the attention of each layer for one sentence: (heads, queries, speech positions)."""
-    t3, one = model.networks.t3, spoken(model, text, voice=None, seed=seed)
+    t3 = reference.networks_of(model, device).t3
+    one = spoken(model, text, voice=None, seed=seed, device=device)
     layers = [RecordingCache(one.prompt) for _ in range(t3.config.backbone.layers)]
     t3.tfmr(one.read, layers)
     return [layer.shares for layer in layers]
 
 
-def measure(model: Model, texts: Sequence[str]) -> tuple[AttentionTable, list[list[Tensor]]]:
+def measure(
+    model: Model, texts: Sequence[str], device: str = "cpu"
+) -> tuple[AttentionTable, list[list[Tensor]]]:
     """Return the table, and the recorded attention by sentence and layer."""
-    seen = [record(model, text, seed) for seed, text in enumerate(texts)]
+    seen = [record(model, text, seed, device) for seed, text in enumerate(texts)]
     entropy, spoken = [], []
     for layer in range(len(seen[0])):
         nats, masses = [], []
@@ -138,9 +141,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--texts", type=Path, help="a file with one sentence per line")
     parser.add_argument("--out", type=Path, help="default: in the user's cache")
     options = parser.parse_args(argv)
-    model = reference.load(options.model, device=options.device)
+    model = reference.load(options.model)
     texts = options.texts.read_text(encoding="utf-8").splitlines() if options.texts else sentences("wren_200")
-    table, seen = measure(model, [text for text in texts if text.strip()][-options.sentences :])
+    texts = [text for text in texts if text.strip()][-options.sentences :]
+    table, seen = measure(model, texts, options.device)
     out = options.out or table_paths(model.name, None)[-1]
     out.parent.mkdir(parents=True, exist_ok=True)
     table.save(out)

@@ -186,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     begun = time.monotonic()
     from nightingale_lab.reference import load
 
-    model = load(asked.model, device="auto")
+    model = load(asked.model)
     acts = quantities(model)
     for act in acts.values():
         act(0)  # warm up

@@ -19,6 +19,7 @@ import torch
 from nightingale.audio.encoders.wav import wav_bytes
 from nightingale.audio.read import read_audio
 from nightingale.audio.resample import resample
+from nightingale.backends.torch.weights import load_voice_encoders
 from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
 from nightingale.engine.model import Model
 from nightingale.models.layers.mel import FlowMel
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", default=None, help="default: the model in the package")
     options = parser.parse_args(argv)
-    model = reference.load(options.model, dtype="float32")
+    model = reference.load(options.model)
     for stage in STAGES:
         (options.out / stage).mkdir(parents=True, exist_ok=True)
     for path in sorted(options.clips.glob("*.wav")):
@@ -50,7 +51,7 @@ def copies(model: Model, clip: Path) -> dict[str, Samples]:
     original = resample(samples, rate_hz, CLOCKS.sample_rate_hz)
     mel = FlowMel()(torch.from_numpy(original)[None])[0]  # (mel, frames)
     analysed = torch.from_numpy(resample(original, CLOCKS.sample_rate_hz, ANALYSIS_RATE_HZ))
-    ids = model.encoders().speech_tokenizer.tokenize(analysed).tolist()
+    ids = load_voice_encoders(model.source).speech_tokenizer.tokenize(analysed).tolist()
     flow_mel = reference.mel_of(model, ids, seed=SEED, voice=clip)
     return {
         "original": original,

@@ -46,24 +46,17 @@ def best_s(act: Callable[[], object], repeats: int = REPEATS) -> float:
     return min(times)
 
 
-def distances(model: Any, text: str) -> list[Distance]:
-    """Measure the stages of a loaded model (nightingale.engine.model.Model) with a text."""
-    import torch
-
-    with torch.inference_mode():
-        return _distances(model, text)
-
-
-def _distances(model: Any, text: str) -> list[Distance]:
+def distances(model: Any, text: str, device: str = "auto") -> list[Distance]:
+    """Measure the stages of a loaded model (nightingale.engine.model.Model) with a text, in float32."""
     import torch
 
     from nightingale_lab import reference
 
-    t3 = model.networks.t3
-    device = t3.speech_head.weight.device
-    wait: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    ids, steps_s = _timed_tokens(reference.speech_tokens(model, text, seed=SEED), wait)
-    mel = reference.mel_of(model, ids, seed=SEED)
+    device = reference.setup_for(device=device).machine.device
+    t3 = reference.networks_of(model, device).t3
+    wait: Callable[[], object] = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    ids, steps_s = _timed_tokens(reference.speech_tokens(model, text, seed=SEED, device=device), wait)
+    mel = reference.mel_of(model, ids, seed=SEED, device=device)
     bytes_per_step = step_bytes(t3)
     read = bandwidth(bytes_per_step, device, wait)
     rate = matmul_rate(device, wait)
@@ -76,8 +69,8 @@ def _distances(model: Any, text: str) -> list[Distance]:
         )
     ]
     acts: dict[str, Callable[[], object]] = {
-        "flow": partial(reference.mel_of, model, ids, seed=SEED),
-        "vocoder": partial(reference.samples_of, model, mel, seed=SEED),
+        "flow": partial(reference.mel_of, model, ids, seed=SEED, device=device),
+        "vocoder": partial(reference.samples_of, model, mel, seed=SEED, device=device),
     }
     for stage, act in acts.items():
         work = operations(act)

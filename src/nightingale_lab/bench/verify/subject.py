@@ -84,14 +84,16 @@ def joined(chunks: Sequence[Samples]) -> tuple[Samples, tuple[int, ...]]:
 class EngineSubject:
     """A loaded model behind the public API."""
 
-    def __init__(self, model: Any, profile: str | None = None, voice: Any = None) -> None:
+    def __init__(
+        self, model: Any, profile: str | None = None, voice: Any = None, device: str = "auto"
+    ) -> None:
         """model: a nightingale.engine.model.Model. voice: any argument that `TTS.say` takes."""
         from nightingale.engine.tts import TTS
         from nightingale_lab.reference import voice_of
 
         self.model = model
         self._voice = voice_of(model, voice)
-        self._tts = TTS.over(model, profile)
+        self._tts = TTS.over(model, profile, device=device)
         self.name: str = model.name
         self.profile: str = profile or model.defaults.profile
         self.languages = self._tts.languages
@@ -111,10 +113,10 @@ class EngineSubject:
         )
 
     def _expected_samples(self, text: str, language: str | None, tokens: int) -> int:
-        from nightingale.engine.requests.segments import MAX_CHARS, cut
+        from nightingale.engine.requests.segments import MAX_CHARS, segment_text
 
         defaults = self.model.defaults
-        segments = cut(
+        segments = segment_text(
             self.model.frontend,
             text,
             language,
