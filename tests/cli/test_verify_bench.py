@@ -1,4 +1,4 @@
-"""`nightingale verify` and `nightingale bench`, in process, over the stand-in and over planted speakers."""
+"""`nightingale verify` and `nightingale bench`, in process, with the noise model and planted defects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(*words: str) -> Result:
 
 @pytest.fixture
 def subject(monkeypatch: pytest.MonkeyPatch) -> PlantedSubject:
-    """Whoever `verify` would have examined."""
+    """Replace the engine that `verify` checks."""
     planted = PlantedSubject()
     monkeypatch.setattr("nightingale_lab.bench.verify.subject.EngineSubject", lambda *_: planted)
     monkeypatch.setattr("nightingale_lab.bench.verify.run.sentences", lambda count: [TEXT] * count)
@@ -33,7 +33,7 @@ def verify_words(folder: Path) -> list[str]:
     return ["verify", "-m", "noise", "--no-judges", "--sentences", "2", *where]
 
 
-def test_verify_exits_0_if_nothing_fails_and_names_what_is_missing(
+def test_verify_exits_0_if_no_check_fails_and_names_missing_judges(
     subject: PlantedSubject, tmp_path: Path
 ) -> None:
     done = run(*verify_words(tmp_path))
@@ -42,7 +42,7 @@ def test_verify_exits_0_if_nothing_fails_and_names_what_is_missing(
     assert "--no-judges" in done.output
 
 
-def test_verify_exits_1_if_one_check_fails_and_says_which(subject: PlantedSubject, tmp_path: Path) -> None:
+def test_verify_exits_1_and_names_the_failed_check(subject: PlantedSubject, tmp_path: Path) -> None:
     subject.lost_samples = 1
     done = run(*verify_words(tmp_path))
     assert done.exit_code == 1
@@ -50,7 +50,7 @@ def test_verify_exits_1_if_one_check_fails_and_says_which(subject: PlantedSubjec
     assert "2 failed" in done.output
 
 
-def test_verify_ends_with_one_line_of_json_that_is_also_kept(subject: PlantedSubject, tmp_path: Path) -> None:
+def test_verify_prints_and_stores_one_line_of_json(subject: PlantedSubject, tmp_path: Path) -> None:
     subject.greedy_slips = 3
     done = run(*verify_words(tmp_path), "--json")
     line = json.loads(done.stdout.splitlines()[-1])
@@ -61,7 +61,7 @@ def test_verify_ends_with_one_line_of_json_that_is_also_kept(subject: PlantedSub
     assert (tmp_path / "keep" / "balanced" / "001.wav").is_file()
 
 
-def test_the_stand_in_which_is_noise_does_not_pass(tmp_path: Path) -> None:
+def test_noise_model_does_not_pass(tmp_path: Path) -> None:
     done = run(*verify_words(tmp_path), "--json")
     line = json.loads(done.stdout.splitlines()[-1])
     failed = {check["name"] for check in line["checks"] if check["verdict"] == "fail"}
@@ -71,7 +71,7 @@ def test_the_stand_in_which_is_noise_does_not_pass(tmp_path: Path) -> None:
     assert {"same seed, other sha256", "samples off 960 × tokens", "joined stream differs from say"} <= passed
 
 
-def test_an_unknown_profile_is_refused_before_a_model_is_loaded() -> None:
+def test_unknown_profile_is_refused() -> None:
     done = CliRunner().invoke(app, ["verify", "--against", "quick"])
     assert done.exit_code == 2
 
@@ -96,7 +96,7 @@ def test_bench_prints_tables_and_one_line_of_json_last(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "bench.jsonl").read_text()) == line
 
 
-def test_bench_measures_a_smaller_memory_and_guessing_ahead(tmp_path: Path) -> None:
+def test_bench_measures_a_smaller_kv_cache_and_drafts(tmp_path: Path) -> None:
     profiles = ["balanced", "balanced+cache=int8", "balanced+draft=exit:1"]
     small = ["--text", "short", "--concurrency", "", "--rounds", "2", "--no-cold"]
     done = run("bench", "-m", "noise", *small, "--results", str(tmp_path), "--profile", ",".join(profiles))
@@ -107,7 +107,7 @@ def test_bench_measures_a_smaller_memory_and_guessing_ahead(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("switch", ["cache=int8", "draft=exit:1"])
-def test_verify_holds_a_smaller_memory_and_guessing_ahead_against_plain_speech(
+def test_verify_compares_a_smaller_kv_cache_and_drafts_with_the_plain_profile(
     switch: str, tmp_path: Path
 ) -> None:
     words = ["--profile", f"balanced+{switch}", "--against", "balanced", "--json"]
@@ -118,7 +118,7 @@ def test_verify_holds_a_smaller_memory_and_guessing_ahead_against_plain_speech(
     assert (line["profile"], line["against"]) == (f"balanced+{switch}", "balanced")
 
 
-def test_ctrl_c_in_bench_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_bench_keeps_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from nightingale_lab.bench.speed import load
 
     took: list[Any] = []
@@ -142,5 +142,5 @@ def test_ctrl_c_in_bench_keeps_what_was_measured(tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     "words", [["--concurrency", "1,x"], ["--concurrency", "0"], ["--text", "huge"], ["--profile", "quick"]]
 )
-def test_what_cannot_be_measured_is_refused(words: list[str], tmp_path: Path) -> None:
+def test_invalid_bench_arguments_are_refused(words: list[str], tmp_path: Path) -> None:
     assert run("bench", "-m", "noise", "--results", str(tmp_path), *words).exit_code == 2

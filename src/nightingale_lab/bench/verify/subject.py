@@ -121,7 +121,7 @@ class EngineSubject:
             text,
             language,
             split_chars=defaults.split_chars,
-            fill=defaults.fill_pieces,
+            fill=defaults.fill_segments,
             max_ids=defaults.max_text_ids,
             max_chars=MAX_CHARS,
             speed=1.0,
