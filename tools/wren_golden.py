@@ -29,7 +29,7 @@ SENTENCES = {"short": TEXTS["short"], "long": TEXTS["medium"]}
 
 
 def open_subject(folder: Path) -> EngineSubject:
-    return EngineSubject(reference.load(folder, dtype="float32"), "exact")
+    return EngineSubject(reference.load(folder), "exact", device="cpu")
 
 
 def here() -> dict[str, str]:
@@ -52,7 +52,8 @@ def greedy_tokens(subject: EngineSubject, text: str) -> list[int]:
 @torch.inference_mode()
 def predicted_tokens(subject: EngineSubject, text: str, golden: Sequence[int]) -> list[int]:
     """Return the greedy token after each prefix of the recorded tokens."""
-    t3, x = subject.model.networks.t3, reference.prompt(subject.model, text)
+    t3 = reference.networks_of(subject.model).t3
+    x = reference.prompt_embeddings(subject.model, t3, reference.decoding_of(subject.model, text))
     kv_cache = t3.new_kv_cache(rows=len(x), capacity=x.shape[1] + len(golden))
     chosen = []
     for number, token in enumerate(golden, start=1):

@@ -15,14 +15,15 @@ import torch
 from torch import Tensor
 
 from nightingale.backends import BACKENDS
-from nightingale.backends.base import Backend, Setup
+from nightingale.backends.base import Backend, Block, Decoder, Setup
 from nightingale.backends.profiles import BALANCED, EXACT, Profile
-from nightingale.backends.selection import find_machine
+from nightingale.backends.selection import find_machine, select
 from nightingale.backends.torch.mel_stream import MelStream, prepare_prompt, render_mel
 from nightingale.backends.torch.runner import embed_prompt, generate
 from nightingale.backends.torch.sample_stream import SampleStream, render_samples
-from nightingale.backends.torch.weights import rendering_weights, t3_weights
+from nightingale.backends.torch.weights import rendering_weights, t3_weights, torch_t3
 from nightingale.decoding.decoding import Decoding, Prompt
+from nightingale.decoding.host_decoder import DecodeRow
 from nightingale.engine.load import default_model, load_model
 from nightingale.engine.model import Model
 from nightingale.engine.voice_lookup import VoiceResolver
@@ -45,7 +46,9 @@ def backend_named(name: str) -> Backend:
 def setup_for(
     profile: Profile = EXACT, *, device: str = "cpu", precision: str = "float32", threads: int | None = None
 ) -> Setup:
-    return Setup(profile=profile, machine=find_machine(BACKENDS, device), precision=precision, threads=threads)
+    return Setup(
+        profile=profile, machine=find_machine(BACKENDS, device), precision=precision, threads=threads
+    )
 
 
 def networks_of(model: Model, device: str = "cpu") -> Networks:
@@ -86,17 +89,35 @@ def prompt_embeddings(model: Model, t3: T3, decoding: Decoding) -> Tensor:
 
 
 def speech_tokens(
-    model: Model,
-    text: str,
-    *,
-    seed: int,
-    voice: Any = None,
-    temperature: float | None = None,
-    device: str = "cpu",
+    model: Model, text: str, *, seed: int, temperature: float | None = None, device: str = "cpu"
 ) -> Iterator[int]:
     """Yield the speech tokens of a text by the plain decoding loop in float32."""
-    decoding = decoding_of(model, text, seed=seed, voice=voice, temperature=temperature)
-    return generate(t3_weights(model.source, device, "float32"), decoding)
+    decoding = decoding_of(model, text, seed=seed, temperature=temperature)
+    return generate(torch_t3(model.source, device, "float32"), decoding)
+
+
+def open_decoder(model: Model) -> Decoder:
+    """Open the reference decoder of a model for one utterance; the model "noise" has one too."""
+    profile = replace(EXACT, slots=1)
+    choice = select(BACKENDS, model.info, find_machine(BACKENDS, "cpu"), profile).decoder
+    return choice.backend.open_decoder(model.source, choice.setup)
+
+
+def decode(decoder: Decoder, decoding: Decoding) -> list[int]:
+    """Decode one utterance in slot 0 with any backend, and return its tokens."""
+    tokens = list(decoder.prefill(0, decoding))
+    for token in tokens:
+        decoding.append(token)
+    while not decoding.finished:
+        (drawn,) = decoder.decode([DecodeRow(0, decoding, tokens[-1] if tokens else 0)])
+        if isinstance(drawn, Exception):
+            raise drawn
+        for token in drawn:
+            if not decoding.finished:
+                tokens.append(token)
+                decoding.append(token)
+    decoder.release(0)
+    return tokens
 
 
 def audible(ids: list[int]) -> list[int]:
@@ -130,3 +151,17 @@ def render_in_blocks(
         chunks.append(sample_stream.push(mels[-1], final=final))
         at, size = at + size, min(2 * size, BALANCED.largest_block_tokens)
     return torch.cat(mels, dim=1), chunks
+
+
+def render_synthetic(model: Model, ids: list[int], *, seed: int, block_tokens: int) -> list[Samples]:
+    """Return the samples of each block of the model "noise", which has no networks."""
+    setup = setup_for(BALANCED)
+    renderer = backend_named("noise").open_renderer(model.source, setup)
+    stream, ids, chunks = renderer.open(voice_of(model), seed=seed), audible(ids), []
+    while (cut := stream.next_cut(len(ids), finished=True, wanted=block_tokens)) is not None:
+        taken, ids = ids[: cut.tokens], ids[cut.tokens :]
+        block = Block(stream=stream, tokens=taken, first=not chunks, final=cut.final, alone=True)
+        chunks += renderer.render([block]).result()
+        if cut.final:
+            break
+    return chunks

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from nightingale.models.chatterbox.encoders.speech_tokenizer import LEVELS
+from nightingale.models.chatterbox.encoders.config import FSQ_LEVELS
 from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES
 
 OWN_SHARE = 0.1
@@ -19,8 +19,8 @@ OWN_SHARE = 0.1
 
 def code_digits(codes: int = SPEECH_CODES) -> Tensor:
     """(codes, digits) of -1, 0 and 1, the least significant first."""
-    count = next(n for n in range(1, 20) if LEVELS**n >= codes)
-    return torch.arange(codes)[:, None] // LEVELS ** torch.arange(count) % LEVELS - 1
+    count = next(n for n in range(1, 20) if FSQ_LEVELS**n >= codes)
+    return torch.arange(codes)[:, None] // FSQ_LEVELS ** torch.arange(count) % FSQ_LEVELS - 1
 
 
 @torch.no_grad()

@@ -47,11 +47,16 @@ def best_s(act: Callable[[], object], repeats: int = REPEATS) -> float:
 
 
 def distances(model: Any, text: str, device: str = "auto") -> list[Distance]:
-    """Measure the stages of a loaded model (nightingale.engine.model.Model) with a text, in float32."""
+    """Measure the stages of a loaded model (nightingale.engine.model.Model) with a text, in float32.
+
+    Returns nothing for the model "noise", which has no weights.
+    """
     import torch
 
     from nightingale_lab import reference
 
+    if model.info.synthetic:
+        return []
     device = reference.setup_for(device=device).machine.device
     t3 = reference.networks_of(model, device).t3
     wait: Callable[[], object] = torch.cuda.synchronize if device.startswith("cuda") else lambda: None

@@ -89,11 +89,12 @@ class EngineSubject:
     ) -> None:
         """model: a nightingale.engine.model.Model. voice: any argument that `TTS.say` takes."""
         from nightingale.engine.tts import TTS
-        from nightingale_lab.reference import voice_of
+        from nightingale_lab.reference import open_decoder, voice_of
 
         self.model = model
         self._voice = voice_of(model, voice)
         self._tts = TTS.over(model, profile, device=device)
+        self._decoder = open_decoder(model)
         self.name: str = model.name
         self.profile: str = profile or model.defaults.profile
         self.languages = self._tts.languages
@@ -136,14 +137,19 @@ class EngineSubject:
         return samples
 
     def tokens(self, text: str, *, seed: int, temperature: float | None = None) -> list[int]:
-        from nightingale_lab.reference import speech_tokens
+        from nightingale_lab.reference import decode, decoding_of
 
-        return list(speech_tokens(self.model, text, seed=seed, voice=self._voice, temperature=temperature))
+        decoding = decoding_of(self.model, text, seed=seed, voice=self._voice, temperature=temperature)
+        return decode(self._decoder, decoding)
 
     def render_twice(self, text: str, *, seed: int) -> RenderedTwice:
-        from nightingale_lab.reference import mel_of, render_in_blocks, samples_of
+        from nightingale_lab.reference import mel_of, render_in_blocks, render_synthetic, samples_of
 
         ids = self.tokens(text, seed=seed)
+        if self.model.info.synthetic:
+            stream, boundaries = joined(render_synthetic(self.model, ids, seed=seed, block_tokens=16))
+            (whole,) = render_synthetic(self.model, ids, seed=seed, block_tokens=len(ids) + 1)
+            return RenderedTwice(stream=stream, boundaries=boundaries, at_once=whole, whole=whole)
         mel, chunks = render_in_blocks(self.model, ids, seed=seed, voice=self._voice)
         stream, boundaries = joined([chunk for chunk in chunks if len(chunk)])
         whole = mel_of(self.model, ids, seed=seed, voice=self._voice)

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nightingale.decoding.decoding import speak
+from nightingale.backends.torch.runner import generate
+from nightingale.decoding.decoding import Decoding, Prompt
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.defaults import MODEL_DEFAULTS
@@ -107,21 +108,15 @@ def run_ours(network: T3, case: T3Case, *, defaults_of: str, guided: bool) -> Gr
         repetition_penalty=case.penalty,
         cfg_weight=CFG_WEIGHT if guided else 0.0,
     )
+    prompt = Prompt(text="", text_ids=case.text, voice=case.voice, exaggeration=EXAGGERATION, guided=guided)
+    vocab = network.config.speech_vocab
+    decoding = Decoding(prompt, vocab=vocab, defaults=defaults, sampling=sampling, seed=0)
     with (
         outputs_of(network.cond_enc) as conditioning,
         arguments_of(network.tfmr, 0) as prompts,
         outputs_of(network.speech_head) as logits,
     ):
-        ids = speak(
-            network,
-            case.text,
-            case.voice,
-            defaults=defaults,
-            sampling=sampling,
-            exaggeration=EXAGGERATION,
-            rng=torch.Generator(),
-        )
-        drawn = torch.tensor(list(ids))
+        drawn = torch.tensor(list(generate(network, decoding)))
     return GreedyRun(conditioning=conditioning[0], prompt=prompts[0], logits=torch.stack(logits), ids=drawn)
 
 

@@ -25,9 +25,9 @@ from nightingale_lab.bench.speed.load import run_load
 from nightingale_lab.bench.speed.request import time_request
 from nightingale_lab.bench.speed.run import BenchPlan, new_result
 from nightingale_lab.bench.store import read_lines
+from nightingale_lab.cli.bench import parse_peers
 from nightingale_lab.environments import Environment
 from nightingale_lab.upstream import families
-from nightingale_lab.cli.bench import parse_peers
 
 PARROT = Peer(name="parrot", what="repeats", environment=Environment(packages=()))
 WORKER = """

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from nightingale.errors import ConfigError, EngineFault
-from nightingale_lab.bench.speed.floor import Distance, operations, step_bytes
+from nightingale_lab.bench.speed.floor import Distance, distances, operations, step_bytes
 from nightingale_lab.bench.speed.load import Interrupted, growth, percentile, run_load
 from nightingale_lab.bench.speed.player import play
 from nightingale_lab.bench.speed.request import Chunks, Details, Target, time_request
@@ -228,6 +228,14 @@ def test_what_is_no_address_is_refused_before_anything_is_asked() -> None:
 def test_a_distance_is_time_over_floor() -> None:
     row = Distance(stage="t3 step", took_ms=10.0, floor_ms=2.5, floor_of="bytes").row()
     assert row["over_floor"] == 4.0
+
+
+def test_every_stage_is_compared_with_its_floor() -> None:
+    from nightingale_lab.random_models import random_model
+
+    found = distances(random_model("turbo", tokens=6, tiny=True), "Hello.", "cpu")
+    assert [one.stage for one in found] == ["t3 step", "flow", "vocoder"]
+    assert all(one.row()["over_floor"] > 0 for one in found)
 
 
 def test_operations_of_a_product_are_counted() -> None:
