@@ -37,7 +37,9 @@ GOALS = {
 
 
 def child(python: str, part: str, name: str, work: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Run a part in a process of its own. A failure is a result too."""
+    """Run a part in a process of its own. A failure is a result too. Tiny parts run in this process."""
+    if options.tiny and part not in ("make", "packing"):
+        return run_part(argparse.Namespace(**{**vars(options), "part": part, "model": name, "work": work}))
     settings = {"--part": part, "--model": name, "--work": work, "--threads": options.threads}
     settings |= {"--runtime": options.runtime, "--upstream": options.upstream}
     words = [str(word) for pair in settings.items() if pair[1] is not None for word in pair]
@@ -55,23 +57,17 @@ def child(python: str, part: str, name: str, work: Path, options: argparse.Names
 
 def run_part(options: argparse.Namespace) -> dict[str, Any]:
     import cpu_parts
-    import torch
 
     name, work, tiny = options.model, options.work, options.tiny
     if options.part == "upstream":
         return cpu_parts.upstream(name, options.threads, options.upstream)
-    torch.set_num_threads(options.threads)
     if tiny:
         cpu_parts.TOKENS, cpu_parts.SWEEP_BYTES = 24, 2**20
-    with torch.inference_mode():
-        if options.part == "make":
-            return cpu_parts.make(name, work, tiny=tiny)
-        runtime = options.runtime
-        if runtime == "auto":
-            runtime = cpu_parts.fastest_runtime(cpu_parts.preset_of(name, tiny=tiny).t3)
-        act = getattr(cpu_parts, options.part)
-        result: dict[str, Any] = act(name, work, options.threads, tiny=tiny, runtime=runtime)
-        return result
+    if options.part == "make":
+        return cpu_parts.make(name, work, tiny=tiny)
+    bench = cpu_parts.Bench(name, work, options.threads, tiny=tiny, runtime=options.runtime)
+    result: dict[str, Any] = getattr(cpu_parts, options.part)(bench)
+    return result
 
 
 def table(found: dict[str, dict[str, Any]]) -> dict[str, float]:
@@ -121,7 +117,7 @@ def main() -> None:
         work.mkdir(parents=True, exist_ok=True)
         found: dict[str, dict[str, Any]] = {}
         for name in MODELS:
-            if not (work / f"{name}.safetensors").is_file():
+            if not (work / f"{name}.t3.safetensors").is_file():
                 child(sys.executable, "make", name, work, options)
             for part in PARTS:
                 found[f"{part} {name}"] = child(sys.executable, part, name, work, options)

@@ -10,6 +10,7 @@ upstream    upstream's own networks
 
 from __future__ import annotations
 
+import os
 import resource
 import statistics
 import sys
@@ -24,13 +25,20 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.backends import BACKENDS
+from nightingale.backends.base import ModelInfo, ModelSource
+from nightingale.backends.profiles import FAST, Preference
+from nightingale.backends.selection import Choice, find_machine, select
+from nightingale.decoding.decoding import Decoding, Prompt
+from nightingale.decoding.host_decoder import DecodeRow
+from nightingale.decoding.runner import StepInput
+from nightingale.decoding.sampling import guide
+from nightingale.engine.tts import TTS
 from nightingale.models.chatterbox.presets import PRESETS, Preset
-from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.chatterbox.t3.config import Gpt2Config, T3Config
-from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.chatterbox.t3.config import Gpt2Config
 from nightingale.models.defaults import MODEL_DEFAULTS
-from nightingale_lab.random_models import random_voice, tiny_preset
+from nightingale_lab.random_models import random_model, random_networks, random_voice, tiny_preset
+from nightingale_lab.reference import backend_named, setup_for
 from nightingale_lab.upstream.families import FAMILIES
 from nightingale_lab.upstream.networks import RandomUpstream
 
@@ -40,6 +48,7 @@ UPSTREAM_TOKENS = 18
 SWEEP_BYTES = 768 * 2**20
 """Far more than any cache holds."""
 QUALITY_TOKENS = 24
+BACKEND_OF = {"native": "cpu", "onnxruntime": "onnx"}
 
 
 def peak_gib() -> float:
@@ -62,31 +71,67 @@ def preset_of(name: str, *, tiny: bool) -> Preset:
 def make(name: str, work: Path, *, tiny: bool) -> dict[str, Any]:
     """Write files of random weights, as the hub would have them."""
     torch.manual_seed(0)
-    preset = preset_of(name, tiny=tiny)
-    networks = {"": T3(preset.t3), ".flow": Flow(preset.flow), ".hift": Hift(preset.hift)}
-    for part, network in networks.items():
-        save_file(network.state_dict(), work / f"{name}{part}.safetensors")
+    networks = random_networks(preset_of(name, tiny=tiny))
+    s3gen = {f"flow.{key}": value for key, value in networks.flow.state_dict().items()}
+    s3gen |= {f"mel2wav.{key}": value for key, value in networks.hift.state_dict().items()}
+    save_file(networks.t3.state_dict(), work / f"{name}.t3.safetensors")
+    save_file(s3gen, work / f"{name}.s3gen.safetensors")
     return {}
 
 
-def open_packed(name: str, work: Path, runtime: str, *, tiny: bool) -> tuple[Any, Any, Any]:
-    """Return the mapped weights, the packed weights, and T3 without its layers."""
-    from nightingale.backends.cpu.capabilities import form
-    from nightingale.backends.shared.packed_t3 import FOR_ONNX, digest_of_file, pack, without_backbone
-    from nightingale.models.checkpoint import read_tensors
+class Bench:
+    """A model of random weights on disk, and the backends that the profile `fast` chooses for it."""
 
-    path, config = work / f"{name}.safetensors", preset_of(name, tiny=tiny).t3
-    tensors = read_tensors(path)
-    source = digest_of_file(path, home=work / "packed")
-    kind = form() if runtime == "native" else FOR_ONNX
-    packed = pack(config, tensors, home=work / "packed", source=source, mapped=True, form=kind)
-    return tensors, packed, without_backbone(config, tensors, source=path)
+    def __init__(self, name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -> None:
+        os.environ["NIGHTINGALE_HOME"] = str(work / "home")  # packed weights and machine code go there
+        self.preset, self.threads, self.tokens = preset_of(name, tiny=tiny), threads, TOKENS
+        defaults = replace(MODEL_DEFAULTS[name], max_new_tokens=TOKENS, tokens_per_text_id=None)
+        info = ModelInfo(name=name, preset=self.preset, defaults=defaults)
+        files = {role: work / f"{name}.{role}.safetensors" for role in ("t3", "s3gen")}
+        self.source, self.defaults = ModelSource(info, files), defaults
+        profile = replace(FAST, slots=1)
+        if runtime != "auto":
+            profile = replace(profile, decoder=(Preference(BACKEND_OF[runtime], "int8"),))
+        self.plan = select(BACKENDS, info, find_machine(BACKENDS, "cpu"), profile)
+        self.rng = np.random.default_rng(0)
+        self.voice = random_voice(self.preset)
 
+    def open_decoder(self, choice: Choice | None = None) -> Any:
+        choice = choice or self.plan.decoder
+        return choice.backend.open_decoder(self.source, replace(choice.setup, threads=self.threads))
 
-def packing(name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -> dict[str, Any]:  # noqa: ARG001
-    started = time.perf_counter()
-    _, packed, _ = open_packed(name, work, runtime, tiny=tiny)
-    return {"seconds": time.perf_counter() - started, "bytes": packed.bytes, "peak_gib": peak_gib()}
+    @property
+    def runtime(self) -> str:
+        return f"{self.plan.decoder.backend.name} {self.plan.decoder.precision}"
+
+    def decoding(self, text_ids: int = TEXT_IDS) -> Decoding:
+        """Return the state of a new random text. Ids below 255 start or stop no family's text."""
+        sampling = self.defaults.sampling
+        prompt = Prompt(
+            text="",
+            text_ids=self.rng.integers(1, 255, size=text_ids).tolist(),
+            voice=self.voice,
+            exaggeration=0.5,
+            guided=sampling.cfg_weight > 0,
+        )
+        vocab = self.preset.t3.speech_vocab
+        return Decoding(prompt, vocab=vocab, defaults=self.defaults, sampling=sampling, seed=0)
+
+    def decode(self, decoder: Any, tokens: int, text_ids: int = TEXT_IDS) -> tuple[float, list[float]]:
+        """Draw that many tokens, and return the seconds of the prefill and of each step."""
+        decoding, steps = self.decoding(text_ids), []
+        started = time.perf_counter()
+        (token,) = decoder.prefill(0, decoding)
+        decoding.append(token)
+        prefill_s = time.perf_counter() - started
+        while len(steps) < tokens - 1:
+            started = time.perf_counter()
+            (drawn,) = decoder.decode([DecodeRow(0, decoding, token)])
+            (token,) = drawn
+            decoding.append(token)
+            steps.append(time.perf_counter() - started)
+        decoder.release(0)
+        return prefill_s, steps
 
 
 def bandwidth(threads: int, rounds: int = 5) -> float:
@@ -106,76 +151,32 @@ def bandwidth(threads: int, rounds: int = 5) -> float:
     return best
 
 
-def fastest_runtime(config: T3Config) -> str:
-    """Return the runtime that the profile `fast` uses."""
-    from nightingale.backends.cpu.capabilities import refusal
+def packed_bytes(bench: Bench) -> int:
+    from nightingale.backends.cpu.capabilities import weight_format
+    from nightingale.backends.onnx.graph import OnnxFormat
+    from nightingale.backends.shared.packed_source import packed_weights
 
-    return "native" if refusal(config) is None else "onnxruntime"
-
-
-class Int8T3:
-    """T3 in int8 with a random voice, and the sampling around it."""
-
-    def __init__(self, name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -> None:
-        self.preset, self.defaults = preset_of(name, tiny=tiny), MODEL_DEFAULTS[name]
-        self.runtime, self.guided = runtime, self.defaults.sampling.cfg_weight > 0
-        self.tensors, self.packed, self.t3 = open_packed(name, work, runtime, tiny=tiny)
-        self.runner = self.open_runner(threads)
-        self.rng = torch.Generator().manual_seed(0)
-        self.voice = random_voice(self.preset)
-
-    def open_runner(self, threads: int) -> Any:
-        from nightingale.backends.cpu.capabilities import open_runner
-        from nightingale.backends.onnx.runner import CpuRunner
-
-        sizes = {"slots": 1, "rows_per_slot": 2 if self.guided else 1, "capacity": 1024}
-        if self.runtime == "native":
-            return open_runner(self.t3, self.packed, **sizes, batched=True, threads=threads)
-        return CpuRunner(self.t3, self.packed.graph, **sizes, batched=True, threads=threads)
-
-    def text(self, ids: int) -> list[int]:
-        """Return a new random text. Ids below 255 start or stop no family's text."""
-        drawn: list[int] = torch.randint(1, 255, (ids,), generator=self.rng).tolist()
-        return drawn
-
-    def prompt(self, t3: T3, text: list[int]) -> Any:
-        from nightingale.decoding.decoding import prompt_of
-
-        sampling = self.defaults.sampling
-        return prompt_of(t3, text, self.voice, defaults=self.defaults, sampling=sampling, exaggeration=0.5)
-
-    def decode(self, tokens: int, text_ids: int = TEXT_IDS) -> tuple[list[int], float, list[float]]:
-        """Draw that many tokens, and return them with the seconds of the prefill and of each step."""
-        from nightingale.backends.torch.runner import Turn
-        from nightingale.decoding.decoding import Decoding
-
-        text, sampling = self.text(text_ids), self.defaults.sampling
-        started = time.perf_counter()
-        decoding = Decoding(
-            self.t3, defaults=self.defaults, sampling=sampling, text_ids=len(text), rng=self.rng
-        )
-        drawn, steps = [decoding.draw(self.runner.begin(0, self.prompt(self.t3, text)))], []
-        decoding.note(drawn[-1])
-        prefill_s = time.perf_counter() - started
-        while len(drawn) < tokens:
-            started = time.perf_counter()
-            turn = Turn(slot=0, token=drawn[-1], position=decoding.drawn)
-            drawn.append(decoding.draw(self.runner.step([turn])[0]))
-            decoding.note(drawn[-1])
-            steps.append(time.perf_counter() - started)
-        return drawn, prefill_s, steps
+    native = bench.plan.decoder.backend.name == "cpu"
+    return packed_weights(bench.source, weight_format() if native else OnnxFormat()).bytes
 
 
-def step(name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -> dict[str, Any]:
-    t3 = Int8T3(name, work, threads, tiny=tiny, runtime=runtime)
-    t3.decode(8, TEXT_IDS + 7)
+def packing(bench: Bench) -> dict[str, Any]:
+    started = time.perf_counter()
+    size = packed_bytes(bench)
+    return {"seconds": time.perf_counter() - started, "bytes": size, "peak_gib": peak_gib()}
+
+
+def step(bench: Bench) -> dict[str, Any]:
+    decoder, threads = bench.open_decoder(), bench.threads
+    decoder.start()
+    bench.decode(decoder, 8, TEXT_IDS + 7)
     before = bandwidth(threads, 3)
-    _, prefill_s, steps = t3.decode(TOKENS)
+    prefill_s, steps = bench.decode(decoder, bench.tokens)
     per_second = max(before, bandwidth(threads, 3))
-    reading_s = t3.packed.bytes / per_second
+    reading_s = packed_bytes(bench) / per_second
     took = statistics.median(steps)
     return {
-        "runtime": t3.runtime,
+        "runtime": bench.runtime,
         "step_ms": 1000 * took,
         "step_ms_least": 1000 * min(steps),
         "prompt_ms": 1000 * prefill_s,
@@ -186,96 +187,54 @@ def step(name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -> di
     }
 
 
-def rendering_networks(t3: Int8T3, name: str, work: Path, threads: int) -> tuple[Any, Any, str]:
-    """Return flow and vocoder as the profile `fast` runs them, and in which precision they are."""
-    from nightingale.backends.cpu import bf16
-    from nightingale.backends.cpu.capabilities import workshop
-    from nightingale.backends.cpu.int8_networks import rounded_flow, rounded_vocoder
-    from nightingale.models.checkpoint import load, read_tensors
-    from nightingale.models.layers.weight_layout import for_rendering
-
-    files = {part: work / f"{name}.{part}.safetensors" for part in ("flow", "hift")}
-    flow = load(lambda: Flow(t3.preset.flow), read_tensors(files["flow"]), source=files["flow"])
-    hift = load(lambda: Hift(t3.preset.hift), read_tensors(files["hift"]), source=files["hift"])
-    reason, precision = bf16.refusal(threads), "flow and vocoder"
-    if reason is None:
-        flow, hift = bf16.halved_flow(flow), bf16.halved_vocoder(hift)
-    elif t3.runtime == "native":
-        context = workshop()
-        flow, hift = rounded_flow(flow, context), rounded_vocoder(hift, context)
-        precision = f"{reason}; int8 instead"
-    else:
-        precision = reason
-    for network in (flow, hift):
-        for_rendering(network)
-    return flow, hift, precision
-
-
-def sentence(name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -> dict[str, Any]:
-    """Time text ids to samples, warm; flow and vocoder as they stream, the sentence in one block."""
-    from nightingale.backends.torch.mel_stream import MelStream, audible, prepare_prompt
-    from nightingale.backends.torch.sample_stream import SampleStream
-
-    t3 = Int8T3(name, work, threads, tiny=tiny, runtime=runtime)
-    flow, hift, precision = rendering_networks(t3, name, work, threads)
-    prompt = prepare_prompt(flow, t3.voice)
+def sentence(bench: Bench) -> dict[str, Any]:
+    """Time whole sentences by the engine, warm; each is rendered in one block."""
+    profile = replace(bench.plan.profile, first_block_tokens=TOKENS, largest_block_tokens=TOKENS)
+    model = random_model(
+        bench.source.info.name, tokens=bench.tokens, preset=bench.preset, source=bench.source
+    )
+    plan = replace(bench.plan, profile=profile)
     runs = []
-    for tokens in (20, TOKENS, TOKENS, TOKENS):
-        started = time.perf_counter()
-        drawn, prefill_s, steps = t3.decode(tokens, TEXT_IDS if tokens == TOKENS else TEXT_IDS + 7)
-        ids = (audible(drawn) + [0] * tokens)[:tokens]
-        decoded = time.perf_counter()
-        mel = MelStream(flow, t3.voice, seed=1, streaming=True, prompt=prompt).push(ids, final=True)
-        vocoding = time.perf_counter()
-        samples = SampleStream(hift, seed=1, streaming=True).push(mel, final=True)
-        ended = time.perf_counter()
-        assert len(samples) == tokens * 960
-        runs.append(
-            {
-                "whole": ended - started,
-                "prompt": prefill_s,
-                "steps": sum(steps),
-                "flow": vocoding - decoded,
-                "vocoder": ended - vocoding,
-            }
-        )
+    with TTS.over(model, profile, plan=plan) as tts:
+        for round_ in range(4):
+            started = time.perf_counter()
+            audio = tts.say("Words" + " and more" * round_, seed=round_)
+            seconds = {name: ms / 1000 for name, ms in audio.metrics.stage_ms.items()}
+            whole = time.perf_counter() - started
+            runs.append({"whole": whole * bench.tokens / audio.metrics.tokens, **seconds})
     median = sorted(runs[1:], key=lambda run: run["whole"])[1]
+    median |= {"prompt": median.pop("prefill", 0.0), "steps": median.pop("t3", 0.0)}
     return {
-        "runtime": t3.runtime,
+        "runtime": bench.runtime,
         "seconds": median,
-        "rtf": median["whole"] / (TOKENS / TOKENS_PER_S),
-        "bfloat16": precision,
+        "rtf": median["whole"] / (bench.tokens / TOKENS_PER_S),
+        "bfloat16": f"{plan.renderer.backend.name} {plan.renderer.precision}",
         "peak_gib": peak_gib(),
     }
 
 
-def quality(name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -> dict[str, Any]:
+def quality(bench: Bench) -> dict[str, Any]:
     """Compare the logits after CFG, and the greedy token, with float32 in torch on the same tokens."""
-    from nightingale.backends.torch.runner import PlainRunner, Turn
-    from nightingale.decoding.sampling import guide
-    from nightingale.models.checkpoint import load
-
-    int8 = Int8T3(name, work, threads, tiny=tiny, runtime=runtime)
-    t3 = load(lambda: T3(int8.preset.t3), int8.tensors, source=work)
-    plain = PlainRunner(t3, slots=1, rows_per_slot=2 if int8.guided else 1, capacity=1024, batched=False)
-    weight = int8.defaults.sampling.cfg_weight
-    prompt = int8.prompt(t3, int8.text(TEXT_IDS))
-    exact, near = plain.begin(0, prompt), int8.runner.begin(0, prompt)
+    near = bench.open_decoder().runner
+    setup = setup_for(replace(bench.plan.profile, batched=False))
+    plain = backend_named("torch").open_decoder(bench.source, setup).runner  # type: ignore[attr-defined]
+    weight, decoding = bench.defaults.sampling.cfg_weight, bench.decoding()
+    a, b = (runner.prefill(0, decoding.prompt, max_tokens=bench.tokens) for runner in (plain, near))
     errors, same, among, plain_s = [], 0, 0, []
     for position in range(1, QUALITY_TOKENS + 1):
-        a, b = (torch.as_tensor(guide(logits, weight)).flatten() for logits in (exact, near))
-        errors.append(float((a - b).square().mean().sqrt() / a.std()))
-        token = int(a.argmax())
-        same += int(token == int(b.argmax()))
-        among += int(token in b.topk(5).indices)
-        turn = Turn(slot=0, token=token, position=position)
+        exact, int8 = guide(a, weight), guide(b, weight)
+        errors.append(float(np.sqrt(np.mean((exact - int8) ** 2)) / exact.std(ddof=1)))
+        token = int(exact.argmax())
+        same += token == int(int8.argmax())
+        among += token in np.argpartition(int8, -5)[-5:]
+        given = [StepInput(slot=0, token=token, position=position)]
         started = time.perf_counter()
-        exact = plain.step([turn])[0]
+        a = plain.step(given)[0]
         plain_s.append(time.perf_counter() - started)
-        near = int8.runner.step([turn])[0]
-    assert torch.isfinite(torch.as_tensor(near)).all()
+        b = near.step(given)[0]
+    assert np.isfinite(b).all()
     return {
-        "runtime": int8.runtime,
+        "runtime": bench.runtime,
         "score_error_of_spread": statistics.mean(errors),
         "greedy_same": same / QUALITY_TOKENS,
         "greedy_among_five": among / QUALITY_TOKENS,

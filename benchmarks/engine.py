@@ -10,7 +10,7 @@
 Ratios of wall time, medians over rounds; beside them the same ratio of processor time. Run it on an idle
 machine: threads that share a product wait for each other, so one busy core slows all of them down.
 
-The model is the stand-in with a T3 of wren's size. The last line is JSON.
+The model has random weights: a T3 of wren's size, and a tiny flow and vocoder. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -25,28 +25,24 @@ from typing import Any, NamedTuple
 import checkout  # noqa: F401
 import torch
 
+from nightingale.backends.profiles import BALANCED
 from nightingale.engine.model import Model
-from nightingale.engine.profiles import BALANCED
 from nightingale.engine.tts import TTS
-from nightingale.models.chatterbox.t3.config import LlamaConfig
+from nightingale.models.chatterbox.presets import PRESETS
 from nightingale_lab import reference
 from nightingale_lab.bench import script
-from nightingale_lab.random_models import random_t3
+from nightingale_lab.random_models import random_model, tiny_preset
 
 REQUESTS = 10
 TEXT = "The quick brown fox jumps over the lazy dog."
 
 
 def small_model(tokens: int) -> Model:
-    """Return the stand-in with a T3 of wren's size that always makes that many tokens."""
-    model = reference.load("noise")
-    backbone = LlamaConfig(layers=9, width=320, heads=5, ffn=864, rope_scaling=None)
+    """Return a model with a T3 of wren's size and tiny flow and vocoder, all random."""
+    preset = replace(tiny_preset(PRESETS["wren"]), t3=PRESETS["wren"].t3)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        t3 = random_t3(replace(model.networks.t3.config, backbone=backbone))
-    sampling = replace(model.defaults.sampling, cfg_weight=0.0)
-    defaults = replace(model.defaults, max_new_tokens=tokens, sampling=sampling)
-    return replace(model, networks=replace(model.networks, t3=t3), defaults=defaults)
+        return random_model("wren", tokens=tokens, tiny=True, preset=preset)
 
 
 def without_engine(model: Model, seed: int) -> None:
@@ -88,7 +84,7 @@ def main() -> None:
     options = script.parser(__doc__).parse_args()
     overhead_rounds, batch_rounds, tokens = (1, 1, 5) if options.tiny else (15, 5, 50)
     model = small_model(tokens)
-    exact, by_torch = TTS.over(model, "exact"), TTS.over(model, replace(BALANCED, t3=()))
+    exact, by_torch = TTS.over(model, "exact"), TTS.over(model, replace(BALANCED, decoder=()))
     fastest = TTS.over(model, BALANCED)
     for tts in (exact, by_torch, fastest):
         tts.say(TEXT, seed=0)
@@ -103,7 +99,7 @@ def main() -> None:
         )
 
     plain, fast = batched(by_torch), batched(fastest)
-    backend = fastest.plan.t3.way
+    backend = fastest.plan.decoder.backend.name
     script.print_table(
         "Ratios of times",
         ("", "median", "spread", "goal"),

@@ -24,6 +24,7 @@ from typing import Any
 
 import checkout  # noqa: F401
 import torch
+from nightingale_lab.bench.engine_internals import TEXT, random_model
 from torch import Tensor
 
 from nightingale.backends.cuda.decoder import DecodeLoop, DecodePlan
@@ -36,7 +37,6 @@ from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Sampling
 from nightingale_lab import reference
 from nightingale_lab.bench import board
-from nightingale_lab.bench.engine_internals import TEXT, random_model
 
 FAMILIES = ("multilingual", "turbo")
 TUNINGS: list[tuple[int, ...]] = [

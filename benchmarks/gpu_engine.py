@@ -28,14 +28,14 @@ from typing import Any
 
 import checkout  # noqa: F401
 import torch
+from nightingale.engine.profiles import PROFILES
+from nightingale_lab.bench.engine_internals import TEXT, captured_tokens, cuda_decoder, random_model
 from torch.profiler import profile
 from upstream_side import UpstreamModel, UpstreamPackages
 
 from nightingale.engine.model import Model
-from nightingale.engine.profiles import PROFILES
 from nightingale.engine.tts import TTS
 from nightingale_lab.bench import board, engine_internals
-from nightingale_lab.bench.engine_internals import TEXT, captured_tokens, cuda_decoder, random_model
 
 PLAIN: dict[str, Any] = {"t3": (), "flow": (), "vocoder": ()}
 FAMILIES = ("multilingual", "turbo")

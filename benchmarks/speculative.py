@@ -27,14 +27,14 @@ from typing import Any, NamedTuple
 
 import checkout  # noqa: F401
 import torch
+from nightingale.decoding.decoder import Decoder, HostDecoder, Speaking
+from nightingale.engine.profiles import BALANCED
 
 from nightingale.backends.torch.runner import PlainRunner, Trial, Verifier
 from nightingale.backends.torch.speculation import open_speculation
-from nightingale.decoding.decoder import Decoder, HostDecoder, Speaking
 from nightingale.decoding.decoding import DraftStats, PromptText
 from nightingale.decoding.speculative import LONGEST, Costs, SpeculativeDecoder
 from nightingale.engine.model import Model
-from nightingale.engine.profiles import BALANCED
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, LlamaConfig
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale_lab import reference

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import streaming_vocoder
 import torch
+from nightingale.engine.standin import seeded
 from streaming_vocoder import RATE_HZ, SEED, cpu_ms
 from torch import Tensor
 
@@ -28,7 +29,6 @@ from nightingale.audio.loudness import integrated_loudness
 from nightingale.backends.torch.mel_stream import MelStream, prepare_prompt, render_mel
 from nightingale.engine import TTS
 from nightingale.engine.requests.segments import cut
-from nightingale.engine.standin import seeded
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, SPEECH_CODES, FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from nightingale.backends.base import ModelInfo
+from nightingale.backends.base import ModelInfo, ModelSource
 from nightingale.backends.torch.weights import in_memory
 from nightingale.engine.model import Model
 from nightingale.models.chatterbox.build import Networks
@@ -105,8 +105,9 @@ def random_model(
     tiny: bool = False,
     preset: Preset | None = None,
     networks: Networks | None = None,
+    source: ModelSource | None = None,
 ) -> Model:
-    """Return a model of a family with random weights, or with the networks that are given.
+    """Return a model of a family with random weights, or with the networks or files that are given.
 
     Every text has the same number of ids, and every utterance that many tokens. preset: other sizes than the
     family's.
@@ -119,13 +120,15 @@ def random_model(
         tail_silence_tokens=0,
         tokens_per_text_id=None,
     )
-    made = networks or random_networks(preset, device)
-    voice = random_voice(preset, prompt_tokens=TINY_PROMPT_TOKENS if tiny else PROMPT_TOKENS)
     info = ModelInfo(name=name, preset=preset, defaults=defaults)
+    if source is None:
+        made = networks or random_networks(preset, device)
+        source = in_memory(info, t3=made.t3, flow=made.flow, hift=made.hift)
+    voice = random_voice(preset, prompt_tokens=TINY_PROMPT_TOKENS if tiny else PROMPT_TOKENS)
     return Model(
         voice_family=voice.family,
         frontend=Frontend(tokenizer=FixedLengthTokenizer(TINY_TEXT_IDS if tiny else TEXT_IDS)),
-        source=in_memory(info, t3=made.t3, flow=made.flow, hift=made.hift),
+        source=source.with_info(info),
         default_voice=voice,
         fingerprint="random",
     )
