@@ -66,7 +66,7 @@ def test_noise_model_does_not_pass(tmp_path: Path) -> None:
     line = json.loads(done.stdout.splitlines()[-1])
     failed = {check["name"] for check in line["checks"] if check["verdict"] == "fail"}
     assert done.exit_code == 1
-    assert "energy below 4 kHz, median" in failed
+    assert "noise floor in pauses, median" in failed
     passed = {check["name"] for check in line["checks"] if check["verdict"] == "pass"}
     assert {"same seed, other sha256", "samples off 960 × tokens", "joined stream differs from say"} <= passed
 
@@ -89,8 +89,7 @@ def test_bench_prints_tables_and_one_line_of_json_last(tmp_path: Path) -> None:
     assert [(row["who"], row["text"]) for row in line["lengths"]] == [
         ("exact", "word"), ("exact", "short"), ("balanced", "word"), ("balanced", "short"),
     ]  # fmt: skip
-    assert [row["stage"] for row in line["distance"]] == ["t3 step", "flow", "vocoder"]
-    assert all(row["over_floor"] > 0 for row in line["distance"])
+    assert line["distance"] == []  # the model "noise" has no weights
     assert line["lengths"][0]["t3_ms_per_step"] > 0
     assert "one request at a time" in done.stdout
     assert json.loads((tmp_path / "bench.jsonl").read_text()) == line

@@ -274,8 +274,8 @@ def _swiglu_kernel(x_ptr, out_ptr, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
 
 
 class Tuning(NamedTuple):
-    """How a product is cut up. What is best is for the machine to say: benchmarks/gpu_trace.py tries several
-    (`--only steps`), and `fused.best` holds what an H200 said."""
+    """How a product is cut up. What is best is for the machine to say: benchmarks/gpu.py tries several
+    (`--tunings`), and `fused.best` holds what an H200 said."""
 
     block_out: int = 8
     block_in: int = 256
