@@ -152,9 +152,10 @@ def bandwidth(threads: int, rounds: int = 5) -> float:
 
 
 def packed_bytes(bench: Bench) -> int:
+    from nightingale.backends.shared.packed_source import packed_weights
+
     from nightingale.backends.cpu.capabilities import weight_format
     from nightingale.backends.onnx.graph import OnnxFormat
-    from nightingale.backends.shared.packed_source import packed_weights
 
     native = bench.plan.decoder.backend.name == "cpu"
     return packed_weights(bench.source, weight_format() if native else OnnxFormat()).bytes

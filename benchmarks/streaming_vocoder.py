@@ -13,6 +13,7 @@ from typing import Any
 import checkout  # noqa: F401
 import numpy as np
 import torch
+from nightingale.models.chatterbox.hift.reach import lookahead_samples, mel_reach
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -22,7 +23,6 @@ from nightingale.backends.torch.sample_stream import SampleStream, render_sample
 from nightingale.clocks import CLOCKS
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
-from nightingale.models.chatterbox.hift.reach import lookahead_samples, mel_reach
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.layers.mel import FlowMel
 from nightingale.types import Samples

@@ -5,7 +5,6 @@ With a GPU they are compiled; without one they run in Triton's interpreter, if T
 
 from __future__ import annotations
 
-
 import pytest
 import torch
 from parity.tiny import TINY_FLOW, TINY_MEANFLOW, fill, gaussian, ids
@@ -59,9 +58,7 @@ def check_piece(guided: bool, lengths: list[int]) -> None:
 
 @pytest.mark.parametrize("guided", [True, False])
 @pytest.mark.parametrize("lengths", [[12], [12, 7]], ids=["one", "two"])
-def test_a_piece_is_the_librarys(
-    guided: bool, lengths: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_piece_is_the_librarys(guided: bool, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     from nightingale.backends.cuda import flow_fused
 
     if not CUDA and (guided or len(lengths) > 1):

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from nightingale import TTS, CheckpointError, ConfigError, ModelMissing, VoiceError
 from nightingale.backends.onnx import capabilities
-from nightingale.backends.profiles import PROFILES, Preference
 from nightingale.backends.onnx.graph import OnnxFormat
+from nightingale.backends.profiles import PROFILES, Preference
 from nightingale.backends.shared.packed_t3 import open_packed
 from nightingale.backends.torch.weights import in_memory, rendering_weights, t3_weights
 from nightingale.engine import load as load_module
@@ -332,7 +332,9 @@ def test_a_file_chosen_by_option_is_used(english: dict[str, Tensors], tmp_path: 
         TTS(folder, t3="yours.safetensors")
 
 
-def test_layers_that_are_packed_are_left_in_their_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_that_are_packed_are_left_in_their_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     t3 = replace(ENGLISH.t3, backbone=replace(NOISE.t3.backbone, width=64, heads=1, ffn=128))
     preset = replace(ENGLISH, t3=t3)
     monkeypatch.setattr(load_module, "PRESETS", {"english": preset})

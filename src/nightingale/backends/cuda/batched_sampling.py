@@ -101,7 +101,7 @@ def shape_scores(scores: Tensor, seen: Tensor, knobs: Knobs, *, order: Order, so
         scores = scores.masked_fill(scores < least, -torch.inf)
         return cut(scores, knobs) if sorting else scores
     # PARITY: Turbo penalises last, after the cuts, and knows no min-p.
-    #         tests/accel/test_sampling.py::test_every_family_shapes_scores_as_its_plain_twin
+    #         tests/backends/cuda/test_sampling.py::test_every_family_shapes_scores_as_its_plain_twin
     scores = scores / knobs.temperature[:, None]
     return penalise(cut(scores, knobs) if sorting else scores, seen, knobs.penalty)
 

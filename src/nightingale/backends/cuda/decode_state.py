@@ -92,7 +92,7 @@ class DecodeState:
         if order == "turbo":
             # PARITY: Turbo's penalty counts the start token for the first draw only, and that draw is not
             #         looked at for the stop.
-            #         tests/accel/test_decode.py::test_turbo_does_not_stop_at_its_first_draw
+            #         tests/backends/cuda/test_decode.py::test_turbo_does_not_stop_at_its_first_draw
             first = self.drawn == 0
             self.seen[:, START_SPEECH] &= ~first
             stopped = stopped & ~first
