@@ -1,19 +1,19 @@
-# Nightingale as a server. Two builds from one file:
+# The Nightingale server. Two variants from one file:
 #
 #   docker build -t nightingale:cpu .
 #   docker build -t nightingale:cuda --build-arg TORCH=cuda .
 #
-# torch brings CUDA's libraries with it, so both builds start from the same small image; the host gives the driver.
-# There is no ffmpeg to install: PyAV has its libraries inside.
+# torch contains the CUDA libraries, so both variants use the same small base image; the host provides the driver.
+# ffmpeg is not needed, because PyAV contains its libraries.
 
-# The Python that constraints.txt was made with.
+# The Python version of constraints.txt.
 FROM python:3.11-slim AS build
 ARG TORCH=cpu
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/nightingale
 ENV PATH=/opt/nightingale/bin:$PATH
 WORKDIR /src
-# torch by itself and first: by far the largest layer, and the one that changes least.
+# torch first, in a layer of its own: it is the largest and changes least.
 COPY constraints.txt ./
 RUN version=$(sed -n 's/^torch==//p' constraints.txt) \
  && if [ "$TORCH" = cpu ]; then \
@@ -40,8 +40,8 @@ ENV PATH=/opt/nightingale/bin:$PATH \
 # Voices and downloaded weights.
 VOLUME /data
 EXPOSE 8880 10200
-# /ready and not /health: a server that is still loading gets no traffic.
+# /ready and not /health: a server that is still loading must get no traffic.
 HEALTHCHECK --interval=15s --timeout=3s --start-period=300s --retries=3 \
   CMD ["python", "-c", "import os, urllib.request as u; u.urlopen('http://127.0.0.1:%s/ready' % os.environ.get('NIGHTINGALE_PORT', 8880), timeout=2)"]
-# Inside a container every address is another machine's: give it a key (NIGHTINGALE_API_KEY), or say --insecure.
+# In a container all clients are other machines: set a key (NIGHTINGALE_API_KEY), or pass --insecure.
 ENTRYPOINT ["nightingale", "serve"]

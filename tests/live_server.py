@@ -1,4 +1,4 @@
-"""A real server on a free port, for tests in which the socket matters; and a speaker that never tires."""
+"""A real server on a free port, for tests that need a socket, and a service whose streams never end."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ import uvicorn
 
 from nightingale import TTS
 from nightingale.server.app import create_app
-from nightingale.server.listening import listening
-from nightingale.server.settings import Settings
-from nightingale.server.speaker import Speaker
+from nightingale.server.listen_socket import open_listen_socket
+from nightingale.server.service.speech_service import SpeechService
+from nightingale.server.settings import ServerSettings
 from nightingale.types import AudioChunk, Metrics
 
 
-class Endless:
-    """A session that never stops speaking, and counts what was taken from it."""
+class EndlessStream:
+    """A live stream that never ends and counts the chunks that were read from it."""
 
     def __init__(self) -> None:
-        self.taken, self.cancelled = 0, False
+        self.chunks_read, self.cancelled = 0, False
         self.metrics = Metrics(ttfa_ms=1, total_ms=1, audio_seconds=1, tokens=1)
 
     def push(self, text: str) -> None:
-        """It says what it likes."""
+        """Ignore the text."""
 
     flush = end = lambda self: None
 
@@ -39,28 +39,28 @@ class Endless:
 
     async def __aiter__(self) -> AsyncIterator[AudioChunk]:
         while not self.cancelled:
-            self.taken += 1
+            self.chunks_read += 1
             yield AudioChunk(samples=np.zeros(24000, np.float32), sample_rate_hz=24000)
             await asyncio.sleep(0)
 
 
-class Talker(Speaker):
-    """Speaks without end to the first who ask, and then as it should."""
+class EndlessService(SpeechService):
+    """Gives endless streams to the first sessions and real ones to the others."""
 
     def __init__(self, tts: TTS, endless: int) -> None:
-        super().__init__(Settings(), tts)
-        self.endless, self.given = endless, list[Endless]()
+        super().__init__(ServerSettings(), tts)
+        self.endless, self.streams = endless, list[EndlessStream]()
 
     async def session(self, **request: Any) -> Any:
-        if len(self.given) < self.endless:
-            self.given.append(Endless())
-            return self.given[-1]
+        if len(self.streams) < self.endless:
+            self.streams.append(EndlessStream())
+            return self.streams[-1]
         return await super().session(**request)
 
 
 @dataclass(frozen=True)
 class LiveServer:
-    speaker: Speaker
+    service: SpeechService
     port: int
 
     @property
@@ -72,25 +72,29 @@ class LiveServer:
         return f"ws://127.0.0.1:{self.port}"
 
     def wait_until_idle(self, seconds: float = 10.0) -> float:
-        """Until the engine has nothing in hand; gives how long that took.
+        """Wait until the engine has no request left; return how long that took.
 
-        Neither in line nor in a slot is not enough: the last block of one who left may still be rendered, and
-        the engine lets go of him after it.
+        An empty queue and free slots are not enough: the last block of a cancelled request may still be
+        rendered, and the engine forgets the request only afterwards.
         """
-        began = time.monotonic()
-        while self.speaker.meter.active or in_hand(self.speaker):
-            assert time.monotonic() - began < seconds, "the engine is still busy"
+        started = time.monotonic()
+        while self.service.metrics.active or engine_jobs(self.service):
+            assert time.monotonic() - started < seconds, "the engine is still busy"
             time.sleep(0.005)
-        return time.monotonic() - began
+        return time.monotonic() - started
+
+    def cancelled(self) -> float:
+        """Return the counter of cancelled requests."""
+        return float(self.service.metrics.cancelled._value.get())
 
 
-def in_hand(speaker: Speaker) -> int:
-    """Requests that the engine has not let go of yet, wherever they are."""
-    return 0 if speaker._tts is None else len(speaker._tts._worker._jobs)
+def engine_jobs(service: SpeechService) -> int:
+    """Return how many requests the engine holds, in whatever state."""
+    return 0 if service._tts is None else len(service._tts._worker._jobs)
 
 
 def free_port() -> int:
-    """A port that nobody has just now."""
+    """Return a port that is free at the moment."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port: int = taken.getsockname()[1]
@@ -99,32 +103,33 @@ def free_port() -> int:
 
 @contextmanager
 def live_server(
-    tts: TTS, speaker: Speaker | None = None, *, ping_s: float = 20.0, **settings: Any
+    tts: TTS, service: SpeechService | None = None, *, ping_s: float = 20.0, **settings: Any
 ) -> Iterator[LiveServer]:
-    """Until the block is left. The engine is the caller's, and stays open."""
-    asked = Settings(**settings)
-    speaker = Speaker(asked, tts) if speaker is None else speaker
+    """Run a server while the context is open. The engine belongs to the caller and stays open."""
+    given = ServerSettings(**settings)
+    service = SpeechService(given, tts) if service is None else service
     config = uvicorn.Config(
-        create_app(asked, speaker),
+        create_app(given, service),
         log_config=None,
         ws_per_message_deflate=False,
-        ws_max_size=asked.max_body_bytes,
+        ws_max_size=given.max_body_bytes,
         ws_ping_interval=ping_s,
         ws_ping_timeout=ping_s,
         timeout_graceful_shutdown=1,
     )
     server = uvicorn.Server(config)
-    door = listening("127.0.0.1", 0, patience_s=asked.send_timeout)
-    thread = threading.Thread(target=server.run, args=([door],), daemon=True)
+    listener = open_listen_socket("127.0.0.1", 0, send_timeout_s=given.send_timeout)
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     try:
         deadline = time.monotonic() + 30
-        while not (server.started and speaker.ready):
+        while not (server.started and service.ready):
             assert thread.is_alive(), "the server did not start"
+            assert service.failure is None, f"the model could not be loaded: {service.failure!r}"
             assert time.monotonic() < deadline, "the server did not get ready"
             time.sleep(0.01)
-        yield LiveServer(speaker, door.getsockname()[1])
+        yield LiveServer(service, listener.getsockname()[1])
     finally:
         server.should_exit = True
         thread.join(15)
-        door.close()
+        listener.close()

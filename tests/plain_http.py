@@ -1,4 +1,4 @@
-"""A client for servers on this machine: no certificates to load, no connection kept."""
+"""An HTTP client for servers on this machine: no certificates to load, no connection kept open."""
 
 from __future__ import annotations
 

@@ -1,27 +1,24 @@
-"""Chatterbox's own Python interface over our engine: one changed import for programs written for it.
+"""The Python API of chatterbox-tts on this engine: change one import in programs written for it.
 
     from chatterbox.tts import ChatterboxTTS            # before
     from nightingale.compat import ChatterboxTTS        # after
 
-Names, order and defaults of the parameters are upstream's. What differs, on purpose:
+Names, order and defaults of the parameters are upstream's. The differences:
 
-- **Voices do not race.** Upstream keeps the voice on the model, so that `audio_prompt_path` in one call
-  changes the voice of every later call, in every thread. Here it counts for its own call only.
-  `prepare_conditionals` sets the voice of the calls that name none, as upstream does; a call that has begun
-  keeps the one it found.
-- **Seeds.** `torch.manual_seed(n)` before `generate` makes it repeatable, as it does upstream, but the
-  samples are this engine's. Threads share torch's generator and so its order; `TTS.say(seed=n)` does not.
-- **Errors** are those of `nightingale.errors`. Audio carries no watermark.
+- **Voices belong to calls.** Upstream stores the voice on the model, so that `audio_prompt_path` of one call
+  changes the voice of all later calls, in every thread. Here it is used for its own call only.
+  `prepare_conditionals` sets the voice of the calls that name none, as upstream does; a call that is running
+  keeps its voice.
+- **Seeds.** `torch.manual_seed(n)` before `generate` makes it repeatable, as upstream, but the samples differ
+  from upstream's. Threads share torch's generator; use `TTS.say(seed=n)` if their order matters.
+- **Errors** are those of `nightingale.errors`. The audio has no watermark.
 """
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, ClassVar, Self
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from nightingale.decoding.seeds import SEED_LIMIT
 from nightingale.engine import TTS
@@ -29,19 +26,23 @@ from nightingale.errors import ConfigError
 from nightingale.text.languages import LANGUAGES
 from nightingale.voices.voice import Voice
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
 SUPPORTED_LANGUAGES = {code: language.name for code, language in LANGUAGES.items()}
 
 _log = logging.getLogger(__name__)
 
 
 class _Chatterbox:
-    """What the three have in common."""
+    """Base of the three models."""
 
     MODEL: ClassVar[str]
 
     def __init__(self, tts: TTS, device: str = "cpu") -> None:
         self.tts = tts
-        """The engine: `stream`, `session` and everything else it can do."""
+        """The engine, with `stream`, `session` and the rest of its API."""
         self.device = device
         self.sr = tts.sample_rate_hz
         self.conds: Voice | None = None
@@ -49,22 +50,33 @@ class _Chatterbox:
 
     @classmethod
     def _load(cls, model: str | Path, device: str | torch.device, **options: Any) -> Self:
-        place = str(device)
-        if place == "mps" and not torch.backends.mps.is_available():
-            place = "cpu"  # as upstream does
-        return cls(TTS(model, device=place, profile="exact", **options), place)
+        import torch
+
+        name = str(device)
+        if name == "mps" and not torch.backends.mps.is_available():
+            name = "cpu"  # as upstream does
+        if isinstance(model, Path):  # a folder does not say which model it holds
+            options = {"kind": cls.MODEL, **options}
+        return cls(TTS(model, device=name, profile="exact", **options), name)
+
+    @classmethod
+    def from_pretrained(cls, device: str | torch.device = "cpu") -> Self:
+        return cls._load(cls.MODEL, device)
+
+    @classmethod
+    def from_local(cls, ckpt_dir: str | Path, device: str | torch.device = "cpu") -> Self:
+        return cls._load(Path(ckpt_dir), device)
 
     def prepare_conditionals(self, wav_fpath: str | Path, exaggeration: float = 0.5) -> None:
-        """Make this clip the voice of later calls.
-
-        exaggeration: accepted for upstream's sake; there, too, the one given to `generate` is what is heard.
-        """
+        """Make this clip the voice of later calls. As upstream, only `generate` uses exaggeration."""
         del exaggeration
         self.conds = self.tts.voice(wav_fpath)
 
     def _say(
         self, text: str, audio_prompt_path: str | Path | None, language: str | None = None, **controls: Any
     ) -> Tensor:
+        import torch
+
         # Read once: another thread may call `prepare_conditionals` at any time.
         voice = self.tts.voice(audio_prompt_path) if audio_prompt_path else self.conds
         seed = int(torch.randint(SEED_LIMIT, (), dtype=torch.int64))
@@ -77,14 +89,6 @@ class ChatterboxTTS(_Chatterbox):
 
     MODEL = "english"
 
-    @classmethod
-    def from_pretrained(cls, device: str | torch.device = "cpu") -> Self:
-        return cls._load(cls.MODEL, device)
-
-    @classmethod
-    def from_local(cls, ckpt_dir: str | Path, device: str | torch.device = "cpu") -> Self:
-        return cls._load(Path(ckpt_dir), device, kind=cls.MODEL)
-
     def generate(
         self,
         text: str,
@@ -96,7 +100,7 @@ class ChatterboxTTS(_Chatterbox):
         cfg_weight: float = 0.5,
         temperature: float = 0.8,
     ) -> Tensor:
-        """(1, samples) float32 at `sr`."""
+        """Return audio of shape (1, samples), float32 at `sr`."""
         return self._say(
             text,
             audio_prompt_path,
@@ -110,19 +114,19 @@ class ChatterboxTTS(_Chatterbox):
 
 
 class ChatterboxMultilingualTTS(_Chatterbox):
-    """The model of 23 languages."""
+    """The model for 23 languages."""
 
     MODEL = "multilingual"
 
     @classmethod
     def from_pretrained(cls, device: str | torch.device = "cpu", t3_model: str | None = None) -> Self:
-        return cls._load(cls.MODEL, device, **_t3(t3_model))
+        return cls._load(cls.MODEL, device, **_t3_option(t3_model))
 
     @classmethod
     def from_local(
         cls, ckpt_dir: str | Path, device: str | torch.device = "cpu", t3_model: str | None = None
     ) -> Self:
-        return cls._load(Path(ckpt_dir), device, kind=cls.MODEL, **_t3(t3_model))
+        return cls._load(Path(ckpt_dir), device, **_t3_option(t3_model))
 
     @classmethod
     def get_supported_languages(cls) -> dict[str, str]:
@@ -140,7 +144,7 @@ class ChatterboxMultilingualTTS(_Chatterbox):
         min_p: float = 0.05,
         top_p: float = 1.0,
     ) -> Tensor:
-        """(1, samples) float32 at `sr`."""
+        """Return audio of shape (1, samples), float32 at `sr`."""
         return self._say(
             text,
             audio_prompt_path,
@@ -155,7 +159,7 @@ class ChatterboxMultilingualTTS(_Chatterbox):
 
 
 class ChatterboxTurboTTS(_Chatterbox):
-    """Turbo, or with `nano=True` its small sister."""
+    """Turbo, or with `nano=True` the smaller model of its family."""
 
     MODEL = "turbo"
 
@@ -186,7 +190,7 @@ class ChatterboxTurboTTS(_Chatterbox):
         top_k: int = 1000,
         norm_loudness: bool = True,
     ) -> Tensor:
-        """(1, samples) float32 at `sr`. min_p, exaggeration and cfg_weight do nothing, as upstream."""
+        """Return audio of shape (1, samples); min_p, exaggeration and cfg_weight have no effect."""
         _check_loudness(norm_loudness)
         if min_p > 0 or exaggeration > 0 or cfg_weight > 0:
             _log.warning("Turbo has no min_p, exaggeration or cfg_weight; they are ignored.")
@@ -200,8 +204,8 @@ class ChatterboxTurboTTS(_Chatterbox):
         )
 
 
-def _t3(t3_model: str | None) -> dict[str, str]:
-    """Upstream says "v3", "t3_mtl23ls_v3", or the name of either's or another's file."""
+def _t3_option(t3_model: str | None) -> dict[str, str]:
+    """Convert upstream's name of a T3 variant: "v3", "t3_mtl23ls_v3", or a file name."""
     if t3_model is None:
         return {}
     variant = t3_model.removeprefix("t3_mtl23ls_").removesuffix(".safetensors")
@@ -211,8 +215,7 @@ def _t3(t3_model: str | None) -> dict[str, str]:
 def _check_loudness(norm_loudness: bool) -> None:
     if not norm_loudness:
         raise ConfigError(
-            "a reference clip is always brought to one loudness",
+            "reference clips are always normalized in loudness",
             got="norm_loudness=False",
-            allowed="True",
             fix="Leave it out.",
         )

@@ -1,4 +1,4 @@
-"""A real server process and a real Chromium, both of their own, for the tests of the page."""
+"""A real server process and a real Chromium for the tests of the page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.error import URLError
 
 import pytest
-from browser.watching import Server, Witness
+from browser.page_watcher import PageWatcher, Server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -30,14 +30,14 @@ FLAGS = [
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
-    "--use-fake-device-for-media-stream",  # a microphone that beeps
+    "--use-fake-device-for-media-stream",  # a microphone that plays beeps
     "--use-fake-ui-for-media-stream",
 ]
 
 
 @pytest.fixture(scope="session")
 def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Server]]:
-    """start_server(api_key="k"): `nightingale serve` with settings given as variables, ready to speak."""
+    """Return a function that starts `nightingale serve` with settings and waits until it is ready."""
     running: list[subprocess.Popen[bytes]] = []
 
     def start(**settings: str) -> Server:
@@ -88,7 +88,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
-    """A visitor who was never here before."""
+    """A browser profile without stored data."""
     context = browser.new_context(
         viewport={"width": 1280, "height": 800}, permissions=["microphone"], accept_downloads=True
     )
@@ -98,26 +98,26 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
 
 
 @pytest.fixture
-def witness(server: Server) -> Iterator[Witness]:
-    """Whatever a test looks at, no page of it may complain or ask another host."""
-    witness = Witness(server.url.split("/")[2])
-    yield witness
-    assert not witness.verdict(), "\n".join(witness.verdict())
+def watcher(server: Server) -> Iterator[PageWatcher]:
+    """Fail if a page reports an unexpected error or contacts another host."""
+    watcher = PageWatcher(server.url.split("/")[2])
+    yield watcher
+    assert not watcher.unexpected(), "\n".join(watcher.unexpected())
 
 
 @pytest.fixture
-def page(context: BrowserContext, server: Server, witness: Witness) -> Page:
-    """The page, open and ready."""
+def page(context: BrowserContext, server: Server, watcher: PageWatcher) -> Page:
+    """The page, loaded and ready."""
     page = context.new_page()
-    witness.watch(page)
+    watcher.watch(page)
     page.goto(server.url)
     page.wait_for_selector("#voices input", state="attached")
     return page
 
 
 def wait_until_ready(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
-    give_up_s = time.monotonic() + START_S
-    while time.monotonic() < give_up_s:
+    deadline_s = time.monotonic() + START_S
+    while time.monotonic() < deadline_s:
         assert process.poll() is None, f"the server ended by itself:\n{log.read_text()}"
         try:
             with urllib.request.urlopen(f"{server.url}ready", timeout=5):

@@ -1,4 +1,4 @@
-"""Speak, listen, stop: the page against a real server."""
+"""Speak, play and stop: the page with a real server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from browser.watching import Server, Witness, eventually
+from browser.page_watcher import PageWatcher, Server, eventually
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext, Page, Route
@@ -25,7 +25,7 @@ def figure(page: Page, name: str) -> float:
     return float(page.inner_text(f"#figure-{name} span"))
 
 
-def test_first_audio_appears_and_is_measured(page: Page) -> None:
+def test_first_audio_is_played_and_measured(page: Page) -> None:
     page.fill("#text", "A line that is long enough to be seen on the page as it is heard.")
     page.click("#speak")
     page.wait_for_selector("#figure-first:not([data-empty])")
@@ -33,7 +33,7 @@ def test_first_audio_appears_and_is_measured(page: Page) -> None:
     assert figure(page, "first") > 0
     assert 0 < figure(page, "rtf") < 100
     assert figure(page, "buffer") == 0
-    assert page.inner_text("#problem-text") == ""
+    assert page.inner_text("#error-text") == ""
     drawn = page.evaluate(
         """() => {
             const canvas = document.getElementById("waveform");
@@ -44,7 +44,7 @@ def test_first_audio_appears_and_is_measured(page: Page) -> None:
     assert drawn > 2000, "the waveform is a flat line"
 
 
-def test_sound_is_heard_while_more_is_being_made(page: Page, server: Server) -> None:
+def test_audio_is_played_while_more_is_rendered(page: Page, server: Server) -> None:
     page.fill("#text", LONG)
     page.keyboard.press("Control+Enter")
     state(page, "speaking")
@@ -58,11 +58,11 @@ def test_sound_is_heard_while_more_is_being_made(page: Page, server: Server) -> 
 
 
 @pytest.mark.parametrize("how", ["button", "key"])
-def test_stop_stops_here_and_at_the_server(page: Page, server: Server, how: str) -> None:
+def test_stop_stops_playback_and_the_server(page: Page, server: Server, how: str) -> None:
     cancelled = server.metric("nightingale_cancelled_total")
     page.fill("#text", LONG)
     page.click("#speak")
-    # What is shorter than a word is not kept.
+    # Shorter utterances are not stored.
     eventually(lambda: page.get_attribute("#figure-buffer", "data-empty"), None)
     eventually(lambda: figure(page, "buffer") > 0.5, True)
     assert server.metric("nightingale_active_streams") == 1
@@ -71,7 +71,7 @@ def test_stop_stops_here_and_at_the_server(page: Page, server: Server, how: str)
     assert page.is_disabled("#stop")
     eventually(lambda: server.metric("nightingale_active_streams"), 0, within_s=5)
     eventually(lambda: server.metric("nightingale_cancelled_total"), cancelled + 1, within_s=5)
-    assert "stopped" in page.inner_text(".said-facts")
+    assert "stopped" in page.inner_text(".entry-facts")
 
 
 def test_leaving_the_page_frees_the_server(page: Page, server: Server) -> None:
@@ -82,43 +82,41 @@ def test_leaving_the_page_frees_the_server(page: Page, server: Server) -> None:
     eventually(lambda: server.metric("nightingale_active_streams"), 0, within_s=5)
 
 
-def test_speaking_again_replaces_what_is_spoken(page: Page, server: Server) -> None:
+def test_speaking_again_replaces_the_utterance(page: Page, server: Server) -> None:
     page.fill("#text", LONG)
     page.click("#speak")
     state(page, "speaking")
     page.fill("#text", SHORT)
     page.click("#speak")
-    page.wait_for_selector(f".said-text >> text={SHORT}")
+    page.wait_for_selector(f".entry-text >> text={SHORT}")
     state(page, "idle")
     assert server.metric("nightingale_active_streams") == 0
-    assert page.inner_text("#problem-text") == ""
+    assert page.inner_text("#error-text") == ""
 
 
-def test_an_old_sound_that_ends_does_not_end_a_new_one(page: Page) -> None:
+def test_end_of_an_old_utterance_does_not_end_a_new_one(page: Page) -> None:
     page.fill("#text", SHORT)
     page.click("#speak")
-    page.wait_for_selector(".said")
+    page.wait_for_selector(".entry")
     state(page, "idle")
     held: list[Route] = []
     page.route("**/v1/audio/speech", lambda route: held.append(route))
-    page.click(".said > button")
+    page.click(".entry > button")
     state(page, "playing")
     page.click("#speak")
-    page.wait_for_timeout(3000)  # longer than the old sound
+    page.wait_for_timeout(3000)  # longer than the old utterance
     assert page.get_attribute("body", "data-state") == "waiting"
     assert page.is_enabled("#stop")
     held[0].continue_()
     state(page, "playing")
 
 
-def test_without_a_worklet_it_is_heard_all_the_same(
-    context: BrowserContext, server: Server, witness: Witness
-) -> None:
-    """Plain http from another machine: browsers give such a page no AudioWorklet."""
-    witness.expected = ("ScriptProcessorNode is deprecated",)
+def test_page_plays_without_a_worklet(context: BrowserContext, server: Server, watcher: PageWatcher) -> None:
+    """Browsers offer no AudioWorklet over plain http from another machine."""
+    watcher.expected = ("ScriptProcessorNode is deprecated",)
     context.add_init_script("delete BaseAudioContext.prototype.audioWorklet")
     page = context.new_page()
-    witness.watch(page)
+    watcher.watch(page)
     page.goto(server.url)
     page.wait_for_selector("#voices input", state="attached")
     assert page.evaluate("new AudioContext().audioWorklet === undefined")
@@ -126,35 +124,35 @@ def test_without_a_worklet_it_is_heard_all_the_same(
     page.click("#speak")
     state(page, "playing")
     state(page, "idle")
-    assert page.locator(".said").count() == 1
+    assert page.locator(".entry").count() == 1
 
 
-def test_a_voice_can_be_previewed_and_stopped(page: Page) -> None:
-    hear = page.locator("[data-preview]").first
-    hear.click()
+def test_voice_can_be_previewed_and_stopped(page: Page) -> None:
+    button = page.locator("[data-preview]").first
+    button.click()
     state(page, "playing")
-    assert hear.get_attribute("title") == "Stop"
-    hear.click()
+    assert button.get_attribute("title") == "Stop"
+    button.click()
     state(page, "idle", 1000)
-    assert hear.get_attribute("title") == "Hear"
-    assert page.locator(".said").count() == 0, "a preview is not worth remembering"
+    assert button.get_attribute("title") == "Play"
+    assert page.locator(".entry").count() == 0, "a preview was stored"
 
 
-def test_what_the_server_says_is_wrong_is_shown(page: Page, server: Server, witness: Witness) -> None:
-    witness.expected = ("status of 400",)
+def test_error_of_the_server_is_shown(page: Page, server: Server, watcher: PageWatcher) -> None:
+    watcher.expected = ("status of 400",)
     page.evaluate("document.getElementById('text').value = 'x'.repeat(20000)")
     page.click("#speak")
-    page.wait_for_selector("#problem:not([hidden])")
-    assert "long" in page.inner_text("#problem-text")
+    page.wait_for_selector("#error:not([hidden])")
+    assert "long" in page.inner_text("#error-text")
     state(page, "idle")
     page.fill("#text", SHORT)
     page.click("#speak")
     state(page, "playing")
-    assert page.is_hidden("#problem")
+    assert page.is_hidden("#error")
 
 
-def test_a_full_queue_is_told_with_its_time(page: Page, witness: Witness) -> None:
-    witness.expected = ("status of 429",)
+def test_full_queue_is_shown_with_the_retry_time(page: Page, watcher: PageWatcher) -> None:
+    watcher.expected = ("status of 429",)
     envelope = {"error": {"message": "the queue is full", "type": "x", "param": None, "code": "queue_full"}}
     page.route(
         "**/v1/audio/speech",
@@ -163,16 +161,16 @@ def test_a_full_queue_is_told_with_its_time(page: Page, witness: Witness) -> Non
         ),
     )
     page.click("#speak")
-    page.wait_for_selector("#problem:not([hidden])")
-    assert page.inner_text("#problem-text") == "The queue is full. Try again in 1.5 s."
+    page.wait_for_selector("#error:not([hidden])")
+    assert page.inner_text("#error-text") == "The queue is full. Try again in 1.5 s."
 
 
-def test_a_server_that_is_gone_is_told(page: Page, witness: Witness) -> None:
-    witness.expected = ("Failed to load resource",)
+def test_unreachable_server_is_shown(page: Page, watcher: PageWatcher) -> None:
+    watcher.expected = ("Failed to load resource",)
     page.route("**/v1/audio/speech", lambda route: route.abort())
     page.click("#speak")
-    page.wait_for_selector("#problem:not([hidden])")
-    assert page.inner_text("#problem-text") == "The server cannot be reached."
+    page.wait_for_selector("#error:not([hidden])")
+    assert page.inner_text("#error-text") == "The server cannot be reached."
     state(page, "idle")
 
 

@@ -1,4 +1,4 @@
-"""A command that is killed politely tidies up."""
+"""A command that is terminated or interrupted removes its partial output."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-BOOK = "This is one of very many sentences that nobody will ever hear. " * 2000
+TEXT = "This is one of very many sentences that are only here to make the text long. " * 2000
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are POSIX's")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["terminated", "interrupted"])
-def test_no_part_of_a_recording_stays_behind(number: signal.Signals, tmp_path: Path) -> None:
-    words = [
+def test_partial_file_is_removed(number: signal.Signals, tmp_path: Path) -> None:
+    command = [
         sys.executable,
         "-m",
         "nightingale",
@@ -28,17 +28,17 @@ def test_no_part_of_a_recording_stays_behind(number: signal.Signals, tmp_path: P
         "-o",
         str(tmp_path / "a.wav"),
     ]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as saying:
-        assert saying.stdin
-        saying.stdin.write(BOOK.encode())
-        saying.stdin.close()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin
+        process.stdin.write(TEXT.encode())
+        process.stdin.close()
         deadline = time.monotonic() + 60
         while not list(tmp_path.iterdir()):
-            assert saying.poll() is None, "it ended by itself"
+            assert process.poll() is None, "it ended by itself"
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        saying.send_signal(number)
-        assert saying.wait(30) == 128 + number
-        assert saying.stderr
-        assert b"Traceback" not in saying.stderr.read()
+        process.send_signal(number)
+        assert process.wait(30) == 128 + number
+        assert process.stderr
+        assert b"Traceback" not in process.stderr.read()
     assert not list(tmp_path.iterdir())

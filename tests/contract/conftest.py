@@ -1,4 +1,4 @@
-"""Real clients of other projects against a real server. `make contract` installs them and runs these."""
+"""Clients of other projects with a real server. `make contract` installs them and runs these tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from live_server import LiveServer, live_server
 
 from nightingale import TTS
 
-LONG = "This is one of very many sentences that nobody will ever listen to. " * 40
+LONG = "This is one of very many sentences that are only here to make the text long. " * 40
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +19,6 @@ def server(tts_with: Callable[..., TTS]) -> Iterator[LiveServer]:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_is_left_behind(server: LiveServer) -> Iterator[None]:
+def _engine_is_idle_afterwards(server: LiveServer) -> Iterator[None]:
     yield
     server.wait_until_idle()

@@ -1,4 +1,4 @@
-"""The elevenlabs package: its realtime call over a socket, and its plain ones over HTTP."""
+"""The package `elevenlabs`: realtime speech over a WebSocket, and HTTP requests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ av = pytest.importorskip("av")
 @pytest.fixture
 def client(server: LiveServer) -> Any:
     client = client_module.ElevenLabs(base_url=server.http, api_key="none")
-    # The package always asks for TLS here; behind a proxy that has it, this line is not needed.
+    # The package always uses TLS here; behind a proxy with TLS, this line is not needed.
     client.text_to_speech._ws_base_url = server.ws
     return client
 
@@ -46,12 +46,12 @@ def test_realtime_speech_in_other_formats(client: Any, form: str) -> None:
     assert 0.5 < seconds < 20
 
 
-def test_an_unknown_voice_is_refused(client: Any) -> None:
+def test_unknown_voice_is_refused(client: Any) -> None:
     with pytest.raises(Exception, match="400"):
-        list(client.text_to_speech.convert_realtime("nobody", text=words()))
+        list(client.text_to_speech.convert_realtime("missing", text=words()))
 
 
-def test_plain_requests_and_voices(client: Any) -> None:
+def test_http_requests_and_voices(client: Any) -> None:
     for call in (client.text_to_speech.convert, client.text_to_speech.stream):
         assert seconds_of(b"".join(call("noise", text="Hello there.", output_format="mp3_44100_128"))) > 0.1
     assert [voice.voice_id for voice in client.voices.get_all().voices] == ["noise"]

@@ -1,10 +1,11 @@
-"""The programs of README.md and docs/integrations.md, each in a process of its own, against a real server."""
+"""The programs of README.md, docs/integrations.md and docs/http-api.md, each in its own process."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,23 +24,21 @@ PROGRAMS = {
 }
 
 
-def test_the_readme_shows_three_clients() -> None:
+def test_readme_shows_three_clients() -> None:
     shown = [program for name, program in PROGRAMS.items() if name.startswith("README")]
     for client in ("from openai import", "httpx.post", "livekit.plugins"):
         assert any(client in program for program in shown), client
 
 
 @pytest.fixture(scope="module")
-def both(brief: TTS) -> tuple[LiveServer, int]:
+def both(brief: TTS) -> Iterator[tuple[LiveServer, int]]:
     wyoming = free_port()
     with live_server(brief, wyoming=f"tcp://127.0.0.1:{wyoming}") as server:
         yield server, wyoming
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_of_the_page_runs_as_it_stands(
-    name: str, both: tuple[LiveServer, int], tmp_path: Path
-) -> None:
+def test_program_of_a_page_runs_unchanged(name: str, both: tuple[LiveServer, int], tmp_path: Path) -> None:
     server, wyoming = both
     program = PROGRAMS[name].replace("8880", str(server.port)).replace("10200", str(wyoming))
     done = subprocess.run(

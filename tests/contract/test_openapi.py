@@ -1,4 +1,4 @@
-"""The API's own description, fuzzed: no request that can be made from it may break the server."""
+"""Fuzzing of the API from its OpenAPI document."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.contract
 CHECKS = "not_a_server_error,status_code_conformance,response_schema_conformance,content_type_conformance"
 
 
-def test_no_request_that_the_description_allows_is_a_server_error(tmp_path: Path) -> None:
+def test_no_documented_request_is_a_server_error(tmp_path: Path) -> None:
     program = shutil.which("schemathesis", path=str(Path(sys.executable).parent))
     if program is None:
         pytest.skip("schemathesis is not installed")

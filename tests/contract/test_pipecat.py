@@ -1,4 +1,4 @@
-"""Pipecat's TTS services in a real pipeline: OpenAI's over HTTP, ElevenLabs' over a socket."""
+"""Pipecat's TTS services in a real pipeline: OpenAI's over HTTP, ElevenLabs' over a WebSocket."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def elevenlabs_service(server: LiveServer, **options: Any) -> Any:
 
 
 def answer(*parts: str) -> list[Any]:
-    """What a language model's answer looks like in a pipeline."""
+    """Return the frames of a language model's answer."""
     return [
         frames.LLMFullResponseStartFrame(),
         *(frames.LLMTextFrame(part) for part in parts),
@@ -38,7 +38,7 @@ def answer(*parts: str) -> list[Any]:
 
 
 def run(service: Any, sent: Sequence[Any], rate: int = 24000) -> list[Any]:
-    """The frames that come out behind the service; errors come out in front."""
+    """Return the frames that the service sends downstream; errors would go upstream."""
 
     async def work() -> list[Any]:
         down, up = await testing.run_test(
@@ -52,55 +52,53 @@ def run(service: Any, sent: Sequence[Any], rate: int = 24000) -> list[Any]:
     return asyncio.run(asyncio.wait_for(work(), 60))
 
 
-def seconds_of(heard: Sequence[Any]) -> float:
-    sound = [frame for frame in heard if isinstance(frame, frames.TTSAudioRawFrame)]
-    return float(sum(len(frame.audio) / 2 / frame.sample_rate for frame in sound))
+def seconds_of(received: Sequence[Any]) -> float:
+    audio = [frame for frame in received if isinstance(frame, frames.TTSAudioRawFrame)]
+    return float(sum(len(frame.audio) / 2 / frame.sample_rate for frame in audio))
 
 
-def cancelled(server: LiveServer) -> float:
-    return float(server.speaker.meter.cancelled.collect()[0].samples[0].value)
-
-
-def test_the_openai_service_speaks(server: LiveServer) -> None:
+def test_openai_service_speaks(server: LiveServer) -> None:
     service = openai.OpenAITTSService(
         api_key="none",
         base_url=f"{server.http}/v1",
         settings=openai.OpenAITTSService.Settings(voice="ballad", model="gpt-4o-mini-tts"),
     )
-    heard = run(service, [*answer(*ANSWER), testing.SleepFrame(sleep=3)])
-    assert seconds_of(heard) > 1
+    received = run(service, [*answer(*ANSWER), testing.SleepFrame(sleep=3)])
+    assert seconds_of(received) > 1
 
 
 @pytest.mark.parametrize("rate", [24000, 16000])
 @pytest.mark.parametrize("aggregation", ["sentence", "token"])
-def test_the_elevenlabs_service_speaks_what_a_model_writes(
+def test_elevenlabs_service_speaks_what_a_model_writes(
     server: LiveServer, aggregation: str, rate: int
 ) -> None:
     from pipecat.services.tts_service import TextAggregationMode
 
     service = elevenlabs_service(server, text_aggregation_mode=TextAggregationMode(aggregation))
-    heard = run(service, [*answer(*ANSWER), testing.SleepFrame(sleep=3)], rate)
-    assert seconds_of(heard) > 1
-    kinds = [type(frame).__name__ for frame in heard]
+    received = run(service, [*answer(*ANSWER), testing.SleepFrame(sleep=3)], rate)
+    assert seconds_of(received) > 1
+    kinds = [type(frame).__name__ for frame in received]
     assert kinds.count("TTSStartedFrame") == kinds.count("TTSStoppedFrame") == 1
-    # Without word times the text comes when its sound has ended, so that the agent remembers what it said.
-    said = "".join(frame.text for frame in heard if isinstance(frame, frames.TTSTextFrame))
-    assert said.replace(" ", "") == "".join(ANSWER).replace(" ", "")
+    # Without word timestamps, the text of a sentence follows its audio.
+    text = "".join(frame.text for frame in received if isinstance(frame, frames.TTSTextFrame))
+    assert text.replace(" ", "") == "".join(ANSWER).replace(" ", "")
 
 
-def test_two_answers_one_after_the_other(server: LiveServer) -> None:
+def test_two_answers_in_sequence(server: LiveServer) -> None:
     wait = testing.SleepFrame(sleep=2)
-    heard = run(elevenlabs_service(server), [*answer("Hello there."), wait, *answer("And again."), wait])
-    kinds = [type(frame).__name__ for frame in heard]
+    received = run(elevenlabs_service(server), [*answer("Hello there."), wait, *answer("And again."), wait])
+    kinds = [type(frame).__name__ for frame in received]
     assert kinds.count("TTSStartedFrame") == kinds.count("TTSStoppedFrame") == 2
 
 
-def test_an_interruption_stops_the_engine(server: LiveServer) -> None:
-    """In the middle of an answer that the model is still writing."""
+def test_interruption_stops_the_engine(server: LiveServer) -> None:
+    """The interruption comes while the model is still writing."""
     writing = [frames.LLMFullResponseStartFrame()]
-    writing += [frames.LLMTextFrame("This is one of very many sentences that nobody will hear. ")] * 40
-    before = cancelled(server)
+    writing += [
+        frames.LLMTextFrame("This is one of very many sentences that are only here to make the text long. ")
+    ] * 40
+    before = server.cancelled()
     interrupted = [*writing, testing.SleepFrame(sleep=1), frames.InterruptionFrame()]
-    heard = run(elevenlabs_service(server), [*interrupted, *answer("Yes?"), testing.SleepFrame(sleep=2)])
-    assert seconds_of(heard) > 0
-    assert cancelled(server) == before + 1
+    received = run(elevenlabs_service(server), [*interrupted, *answer("Yes?"), testing.SleepFrame(sleep=2)])
+    assert seconds_of(received) > 0
+    assert server.cancelled() == before + 1

@@ -1,4 +1,4 @@
-"""A mel's contrast between bands, and the vocoder's first layer that gives it."""
+"""Sharpening of the mel in the vocoder's first layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nightingale.models.chatterbox.hift.sharpen import sharpen_weights, sharpeni
 BANDS, AMOUNT = 80, 0.35
 
 
-def test_a_band_stands_out_more_from_its_neighbourhood_and_a_flat_mel_stays_as_it_is() -> None:
+def test_the_matrix_raises_contrast_and_keeps_a_flat_mel() -> None:
     operator = sharpening_matrix(BANDS, AMOUNT)
     flat = torch.full((BANDS, 3), -4.0)
     assert torch.allclose(operator @ flat, flat)
@@ -24,7 +24,7 @@ def test_a_band_stands_out_more_from_its_neighbourhood_and_a_flat_mel_stays_as_i
     assert torch.allclose(given[[37, 43]], torch.tensor(0.0), atol=1e-6)
 
 
-def test_the_first_layer_hears_the_sharpened_mel_and_nothing_else_changes() -> None:
+def test_the_first_layer_sees_the_sharpened_mel_and_nothing_else_changes() -> None:
     torch.manual_seed(0)
     before = Hift(HiftConfig(base_channels=16, f0_channels=16, causal=True))
     mel = torch.randn(1, BANDS, 12)
@@ -39,7 +39,7 @@ def test_the_first_layer_hears_the_sharpened_mel_and_nothing_else_changes() -> N
     assert torch.equal(after.f0_predictor(mel), before.f0_predictor(mel))
 
 
-def test_nothing_is_sharpened_unless_a_model_asks_for_it() -> None:
+def test_the_default_is_no_sharpening() -> None:
     tensors = Hift(HiftConfig(base_channels=16, f0_channels=16)).state_dict()
     assert all(torch.equal(tensors[name], kept) for name, kept in sharpen_weights(tensors, 0.0).items())
     assert HiftConfig().sharpening == 0.0

@@ -1,4 +1,4 @@
-"""A server over the stand-in, shared by the tests of a file."""
+"""A server with the noise model, shared by the tests of a file."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 
 pytest.importorskip("fastapi")
 
@@ -20,24 +19,13 @@ if TYPE_CHECKING:
     from nightingale.engine.model import Model
 
 
-@pytest.fixture(scope="package", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny networks are quicker on one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="package")
 def small(noise_model: Model) -> Callable[..., TTS]:
-    """An engine that streams, by the number of its slots, of places in line, and of tokens it says."""
+    """Return a function that makes a streaming engine."""
 
     def make(*, slots: int = 4, queue: int = 64, tokens: int = 8) -> TTS:
-        defaults = replace(noise_model.defaults, max_new_tokens=tokens)
-        return TTS.over(
-            replace(noise_model, defaults=defaults), replace(BALANCED, slots=slots, queue_limit=queue)
-        )
+        model = noise_model.with_defaults(max_new_tokens=tokens)
+        return TTS.over(model, replace(BALANCED, slots=slots, queue_limit=queue))
 
     return make
 

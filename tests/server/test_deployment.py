@@ -1,4 +1,4 @@
-"""What the pages tell operators to install: the health check runs, the unit means something to systemd."""
+"""The deployment files: the health check of the image, the systemd unit, and the proxy example."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from live_server import LiveServer, free_port
 
-from nightingale.server.auth import is_foreign
-from nightingale.server.settings import Settings
+from nightingale.server.auth import is_foreign_origin
+from nightingale.server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -30,16 +30,16 @@ def health_check(port: int) -> int:
     return subprocess.run([sys.executable, *arguments], env=env, capture_output=True, check=False).returncode
 
 
-def test_the_image_s_health_check_tells_ready_from_not_ready(
+def test_health_check_of_the_image_reports_readiness(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert health_check(server.port) == 0
-    monkeypatch.setattr(server.speaker, "state", "loading")
+    monkeypatch.setattr(server.service, "state", "loading")
     assert health_check(server.port) != 0
     assert health_check(free_port()) != 0
 
 
-def test_the_image_is_not_root_and_has_the_python_of_the_constraints() -> None:
+def test_image_runs_as_user_with_the_tested_python() -> None:
     assert re.search(r"^USER nightingale$", DOCKERFILE, re.MULTILINE)
     tested = re.search(r"\(Python ([\d.]+)\)", (ROOT / "constraints.txt").read_text())
     assert tested is not None
@@ -47,8 +47,8 @@ def test_the_image_is_not_root_and_has_the_python_of_the_constraints() -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd")
-def test_systemd_understands_every_line_of_the_unit(tmp_path: Path) -> None:
-    """It ignores what it does not understand, and says so: there must be nothing to say."""
+def test_systemd_accepts_every_line_of_the_unit(tmp_path: Path) -> None:
+    """systemd only warns about unknown lines, so there must be no output."""
     unit = re.search(r"```ini\n(.*?)```", RUNNING, re.DOTALL)
     assert unit is not None
     path = tmp_path / "nightingale.service"
@@ -58,11 +58,13 @@ def test_systemd_understands_every_line_of_the_unit(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_page_behind_the_proxy_of_the_example_is_no_stranger_on_any_port() -> None:
-    asked = re.search(r"proxy_set_header Host (\S+);", RUNNING)
-    assert asked is not None
+def test_page_behind_the_example_proxy_may_call_its_server() -> None:
+    host_header = re.search(r"proxy_set_header Host (\S+);", RUNNING)
+    assert host_header is not None
     for address in ("speech.example", "speech.example:8443"):
-        # What nginx makes of its variables: http_host is the client's own header, host goes without the port.
-        sent = {"$http_host": address, "$host": address.split(":")[0]}[asked[1]]
+        # The values of nginx: $http_host is the header of the client, $host has no port.
+        sent = {"$http_host": address, "$host": address.split(":")[0]}[host_header[1]]
         page = {"origin": f"https://{address}", "host": sent}
-        assert not is_foreign(page, Settings(api_key="k")), f"the page of {address} may not call its server"
+        assert not is_foreign_origin(page, ServerSettings(api_key="k")), (
+            f"the page of {address} may not call its server"
+        )

@@ -1,4 +1,4 @@
-"""ElevenLabs' protocol, message by message. tests/contract holds the same against the real clients."""
+"""ElevenLabs' protocol, message by message. tests/contract uses the real clients."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from nightingale import TTS
-from nightingale.server.elevenlabs import FORMATS, MAX_CONTEXTS, Terms
+from nightingale.server.elevenlabs.contexts import MAX_CONTEXTS, OutputFormat, UrlOptions
 
-LONG = "This is one of very many sentences that nobody will ever listen to. " * 40
+LONG = "This is one of very many sentences that are only here to make the text long. " * 40
 
 
 @pytest.fixture(scope="module")
@@ -26,8 +26,8 @@ def server(tts_with: Callable[..., TTS]) -> Iterator[LiveServer]:
 
 
 def url(server: LiveServer, kind: str, voice: str = "noise", **query: str) -> str:
-    asked = "&".join(f"{name}={value}" for name, value in {"output_format": "pcm_24000", **query}.items())
-    return f"{server.ws}/v1/text-to-speech/{voice}/{kind}?{asked}"
+    options = "&".join(f"{name}={value}" for name, value in {"output_format": "pcm_24000", **query}.items())
+    return f"{server.ws}/v1/text-to-speech/{voice}/{kind}?{options}"
 
 
 @pytest.fixture
@@ -41,8 +41,8 @@ def send(socket: ClientConnection, **message: Any) -> None:
     socket.send(json.dumps(message))
 
 
-def hear(socket: ClientConnection, finals: int = 1) -> list[dict[str, Any]]:
-    """Every message up to the last of so many finals."""
+def receive(socket: ClientConnection, finals: int = 1) -> list[dict[str, Any]]:
+    """Return all messages up to the given number of final ones."""
     messages: list[dict[str, Any]] = []
     while sum(message.get("isFinal") is True for message in messages) < finals:
         messages.append(json.loads(socket.recv(20)))
@@ -54,17 +54,13 @@ def seconds_of(messages: list[dict[str, Any]], context: str | None = None) -> fl
     return sum(len(base64.b64decode(m["audio"])) for m in mine if m.get("audio")) / 48000
 
 
-def cancelled(server: LiveServer) -> float:
-    return float(server.speaker.meter.cancelled.collect()[0].samples[0].value)
-
-
-def test_a_plain_socket_speaks_one_answer_and_closes(server: LiveServer) -> None:
+def test_stream_input_speaks_one_answer_and_closes(server: LiveServer) -> None:
     with connect(url(server, "stream-input")) as socket:
         send(socket, text=" ", voice_settings={"stability": 0.5}, generation_config={})
         send(socket, text="Hello there. ", try_trigger_generation=True)
         send(socket, text="How are you? ")
         send(socket, text="")
-        messages = hear(socket)
+        messages = receive(socket)
         assert seconds_of(messages) > 0.5
         assert messages[0].keys() == {"audio", "isFinal", "alignment", "normalizedAlignment"}
         assert messages[-1]["audio"] is None
@@ -73,52 +69,48 @@ def test_a_plain_socket_speaks_one_answer_and_closes(server: LiveServer) -> None
         assert socket.close_code == 1000
 
 
-def test_flush_speaks_at_once_on_a_plain_socket(server: LiveServer) -> None:
+def test_flush_speaks_at_once_on_stream_input(server: LiveServer) -> None:
     with connect(url(server, "stream-input")) as socket:
         send(socket, text="Well", flush=True)
         assert json.loads(socket.recv(5))["audio"]
 
 
-def test_contexts_are_heard_apart_and_end_when_they_are_closed(multi: ClientConnection) -> None:
+def test_contexts_have_their_own_audio_and_end_when_closed(multi: ClientConnection) -> None:
     for name in ("a", "b"):
         send(multi, text=" ", voice_settings={}, context_id=name)
         send(multi, text="Hello there. ", context_id=name)
         send(multi, context_id=name, flush=True)
         send(multi, context_id=name, close_context=True)
-    messages = hear(multi, finals=2)
+    messages = receive(multi, finals=2)
     assert {message["contextId"] for message in messages} == {"a", "b"}
     assert min(seconds_of(messages, "a"), seconds_of(messages, "b")) > 0.2
 
 
-def test_a_context_closed_without_a_flush_is_an_interruption(
-    server: LiveServer, multi: ClientConnection
-) -> None:
-    before = cancelled(server)
+def test_closing_a_context_without_flush_cancels_it(server: LiveServer, multi: ClientConnection) -> None:
+    before = server.cancelled()
     send(multi, text=LONG, context_id="a")
     assert json.loads(multi.recv(10))["audio"]
     send(multi, context_id="a", close_context=True)
-    assert hear(multi)[-1]["contextId"] == "a"
+    assert receive(multi)[-1]["contextId"] == "a"
     assert server.wait_until_idle() < 2
-    assert cancelled(server) == before + 1
+    assert server.cancelled() == before + 1
 
 
-def test_closing_a_context_again_while_it_is_heard_is_an_interruption(
-    server: LiveServer, multi: ClientConnection
-) -> None:
-    before = cancelled(server)
+def test_closing_a_context_twice_cancels_it(server: LiveServer, multi: ClientConnection) -> None:
+    before = server.cancelled()
     send(multi, text=LONG, context_id="a", flush=True)
     send(multi, context_id="a", close_context=True)
     assert json.loads(multi.recv(10))["audio"]
     send(multi, context_id="a", close_context=True)
-    hear(multi)
-    assert cancelled(server) == before + 1
+    receive(multi)
+    assert server.cancelled() == before + 1
 
 
-def test_the_name_of_a_closed_context_can_be_used_again(multi: ClientConnection) -> None:
+def test_name_of_a_closed_context_can_be_reused(multi: ClientConnection) -> None:
     for _ in range(2):
         send(multi, text="Hello. ", context_id="a", flush=True)
         send(multi, context_id="a", close_context=True)
-    assert len([m for m in hear(multi, finals=2) if m.get("isFinal")]) == 2
+    assert len([m for m in receive(multi, finals=2) if m.get("isFinal")]) == 2
 
 
 def test_auto_mode_speaks_each_message_at_once(server: LiveServer) -> None:
@@ -127,71 +119,76 @@ def test_auto_mode_speaks_each_message_at_once(server: LiveServer) -> None:
         assert json.loads(socket.recv(5))["audio"]
 
 
-def test_keep_alives_say_nothing_and_open_nothing(server: LiveServer, multi: ClientConnection) -> None:
+def test_keep_alives_open_no_session(
+    server: LiveServer, multi: ClientConnection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Any] = []
+    monkeypatch.setattr(server.service, "session", lambda **request: opened.append(request))
     send(multi, text="")
     send(multi, text=" ", context_id="a")
     send(multi, text="", context_id="a")
-    assert server.speaker.meter.active == 0
     send(multi, context_id="a", close_context=True)
-    assert hear(multi) == [{"audio": None, "isFinal": True, "contextId": "a"}]
+    assert receive(multi) == [{"audio": None, "isFinal": True, "contextId": "a"}]
+    assert not opened
 
 
-def test_a_flush_of_a_context_that_never_was_opens_none(multi: ClientConnection) -> None:
-    """Pipecat has sent such flushes for answers that were interrupted before their first word."""
+def test_flush_of_an_unknown_context_opens_none(multi: ClientConnection) -> None:
+    """Pipecat sends such flushes for answers that were interrupted before their first word."""
     for number in range(MAX_CONTEXTS + 1):
         send(multi, context_id=str(number), flush=True)
     send(multi, text="Hello. ", context_id="a", flush=True)
     send(multi, context_id="a", close_context=True)
-    assert {message["contextId"] for message in hear(multi)} == {"a"}
+    assert {message["contextId"] for message in receive(multi)} == {"a"}
 
 
-def test_a_flush_without_a_name_is_for_the_context_without_a_name(multi: ClientConnection) -> None:
+def test_flush_without_a_name_is_for_the_default_context(multi: ClientConnection) -> None:
     send(multi, text="Well")
     send(multi, flush=True)
     assert json.loads(multi.recv(10))["contextId"] == "default"
 
 
-def test_a_context_that_never_was_is_closed_all_the_same(multi: ClientConnection) -> None:
-    send(multi, context_id="ghost", close_context=True)
-    assert hear(multi)[0]["contextId"] == "ghost"
+def test_closing_an_unknown_context_is_confirmed(multi: ClientConnection) -> None:
+    send(multi, context_id="unknown", close_context=True)
+    assert receive(multi)[0]["contextId"] == "unknown"
 
 
-def test_an_abandoned_context_ends_of_itself(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Terms, "of", classmethod(lambda _, voice, __: short_of_patience(voice)))
+def test_abandoned_context_ends_by_itself(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UrlOptions, "parse", classmethod(lambda _, voice, query: impatient_options(voice)))
     with connect(url(server, "multi-stream-input")) as socket:
         send(socket, text="Hello.", context_id="a")
-        assert seconds_of(hear(socket)) > 0
+        assert seconds_of(receive(socket)) > 0
 
 
-def short_of_patience(voice: str) -> Terms:
-    return Terms(voice=voice, output=FORMATS["pcm_24000"], language=None, auto_mode=False, inactivity_s=0.2)
+def impatient_options(voice: str) -> UrlOptions:
+    output = OutputFormat.parse("pcm_24000")
+    return UrlOptions(voice=voice, output=output, language=None, auto_mode=False, inactivity_s=0.2)
 
 
-def test_close_socket_lets_what_was_flushed_be_heard(server: LiveServer) -> None:
+def test_close_socket_sends_flushed_audio_first(server: LiveServer) -> None:
     with connect(url(server, "multi-stream-input")) as socket:
         send(socket, text="Hello there. ", context_id="a", flush=True)
         send(socket, close_socket=True)
-        assert seconds_of(hear(socket)) > 0.2
+        assert seconds_of(receive(socket)) > 0.2
         with pytest.raises(ConnectionClosed):
             socket.recv(5)
         assert socket.close_code == 1000
 
 
-def test_what_goes_wrong_in_one_context_is_not_heard_in_another(multi: ClientConnection) -> None:
-    """An error says so, and is final: LiveKit waits for the one, Pipecat for the other."""
+def test_error_in_one_context_does_not_affect_another(multi: ClientConnection) -> None:
+    """An error message is followed by a final message: LiveKit waits for the one, Pipecat for the other."""
     send(multi, text="Hello there. ", context_id="good")
     for _ in range(3):
         send(multi, text=LONG, context_id="bad")
-    messages = hear(multi)
+    messages = receive(multi)
     error = next(message for message in messages if "error" in message)
     assert (error["contextId"], error["error"]) == ("bad", "input_too_long")
     assert messages[-1]["contextId"] == "bad"
     send(multi, text="", context_id="good", flush=True)
     send(multi, context_id="good", close_context=True)
-    assert "error" not in str(hear(multi))
+    assert "error" not in str(receive(multi))
 
 
-def test_contexts_without_end_are_refused_one_by_one(multi: ClientConnection) -> None:
+def test_too_many_contexts_are_refused(multi: ClientConnection) -> None:
     for number in range(MAX_CONTEXTS + 1):
         send(multi, text=" ", context_id=str(number))
     refused = json.loads(multi.recv(5))
@@ -200,48 +197,48 @@ def test_contexts_without_end_are_refused_one_by_one(multi: ClientConnection) ->
 
 
 @pytest.mark.parametrize("frame", ["x", "[]", b"\x00", '{"text": 7, "context_id": "a"}'])
-def test_a_malformed_message_is_told_so_and_the_socket_goes_on(
+def test_malformed_message_is_an_error_and_the_socket_stays_open(
     multi: ClientConnection, frame: str | bytes
 ) -> None:
     multi.send(frame)
     assert json.loads(multi.recv(5))["error"] == "invalid_value"
     send(multi, context_id="a", close_context=True)
-    hear(multi)
+    receive(multi)
 
 
-def test_a_malformed_message_ends_a_plain_socket(server: LiveServer) -> None:
+def test_malformed_message_closes_stream_input(server: LiveServer) -> None:
     with connect(url(server, "stream-input")) as socket:
         socket.send("hello")
-        assert "cannot be read" in hear(socket)[0]["message"]
+        assert "cannot be read" in receive(socket)[0]["message"]
         with pytest.raises(ConnectionClosed):
             socket.recv(5)
         assert socket.close_code == 1008
 
 
-def test_what_is_wrong_with_the_address_is_said_before_the_handshake(server: LiveServer) -> None:
-    for asked, code in (
-        (url(server, "multi-stream-input", voice="nobody"), "voice_not_found"),
+def test_invalid_url_denies_the_handshake(server: LiveServer) -> None:
+    for address, code in (
+        (url(server, "multi-stream-input", voice="missing"), "voice_not_found"),
         (url(server, "stream-input", output_format="vinyl_33"), "invalid_value"),
     ):
-        with pytest.raises(InvalidStatus) as caught, connect(asked):
+        with pytest.raises(InvalidStatus) as caught, connect(address):
             pass
         assert caught.value.response.status_code == 400
         assert json.loads(caught.value.response.body)["error"]["code"] == code
 
 
-def test_speed_comes_with_the_voice_settings(server: LiveServer) -> None:
+def test_speed_is_read_from_voice_settings(server: LiveServer) -> None:
     lengths = []
     for speed in (1.0, 2.0):
         with connect(url(server, "stream-input")) as socket:
             send(socket, text=" ", voice_settings={"speed": speed})
             send(socket, text="Hello there.")
             send(socket, text="")
-            lengths.append(seconds_of(hear(socket)))
+            lengths.append(seconds_of(receive(socket)))
     assert lengths[1] < 0.75 * lengths[0]
 
 
 @pytest.mark.parametrize(("codec", "rates"), [("mp3_44100", (32, 192)), ("opus_48000", (32, 128))])
-def test_a_plain_request_has_the_bit_rate_of_its_format(
+def test_http_response_has_the_bit_rate_of_its_format(
     server: LiveServer, codec: str, rates: tuple[int, int]
 ) -> None:
     def size(kbps: int) -> int:
@@ -254,15 +251,14 @@ def test_a_plain_request_has_the_bit_rate_of_its_format(
     assert large / small == pytest.approx(rates[1] / rates[0], rel=0.25)
 
 
-def test_plain_requests_and_the_list_of_voices(server: LiveServer) -> None:
-    httpx = pytest.importorskip("httpx")
+def test_http_requests_and_the_list_of_voices(server: LiveServer) -> None:
     base = f"{server.http}/v1/text-to-speech/noise"
     for path in ("", "/stream"):
-        answer = httpx.post(f"{base}{path}?output_format=pcm_16000", json={"text": "Hello.", "model_id": "x"})
+        answer = HTTP.post(f"{base}{path}?output_format=pcm_16000", json={"text": "Hello.", "model_id": "x"})
         assert answer.status_code == 200
         assert len(answer.content) > 1000
-    assert httpx.post(base, json={}).json()["error"]["param"] == "text"
-    bad = httpx.post(base, json={"text": "Hello.", "voice_settings": {"speed": "fast"}})
+    assert HTTP.post(base, json={}).json()["error"]["param"] == "text"
+    bad = HTTP.post(base, json={"text": "Hello.", "voice_settings": {"speed": "fast"}})
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "speed")
-    voices = httpx.get(f"{server.http}/v1/voices").json()["voices"]
+    voices = HTTP.get(f"{server.http}/v1/voices").json()["voices"]
     assert [(voice["voice_id"], voice["category"]) for voice in voices] == [("noise", "premade")]

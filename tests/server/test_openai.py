@@ -1,4 +1,4 @@
-"""OpenAI's own client against a real server: what people change one URL for."""
+"""OpenAI's own Python client against a real server."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def client(server: LiveServer) -> Any:
         yield made
 
 
-def test_a_whole_recording(client: Any, tmp_path: Path) -> None:
+def test_whole_file(client: Any, tmp_path: Path) -> None:
     spoken = client.audio.speech.create(model="tts-1", voice="alloy", input=HELLO)
     assert spoken.response.headers["content-type"] == "audio/mpeg"
     spoken.write_to_file(tmp_path / "hello.mp3")
     assert (tmp_path / "hello.mp3").stat().st_size > 500
 
 
-def test_a_stream_and_every_format(client: Any) -> None:
+def test_stream_in_every_format(client: Any) -> None:
     for form in ("mp3", "opus", "aac", "flac", "wav", "pcm"):
         with client.audio.speech.with_streaming_response.create(
             model="gpt-4o-mini-tts", voice="coral", input=HELLO, response_format=form, instructions="Softly."
@@ -41,7 +41,7 @@ def test_a_stream_and_every_format(client: Any) -> None:
             assert answer.headers["x-request-id"]
 
 
-def test_extensions_travel_in_extra_body(client: Any) -> None:
+def test_our_fields_are_accepted_in_extra_body(client: Any) -> None:
     def say(**extra: Any) -> bytes:
         answer = client.audio.speech.create(
             model="tts-1", voice="nova", input=HELLO, response_format="pcm", speed=1.0, extra_body=extra
@@ -54,7 +54,7 @@ def test_extensions_travel_in_extra_body(client: Any) -> None:
     assert len(say(seed=1, sample_rate=48_000)) == pytest.approx(2 * len(say(seed=1)), rel=0.01)
 
 
-def test_events(client: Any) -> None:
+def test_server_sent_events(client: Any) -> None:
     sound, kinds = b"", []
     with client.audio.speech.with_streaming_response.create(
         model="gpt-4o-mini-tts", voice="ash", input=HELLO, response_format="pcm", stream_format="sse"
@@ -69,28 +69,28 @@ def test_events(client: Any) -> None:
     assert len(sound) > 10_000
 
 
-def test_an_error_arrives_with_all_its_parts(client: Any) -> None:
+def test_error_has_code_param_type_and_request_id(client: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.audio.speech.create(model="no-such-model", voice="alloy", input=HELLO)
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
     assert caught.value.type == "invalid_request_error"
     assert caught.value.request_id
     with pytest.raises(openai.BadRequestError) as caught:
-        client.audio.speech.create(model="tts-1", voice="nobody", input=HELLO)
+        client.audio.speech.create(model="tts-1", voice="missing", input=HELLO)
     assert caught.value.code == "voice_not_found"
     with pytest.raises(openai.BadRequestError) as caught:
         client.audio.speech.create(model="tts-1", voice="alloy", input=HELLO, speed=9)
     assert caught.value.param == "speed"
 
 
-def test_models(client: Any) -> None:
+def test_models_are_listed_and_retrieved(client: Any) -> None:
     assert "tts-1" in {model.id for model in client.models.list()}
     assert client.models.retrieve("tts-1").id == "tts-1"
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("gpt-9")
 
 
-def test_a_wrong_key_is_an_authentication_error(small: Callable[..., TTS]) -> None:
+def test_wrong_key_is_an_authentication_error(small: Callable[..., TTS]) -> None:
     with small() as tts, live_server(tts, api_key="right") as server:
         for key in ("wrong", "right"):
             with openai.OpenAI(base_url=f"{server.http}/v1", api_key=key, max_retries=0) as client:
@@ -101,10 +101,10 @@ def test_a_wrong_key_is_an_authentication_error(small: Callable[..., TTS]) -> No
                         client.audio.speech.create(model="tts-1", voice="alloy", input=HELLO)
 
 
-def test_many_at_once_and_a_full_line_that_is_tried_again(small: Callable[..., TTS]) -> None:
-    """Twelve callers, room for three: the client is told when to come back, and does."""
+def test_full_queue_is_retried_by_the_client(small: Callable[..., TTS]) -> None:
+    """Twelve requests, one slot and two places in the queue: the client retries as the header says."""
 
-    async def story(server: LiveServer) -> int:
+    async def run(server: LiveServer) -> int:
         async with openai.AsyncOpenAI(base_url=f"{server.http}/v1", api_key="-", max_retries=30) as client:
 
             async def say(seed: int) -> bytes:
@@ -117,18 +117,18 @@ def test_many_at_once_and_a_full_line_that_is_tried_again(small: Callable[..., T
                 ) as answer:
                     return b"".join([part async for part in answer.iter_bytes()])
 
-            heard = await asyncio.gather(*(say(seed) for seed in range(12)))
-            assert len(set(heard)) == 12
-            return min(len(sound) for sound in heard)
+            spoken = await asyncio.gather(*(say(seed) for seed in range(12)))
+            assert len(set(spoken)) == 12
+            return min(len(sound) for sound in spoken)
 
     with small(slots=1, queue=2) as tts, live_server(tts) as server:
-        server.speaker._speaking_ms = 50.0
-        assert asyncio.run(asyncio.wait_for(story(server), 60)) > 10_000
-        text = server.speaker.meter.render().decode()
-        assert 'route="/v1/audio/speech",status="429"' in text, "nobody was sent away"
+        server.service._slot_ms = 50.0
+        assert asyncio.run(asyncio.wait_for(run(server), 60)) > 10_000
+        text = server.service.metrics.render().decode()
+        assert 'route="/v1/audio/speech",status="429"' in text, "no request was rejected"
 
 
-def test_a_client_that_stops_listening_frees_the_engine(client: Any, server: LiveServer) -> None:
+def test_client_that_stops_reading_frees_the_engine(client: Any, server: LiveServer) -> None:
     with client.audio.speech.with_streaming_response.create(
         model="tts-1", voice="alloy", input="A sentence that goes on. " * 200, response_format="pcm"
     ) as answer:

@@ -1,4 +1,4 @@
-"""Running it for others: keys, origins, probes, counters, logs, idle unloading, shutdown."""
+"""Operation of a server: keys, origins, probes, metrics, logs, idle unloading, shutdown."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ from plain_http import HTTP
 from nightingale import TTS
 from nightingale.engine.session import Session
 from nightingale.errors import EngineFault
-from nightingale.server import loading
-from nightingale.server import speaker as speaker_module
 from nightingale.server.app import create_app
-from nightingale.server.auth import is_foreign, is_right, key_of
+from nightingale.server.auth import is_foreign_origin, is_valid_key, request_key
 from nightingale.server.logs import JsonFormatter, TextFormatter, log_config
-from nightingale.server.settings import Settings
-from nightingale.server.speaker import Speaker
+from nightingale.server.service import model_loading, speech_service
+from nightingale.server.service.speech_service import SpeechService
+from nightingale.server.settings import ServerSettings
 
 SECRET_TEXT = "The password is swordfish."
 KEY = {"authorization": "Bearer open sesame"}
@@ -40,7 +39,9 @@ def guarded(small: Callable[..., TTS]) -> Iterator[LiveServer]:
     "headers", [{}, {"authorization": "Bearer wrong"}, {"authorization": "open sesame"}, {"xi-api-key": "x"}]
 )
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/audio/voices", "/metrics"])
-def test_without_the_key_nothing_is_told(guarded: LiveServer, path: str, headers: dict[str, str]) -> None:
+def test_requests_without_a_valid_key_are_refused(
+    guarded: LiveServer, path: str, headers: dict[str, str]
+) -> None:
     answer = HTTP.get(guarded.http + path, headers=headers)
     assert answer.status_code == 401
     assert answer.json()["error"]["code"] == "invalid_api_key"
@@ -49,7 +50,7 @@ def test_without_the_key_nothing_is_told(guarded: LiveServer, path: str, headers
 @pytest.mark.parametrize(
     "headers", [KEY, {"xi-api-key": "open sesame"}, {"authorization": "bearer  open sesame"}]
 )
-def test_with_the_key_it_opens(guarded: LiveServer, headers: dict[str, str]) -> None:
+def test_requests_with_the_key_are_answered(guarded: LiveServer, headers: dict[str, str]) -> None:
     assert HTTP.get(f"{guarded.http}/v1/models", headers=headers).status_code == 200
 
 
@@ -59,43 +60,46 @@ def test_probes_and_pages_need_no_key(guarded: LiveServer, path: str) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["/v", "/v1", "/tts", "/"])
-def test_a_prefix_opens_no_back_door(prefix: str) -> None:
-    async def story() -> None:
-        settings = Settings(api_key="k")
-        transport = httpx.ASGITransport(create_app(settings, Speaker(settings)), root_path=prefix)
+def test_path_prefix_does_not_bypass_the_key(prefix: str) -> None:
+    async def run() -> None:
+        settings = ServerSettings(api_key="k")
+        transport = httpx.ASGITransport(create_app(settings, SpeechService(settings)), root_path=prefix)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             for path in ("/v1/models", "//v1/models", "/page/../v1/models", "/v1//models"):
-                for asked in (path, prefix + path):
-                    assert (await client.get(asked)).status_code in (401, 404)
+                for address in (path, prefix + path):
+                    assert (await client.get(address)).status_code in (401, 404)
             if prefix == "/tts":
                 assert (await client.get("/tts/health")).status_code == 200
                 assert (await client.get("/tts/v1/models", headers={"xi-api-key": "k"})).status_code == 200
 
-    asyncio.run(story())
+    asyncio.run(run())
 
 
-def test_wrong_keys_do_not_reach_the_engine(guarded: LiveServer) -> None:
-    before = guarded.speaker.meter.active
+def test_requests_with_wrong_keys_do_not_reach_the_engine(guarded: LiveServer) -> None:
+    characters = guarded.service.metrics.characters._value
+    before = characters.get()
     for _ in range(20):
         answer = HTTP.post(f"{guarded.http}/v1/audio/speech", json={"input": "hi"})
         assert answer.status_code == 401
-    assert guarded.speaker.meter.active == before
+    assert characters.get() == before
+    HTTP.post(f"{guarded.http}/v1/audio/speech", json={"input": "hi"}, headers=KEY)
+    assert characters.get() == before + 2
 
 
-def test_a_page_of_another_site_may_not_post(guarded: LiveServer) -> None:
+def test_foreign_page_may_not_post(guarded: LiveServer) -> None:
     def post(origin: str) -> httpx.Response:
         headers = {**KEY, "origin": origin}
         return HTTP.post(f"{guarded.http}/v1/audio/speech", json={"input": "hi"}, headers=headers)
 
     assert post("https://evil.example").json()["error"]["code"] == "origin_not_allowed"
-    invited = post("https://chat.example")
-    assert invited.status_code == 200
-    assert invited.headers["access-control-allow-origin"] == "https://chat.example"
-    assert "access-control-allow-credentials" not in invited.headers
-    assert post(guarded.http).status_code == 200, "its own page is not a stranger"
+    allowed = post("https://chat.example")
+    assert allowed.status_code == 200
+    assert allowed.headers["access-control-allow-origin"] == "https://chat.example"
+    assert "access-control-allow-credentials" not in allowed.headers
+    assert post(guarded.http).status_code == 200, "the server's own page was refused"
 
 
-def test_a_preflight_is_answered_for_invited_pages_only(guarded: LiveServer) -> None:
+def test_preflight_is_answered_for_allowed_origins_only(guarded: LiveServer) -> None:
     def preflight(origin: str) -> httpx.Response:
         headers = {"origin": origin, "access-control-request-method": "POST"}
         return HTTP.options(f"{guarded.http}/v1/audio/speech", headers=headers)
@@ -104,126 +108,128 @@ def test_a_preflight_is_answered_for_invited_pages_only(guarded: LiveServer) -> 
     assert "access-control-allow-origin" not in preflight("https://evil.example").headers
 
 
-def test_a_name_that_was_pointed_at_this_machine_is_not_believed() -> None:
+def test_dns_rebinding_is_detected() -> None:
     rebound = {"origin": "http://evil.example:8880", "host": "evil.example:8880"}
-    assert is_foreign(rebound, Settings())
-    assert not is_foreign(rebound, Settings(api_key="k"))
-    assert not is_foreign({"origin": "http://localhost:8880", "host": "localhost:8880"}, Settings())
-    assert not is_foreign({"host": "evil.example"}, Settings()), "a program is not a page"
+    assert is_foreign_origin(rebound, ServerSettings())
+    assert not is_foreign_origin(rebound, ServerSettings(api_key="k"))
+    assert not is_foreign_origin(
+        {"origin": "http://localhost:8880", "host": "localhost:8880"}, ServerSettings()
+    )
+    assert not is_foreign_origin({"host": "evil.example"}, ServerSettings()), (
+        "a request without an origin is not from a page"
+    )
 
 
-def test_keys_are_compared_whole() -> None:
-    assert is_right((), None)
-    assert is_right(("a", "b"), "b")
+def test_only_whole_keys_match() -> None:
+    assert is_valid_key((), None)
+    assert is_valid_key(("a", "b"), "b")
     for wrong in (None, "", "c", "ab", "a\n"):
-        assert not is_right(("a", "b"), wrong)
-    assert key_of({"authorization": "Basic abc", "xi-api-key": "x"}) == "x"
+        assert not is_valid_key(("a", "b"), wrong)
+    assert request_key({"authorization": "Basic abc", "xi-api-key": "x"}) == "x"
 
 
-def test_ready_only_after_the_model_has_spoken(
-    small: Callable[..., TTS], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def story() -> None:
+def test_ready_only_after_the_warm_up(small: Callable[..., TTS], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
         with small() as tts:
-            speaker = Speaker(Settings(), tts)
-            spoken = asyncio.Event()
+            service = SpeechService(ServerSettings(), tts)
+            warm = asyncio.Event()
             loop = asyncio.get_running_loop()
             hold = asyncio.Event()
 
-            def slow(tts: TTS, roster: Any) -> None:
+            def slow(tts: TTS, registry: Any) -> None:
                 asyncio.run_coroutine_threadsafe(hold.wait(), loop).result()
-                loading.warm_up(tts, roster)
-                loop.call_soon_threadsafe(spoken.set)
+                model_loading.warm_up(tts, registry)
+                loop.call_soon_threadsafe(warm.set)
 
-            monkeypatch.setattr(speaker_module, "warm_up", slow)
-            transport = httpx.ASGITransport(create_app(Settings(), speaker))
+            monkeypatch.setattr(speech_service, "warm_up", slow)
+            transport = httpx.ASGITransport(create_app(ServerSettings(), service))
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 assert (await client.get("/ready")).status_code == 503
-                starting = asyncio.create_task(speaker.start())
+                starting = asyncio.create_task(service.start())
                 await asyncio.sleep(0.05)
                 early = await client.get("/ready")
                 assert (early.status_code, early.json()["state"]) == (503, "loading")
                 assert (await client.get("/health")).status_code == 200
                 hold.set()
                 await starting
-                assert spoken.is_set()
+                assert warm.is_set()
                 assert (await client.get("/ready")).status_code == 200
-                await speaker.stop()
+                await service.stop()
                 late = await client.get("/ready")
                 assert (late.status_code, late.json()["state"]) == (503, "stopping")
                 refused = await client.post("/v1/audio/speech", json={"input": "hi"})
                 assert refused.status_code == 503
 
-    asyncio.run(asyncio.wait_for(story(), 30))
+    asyncio.run(asyncio.wait_for(run(), 30))
 
 
-def test_a_model_that_cannot_be_loaded_is_a_failure_and_not_a_silence() -> None:
-    async def story() -> None:
-        speaker = Speaker(Settings(model="/no/such/folder"))
+def test_model_that_cannot_be_loaded_is_a_failure() -> None:
+    async def run() -> None:
+        service = SpeechService(ServerSettings(model="/no/such/folder"))
         with pytest.raises(Exception, match="no/such"):
-            await speaker.start()
-        assert speaker.state == "failed"
-        assert speaker.failure is not None
-        await speaker.stop()
+            await service.start()
+        assert service.state == "failed"
+        assert service.failure is not None
+        await service.stop()
 
-    asyncio.run(story())
+    asyncio.run(run())
 
 
 @pytest.fixture
 def loads(small: Callable[..., TTS], monkeypatch: pytest.MonkeyPatch) -> list[TTS]:
-    """Each engine that a speaker has loaded, as it loads it."""
+    """Collect the engines that a service loads."""
     loaded: list[TTS] = []
 
-    def load(_: Settings) -> TTS:
+    def load(_: ServerSettings) -> TTS:
         loaded.append(small())
         return loaded[-1]
 
-    monkeypatch.setattr(speaker_module, "load", load)
+    monkeypatch.setattr(speech_service, "load_engine", load)
     return loaded
 
 
-def test_an_idle_model_is_unloaded_and_comes_back(loads: list[TTS]) -> None:
-    async def story() -> None:
-        speaker = Speaker(Settings(keep_alive=0.2))
-        await speaker.start()
-        async with await speaker.open("Hello.") as speech:
+def test_idle_model_is_unloaded_and_loaded_again(loads: list[TTS]) -> None:
+    async def run() -> None:
+        service = SpeechService(ServerSettings(keep_alive=0.2))
+        await service.start()
+        async with await service.open("Hello.") as speech:
             await asyncio.sleep(0.5)
-            assert speaker.state == "ready", "unloaded under a listener's feet"
+            assert service.state == "ready", "unloaded while a stream is open"
             assert [chunk async for chunk in speech]
-        while speaker.state != "idle":
+        while service.state != "idle":
             await asyncio.sleep(0.02)
-        assert speaker.ready, "a request would be answered"
+        assert service.ready, "an idle server still answers requests"
         with pytest.raises(EngineFault):
             loads[0].say("still there?")
-        async with await speaker.open("Hello again.") as speech:
+        async with await service.open("Hello again.") as speech:
             assert [chunk async for chunk in speech]
         assert len(loads) == 2
-        await speaker.stop()
+        await service.stop()
 
-    asyncio.run(asyncio.wait_for(story(), 30))
+    asyncio.run(asyncio.wait_for(run(), 30))
 
 
-def test_an_engine_that_died_is_replaced(loads: list[TTS]) -> None:
-    async def story() -> None:
-        speaker = Speaker(Settings())
-        await speaker.start()
+def test_dead_engine_is_replaced(loads: list[TTS]) -> None:
+    async def run() -> None:
+        service = SpeechService(ServerSettings())
+        await service.start()
         loads[0].close()
-        async with await speaker.open("Hello.") as speech:
+        async with await service.open("Hello.") as speech:
             assert [chunk async for chunk in speech]
         assert len(loads) == 2
-        await speaker.stop()
+        await service.stop()
 
-    asyncio.run(asyncio.wait_for(story(), 30))
+    asyncio.run(asyncio.wait_for(run(), 30))
 
 
-def test_who_comes_late_from_an_engine_that_died_leaves_the_new_one_alone(
+def test_late_failure_of_a_dead_engine_does_not_replace_the_new_one(
     loads: list[TTS], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replaced = threading.Event()
 
-    async def story() -> None:
-        speaker = Speaker(Settings())
-        await speaker.start()
+    async def run() -> None:
+        service = SpeechService(ServerSettings())
+        await service.start()
         old = loads[0]
         old.close()
         refuse = old.open
@@ -233,36 +239,36 @@ def test_who_comes_late_from_an_engine_that_died_leaves_the_new_one_alone(
             return refuse(text, **request)
 
         monkeypatch.setattr(old, "open", held_up)
-        late = asyncio.create_task(speaker.open("Late."))
-        async with await speaker.open("Early.") as speech:
+        late = asyncio.create_task(service.open("Late."))
+        async with await service.open("Early.") as speech:
             replaced.set()
-            async with await late as straggler:
-                assert [chunk async for chunk in straggler]
+            async with await late as second:
+                assert [chunk async for chunk in second]
             assert [chunk async for chunk in speech]
         assert len(loads) == 2
-        await speaker.stop()
+        await service.stop()
 
-    asyncio.run(asyncio.wait_for(story(), 40))
+    asyncio.run(asyncio.wait_for(run(), 40))
 
 
-def test_a_shutdown_lets_speech_finish_for_a_while_and_then_ends_it(small: Callable[..., TTS]) -> None:
-    async def story(grace_s: float) -> int:
+def test_shutdown_waits_for_the_grace_period(small: Callable[..., TTS]) -> None:
+    async def run(grace_s: float) -> int:
         with small(tokens=40) as tts:
-            speaker = Speaker(Settings(), tts)
-            await speaker.start()
-            speech = await speaker.open("One sentence, and then another one. " * 30)
-            first = await anext(speech)
-            stopping = asyncio.create_task(speaker.stop(grace_s))
-            heard = len(first.samples) + sum([len(chunk.samples) async for chunk in speech])
+            service = SpeechService(ServerSettings(), tts)
+            await service.start()
+            speech = await service.open("One sentence, and then another one. " * 30)
+            first = await anext(aiter(speech))
+            stopping = asyncio.create_task(service.stop(grace_s))
+            received = len(first.samples) + sum([len(chunk.samples) async for chunk in speech])
             await stopping
-            return heard
+            return received
 
-    whole, cut = (asyncio.run(asyncio.wait_for(story(grace_s), 60)) for grace_s in (30.0, 0.0))
+    whole, cut = (asyncio.run(asyncio.wait_for(run(grace_s), 60)) for grace_s in (30.0, 0.0))
     assert whole == 5 * 40 * 960 + 4 * 120 * 24
     assert cut < whole
 
 
-def test_the_counters_have_the_names_that_were_promised(server: LiveServer) -> None:
+def test_metrics_have_the_documented_names(server: LiveServer) -> None:
     HTTP.post(f"{server.http}/v1/audio/speech", json={"input": "Hello there.", "response_format": "pcm"})
     text = HTTP.get(f"{server.http}/metrics").text
     names = set(re.findall(r"^# TYPE nightingale_(\w+)", text, flags=re.MULTILINE))
@@ -277,13 +283,13 @@ def test_the_counters_have_the_names_that_were_promised(server: LiveServer) -> N
     assert "nightingale_cancelled_total 0.0" in text
 
 
-def test_the_log_never_holds_the_text(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_contains_text_at_debug_only(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     def speak(**more: Any) -> None:
         HTTP.post(f"{server.http}/v1/audio/speech", json={"input": SECRET_TEXT, **more})
 
     with caplog.at_level(logging.INFO, "nightingale"):
         speak()
-        speak(voice="nobody")
+        speak(voice="missing")
         speak(speed=77)
         speak(input=SECRET_TEXT * 1000)
     written = "\n".join(JsonFormatter().format(r) + TextFormatter().format(r) for r in caplog.records)
@@ -294,7 +300,7 @@ def test_the_log_never_holds_the_text(server: LiveServer, caplog: pytest.LogCapt
     assert any("swordfish" in JsonFormatter().format(record) for record in caplog.records)
 
 
-def test_a_log_line_is_one_json_object() -> None:
+def test_log_line_is_one_json_object() -> None:
     record = logging.makeLogRecord({"msg": "two\nlines", "levelname": "INFO", "name": "x", "status": 200})
     line = JsonFormatter().format(record)
     assert "\n" not in line
@@ -304,7 +310,7 @@ def test_a_log_line_is_one_json_object() -> None:
     logging.config.dictConfig(log_config("info", as_json=True) | {"loggers": {}})
 
 
-def test_the_api_describes_itself_and_its_page_loads_nothing_from_elsewhere(server: LiveServer) -> None:
+def test_docs_page_loads_nothing_from_other_hosts(server: LiveServer) -> None:
     api = HTTP.get(f"{server.http}/openapi.json").json()
     assert {"/v1/audio/speech", "/v1/audio/voices", "/v1/models", "/v1/audio/models", "/ready"} <= set(
         api["paths"]
@@ -314,7 +320,7 @@ def test_the_api_describes_itself_and_its_page_loads_nothing_from_elsewhere(serv
     assert not re.search(r"https?://", page)
 
 
-def test_models_are_listed_as_openai_and_open_webui_ask(server: LiveServer) -> None:
+def test_models_are_listed_for_openai_and_open_webui(server: LiveServer) -> None:
     models = HTTP.get(f"{server.http}/v1/models").json()
     assert models["object"] == "list"
     first = models["data"][0]

@@ -1,4 +1,4 @@
-"""`nightingale serve` as a process: its flags, its refusals, its beginning and its end."""
+"""`nightingale serve` as a process: flags, errors, start and shutdown."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from websockets.sync.client import connect
 from nightingale.cli.main import app
 from nightingale.cli.serve import serve
 from nightingale.errors import VoiceNotFound
-from nightingale.server.listening import listening
-from nightingale.server.settings import Settings
+from nightingale.server.listen_socket import open_listen_socket
+from nightingale.server.settings import ServerSettings
 
 LIMIT_S = 60
 
 
 @contextmanager
 def running(*flags: str, home: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A real server on a free port, and its address."""
+    """Start a server on a free port; yield the process and its URL."""
     command = [sys.executable, "-m", "nightingale", "serve", "--port", "0", *flags]
     env = {**os.environ, "NIGHTINGALE_HOME": str(home), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env, cwd=home)
@@ -45,7 +45,7 @@ def running(*flags: str, home: Path) -> Iterator[tuple[subprocess.Popen[str], st
                 yield process, found[1]
                 break
         else:
-            pytest.fail("it never listened")
+            pytest.fail("it did not listen")
     finally:
         process.kill()
         process.wait()
@@ -56,11 +56,11 @@ def running(*flags: str, home: Path) -> Iterator[tuple[subprocess.Popen[str], st
 def wait_until_ready(address: str) -> None:
     deadline = time.monotonic() + LIMIT_S
     while HTTP.get(f"{address}/ready").status_code != 200:
-        assert time.monotonic() < deadline, "it never got ready"
+        assert time.monotonic() < deadline, "it did not get ready"
         time.sleep(0.05)
 
 
-def test_it_answers_before_it_is_ready_speaks_and_ends_in_good_order(tmp_path: Path) -> None:
+def test_server_answers_before_it_is_ready_and_finishes_requests_at_sigterm(tmp_path: Path) -> None:
     with running("--model", "noise", "--profile", "balanced", "--grace", "20s", home=tmp_path) as (
         process,
         url,
@@ -71,22 +71,22 @@ def test_it_answers_before_it_is_ready_speaks_and_ends_in_good_order(tmp_path: P
         whole = HTTP.post(f"{url}/v1/audio/speech", json=body).content
         with HTTP.stream("POST", f"{url}/v1/audio/speech", json=body) as answer:
             parts = answer.iter_raw()
-            heard = next(parts)
+            received = next(parts)
             process.send_signal(signal.SIGTERM)
             for part in parts:
-                heard += part
-        assert heard == whole, "a shutdown cut off somebody who was listening"
+                received += part
+        assert received == whole, "the shutdown cancelled a running request"
         assert process.wait(LIMIT_S) == 0
 
 
-def test_while_it_shuts_down_it_says_so_and_what_it_cuts_off_is_one_line(tmp_path: Path) -> None:
+def test_shutdown_answers_503_and_logs_cancelled_requests_once(tmp_path: Path) -> None:
     with running("--model", "noise", "--profile", "balanced", "--grace", "3s", home=tmp_path) as (
         process,
         url,
     ):
         wait_until_ready(url)
         body = {"input": "One sentence, and then another one. " * 250, "response_format": "pcm"}
-        # Nobody could keep so much sound for a client that does not read it.
+        # More audio than the server buffers for a client that does not read.
         with HTTP.stream("POST", f"{url}/v1/audio/speech", json=body) as answer:
             parts = answer.iter_raw()
             next(parts)
@@ -96,19 +96,19 @@ def test_while_it_shuts_down_it_says_so_and_what_it_cuts_off_is_one_line(tmp_pat
             assert (late.status_code, late.json()["state"]) == (503, "stopping")
             assert "shutting down" in HTTP.post(f"{url}/v1/audio/speech", json={"input": "Hi."}).text
             time.sleep(5)
-            with pytest.raises(httpx.TransportError):  # and not an end, as if it had been all
+            with pytest.raises(httpx.TransportError):  # an aborted connection, not a regular end
                 list(parts)
         assert process.wait(LIMIT_S) == 0
         assert process.stderr is not None
         lines = process.stderr.read().splitlines()
-        told = [json.loads(line) for line in lines if line.startswith("{")]
-        assert [line["level"] for line in told if line["level"] not in ("info", "debug")] == ["warning"], (
+        logged = [json.loads(line) for line in lines if line.startswith("{")]
+        assert [line["level"] for line in logged if line["level"] not in ("info", "debug")] == ["warning"], (
             lines
         )
         assert "Traceback" not in "".join(lines)
 
 
-def test_a_socket_s_turn_is_heard_to_its_end_in_a_shutdown(tmp_path: Path) -> None:
+def test_shutdown_finishes_the_turn_of_a_websocket(tmp_path: Path) -> None:
     with running("--model", "noise", "--profile", "balanced", home=tmp_path) as (process, url):
         wait_until_ready(url)
         with connect(url.replace("http", "ws") + "/v1/audio/speech/stream") as client:
@@ -125,7 +125,7 @@ def test_a_socket_s_turn_is_heard_to_its_end_in_a_shutdown(tmp_path: Path) -> No
         assert process.wait(LIMIT_S) == 0
 
 
-def test_a_model_that_is_not_there_ends_it_with_the_model_s_exit_code(tmp_path: Path) -> None:
+def test_missing_model_ends_the_server_with_its_exit_code(tmp_path: Path) -> None:
     env = {**os.environ, "NIGHTINGALE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "nightingale", "serve", "--port", "0", "-m", str(tmp_path / "no-model")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=env, check=False)
@@ -134,23 +134,34 @@ def test_a_model_that_is_not_there_ends_it_with_the_model_s_exit_code(tmp_path: 
     assert "Traceback" not in done.stderr
 
 
-def test_a_voice_that_nobody_has_is_refused_with_advice_that_helps_without_a_server(tmp_path: Path) -> None:
+def test_missing_default_voice_ends_the_server_with_advice_for_the_operator(tmp_path: Path) -> None:
     env = {**os.environ, "NIGHTINGALE_HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "nightingale", "serve", "--port", "0", "-m", "noise", "-v", "nobody"]
+    command = [
+        sys.executable,
+        "-m",
+        "nightingale",
+        "serve",
+        "--port",
+        "0",
+        "-m",
+        "noise",
+        "-v",
+        "missing-voice",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=env, check=False)
     assert done.returncode == VoiceNotFound.exit_code
-    assert "nobody" in done.stderr
+    assert "missing-voice" in done.stderr
     assert "nightingale voices list" in done.stderr
-    assert "POST" not in done.stderr, "the server is gone"
+    assert "POST" not in done.stderr, "the server has exited"
 
 
-def test_an_open_address_without_a_key_is_refused() -> None:
+def test_public_address_without_a_key_is_refused() -> None:
     result = CliRunner().invoke(app, ["serve", "--host", "0.0.0.0"])
     assert result.exit_code == 2
     assert "--insecure" in result.output
 
 
-def test_a_port_that_is_taken_is_named_and_no_model_is_loaded() -> None:
+def test_taken_port_is_named_and_no_model_is_loaded() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = CliRunner().invoke(app, ["serve", "--port", str(port)])
@@ -158,16 +169,16 @@ def test_a_port_that_is_taken_is_named_and_no_model_is_loaded() -> None:
     assert f"127.0.0.1:{port}" in result.output
 
 
-def test_wyoming_without_its_package_is_refused_in_four_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wyoming_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wyoming", None)
     monkeypatch.setattr(uvicorn.Server, "serve", lambda *_, **__: pytest.fail("the server was started"))
     result = CliRunner().invoke(app, ["serve", "--port", "0", "--wyoming", "tcp://127.0.0.1:0"])
     assert result.exit_code == 2
     assert "nightingale-tts[wyoming]" in result.output
-    assert len(result.output.splitlines()) == 4
+    assert len(result.output.splitlines()) == 2
 
 
-def test_a_port_that_is_taken_is_named_for_wyoming_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_taken_port_is_named_for_wyoming(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wyoming")
     monkeypatch.setattr(uvicorn.Server, "serve", lambda *_, **__: pytest.fail("the server was started"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -178,26 +189,28 @@ def test_a_port_that_is_taken_is_named_for_wyoming_too(monkeypatch: pytest.Monke
     assert "--wyoming" in result.output
 
 
-def test_what_is_accepted_is_sent_at_once() -> None:
-    """A socket that does not say it is TCP is left with Nagle's delay by asyncio: 40 ms before each sound."""
+def test_accepted_connections_have_tcp_nodelay() -> None:
+    """asyncio sets it only if the listening socket was created with its protocol."""
 
-    async def story() -> bool:
+    async def run() -> bool:
         seen: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
 
-        def talk(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        def handle(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             client = writer.get_extra_info("socket")
             seen.set_result(bool(client.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)))
             writer.close()
 
-        with listening("127.0.0.1", 0) as door:
-            async with await asyncio.start_server(talk, sock=door):
-                _, writer = await asyncio.open_connection(*door.getsockname())
+        with open_listen_socket("127.0.0.1", 0) as listener:
+            async with await asyncio.start_server(handle, sock=listener):
+                _, writer = await asyncio.open_connection(*listener.getsockname())
                 writer.close()
                 return await asyncio.wait_for(seen, 5)
 
-    assert asyncio.run(story())
+    assert asyncio.run(run())
 
 
 def test_every_setting_is_a_flag_and_every_flag_a_setting() -> None:
     flags = set(inspect.signature(serve).parameters) - {"config"}
-    assert flags == set(Settings.model_fields) - {"api_key"}, "a key on a command line can be read by others"
+    assert flags == set(ServerSettings.model_fields) - {"api_key"}, (
+        "other users can read a key on a command line"
+    )

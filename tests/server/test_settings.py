@@ -1,4 +1,4 @@
-"""What a server is told: where from, in which order, and what is said of what cannot be right."""
+"""Settings of the server: sources, their order, and errors about invalid values."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import pytest
 import nightingale
 from nightingale.errors import ConfigError
 from nightingale.server import settings as settings_module
-from nightingale.server.settings import PREFIX, Settings, unknown_keys
+from nightingale.server.settings import PREFIX, ServerSettings, unknown_keys
 
-SOURCE = Path(nightingale.__file__).parent
+SOURCE = Path(nightingale.__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
 def _bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings but a test's own."""
+    """Remove settings that do not come from the test."""
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(settings_module, "default_config", lambda: tmp_path / "none.toml")
 
 
-def test_a_flag_wins_over_the_environment_and_that_over_the_file(
+def test_flags_override_the_environment_which_overrides_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "nightingale.toml"
@@ -35,33 +35,34 @@ def test_a_flag_wins_over_the_environment_and_that_over_the_file(
     monkeypatch.setenv("NIGHTINGALE_SLOTS", "4")
     monkeypatch.setenv("NIGHTINGALE_OPTION", "t3=v3, kind=multilingual")
     monkeypatch.setenv("NIGHTINGALE_SPELING", "x")
-    settings = Settings.load(file, port=3, slots=None)
+    settings = ServerSettings.load(file, port=3, slots=None)
     assert (settings.port, settings.host, settings.slots) == (3, "::1", 4)
     assert settings.cors == ["https://a"]
     assert settings.option == {"t3": "v3", "kind": "multilingual"}
     assert unknown_keys(file) == ["NIGHTINGALE_SPELING", f"speling in {file}"]
 
 
-def test_a_misspelled_key_is_found_in_the_env_file_too(tmp_path: Path) -> None:
+def test_misspelled_key_in_the_env_file_is_found(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text(
         "NIGHTINGALE_PORT=7\nexport NIGHTINGALE_SPELING='x'\nCOMPOSE_FILE=a\n# NIGHTINGALE_X=1\n"
     )
-    assert Settings.load().port == 7
+    assert ServerSettings.load().port == 7
     assert unknown_keys() == ["NIGHTINGALE_SPELING in .env"]
 
 
-def test_a_variable_of_another_room_is_read_from_the_environment_only(
+def test_variable_that_is_no_setting_is_unknown_in_the_env_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Voices would be kept elsewhere than the file says, so it is better said."""
+    """It is read from the environment only, so the user must be warned that the file has no effect."""
     monkeypatch.setenv("NIGHTINGALE_HOME", str(tmp_path))
     assert unknown_keys() == []
     (tmp_path / ".env").write_text("NIGHTINGALE_HOME=/elsewhere\n")
     assert unknown_keys() == ["NIGHTINGALE_HOME in .env"]
 
 
-def test_every_variable_that_the_source_reads_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = "".join(path.read_text() for path in SOURCE.rglob("*.py"))
+def test_every_variable_in_the_source_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = (SOURCE / "nightingale", SOURCE / "nightingale_lab")
+    source = "".join(path.read_text() for package in packages for path in package.rglob("*.py"))
     read = set(re.findall(r"[\"'](NIGHTINGALE_[A-Z_]+)[\"']", source))
     assert {"NIGHTINGALE_HOME", "NIGHTINGALE_UPSTREAM_PYTHON"} <= read
     for name in read:
@@ -72,43 +73,43 @@ def test_every_variable_that_the_source_reads_is_known(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("written", "seconds"), [("5m", 300), ("0", 0), ("-1", -1), ("1.5h", 5400), ("30s", 30)]
 )
-def test_durations_are_written_as_people_write_them(written: str, seconds: float) -> None:
-    assert Settings(keep_alive=written).keep_alive == seconds
+def test_durations_may_have_units(written: str, seconds: float) -> None:
+    assert ServerSettings(keep_alive=written).keep_alive == seconds
 
 
 @pytest.mark.parametrize(
     "flags", [{"port": 99999}, {"keep_alive": "soon"}, {"log_level": "loud"}, {"slots": 0}]
 )
-def test_a_setting_that_cannot_be_right_is_named(flags: dict[str, Any]) -> None:
+def test_invalid_setting_is_named(flags: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(flags))):
-        Settings.load(**flags)
+        ServerSettings.load(**flags)
 
 
-def test_aliases_that_differ_only_in_case_cannot_mean_two_voices() -> None:
-    assert Settings(voice_aliases="Anna=heart, anna=Heart").voice_aliases == {"anna": "heart"}
-    with pytest.raises(ConfigError, match="more than their case"):
-        Settings.load(voice_aliases="Anna=heart, anna=emma")
+def test_aliases_that_differ_only_in_case_must_agree() -> None:
+    assert ServerSettings(voice_aliases="Anna=heart, anna=Heart").voice_aliases == {"anna": "heart"}
+    with pytest.raises(ConfigError, match="upper and lower case"):
+        ServerSettings.load(voice_aliases="Anna=heart, anna=emma")
 
 
-def test_a_file_that_is_not_there_or_not_toml_is_named(tmp_path: Path) -> None:
+def test_missing_or_invalid_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nope\.toml"):
-        Settings.load(tmp_path / "nope.toml")
+        ServerSettings.load(tmp_path / "nope.toml")
     (tmp_path / "bad.toml").write_text("port = = 1")
     with pytest.raises(ConfigError, match=r"bad\.toml"):
-        Settings.load(tmp_path / "bad.toml")
+        ServerSettings.load(tmp_path / "bad.toml")
 
 
-def test_another_address_needs_a_key_or_a_word(tmp_path: Path) -> None:
+def test_address_other_than_loopback_needs_a_key_or_insecure(tmp_path: Path) -> None:
     for host in ("127.0.0.1", "::1", "localhost", "127.8.8.8"):
-        Settings(host=host).check_bind()
-    for host in ("0.0.0.0", "::", "192.168.1.5", "speaker.lan"):
+        ServerSettings(host=host).check_bind()
+    for host in ("0.0.0.0", "::", "192.168.1.5", "tts.lan"):
         with pytest.raises(ConfigError, match="--insecure"):
-            Settings(host=host).check_bind()
-        Settings(host=host, insecure=True).check_bind()
-        Settings(host=host, api_key="k").check_bind()
+            ServerSettings(host=host).check_bind()
+        ServerSettings(host=host, insecure=True).check_bind()
+        ServerSettings(host=host, api_key="k").check_bind()
     keys = tmp_path / "keys"
     keys.write_text("# for the kitchen\nalpha\n\nbeta \n")
-    assert Settings(api_key_file=keys, api_key="gamma").keys == ("gamma", "alpha", "beta")
+    assert ServerSettings(api_key_file=keys, api_key="gamma").keys == ("gamma", "alpha", "beta")
     keys.write_text("\n")
-    with pytest.raises(ConfigError, match="holds no key"):
-        Settings(host="0.0.0.0", api_key_file=keys).check_bind()
+    with pytest.raises(ConfigError, match="contains no key"):
+        ServerSettings(host="0.0.0.0", api_key_file=keys).check_bind()

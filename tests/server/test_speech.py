@@ -1,4 +1,4 @@
-"""POST /v1/audio/speech over a real socket: formats, fields, refusals, events."""
+"""POST /v1/audio/speech over a real socket: formats, fields, errors, events."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from live_server import LiveServer
 from plain_http import HTTP
 
-from nightingale.server.bodies import SpeechBody
+from nightingale.server.openai.schemas import SpeechBody
 
 av = pytest.importorskip("av")
 
@@ -28,12 +28,12 @@ TYPES = {
 }
 
 
-def ask(server: LiveServer, **body: Any) -> httpx.Response:
+def post(server: LiveServer, **body: Any) -> httpx.Response:
     return HTTP.post(f"{server.http}/v1/audio/speech", json={"input": HELLO, **body}, timeout=30)
 
 
-def refused(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
-    """The error of a refusal, whose envelope must be complete."""
+def error_of(answer: httpx.Response, status: int = 400) -> dict[str, Any]:
+    """Check the status and the envelope of an error response; return the error."""
     assert answer.status_code == status, answer.text
     error: dict[str, Any] = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -51,9 +51,9 @@ def events_of(text: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("form", TYPES)
-def test_every_format_is_what_it_says(server: LiveServer, form: str) -> None:
-    pcm = ask(server, response_format="pcm", seed=1).content
-    answer = ask(server, response_format=form, seed=1)
+def test_every_format_is_valid(server: LiveServer, form: str) -> None:
+    pcm = post(server, response_format="pcm", seed=1).content
+    answer = post(server, response_format=form, seed=1)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == TYPES[form]
     assert "content-length" not in answer.headers, "it was not streamed"
@@ -62,18 +62,18 @@ def test_every_format_is_what_it_says(server: LiveServer, form: str) -> None:
 
 
 def test_mp3_is_the_default(server: LiveServer) -> None:
-    assert ask(server).headers["content-type"] == "audio/mpeg"
+    assert post(server).headers["content-type"] == "audio/mpeg"
 
 
-def test_the_sound_is_the_engine_s_own(server: LiveServer) -> None:
-    heard = np.frombuffer(ask(server, response_format="pcm", seed=7).content, "<i2")
-    said = server.speaker._given.say(HELLO, seed=7)  # type: ignore[union-attr]
-    assert heard.tobytes() == said.pcm16
-    assert ask(server, response_format="wav", seed=7).content[44:] == said.pcm16
+def test_audio_equals_the_engine_s(server: LiveServer) -> None:
+    received = np.frombuffer(post(server, response_format="pcm", seed=7).content, "<i2")
+    said = server.service._given_tts.say(HELLO, seed=7)  # type: ignore[union-attr]
+    assert received.tobytes() == said.pcm16
+    assert post(server, response_format="wav", seed=7).content[44:] == said.pcm16
 
 
-def test_the_headers_tell_what_it_cost(server: LiveServer) -> None:
-    answer = ask(server, seed=5)
+def test_headers_contain_timing_rate_and_seed(server: LiveServer) -> None:
+    answer = post(server, seed=5)
     timing = dict(part.split(";dur=") for part in answer.headers["server-timing"].split(", "))
     assert set(timing) == {"text", "queue", "ttfa"}
     assert float(timing["ttfa"]) > 0
@@ -82,25 +82,25 @@ def test_the_headers_tell_what_it_cost(server: LiveServer) -> None:
     assert answer.headers["x-seed"] == "5"
 
 
-def test_a_client_s_own_request_id_comes_back_and_a_bad_one_does_not(server: LiveServer) -> None:
+def test_valid_request_id_of_a_client_is_kept(server: LiveServer) -> None:
     for given, kept in (("abc-123", True), ("a b\tc", False), ("x" * 300, False)):
         answer = HTTP.get(f"{server.http}/health", headers={"x-request-id": given})
         assert (answer.headers["x-request-id"] == given) is kept
 
 
-def test_another_sample_rate(server: LiveServer) -> None:
-    plain = ask(server, response_format="pcm", seed=1)
-    other = ask(server, response_format="pcm", seed=1, sample_rate=48_000)
+def test_sample_rate_is_converted(server: LiveServer) -> None:
+    plain = post(server, response_format="pcm", seed=1)
+    other = post(server, response_format="pcm", seed=1, sample_rate=48_000)
     assert other.headers["x-sample-rate"] == "48000"
     assert len(other.content) == pytest.approx(2 * len(plain.content), rel=0.01)
-    assert refused(ask(server, response_format="opus", sample_rate=44_100))["code"] == "invalid_value"
-    refused(ask(server, sample_rate=7))
+    assert error_of(post(server, response_format="opus", sample_rate=44_100))["code"] == "invalid_value"
+    error_of(post(server, sample_rate=7))
 
 
 def test_speed_changes_the_length(server: LiveServer) -> None:
-    plain = ask(server, response_format="pcm", seed=1)
+    plain = post(server, response_format="pcm", seed=1)
     for speed in (0.25, 2, 4.0):
-        other = ask(server, response_format="pcm", seed=1, speed=speed)
+        other = post(server, response_format="pcm", seed=1, speed=speed)
         assert len(other.content) == pytest.approx(len(plain.content) / speed, rel=0.02)
 
 
@@ -118,8 +118,8 @@ def test_speed_changes_the_length(server: LiveServer) -> None:
         "coral + echo(0.5)",
     ],
 )
-def test_a_voice_may_be_written_in_many_ways(server: LiveServer, voice: Any) -> None:
-    assert ask(server, voice=voice).status_code == 200
+def test_voice_may_be_given_in_many_ways(server: LiveServer, voice: Any) -> None:
+    assert post(server, voice=voice).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -140,33 +140,33 @@ def test_a_voice_may_be_written_in_many_ways(server: LiveServer, voice: Any) -> 
         "verse",
     ],
 )
-def test_every_name_of_openai_is_a_voice(server: LiveServer, name: str) -> None:
-    assert ask(server, voice=name).status_code == 200
+def test_every_openai_name_is_a_voice(server: LiveServer, name: str) -> None:
+    assert post(server, voice=name).status_code == 200
 
 
 @pytest.mark.parametrize(
     "voice",
-    ["nobody", "../../etc/passwd", "/etc/passwd", "README.md", "a(0)+b", "a++b", "+".join("abcdefghij")],
+    ["missing", "../../etc/passwd", "/etc/passwd", "README.md", "a(0)+b", "a++b", "+".join("abcdefghij")],
 )
-def test_nobody_is_refused_and_no_path_is_read(server: LiveServer, voice: str) -> None:
-    assert refused(ask(server, voice=voice))["param"] == "voice"
+def test_unknown_voice_is_refused_and_no_path_is_read(server: LiveServer, voice: str) -> None:
+    assert error_of(post(server, voice=voice))["param"] == "voice"
 
 
-def test_a_voice_of_the_wrong_kind_is_refused(server: LiveServer) -> None:
-    assert refused(ask(server, voice=5))["param"] == "voice"
-    assert refused(ask(server, voice={"name": "x"}))["param"] == "voice"
+def test_voice_of_the_wrong_type_is_refused(server: LiveServer) -> None:
+    assert error_of(post(server, voice=5))["param"] == "voice"
+    assert error_of(post(server, voice={"name": "x"}))["param"] == "voice"
 
 
 @pytest.mark.parametrize(
     "model", ["tts-1", "tts-1-hd", "gpt-4o-mini-tts", "gpt-4o-mini-tts-2025-12-15", "noise"]
 )
-def test_every_usual_model_name_is_the_model_that_is_loaded(server: LiveServer, model: str) -> None:
-    assert ask(server, model=model).status_code == 200
+def test_usual_model_names_mean_the_loaded_model(server: LiveServer, model: str) -> None:
+    assert post(server, model=model).status_code == 200
 
 
 @pytest.mark.parametrize("model", ["turbo", "ResembleAI/chatterbox", "tts-2"])
-def test_another_model_is_refused_and_never_fetched(server: LiveServer, model: str) -> None:
-    error = refused(ask(server, model=model))
+def test_other_model_is_refused_and_never_downloaded(server: LiveServer, model: str) -> None:
+    error = error_of(post(server, model=model))
     assert (error["code"], error["param"]) == ("model_not_found", "model")
 
 
@@ -198,32 +198,32 @@ def test_another_model_is_refused_and_never_fetched(server: LiveServer, model: s
         ({"language": "x" * 50}, "language"),
     ],
 )
-def test_what_cannot_be_is_refused_with_its_name(server: LiveServer, body: Any, param: str | None) -> None:
-    error = refused(ask(server, **body))
+def test_invalid_field_is_refused_by_name(server: LiveServer, body: Any, param: str | None) -> None:
+    error = error_of(post(server, **body))
     assert error["param"] == param
     assert error["type"] == "invalid_request_error"
 
 
-def test_fields_that_openai_has_and_we_ignore_are_accepted(server: LiveServer) -> None:
-    assert ask(server, instructions="Whisper.", stream=True, user="me", timestamps="none").status_code == 200
+def test_ignored_openai_fields_are_accepted(server: LiveServer) -> None:
+    assert post(server, instructions="Whisper.", stream=True, user="me", timestamps="none").status_code == 200
 
 
-def test_null_is_the_same_as_left_out(server: LiveServer) -> None:
-    """Some clients send every field they know, with null in those that nobody set."""
+def test_null_means_left_out(server: LiveServer) -> None:
+    """Some clients send all of their fields, with null in those that are not set."""
     fields = set(SpeechBody.model_fields) - {"input", "seed"}
-    answer = ask(server, **dict.fromkeys(fields), seed=1)
+    answer = post(server, **dict.fromkeys(fields), seed=1)
     assert answer.status_code == 200, answer.text
     assert answer.headers["content-type"] == "audio/mpeg"
-    assert answer.content == ask(server, seed=1).content
-    assert refused(ask(server, input=None))["code"] == "missing_required_parameter"
+    assert answer.content == post(server, seed=1).content
+    assert error_of(post(server, input=None))["code"] == "missing_required_parameter"
 
 
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain", None])
-def test_json_that_does_not_say_so_is_told_which_header_to_send(server: LiveServer, kind: str | None) -> None:
-    """`curl -d` calls whatever it sends a form."""
+def test_wrong_content_type_is_named_in_the_error(server: LiveServer, kind: str | None) -> None:
+    """`curl -d` sends application/x-www-form-urlencoded."""
     headers = {} if kind is None else {"content-type": kind}
     answer = HTTP.post(f"{server.http}/v1/audio/speech", content=b'{"input": "Hello."}', headers=headers)
-    error = refused(answer)
+    error = error_of(answer)
     assert "Content-Type: application/json" in error["message"]
     assert (kind or "no Content-Type") in error["message"]
     assert error["code"] == "invalid_content_type"
@@ -240,36 +240,41 @@ def test_json_that_does_not_say_so_is_told_which_header_to_send(server: LiveServ
         (b'{"input": "' + b"[" * 1000 + b'"}', "empty_input"),
     ],
 )
-def test_a_body_that_is_no_request_is_refused(server: LiveServer, content: bytes, code: str) -> None:
+def test_malformed_body_is_refused(server: LiveServer, content: bytes, code: str) -> None:
     headers = {"content-type": "application/json"}
     answer = HTTP.post(f"{server.http}/v1/audio/speech", content=content, headers=headers)
-    assert refused(answer)["code"] == code
+    assert error_of(answer)["code"] == code
 
 
-def test_a_megabyte_of_text_is_refused_and_the_next_is_served(server: LiveServer) -> None:
-    assert refused(ask(server, input="word " * 250_000), 413)["code"] == "request_too_large"
-    assert ask(server).status_code == 200
+def test_large_body_is_refused_and_the_next_request_is_served(server: LiveServer) -> None:
+    assert error_of(post(server, input="word " * 250_000), 413)["code"] == "request_too_large"
+    assert post(server).status_code == 200
 
 
-def test_a_body_that_hides_its_length_is_cut_off(server: LiveServer) -> None:
-    def endless() -> Any:
+def test_chunked_body_over_the_limit_is_not_read_to_its_end(server: LiveServer) -> None:
+    parts, sent = 5000, 0
+
+    def body() -> Any:
+        nonlocal sent
         yield b'{"input": "'
-        for _ in range(200):
+        while sent < parts:
+            sent += 1
             yield b"x" * 10_000
 
     headers = {"content-type": "application/json"}
     try:
-        answer = HTTP.post(f"{server.http}/v1/audio/speech", content=endless(), headers=headers)
+        answer = HTTP.post(f"{server.http}/v1/audio/speech", content=body(), headers=headers)
     except httpx.TransportError:
-        pass  # cut off while it was still talking
+        pass  # the server closed the connection while the client was still sending
     else:
-        refused(answer, 413)
-    assert ask(server).status_code == 200
+        error_of(answer, 413)
+    assert 0 < sent < parts, "the server has read fifty times as much as it allows"
+    assert post(server).status_code == 200
 
 
-def test_events_hold_the_same_sound_and_what_it_cost(server: LiveServer) -> None:
-    plain = ask(server, response_format="pcm", seed=3)
-    answer = ask(server, response_format="pcm", seed=3, stream_format="sse")
+def test_events_contain_the_same_audio_and_the_metrics(server: LiveServer) -> None:
+    plain = post(server, response_format="pcm", seed=3)
+    answer = post(server, response_format="pcm", seed=3, stream_format="sse")
     assert answer.headers["content-type"].startswith("text/event-stream")
     *deltas, done = events_of(answer.text)
     assert {event["type"] for event in deltas} == {"speech.audio.delta"}
@@ -290,21 +295,21 @@ def test_events_hold_the_same_sound_and_what_it_cost(server: LiveServer) -> None
         ("DELETE", "/health", 405),
     ],
 )
-def test_a_wrong_address_is_answered_in_the_envelope(
+def test_unknown_routes_are_answered_in_the_envelope(
     server: LiveServer, method: str, path: str, status: int
 ) -> None:
-    error = refused(HTTP.request(method, server.http + path), status)
+    error = error_of(HTTP.request(method, server.http + path), status)
     assert error["code"] == {404: "not_found", 405: "method_not_allowed"}[status]
 
 
-def test_long_text_arrives_while_it_is_still_spoken(server: LiveServer) -> None:
+def test_long_text_is_streamed(server: LiveServer) -> None:
     sizes = []
     body = {"input": "One sentence, and then another one. " * 60, "response_format": "pcm"}
     with HTTP.stream("POST", f"{server.http}/v1/audio/speech", json=body, timeout=30) as answer:
         active = []
         for part in answer.iter_raw():
             sizes.append(len(part))
-            active.append(server.speaker.meter.active)
+            active.append(server.service.metrics.active)
     assert len(sizes) > 3
     assert active[0] == 1
     server.wait_until_idle()

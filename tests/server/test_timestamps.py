@@ -1,4 +1,4 @@
-"""When each part of a text is said: segments in events, on sockets and in one document, and never a guess."""
+"""Timestamps of segments: in events, on sockets and in one document; word timestamps are refused."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from plain_http import HTTP
 from websockets.sync.client import connect
 
 from nightingale import TTS
-from nightingale.server.timeline import Segment, Timeline, srt
+from nightingale.server.service.timestamps import SegmentTimer, TimedSegment, format_srt
 from nightingale.types import AudioChunk, SegmentStart
 
 SPOKEN = ["The first sentence is about birds in a tree.", "The second one is not about anything at all."]
 TEXT = " [pause:700ms] ".join(SPOKEN)
 TOKENS = 8
-"""Of each piece, as the fixture's engine is told: 40 ms each."""
+"""Per segment, 40 ms each."""
 
 
 def chunk(samples: int, *begins: Any) -> AudioChunk:
@@ -29,31 +29,33 @@ def chunk(samples: int, *begins: Any) -> AudioChunk:
     return AudioChunk(samples=np.zeros(samples, np.float32), sample_rate_hz=1000, begins=begun)
 
 
-def test_segments_lie_between_the_samples_that_begin_them_without_their_pauses() -> None:
-    timeline = Timeline()
-    assert timeline.heard(chunk(300, "", 300)) == []  # the text begins with a silence
-    assert timeline.heard(chunk(500, "One,  two.", 100)) == []
-    assert timeline.heard(chunk(250)) == []
-    assert timeline.heard(chunk(400, "Three.", 0)) == [Segment(text="One, two.", start=0.3, end=0.95)]
-    assert timeline.finish() == [Segment(text="Three.", start=1.05, end=1.45)]
-    assert timeline.finish() == []
+def test_segments_exclude_their_pauses() -> None:
+    timer = SegmentTimer()
+    assert timer.add(chunk(300, "", 300)) == []  # the text begins with a pause
+    assert timer.add(chunk(500, "One,  two.", 100)) == []
+    assert timer.add(chunk(250)) == []
+    assert timer.add(chunk(400, "Three.", 0)) == [TimedSegment(text="One, two.", start=0.3, end=0.95)]
+    assert timer.finish() == [TimedSegment(text="Three.", start=1.05, end=1.45)]
+    assert timer.finish() == []
 
 
-def test_subtitles_are_numbered_and_timed_as_players_read_them() -> None:
-    told = srt([Segment(text="One.", start=0, end=1.5), Segment(text="Two.", start=3601.25, end=3662.0)])
-    assert told == "1\n00:00:00,000 --> 00:00:01,500\nOne.\n\n2\n01:00:01,250 --> 01:01:02,000\nTwo.\n"
+def test_subtitles_are_numbered_and_timed() -> None:
+    subtitles = format_srt(
+        [TimedSegment(text="One.", start=0, end=1.5), TimedSegment(text="Two.", start=3601.25, end=3662.0)]
+    )
+    assert subtitles == "1\n00:00:00,000 --> 00:00:01,500\nOne.\n\n2\n01:00:01,250 --> 01:01:02,000\nTwo.\n"
 
 
 @pytest.mark.parametrize("speed", [None, 2.0])
-def test_the_engine_s_chunks_say_which_piece_they_begin(
+def test_chunks_of_the_engine_mark_the_start_of_segments(
     small: Callable[..., TTS], speed: float | None
 ) -> None:
     with small(tokens=TOKENS) as tts:
         chunks = list(tts.stream(TEXT, seed=1, speed=speed))
     begun = [chunk.begins.text for chunk in chunks if chunk.begins is not None]
     assert [" ".join(text.split()) for text in begun] == SPOKEN
-    timeline = Timeline()
-    segments = [found for chunk in chunks for found in timeline.heard(chunk)] + timeline.finish()
+    timer = SegmentTimer()
+    segments = [found for chunk in chunks for found in timer.add(chunk)] + timer.finish()
     seconds = TOKENS * 0.04 / (speed or 1.0)
     starts = [0.0, seconds + 0.7]
     for segment, start in zip(segments, starts, strict=True):
@@ -68,16 +70,16 @@ def events_of(server: LiveServer, **body: Any) -> list[dict[str, Any]]:
     return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
 
 
-def check(segments: list[dict[str, Any]], samples: int, natural_s: float = 0.0) -> None:
-    """natural_s: the pause that each sentence has of itself."""
+def check(segments: list[dict[str, Any]], samples: int, default_pause_s: float = 0.0) -> None:
+    """default_pause_s: the pause that follows each sentence by default."""
     assert [segment["text"] for segment in segments] == SPOKEN
     assert segments[0]["start"] == 0
     assert all(before["end"] < after["start"] for before, after in pairwise(segments))
-    assert segments[1]["start"] - segments[0]["end"] == pytest.approx(natural_s + 0.7, abs=0.002)
-    assert segments[-1]["end"] + natural_s == pytest.approx(samples / 24_000, abs=0.002)
+    assert segments[1]["start"] - segments[0]["end"] == pytest.approx(default_pause_s + 0.7, abs=0.002)
+    assert segments[-1]["end"] + default_pause_s == pytest.approx(samples / 24_000, abs=0.002)
 
 
-def test_events_tell_each_segment_once_after_its_sound(server: LiveServer) -> None:
+def test_events_contain_each_segment_once_after_its_audio(server: LiveServer) -> None:
     events = events_of(server, timestamps="segment")
     sound = b"".join(base64.b64decode(event["audio"]) for event in events if "audio" in event)
     check([segment for event in events for segment in event.get("segments", [])], len(sound) // 2)
@@ -87,21 +89,21 @@ def test_events_tell_each_segment_once_after_its_sound(server: LiveServer) -> No
     assert b"".join(base64.b64decode(event["audio"]) for event in plain if "audio" in event) == sound
 
 
-def test_one_document_holds_the_sound_and_its_captions(server: LiveServer) -> None:
+def test_captions_document_contains_audio_and_segments(server: LiveServer) -> None:
     body = {"input": TEXT, "response_format": "pcm", "seed": 1}
     whole = HTTP.post(f"{server.http}/v1/audio/speech", json=body).content
     answer = HTTP.post(f"{server.http}/v1/audio/speech/captions", json=body)
     assert answer.headers["content-type"] == "application/json"
-    told = answer.json()
-    assert base64.b64decode(told["audio"]) == whole
-    assert (told["response_format"], told["sample_rate"]) == ("pcm", 24_000)
-    check(told["segments"], len(whole) // 2)
-    assert told["srt"].startswith("1\n00:00:00,000 --> 00:00:00,320\nThe first sentence")
-    wrong = HTTP.post(f"{server.http}/v1/audio/speech/captions", json={**body, "voice": "nobody"})
+    document = answer.json()
+    assert base64.b64decode(document["audio"]) == whole
+    assert (document["response_format"], document["sample_rate"]) == ("pcm", 24_000)
+    check(document["segments"], len(whole) // 2)
+    assert document["srt"].startswith("1\n00:00:00,000 --> 00:00:00,320\nThe first sentence")
+    wrong = HTTP.post(f"{server.http}/v1/audio/speech/captions", json={**body, "voice": "missing"})
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "voice_not_found")
 
 
-def test_a_socket_tells_segments_of_each_turn_from_its_own_beginning(server: LiveServer) -> None:
+def test_socket_sends_segments_relative_to_their_turn(server: LiveServer) -> None:
     with connect(f"{server.ws}/v1/audio/speech/stream") as client:
         client.recv()
         session = {"seed": 1, "timestamps": "segment"}
@@ -120,11 +122,11 @@ def test_a_socket_tells_segments_of_each_turn_from_its_own_beginning(server: Liv
                 event = json.loads(message)
                 kind = event["type"]
                 segments += event.get("segments", [])
-            # Each sentence has its own pause: when it was taken, the tag after it had not come.
-            check(segments, samples, natural_s=0.12)
+            # The default pause follows each sentence, because it was segmented before the tag arrived.
+            check(segments, samples, default_pause_s=0.12)
 
 
-def test_what_is_not_known_is_refused_and_says_what_is(server: LiveServer) -> None:
+def test_word_timestamps_are_refused_with_the_alternative(server: LiveServer) -> None:
     for path in ("/v1/audio/speech", "/v1/audio/speech/captions"):
         answer = HTTP.post(server.http + path, json={"input": "Hi.", "timestamps": "word"})
         assert answer.status_code == 400

@@ -1,4 +1,4 @@
-"""/v1/audio/voices, and who is meant by a name: uploads, limits, bombs, blends."""
+"""/v1/audio/voices and the lookup of voices: uploads, limits, decompression bombs, blends."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ import httpx
 import numpy as np
 import pytest
 import soundfile
-import torch
 from live_server import LiveServer, live_server
 from plain_http import HTTP
 
 from nightingale import TTS, Voice
 from nightingale.errors import VoiceError, VoiceNotFound
-from nightingale.server.aliases import OPENAI_VOICES, read_blend, stand_in
-from nightingale.server.roster import Roster
-from nightingale.server.settings import Settings
+from nightingale.server.service.voice_aliases import OPENAI_VOICES, parse_blend, resolve_alias
+from nightingale.server.service.voice_registry import VoiceRegistry
+from nightingale.server.settings import ServerSettings
 from nightingale.voices import library
 from nightingale.voices.blend import blend
 
@@ -36,7 +35,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def limited(small: Callable[..., TTS]) -> Iterator[LiveServer]:
-    """A server that keeps two voices of at most five seconds and a megabyte."""
+    """A server that stores two voices, from clips of at most five seconds and one megabyte."""
     with small() as tts:
         limits = {"max_clip_seconds": 5, "max_upload_bytes": 1 << 20, "max_voices": 2}
         with live_server(tts, **limits) as running:
@@ -70,7 +69,7 @@ def error_of(answer: httpx.Response, status: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("form", "field"), [("WAV", "audio"), ("FLAC", "audio_sample"), ("OGG", "audio"), ("MP3", "audio")]
 )
-def test_a_clip_becomes_a_voice_that_speaks_and_can_be_forgotten(
+def test_uploaded_clip_becomes_a_voice_that_can_be_used_and_deleted(
     limited: LiveServer, home: Path, form: str, field: str
 ) -> None:
     answer = upload(limited, "anna", clip(form=form), field)
@@ -86,7 +85,7 @@ def test_a_clip_becomes_a_voice_that_speaks_and_can_be_forgotten(
     assert error_of(HTTP.delete(f"{limited.http}/v1/audio/voices/anna"), 404)["code"] == "voice_not_found"
 
 
-def test_the_list_has_the_shape_that_open_webui_reads(limited: LiveServer, home: Path) -> None:
+def test_list_has_the_format_of_open_webui(limited: LiveServer, home: Path) -> None:
     answer = listed(limited)
     assert answer["object"] == "list"
     assert answer["data"] == answer["voices"]
@@ -95,12 +94,12 @@ def test_the_list_has_the_shape_that_open_webui_reads(limited: LiveServer, home:
 
 
 @pytest.mark.parametrize("name", ["Anna", "../anna", "a/b", "", "x" * 65, "an na", "a.b"])
-def test_a_name_that_could_be_a_path_is_refused(limited: LiveServer, home: Path, name: str) -> None:
+def test_invalid_name_is_refused(limited: LiveServer, home: Path, name: str) -> None:
     error_of(upload(limited, name, clip()), 400)
     assert not list(home.rglob("*.safetensors"))
 
 
-def test_a_taken_name_is_a_conflict(limited: LiveServer, home: Path) -> None:
+def test_taken_name_is_a_conflict(limited: LiveServer, home: Path) -> None:
     assert upload(limited, "anna", clip()).status_code == 201
     assert error_of(upload(limited, "anna", clip()), 409)["code"] == "voice_exists"
     assert error_of(upload(limited, "noise", clip()), 409)["code"] == "voice_exists"
@@ -109,7 +108,7 @@ def test_a_taken_name_is_a_conflict(limited: LiveServer, home: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("default", "when none is named"),
+        ("default", "requests that name none"),
         ("narrator", "alias of noise"),
         ("bert", "turbo"),
         ("noise", "own"),
@@ -117,11 +116,9 @@ def test_a_taken_name_is_a_conflict(limited: LiveServer, home: Path) -> None:
         ("af_noise", "another name of noise"),
     ],
 )
-def test_a_name_that_means_somebody_already_is_taken(
-    small: Callable[..., TTS], home: Path, name: str, says: str
-) -> None:
-    """Kept under it, the new voice could never be asked for, or would hide another model's."""
-    library.add("bert", replace(someone("bert", 2), family="turbo"))
+def test_name_with_a_meaning_is_taken(small: Callable[..., TTS], home: Path, name: str, says: str) -> None:
+    """A voice stored under it could not be requested, or would hide another model's."""
+    library.add("bert", replace(make_voice("bert", 2), family="turbo"))
     with small() as tts, live_server(tts, voice_aliases={"Narrator": "noise"}) as server:
         error = error_of(upload(server, name, clip()), 409)
         assert (error["code"], error["param"]) == ("voice_exists", "name")
@@ -129,14 +126,14 @@ def test_a_name_that_means_somebody_already_is_taken(
         assert [voice["id"] for voice in listed(server)["voices"]] == ["noise"]
 
 
-def test_only_so_many_are_kept(limited: LiveServer, home: Path) -> None:
+def test_number_of_voices_is_limited(limited: LiveServer, home: Path) -> None:
     for name in ("one", "two"):
         assert upload(limited, name, clip()).status_code == 201
     assert error_of(upload(limited, "three", clip()), 507)["code"] == "no_room"
 
 
 def bomb() -> bytes:
-    """Twenty minutes of silence in a file of a few kilobytes."""
+    """Return twenty minutes of silence in a file of a few kilobytes."""
     file = io.BytesIO()
     with soundfile.SoundFile(file, "w", 8000, 1, format="FLAC", subtype="PCM_16") as out:
         for _ in range(20):
@@ -152,89 +149,89 @@ def bomb() -> bytes:
         (lambda: clip(0.2), "too short"),
         (lambda: clip(rate_hz=8000, channels=12), "channels"),
         (lambda: clip(rate_hz=1000), "sample rate"),
-        (lambda: clip()[:44], "no sound"),
+        (lambda: clip()[:44], "no samples"),
         (lambda: b"", "empty"),
         (lambda: b"not sound at all" * 100, "'Format not recognised'"),
         (lambda: b"RIFF\xff\xff\xff\xffWAVEfmt " + b"\xff" * 200, "decoded"),
     ],
 )
-def test_a_clip_that_cannot_be_a_voice_is_refused_in_words(
+def test_unusable_clip_is_refused_with_a_reason(
     limited: LiveServer, home: Path, make: Callable[[], bytes], says: str
 ) -> None:
     error = error_of(upload(limited, "anna", make()), 400)
     assert says in error["message"]
-    assert "object at 0x" not in error["message"], "that is Python's business"
+    assert "object at 0x" not in error["message"], "the message shows a Python object"
     assert error["param"] == "audio"
     assert not list(home.rglob("*.safetensors"))
 
 
-def test_an_upload_that_is_too_large_is_not_read(limited: LiveServer, home: Path) -> None:
+def test_large_upload_is_refused(limited: LiveServer, home: Path) -> None:
     assert error_of(upload(limited, "anna", b"x" * (2 << 20)), 413)["code"] == "request_too_large"
 
 
-def test_a_form_without_a_clip_is_refused(limited: LiveServer, home: Path) -> None:
+def test_form_without_a_clip_is_refused(limited: LiveServer, home: Path) -> None:
     answer = HTTP.post(f"{limited.http}/v1/audio/voices", data={"name": "anna"})
     assert error_of(answer, 400)["param"] == "audio"
     assert error_of(HTTP.post(f"{limited.http}/v1/audio/voices"), 400)["param"] == "name"
 
 
-def test_built_in_voices_stay(limited: LiveServer, home: Path) -> None:
+def test_builtin_voices_cannot_be_deleted(limited: LiveServer, home: Path) -> None:
     assert HTTP.delete(f"{limited.http}/v1/audio/voices/noise").status_code == 404
     assert "noise" in {voice["id"] for voice in listed(limited)["voices"]}
 
 
-def test_uploads_can_be_switched_off(small: Callable[..., TTS], home: Path) -> None:
+def test_uploads_can_be_disabled(small: Callable[..., TTS], home: Path) -> None:
     with small() as tts, live_server(tts, uploads=False) as server:
         assert error_of(upload(server, "anna", clip()), 403)["code"] == "uploads_off"
         assert error_of(HTTP.delete(f"{server.http}/v1/audio/voices/anna"), 403)["code"] == "uploads_off"
 
 
-def someone(name: str, seed: int) -> Voice:
-    rng = torch.Generator().manual_seed(seed)
+def make_voice(name: str, seed: int) -> Voice:
+    rng = np.random.default_rng(seed)
     return Voice.checked(
         name=name,
         family="wren",
-        speaker=torch.randn(16, generator=rng),
-        prompt_ids=torch.randint(6561, (16,), generator=rng),
-        flow_prompt_ids=torch.randint(6561, (8,), generator=rng),
-        flow_prompt_mel=torch.randn(16, 80, generator=rng),
-        flow_speaker=torch.randn(16, generator=rng),
+        speaker=rng.standard_normal(16),
+        prompt_ids=rng.integers(6561, size=16),
+        flow_prompt_ids=rng.integers(6561, size=8),
+        flow_prompt_mel=rng.standard_normal((16, 80)),
+        flow_speaker=rng.standard_normal(16),
     )
 
 
-def test_a_blend_lies_between_its_parts_and_borrows_the_prompts_of_the_heaviest() -> None:
-    anna, bert = someone("anna", 1), someone("bert", 2)
+def test_blend_is_the_weighted_mean_with_the_prompts_of_the_heaviest_part() -> None:
+    anna, bert = make_voice("anna", 1), make_voice("bert", 2)
     both = blend([(anna, 1.0), (bert, 3.0)])
     assert both.name == "anna+bert(3)"
     for part in ("speaker", "flow_speaker"):
         mixed, first, second = getattr(both, part), getattr(anna, part), getattr(bert, part)
         expected = 0.25 * first + 0.75 * second
-        assert torch.cosine_similarity(mixed, expected, 0) == pytest.approx(1.0, abs=1e-5)
-        assert float(mixed.norm()) == pytest.approx(
-            float(0.25 * first.norm() + 0.75 * second.norm()), rel=1e-5
-        )
-    assert torch.equal(both.prompt_ids, bert.prompt_ids)
-    assert torch.equal(both.flow_prompt_mel, bert.flow_prompt_mel)
+        cosine = mixed @ expected / np.linalg.norm(mixed) / np.linalg.norm(expected)
+        assert cosine == pytest.approx(1.0, abs=1e-5)
+        norms = [float(np.linalg.norm(vector)) for vector in (mixed, first, second)]
+        assert norms[0] == pytest.approx(0.25 * norms[1] + 0.75 * norms[2], rel=1e-5)
+    assert np.array_equal(both.prompt_ids, bert.prompt_ids)
+    assert np.array_equal(both.flow_prompt_mel, bert.flow_prompt_mel)
 
 
-def test_a_blend_of_one_is_itself_and_only_ratios_matter() -> None:
-    anna, bert = someone("anna", 1), someone("bert", 2)
+def test_blend_depends_on_ratios_only() -> None:
+    anna, bert = make_voice("anna", 1), make_voice("bert", 2)
     assert blend([(anna, 2.0)]) == anna
     assert blend([(anna, 1.0), (anna, 2.0)]) == anna
     half, whole = blend([(anna, 1.0), (bert, 2.0)]), blend([(anna, 2.0), (bert, 4.0)])
-    assert torch.allclose(half.speaker, whole.speaker)
+    assert np.allclose(half.speaker, whole.speaker)
 
 
 def test_voices_of_two_families_do_not_blend() -> None:
-    small = someone("anna", 1)
+    small = make_voice("anna", 1)
     other = Voice.checked(
         name="bert",
         family="wren",
-        speaker=torch.ones(8),
+        speaker=np.ones(8),
         prompt_ids=small.prompt_ids,
         flow_prompt_ids=small.flow_prompt_ids,
         flow_prompt_mel=small.flow_prompt_mel,
-        flow_speaker=torch.ones(8),
+        flow_speaker=np.ones(8),
     )
     with pytest.raises(VoiceError, match="blended"):
         blend([(small, 1.0), (other, 1.0)])
@@ -242,49 +239,49 @@ def test_voices_of_two_families_do_not_blend() -> None:
         blend([(small, 0.0)])
 
 
-def test_names_of_others_find_somebody() -> None:
-    cast = ["bella", "fenrir", "heart", "zoe"]
-    assert stand_in("nova", cast) == "heart"
-    assert stand_in("onyx", cast) == "fenrir"
-    assert stand_in("sage", cast) in cast, "a name whose voice is not here must still be somebody"
-    assert stand_in("af_heart", cast) == "heart"
-    assert stand_in("am_nobody", cast) is None
-    assert stand_in("nobody", cast) is None
-    assert stand_in("nova", []) is None
+def test_names_of_openai_and_kokoro_are_aliases() -> None:
+    voices = ["bella", "fenrir", "heart", "zoe"]
+    assert resolve_alias("nova", voices) == "heart"
+    assert resolve_alias("onyx", voices) == "fenrir"
+    assert resolve_alias("sage", voices) in voices, "a name without its voice must still be an alias"
+    assert resolve_alias("af_heart", voices) == "heart"
+    assert resolve_alias("am_missing", voices) is None
+    assert resolve_alias("missing", voices) is None
+    assert resolve_alias("nova", []) is None
 
 
-def test_a_blend_is_read_with_and_without_weights() -> None:
-    assert read_blend("a(2)+b") == [("a", 2.0), ("b", 1.0)]
-    assert read_blend(" A ( 0.5 ) + b_2 ") == [("a", 0.5), ("b_2", 1.0)]
+def test_blend_is_parsed_with_and_without_weights() -> None:
+    assert parse_blend("a(2)+b") == [("a", 2.0), ("b", 1.0)]
+    assert parse_blend(" A ( 0.5 ) + b_2 ") == [("a", 0.5), ("b_2", 1.0)]
 
 
-def test_the_library_is_asked_before_the_aliases(home: Path, small: Callable[..., TTS]) -> None:
-    nova = someone("nova", 3)
+def test_library_takes_precedence_over_aliases(home: Path, small: Callable[..., TTS]) -> None:
+    nova = make_voice("nova", 3)
     library.add("nova", nova)
-    roster = Roster(Settings(voice_aliases={"narrator": "nova"}))
+    registry = VoiceRegistry(ServerSettings(voice_aliases={"narrator": "nova"}))
     with small() as tts:
-        assert roster.resolve("nova", tts) == nova
-        assert roster.resolve({"id": "narrator"}, tts) == nova
-        assert roster.resolve("alloy", tts) == tts.default_voice
-        assert roster.resolve("nova+noise(3)", tts) is roster.resolve("nova+noise(3)", tts), "not remembered"
-        library.add("nova", someone("nova", 4), replace=True)
-        assert roster.resolve("nova", tts) == someone("nova", 4), "a changed voice was not read again"
+        assert registry.resolve("nova", tts) == nova
+        assert registry.resolve({"id": "narrator"}, tts) == nova
+        assert registry.resolve("alloy", tts) == tts.default_voice
+        assert registry.resolve("nova+noise(3)", tts) is registry.resolve("nova+noise(3)", tts), "not cached"
+        library.add("nova", make_voice("nova", 4), replace=True)
+        assert registry.resolve("nova", tts) == make_voice("nova", 4), "a changed voice was not read again"
 
 
-@pytest.mark.parametrize("asked", ["21m00Tcm4TlvDq8ikWAM", "21M00TCM4TLVDQ8IKWAM", "21m00tcm4tlvdq8ikwam"])
-def test_an_alias_is_known_whatever_its_case(home: Path, small: Callable[..., TTS], asked: str) -> None:
-    """ElevenLabs' ids have capital letters, and no client of theirs writes them otherwise."""
-    anna = someone("anna", 1)
+@pytest.mark.parametrize("alias", ["21m00Tcm4TlvDq8ikWAM", "21M00TCM4TLVDQ8IKWAM", "21m00tcm4tlvdq8ikwam"])
+def test_alias_ignores_case(home: Path, small: Callable[..., TTS], alias: str) -> None:
+    """ElevenLabs' ids have capital letters."""
+    anna = make_voice("anna", 1)
     library.add("anna", anna)
-    roster = Roster(Settings(voice_aliases={"21m00Tcm4TlvDq8ikWAM": "Anna"}))
+    registry = VoiceRegistry(ServerSettings(voice_aliases={"21m00Tcm4TlvDq8ikWAM": "Anna"}))
     with small() as tts:
-        assert roster.resolve(asked, tts) == anna
-        assert roster.resolve(f"{asked}(2)+noise", tts) == roster.resolve("anna(2)+noise", tts)
+        assert registry.resolve(alias, tts) == anna
+        assert registry.resolve(f"{alias}(2)+noise", tts) == registry.resolve("anna(2)+noise", tts)
 
 
 @pytest.fixture
 def folder_tts(noise_model: Model, small: Callable[..., TTS], tmp_path: Path) -> Iterator[TTS]:
-    """An engine whose model came in a folder with voices of its own."""
+    """Yield an engine whose model folder contains voices."""
     folder = tmp_path / "model" / "voices"
     folder.mkdir(parents=True)
     own = noise_model.default_voice
@@ -292,11 +289,11 @@ def folder_tts(noise_model: Model, small: Callable[..., TTS], tmp_path: Path) ->
     for name in ("bella", "heart"):
         replace(own, name=name).save(folder / f"{name}.safetensors")
     with small() as tts:
-        tts._voicing._model = tts._model = replace(tts._model, voices=folder)
+        tts._voices._model = tts._model = replace(tts._model, voices=folder)
         yield tts
 
 
-def test_voices_of_a_model_s_folder_are_listed_speak_by_name_and_stay(folder_tts: TTS, home: Path) -> None:
+def test_voices_of_a_model_folder_are_listed_and_cannot_be_deleted(folder_tts: TTS, home: Path) -> None:
     assert folder_tts.voice("heart").name == "heart"
     with pytest.raises(VoiceNotFound, match="bella, heart"):
         folder_tts.voice("hart")
@@ -312,19 +309,19 @@ def test_voices_of_a_model_s_folder_are_listed_speak_by_name_and_stay(folder_tts
         assert error_of(HTTP.delete(f"{server.http}/v1/audio/voices/heart"), 400)["code"] == "invalid_voice"
 
 
-def test_openai_s_names_mean_voices_of_the_model_s_folder(folder_tts: TTS, home: Path) -> None:
-    roster = Roster(Settings())
-    for name, meant in (("nova", "heart"), ("coral", "bella")):
-        voice = roster.resolve(name, folder_tts)
+def test_openai_names_mean_voices_of_the_model_folder(folder_tts: TTS, home: Path) -> None:
+    registry = VoiceRegistry(ServerSettings())
+    for name, expected in (("nova", "heart"), ("coral", "bella")):
+        voice = registry.resolve(name, folder_tts)
         assert voice is not None
-        assert voice.name == meant
+        assert voice.name == expected
 
 
-def test_a_server_can_have_its_own_default_voice(home: Path, small: Callable[..., TTS]) -> None:
-    anna = someone("anna", 1)
+def test_default_voice_can_be_set(home: Path, small: Callable[..., TTS]) -> None:
+    anna = make_voice("anna", 1)
     library.add("anna", anna)
-    roster = Roster(Settings(voice="anna"))
+    registry = VoiceRegistry(ServerSettings(voice="anna"))
     with small() as tts:
-        assert roster.resolve(None, tts) == anna
-        assert roster.resolve("default", tts) == anna
-        assert [card.id for card in roster.cards(tts) if card.default] == ["anna"]
+        assert registry.resolve(None, tts) == anna
+        assert registry.resolve("default", tts) == anna
+        assert [voice.id for voice in registry.entries(tts) if voice.default] == ["anna"]

@@ -1,4 +1,4 @@
-"""Wyoming with its own client: what Home Assistant hears, and what a broken client cannot do to others."""
+"""Wyoming with its own client: what Home Assistant uses, and isolation from broken clients."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from live_server import Talker, free_port, live_server
+from live_server import EndlessService, free_port, live_server
 
 from nightingale import TTS
 from nightingale.errors import ConfigError
-from nightingale.server import wyoming as wyoming_module
-from nightingale.server.settings import Settings
-from nightingale.server.speaker import Speaker
-from nightingale.server.wyoming import wyoming_server
-from nightingale.server.wyoming_wire import MAX_EXTRA_BYTES, wyoming_address
+from nightingale.server.service.speech_service import SpeechService
+from nightingale.server.settings import ServerSettings
+from nightingale.server.wyoming.wyoming_address import parse_address
 
 pytest.importorskip("wyoming")
 from wyoming.audio import AudioChunk, AudioStart
@@ -35,33 +33,36 @@ from wyoming.tts import (
     SynthesizeVoice,
 )
 
-LONG = "This is one of very many sentences that nobody will ever listen to. " * 40
+from nightingale.server.wyoming import wyoming_server
+from nightingale.server.wyoming.wyoming_events import MAX_EXTRA_BYTES
+
+LONG = "This is one of very many sentences that are only here to make the text long. " * 40
 
 
 @pytest.fixture
-def speaker(brief: TTS) -> Speaker:
-    return Speaker(Settings(), brief)
+def service(brief: TTS) -> SpeechService:
+    return SpeechService(ServerSettings(), brief)
 
 
-def within(seconds: float, work: Coroutine[Any, Any, None]) -> None:
+def run(seconds: float, work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(work, seconds))
 
 
 @asynccontextmanager
-async def serving(speaker: Speaker) -> AsyncIterator[int]:
-    await speaker.start()
+async def serving(service: SpeechService) -> AsyncIterator[int]:
+    await service.start()
     try:
-        async with wyoming_server(speaker, "tcp://127.0.0.1:0") as server:
+        async with wyoming_server.serve_wyoming(service, "tcp://127.0.0.1:0") as server:
             yield server.sockets[0].getsockname()[1]
     finally:
-        await speaker.stop()
+        await service.stop()
 
 
 async def until(client: AsyncTcpClient, kind: str) -> list[Event]:
     events = []
     while True:
         event = await client.read_event()
-        assert event is not None, f"hung up after {[event.type for event in events]}"
+        assert event is not None, f"disconnected after {[event.type for event in events]}"
         events.append(event)
         if event.type == kind:
             return events
@@ -74,10 +75,10 @@ async def say(port: int, text: str) -> bytes:
     return b"".join(AudioChunk.from_event(e).audio for e in events if AudioChunk.is_type(e.type))
 
 
-def test_it_describes_its_voices_and_that_it_can_stream(speaker: Speaker) -> None:
+def test_server_describes_its_voices_and_streaming(service: SpeechService) -> None:
     async def work() -> None:
         async with (
-            serving(speaker) as port,
+            serving(service) as port,
             AsyncTcpClient("127.0.0.1", port) as client,
         ):
             await client.write_event(Describe().event())
@@ -86,19 +87,19 @@ def test_it_describes_its_voices_and_that_it_can_stream(speaker: Speaker) -> Non
             assert [voice.name for voice in info.tts[0].voices] == ["noise"]
             assert "en" in info.tts[0].voices[0].languages
 
-    within(20, work())
+    run(20, work())
 
 
-def test_the_server_speaks_it_beside_http(brief: TTS) -> None:
+def test_wyoming_is_served_next_to_http(brief: TTS) -> None:
     port = free_port()
     with live_server(brief, wyoming=f"tcp://127.0.0.1:{port}"):
         assert len(asyncio.run(asyncio.wait_for(say(port, "Hello."), 10))) > 1000
 
 
-def test_a_text_becomes_one_run_of_audio(speaker: Speaker) -> None:
+def test_text_becomes_one_sequence_of_audio(service: SpeechService) -> None:
     async def work() -> None:
         async with (
-            serving(speaker) as port,
+            serving(service) as port,
             AsyncTcpClient("127.0.0.1", port) as client,
         ):
             voice = SynthesizeVoice(name="noise")
@@ -109,15 +110,15 @@ def test_a_text_becomes_one_run_of_audio(speaker: Speaker) -> None:
             assert {event.type for event in events[1:-1]} == {"audio-chunk"}
             assert sum(len(event.payload or b"") for event in events) > 1000
 
-    within(20, work())
+    run(20, work())
 
 
-def test_streamed_text_is_heard_before_it_ends_and_not_twice(speaker: Speaker) -> None:
-    """Home Assistant sends the whole text once more before the stop, for servers that cannot stream."""
+def test_streamed_text_is_spoken_before_it_ends_and_only_once(service: SpeechService) -> None:
+    """Home Assistant also sends the whole text before the stop, for servers that cannot stream."""
 
     async def work() -> None:
         async with (
-            serving(speaker) as port,
+            serving(service) as port,
             AsyncTcpClient("127.0.0.1", port) as client,
         ):
             await client.write_event(SynthesizeStart().event())
@@ -130,40 +131,40 @@ def test_streamed_text_is_heard_before_it_ends_and_not_twice(speaker: Speaker) -
             assert rest.count("audio-stop") == 1
             assert rest.count("audio-start") == 0
             assert rest[-2:] == ["audio-stop", "synthesize-stopped"]
-            # The same connection serves the next.
+            # The same connection serves the next request.
             await client.write_event(Synthesize(text="Again.").event())
             await until(client, "audio-stop")
 
-    within(20, work())
+    run(20, work())
 
 
-def test_an_empty_text_is_answered_with_silence(speaker: Speaker) -> None:
+def test_empty_text_is_answered_without_audio(service: SpeechService) -> None:
     async def work() -> None:
         async with (
-            serving(speaker) as port,
+            serving(service) as port,
             AsyncTcpClient("127.0.0.1", port) as client,
         ):
             await client.write_event(Synthesize(text=" ").event())
             assert [e.type for e in await until(client, "audio-stop")] == ["audio-start", "audio-stop"]
 
-    within(20, work())
+    run(20, work())
 
 
-def test_an_unknown_voice_is_an_error_and_the_end_of_the_connection(speaker: Speaker) -> None:
-    """Home Assistant waits for audio or for the end; it does not read errors."""
+def test_unknown_voice_is_an_error_and_closes_the_connection(service: SpeechService) -> None:
+    """Home Assistant waits for audio or for the end of the connection; it does not read errors."""
 
     async def work() -> None:
         async with (
-            serving(speaker) as port,
+            serving(service) as port,
             AsyncTcpClient("127.0.0.1", port) as client,
         ):
-            await client.write_event(Synthesize(text="Hello.", voice=SynthesizeVoice(name="nobody")).event())
+            await client.write_event(Synthesize(text="Hello.", voice=SynthesizeVoice(name="missing")).event())
             error = Error.from_event((await until(client, "error"))[-1])
             assert error.code == "VoiceNotFound"
-            assert "nobody" in error.text
+            assert "missing" in error.text
             assert await client.read_event() is None
 
-    within(20, work())
+    run(20, work())
 
 
 BROKEN = {
@@ -171,9 +172,9 @@ BROKEN = {
     "not an object": b"[]\n",
     "no type": b"{}\n",
     "binary": bytes(range(256)) + b"\n",
-    "a line without end": b"{" + b"a" * 200_000,
-    "more data than it has": b'{"type":"synthesize","data_length":100}\n{}',
-    "data without measure": b'{"type":"synthesize","data_length":%d}\n' % (MAX_EXTRA_BYTES + 1),
+    "a line over the limit": b"{" + b"a" * 200_000,
+    "less data than announced": b'{"type":"synthesize","data_length":100}\n{}',
+    "data over the limit": b'{"type":"synthesize","data_length":%d}\n' % (MAX_EXTRA_BYTES + 1),
     "a negative length": b'{"type":"synthesize","data_length":-1}\n',
     "a length that is a word": b'{"type":"synthesize","payload_length":"x"}\n',
     "data that is no object": b'{"type":"synthesize","data_length":2}\n[]',
@@ -182,82 +183,80 @@ BROKEN = {
 }
 
 
-def test_a_malformed_event_ends_its_connection_and_no_other(speaker: Speaker) -> None:
+def test_malformed_event_closes_its_own_connection_only(service: SpeechService) -> None:
     async def work() -> None:
-        async with serving(speaker) as port:
-            for name, letter in BROKEN.items():
+        async with serving(service) as port:
+            for name, event in BROKEN.items():
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(letter)
+                writer.write(event)
                 writer.write_eof()
                 while line := await reader.read(1 << 16):
                     assert line.startswith(b'{"type": "error"'), name
                 writer.close()
             assert len(await say(port, "Hello.")) > 1000
 
-    within(30, work())
+    run(30, work())
 
 
-def test_whoever_hangs_up_frees_the_engine(speaker: Speaker) -> None:
+def test_disconnect_frees_the_engine(service: SpeechService) -> None:
     async def work() -> None:
-        async with serving(speaker) as port:
+        async with serving(service) as port:
             client = AsyncTcpClient("127.0.0.1", port)
             await client.connect()
             await client.write_event(Synthesize(text=LONG).event())
             await until(client, "audio-chunk")
-            # As a process that is killed does: a reset, not a goodbye.
+            # Reset the connection, as when the process of a client is killed.
             raw = client._writer.get_extra_info("socket")
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             client._writer.transport.abort()
-            while speaker.meter.active or speaker.occupancy.speaking:
+            while service.metrics.active or service.occupancy.speaking:
                 await asyncio.sleep(0.01)
-            assert speaker.meter.cancelled.collect()[0].samples[0].value == 1
+            assert service.metrics.cancelled.collect()[0].samples[0].value == 1
 
-    within(20, work())
+    run(20, work())
 
 
-def test_whoever_does_not_read_is_let_go_and_costs_the_others_nothing(
+def test_stalled_client_is_dropped_and_does_not_affect_others(
     brief: TTS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wyoming_module, "PATIENCE_S", 0.3)
-    talker = Talker(brief, endless=1)
+    monkeypatch.setattr(wyoming_server, "SEND_TIMEOUT_S", 0.3)
+    service = EndlessService(brief, endless=1)
 
     async def work() -> None:
-        async with serving(talker) as port:
+        async with serving(service) as port:
             with socket.socket() as slow:
                 slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
                 slow.connect(("127.0.0.1", port))
                 slow.sendall(b'{"type":"synthesize","data":{"text":"Go on."}}\n')
-                while not talker.given:
+                while not service.streams:
                     await asyncio.sleep(0.01)
                 assert len(await say(port, "Hello.")) > 1000
-                while not talker.given[0].cancelled:
+                while not service.streams[0].cancelled:
                     await asyncio.sleep(0.01)
-                assert talker.given[0].taken < 100
+                assert service.streams[0].chunks_read < 100
 
-    within(20, work())
+    run(20, work())
 
 
-def test_a_silent_client_is_let_go(speaker: Speaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wyoming_module, "SILENT_S", 0.2)
+def test_idle_client_is_disconnected(service: SpeechService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wyoming_server, "IDLE_TIMEOUT_S", 0.2)
 
     async def work() -> None:
         async with (
-            serving(speaker) as port,
+            serving(service) as port,
             AsyncTcpClient("127.0.0.1", port) as client,
         ):
             assert await client.read_event() is None
 
-    within(10, work())
+    run(10, work())
 
 
-def test_more_clients_than_there_is_room_for_are_turned_away(
-    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(wyoming_module, "MAX_CLIENTS", 1)
+def test_number_of_clients_is_limited(service: SpeechService, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wyoming_server, "MAX_CLIENTS", 1)
 
     async def work() -> None:
         async with (
-            serving(speaker) as port,
+            serving(service) as port,
             AsyncTcpClient("127.0.0.1", port) as client,
         ):
             await client.write_event(Describe().event())
@@ -269,19 +268,19 @@ def test_more_clients_than_there_is_room_for_are_turned_away(
             await client.write_event(Describe().event())
             await until(client, "info")
 
-    within(10, work())
+    run(10, work())
 
 
 @pytest.mark.parametrize(
     "uri", ["127.0.0.1:10200", "tcp://", "unix:///tmp/x", "tcp://h:x", "tcp://127.0.0.1/x"]
 )
-def test_an_address_must_be_an_address(uri: str) -> None:
+def test_invalid_address_is_refused(uri: str) -> None:
     with pytest.raises(ConfigError, match="not an address"):
-        wyoming_address(uri)
+        parse_address(uri)
 
 
-def test_others_may_only_come_in_if_that_is_meant() -> None:
-    assert wyoming_address("tcp://127.0.0.1") == ("127.0.0.1", 10200)
+def test_public_address_needs_insecure() -> None:
+    assert parse_address("tcp://127.0.0.1") == ("127.0.0.1", 10200)
     with pytest.raises(ConfigError, match="--insecure"):
-        wyoming_address("tcp://0.0.0.0:10200")
-    assert wyoming_address("tcp://0.0.0.0:10200", insecure=True) == ("0.0.0.0", 10200)
+        parse_address("tcp://0.0.0.0:10200")
+    assert parse_address("tcp://0.0.0.0:10200", insecure=True) == ("0.0.0.0", 10200)

@@ -1,4 +1,4 @@
-"""`nightingale doctor`: what this machine has, and whether it speaks."""
+"""`nightingale doctor`: report what this machine has, and whether synthesis works."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import platform
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -17,16 +19,17 @@ import typer
 
 from nightingale import __version__
 from nightingale.cli import options
-from nightingale.cli.talk import size
-from nightingale.errors import NightingaleError
+from nightingale.cli.console import format_size
+from nightingale.errors import DeviceError, NightingaleError
 
 EXTRAS = {"ja": "pykakasi", "zh": "spacy_pkuseg", "he": "dicta_onnx", "cpu": "onnxruntime"}
-SELF_TEST = "One, two, three."
+MAX_GPUS = 16
+SELF_TEST_TEXT = "One, two, three."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the report. `ok` is None where there is nothing to judge."""
+    """One line of the report. `ok` is None for plain information."""
 
     name: str
     detail: str
@@ -35,12 +38,12 @@ class Finding:
 
 def doctor(
     as_json: options.AsJson = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out the spoken self test.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Skip the self test.")] = False,
     plan: Annotated[
         str | None,
         typer.Option(
             metavar="PROFILE",
-            help="Print instead what would run a model here in this profile, and why.",
+            help="Print instead which backends would run a model here in this profile, and why.",
             show_default=False,
         ),
     ] = None,
@@ -66,101 +69,107 @@ def doctor(
 
 
 def _print_plan(profile: str, model: str | None, device: str, *, as_json: bool) -> None:
-    """What runs where, in which precision, why, and what was refused."""
+    """Print which backend runs each role, in which precision, and why others were skipped."""
+    from nightingale.backends import BACKENDS
     from nightingale.backends.profiles import profile_named
     from nightingale.engine.load import plan_named
 
-    made, missing = plan_named(model, profile_named(profile), device=device)
+    plan, missing = plan_named(model, profile_named(profile), device=device)
+    machine = plan.machine
     if as_json:
-        told = asdict(made) | {"parts": [asdict(part) for part in made.parts], "weights_missing": missing}
-        print(json.dumps(told))
+        choices = [
+            {
+                "role": choice.role,
+                "backend": choice.backend.name,
+                "precision": choice.precision,
+                "skipped": [asdict(skipped) for skipped in choice.skipped],
+            }
+            for choice in plan.choices
+        ]
+        about = {"model": plan.model, "profile": plan.profile.name, "machine": asdict(machine)}
+        print(json.dumps({**about, "choices": choices, "weights_missing": missing}))
         return
-    machine = made.machine
-    print(f"{made.model}, {made.profile}, on {machine.device} ({machine.name}, {machine.instructions})")
-    for part in made.parts:
-        print(f"{part.stage:<10}{part.way:<9}{part.dtype:<10}{part.why}")
-        for refusal in (*part.refused, *part.foregone):
-            print(f"{'':<10}refused: {refusal}")
-    if machine.obstacle:
-        print(f"note      {machine.obstacle}")
+    print(f"{plan.model}, {plan.profile.name}, on {machine.device} ({machine.name}, {machine.instructions})")
+    for choice in plan.choices:
+        print(f"{choice.role:<10}{choice.backend.name:<8}{choice.precision}")
+        for skipped in choice.skipped:
+            print(f"{'':<10}skipped {skipped.backend} {skipped.precision}: {skipped.reason}")
+        tried = {choice.backend.name, *(skipped.backend for skipped in choice.skipped)}
+        if untried := [backend.name for backend in BACKENDS if backend.name not in tried]:
+            print(f"{'':<10}not tried: {', '.join(untried)}")
+    if machine.problem:
+        print(f"note      {machine.problem}")
     print(f"weights   {'all here' if missing is None else f'missing: {missing}'}")
 
 
 def _software() -> list[Finding]:
-    import torch
-
-    built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "CPU only"
+    try:
+        torch = Finding("torch", version("torch"), ok=True)
+    except PackageNotFoundError:
+        torch = Finding("torch", "absent")
+    supported = sys.version_info >= (3, 11)
     return [
-        Finding(name="nightingale", detail=f"{__version__} in {Path(__file__).parents[1]}"),
-        Finding(
-            name="python",
-            detail=f"{platform.python_version()} ({sys.executable})",
-            ok=sys.version_info >= (3, 11),
-        ),
-        Finding(name="torch", detail=f"{torch.__version__}, built for {built}", ok=True),
+        Finding("nightingale", f"{__version__} in {Path(__file__).parents[1]}"),
+        Finding("python", f"{platform.python_version()} ({sys.executable})", ok=supported),
+        torch,
     ]
 
 
-def _hardware() -> list[Finding]:
-    import torch
+def _hardware() -> Iterator[Finding]:
+    from nightingale.backends import BACKENDS
+    from nightingale.backends.selection import find_machine
 
-    cpu = f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads"
-    found = [
-        Finding(name="system", detail=platform.platform()),
-        Finding(name="cpu", detail=cpu),
-        Finding(name="instruction set", detail=torch.backends.cpu.get_cpu_capability()),
-    ]
-    for index in range(torch.cuda.device_count()):
-        card = torch.cuda.get_device_properties(index)
-        arch = f"sm_{card.major}{card.minor}"
-        known = arch in torch.cuda.get_arch_list()
-        detail = (
-            f"{card.name}, {size(card.total_memory)}, {arch}{'' if known else ' (not in this torch build)'}"
-        )
-        found.append(Finding(name=f"cuda:{index}", detail=detail, ok=known))
-    if torch.backends.mps.is_available():
-        found.append(Finding(name="mps", detail="available", ok=True))
-    return found
+    yield Finding("system", platform.platform())
+    yield Finding("cpu", f"{platform.machine()}, {os.cpu_count()} cores")
+    cpu = find_machine(BACKENDS, "cpu")
+    yield Finding("instruction set", cpu.instructions)
+    if cpu.problem:
+        yield Finding("cuda", cpu.problem)
+    for device in (*(f"cuda:{index}" for index in range(MAX_GPUS)), "mps"):
+        try:
+            machine = find_machine(BACKENDS, device)
+        except DeviceError:
+            continue
+        free = "" if machine.free_bytes is None else f", {format_size(machine.free_bytes)} free"
+        detail = f"{machine.name}{free}, {machine.instructions}"
+        yield Finding(device, machine.problem or detail, ok=not machine.problem)
 
 
 def _files() -> list[Finding]:
-    from nightingale.hub.cache import cache_root
     from nightingale.hub.cards import CARDS
     from nightingale.hub.find import state
+    from nightingale.hub.hub_cache import cache_root
     from nightingale.voices.home import voices_folder
     from nightingale.voices.library import entries
 
     root = cache_root()
-    there = next(folder for folder in (root, *root.parents) if folder.exists())
-    here = [one.name for card in CARDS.values() if (one := state(card)).complete]
+    existing = next(folder for folder in (root, *root.parents) if folder.exists())
+    complete = [one.name for card in CARDS.values() if (one := state(card)).complete]
     return [
-        Finding(name="model cache", detail=str(root)),
-        Finding(name="free disk", detail=f"{size(shutil.disk_usage(there).free)} at {there}"),
-        Finding(name="models here", detail=", ".join(here) or "none of " + ", ".join(CARDS)),
-        Finding(name="voices", detail=f"{len(entries())} ({voices_folder()})"),
+        Finding("model cache", str(root)),
+        Finding("free disk", f"{format_size(shutil.disk_usage(existing).free)} at {existing}"),
+        Finding("models here", ", ".join(complete) or "none of " + ", ".join(CARDS)),
+        Finding("voices", f"{len(entries())} ({voices_folder()})"),
     ]
 
 
-def _extras() -> list[Finding]:
-    found = []
+def _extras() -> Iterator[Finding]:
     for extra, module in EXTRAS.items():
         absent = f"absent: pip install 'nightingale-tts[{extra}]'"
-        found.append(Finding(name=f"extra {extra}", detail=module if find_spec(module) else absent))
-    return found
+        yield Finding(f"extra {extra}", module if find_spec(module) else absent)
 
 
 def _self_test() -> Finding:
-    """Load the embedded voice and speak; whatever goes wrong is the finding."""
+    """Load the built-in model and speak; report any error."""
     start = time.perf_counter()
     try:
         from nightingale.engine import TTS
 
         tts = TTS(offline=True)
-        audio = tts.say(SELF_TEST, seed=0)
+        audio = tts.say(SELF_TEST_TEXT, seed=0)
     except (NightingaleError, ImportError, RuntimeError, OSError) as error:
-        return Finding(name="self test", detail=f"{type(error).__name__}: {error}", ok=False)
-    took_s = time.perf_counter() - start
-    detail = (
-        f"{tts.name} spoke {audio.seconds:.2f} s in {took_s:.2f} s with loading, rtf {audio.metrics.rtf:.3f}"
-    )
-    return Finding(name="self test", detail=detail, ok=len(audio.samples) > 0)
+        return Finding("self test", f"{type(error).__name__}: {error}", ok=False)
+    seconds = time.perf_counter() - start
+    times = f"{audio.seconds:.2f} s of audio in {seconds:.2f} s including loading"
+    detail = f"{tts.name}: {times}, rtf {audio.metrics.rtf:.3f}"
+    return Finding("self test", detail, ok=len(audio.samples) > 0)

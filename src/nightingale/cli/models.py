@@ -1,4 +1,4 @@
-"""`nightingale models`: which are known, which are here, how to get one."""
+"""`nightingale models`: list the known models, download them, and find their files."""
 
 from __future__ import annotations
 
@@ -9,46 +9,43 @@ from typing import Annotated
 import typer
 
 from nightingale.cli import options
-from nightingale.cli.talk import note, size
+from nightingale.cli.console import format_size, note
 
+BUILTIN_MODEL = "wren"
+"""The model that is part of the package."""
 Name = Annotated[
     str, typer.Argument(metavar="MODEL", help="A name of `nightingale models list`.", show_default=False)
 ]
 T3 = Annotated[
     str | None, typer.Option(help="A variant of the speech model, such as v3.", show_default=False)
 ]
-BOXED = "wren"
-"""The model that came with the package."""
 S3Gen = Annotated[str | None, typer.Option(help="A variant of the decoder, such as v3.", show_default=False)]
 
 
 def list_models(as_json: options.AsJson = False) -> None:
-    """Show the known models and what of them is on this machine."""
+    """List the known models and whether their files are on this machine."""
     from nightingale import wren
     from nightingale.hub.cards import CARDS
     from nightingale.hub.find import ModelState, state
 
     absent = wren.missing(wren.folder())
-    boxed = ModelState(
-        name=BOXED,
-        summary="the voice in the box: English, ten speakers, for any CPU",
+    builtin = ModelState(
+        name=BUILTIN_MODEL,
+        summary="the built-in model: English, ten speakers, for any CPU",
         complete=not absent,
         bytes_here=sum(file.stat().st_size for file in wren.folder().rglob("*.*") if file.is_file()),
         bytes_to_get=0,
         missing=tuple(absent),
     )
-    states = [boxed, *(state(card) for card in CARDS.values())]
+    states = [builtin, *(state(card) for card in CARDS.values())]
     if as_json:
         print(json.dumps([asdict(one) for one in states]))
         return
     for one in states:
-        held = "in the package" if one is boxed else "cached"
-        here = (
-            f"{held}, {size(one.bytes_here)}"
-            if one.complete
-            else f"missing, about {size(one.bytes_to_get)} to get"
-        )
-        print(f"{one.name:<14}{here:<34}{one.summary}")
+        where = "in the package" if one is builtin else "cached"
+        here = f"{where}, {format_size(one.bytes_here)}"
+        absence = f"missing, about {format_size(one.bytes_to_get)} to download"
+        print(f"{one.name:<14}{here if one.complete else absence:<36}{one.summary}")
 
 
 def pull(name: Name, t3: T3 = None, s3gen: S3Gen = None) -> None:
@@ -56,11 +53,11 @@ def pull(name: Name, t3: T3 = None, s3gen: S3Gen = None) -> None:
     from nightingale import wren
     from nightingale.hub import find
 
-    if name == BOXED:
-        note(f"{name} came with the package: there is nothing to get")
+    if name == BUILTIN_MODEL:
+        note(f"{name} is part of the package: nothing to download")
         print(wren.folder())
         return
-    found, remarks = find.pull(name, t3=t3, s3gen=s3gen, on_file=lambda file: note(f"getting {file}"))
+    found, remarks = find.pull(name, t3=t3, s3gen=s3gen, on_file=lambda file: note(f"downloading {file}"))
     for remark in remarks:
         note(remark)
     print(found.folder)
@@ -71,11 +68,11 @@ def path(
     t3: T3 = None,
     s3gen: S3Gen = None,
 ) -> None:
-    """Print where each file of a model is; never touches the network."""
+    """Print the path of each file of a model; never uses the network."""
     from nightingale import wren
     from nightingale.hub.find import locate
 
-    if name == BOXED:
+    if name == BUILTIN_MODEL:
         paths = {role: wren.folder() / file for role, file in wren.FILES.items()}
     else:
         paths = dict(locate(name, offline=True, t3=t3, s3gen=s3gen).paths)

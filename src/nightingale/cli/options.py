@@ -1,13 +1,16 @@
-"""The arguments that verbs share, each described once."""
+"""Arguments that several commands share."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-_OWN = "the model's"
+
+def _model_option(text: str) -> Any:
+    """Describe an option whose default depends on the model."""
+    return typer.Option(help=text, show_default="the model's")
+
 
 Model = Annotated[
     str | None,
@@ -15,29 +18,30 @@ Model = Annotated[
         "-m",
         "--model",
         help="A name of `nightingale models list`, or a folder.",
-        show_default="wren, the voice in the box",
+        show_default="wren, the built-in model",
     ),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, mps.")]
-Offline = Annotated[bool, typer.Option("--offline", help="Never touch the network.")]
+Offline = Annotated[bool, typer.Option("--offline", help="Never use the network.")]
 Choices = Annotated[
     list[str] | None,
     typer.Option(
         "-O",
         "--option",
         metavar="KEY=VALUE",
-        help="A choice within the model: t3=v3, s3gen=v3, kind=multilingual.",
+        help="An option of the model: t3=v3, s3gen=v3, kind=multilingual.",
         show_default=False,
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="End stdout with one line of JSON.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Only errors and notices on stderr.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON, last, on stdout.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print only errors and notices on stderr.")]
 
 Text = Annotated[
-    str, typer.Argument(metavar="TEXT|-", help="What to say; - reads it from stdin.", show_default=False)
+    str,
+    typer.Argument(metavar="TEXT|-", help="The text to speak; - reads it from stdin.", show_default=False),
 ]
 Out = Annotated[
-    str, typer.Option("-o", "--out", help="Where to: .wav .flac .ogg .mp3, or - for WAV on stdout.")
+    str, typer.Option("-o", "--out", help="Output file: .wav .flac .ogg .mp3, or - for WAV on stdout.")
 ]
 VoiceName = Annotated[
     str | None,
@@ -52,30 +56,18 @@ Language = Annotated[
     str | None,
     typer.Option("-l", "--language", help="Language code, for multilingual models.", show_default=False),
 ]
-Seed = Annotated[int | None, typer.Option(help="Same seed, same bytes.", show_default="a new one each time")]
-Temperature = Annotated[float | None, typer.Option(help="Spread of the draw.", show_default=_OWN)]
-TopP = Annotated[float | None, typer.Option(help="Keep the likeliest ids up to this sum.", show_default=_OWN)]
-MinP = Annotated[float | None, typer.Option(help="Drop ids below this share of the best.", show_default=_OWN)]
-RepetitionPenalty = Annotated[
-    float | None, typer.Option(help="Discourage ids already said.", show_default=_OWN)
-]
-CfgWeight = Annotated[
-    float | None, typer.Option(help="Guidance towards the text; 0 is off and faster.", show_default=_OWN)
-]
-Speed = Annotated[float | None, typer.Option(help="0.25 to 4.0; the pitch stays.", show_default="1.0")]
+Seed = Annotated[int | None, typer.Option(help="The same seed gives the same bytes.", show_default="random")]
+Temperature = Annotated[float | None, _model_option("Sampling temperature.")]
+TopP = Annotated[float | None, _model_option("Nucleus sampling: total probability of the tokens kept.")]
+MinP = Annotated[float | None, _model_option("Minimum probability, relative to the best token.")]
+RepetitionPenalty = Annotated[float | None, _model_option("Penalty for tokens that occurred before.")]
+CfgWeight = Annotated[float | None, _model_option("Classifier-free guidance; 0 is off and faster.")]
+Exaggeration = Annotated[float | None, _model_option("Strength of emotion.")]
+Speed = Annotated[float | None, typer.Option(help="0.25 to 4.0; keeps the pitch.", show_default="1.0")]
 Profile = Annotated[
     str | None,
-    typer.Option(
-        help="exact: rendered whole, as upstream does; balanced: streamed; fast: and in lower precision. "
+    _model_option(
+        "exact: rendered whole, as upstream does; balanced: streamed; fast: also in lower precision. "
         "With switches: balanced+cache=int8+keep=50+draft=guess (docs/kv-cache.md, docs/speculative.md).",
-        show_default=_OWN,
-    ),
-]
-Exaggeration = Annotated[float | None, typer.Option(help="Strength of emotion.", show_default=_OWN)]
-Results = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder of stored lines, bench.jsonl and verify.jsonl.",
-        show_default="benchmarks/results in a checkout",
     ),
 ]

@@ -1,4 +1,4 @@
-"""`nightingale say`: text in, a recording out, written while it is spoken."""
+"""`nightingale say`: text in, an audio file out, written while it is rendered."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nightingale.cli import options
-from nightingale.cli.talk import busy, note, read_options
+from nightingale.cli.console import loading, note, parse_options, spinner
 from nightingale.errors import ConfigError, EmptyText, OutputError, TextError
 
 if TYPE_CHECKING:
     from nightingale.audio.encoders.recording import Recorder
-    from nightingale.types import Metrics
 
 PIPE = "-"
 
@@ -46,18 +45,18 @@ def say(
     quiet: options.Quiet = False,
 ) -> None:
     """Speak TEXT into a file."""
-    # Everything that can be wrong without a model is found before one is loaded.
-    chosen = read_options(choices or [])
+    # Check everything that needs no model before loading one.
+    model_options = parse_options(choices)
     check_out(out, as_json)
     words = read_text(text)
 
-    with busy(f"loading {model or 'the voice in the box'} …", quiet=quiet), starting():
+    with spinner(loading(model), quiet=quiet), fast_startup():
         from nightingale.engine import TTS
 
-        tts = TTS(model, device=device, profile=profile, offline=offline, **chosen)
+        tts = TTS(model, device=device, profile=profile, offline=offline, **model_options)
     if tts.notice is not None:
         note(f"note: {tts.notice}")
-    with busy("speaking …", quiet=quiet) as tell:
+    with spinner("speaking …", quiet=quiet) as show_progress:
         stream = tts.stream(
             words,
             voice=voice,
@@ -71,30 +70,40 @@ def say(
             exaggeration=exaggeration,
             speed=speed,
         )
-        digest, spoken = hashlib.sha256(), 0
-        with recorder_for(out, tts.sample_rate_hz) as recorder:
+        digest, samples = hashlib.sha256(), 0
+        with open_recorder(out, tts.sample_rate_hz) as recorder:
             for chunk in stream:
                 recorder.feed(chunk.samples)
                 digest.update(chunk.samples.astype("<f4", copy=False).tobytes())
-                spoken += len(chunk.samples)
-                minutes, seconds = divmod(spoken // tts.sample_rate_hz, 60)
-                tell(f"{minutes}:{seconds:02}")
-    cost = stream.metrics
+                samples += len(chunk.samples)
+                minutes, seconds = divmod(samples // tts.sample_rate_hz, 60)
+                show_progress(f"{minutes}:{seconds:02}")
+    metrics = stream.metrics
     if not quiet:
-        times = f"first sound {cost.ttfa_ms:.0f} ms, rtf {cost.rtf:.3f}"
-        note(f"{out}: {cost.audio_seconds:.2f} s, {times}, seed {stream.seed}")
+        times = f"first audio after {metrics.ttfa_ms:.0f} ms, rtf {metrics.rtf:.3f}"
+        note(f"{out}: {metrics.audio_seconds:.2f} s, {times}, seed {stream.seed}")
     if as_json:
-        print(json.dumps(summary(tts.name, voice, stream.seed, cost, digest.hexdigest())))
+        summary = {
+            "model": tts.name,
+            "voice": voice or "default",
+            "seed": stream.seed,
+            "tokens": metrics.tokens,
+            "audio_seconds": round(metrics.audio_seconds, 6),
+            "ttfa_ms": round(metrics.ttfa_ms, 3),
+            "rtf": round(metrics.rtf, 6) if math.isfinite(metrics.rtf) else None,
+            "sha256": digest.hexdigest(),
+        }
+        print(json.dumps(summary))
 
 
 @contextmanager
-def starting() -> Iterator[None]:
-    """What makes a process start sooner, and is nobody's business but a program's.
+def fast_startup() -> Iterator[None]:
+    """Change global settings that make loading faster, which only a program may do.
 
-    Nothing becomes garbage while modules and weights are loaded, and what is loaded stays: looking for it
-    took a tenth of the start. Weights in large pages take a fraction of the page faults.
+    Loading modules and weights creates no garbage, and what is loaded stays: the collector took a tenth of
+    the time. Weights in huge pages cause a fraction of the page faults.
     """
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch reads it when it first allocates
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch reads it at its first allocation
     gc.disable()
     try:
         yield
@@ -104,19 +113,15 @@ def starting() -> Iterator[None]:
 
 
 def check_out(out: str, as_json: bool) -> None:
-    """Refuse an output that cannot work before the work is done."""
+    """Refuse an output that cannot work."""
     if out == PIPE:
         if as_json:
             raise ConfigError(
-                "stdout can hold the sound or the JSON, not both",
-                got="-o - with --json",
-                allowed="one of them",
-                fix="Write the sound to a file.",
+                "audio and JSON cannot both go to stdout", got="-o - with --json", fix="Write to a file."
             )
         if sys.stdout.isatty():
             raise ConfigError(
-                "a terminal cannot play a WAV",
-                got="-o - on a terminal",
+                "stdout is a terminal, which cannot play a WAV",
                 allowed="a pipe or a file",
                 fix="For example: nightingale say … -o - | aplay",
             )
@@ -127,38 +132,31 @@ def check_out(out: str, as_json: bool) -> None:
     check_suffix(path)
     if path.is_dir() or not path.parent.is_dir():
         raise OutputError(
-            "the recording cannot be written there",
+            "the file cannot be written",
             got=f"{out} ({'a folder' if path.is_dir() else 'no such folder'})",
             allowed="a file in an existing folder",
-            fix="Choose another path, or make the folder.",
         )
 
 
 def read_text(text: str) -> str:
-    """TEXT, or stdin for `-`; blank or broken text is refused here, before a model is loaded."""
+    """Return TEXT, or stdin for `-`; refuse blank or invalid text."""
     try:
         words = sys.stdin.buffer.read().decode() if text == PIPE else text
-        words.encode()  # an argument that was not UTF-8 arrives with lone surrogates
+        words.encode()  # an argument that was not UTF-8 contains lone surrogates
     except UnicodeError as error:
         raise TextError(
-            "the text is not UTF-8",
-            got=str(error),
-            allowed="text encoded as UTF-8",
-            fix="Convert it, for example with iconv.",
+            "the text is not UTF-8", got=str(error), fix="Convert it, for example with iconv."
         ) from error
     if not words.strip():
         raise EmptyText(
-            "there is nothing to say",
-            got=repr(words[:20]),
-            allowed="text with at least one letter or digit",
-            fix='For example: nightingale say "Hello."',
+            "there is nothing to say", got=repr(words[:20]), fix='For example: nightingale say "Hello."'
         )
     return words
 
 
 @contextmanager
-def recorder_for(out: str, sample_rate_hz: int) -> Iterator[Recorder]:
-    """Where the sound goes: a file, which is there when all of it is, or stdout, chunk by chunk."""
+def open_recorder(out: str, sample_rate_hz: int) -> Iterator[Recorder]:
+    """Open the output: a file, which appears when it is complete, or stdout, chunk by chunk."""
     from nightingale.audio.encoders.recording import WavRecorder, recording
 
     if out != PIPE:
@@ -170,27 +168,6 @@ def recorder_for(out: str, sample_rate_hz: int) -> Iterator[Recorder]:
         yield piped
         piped.finish()
     except OSError as error:
-        # The reader left. Python flushes stdout once more on its way out; let that go nowhere.
+        # The reader is gone. Python flushes stdout once more at exit; redirect that to nowhere.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise OutputError(
-            "stdout could not be written",
-            got=error.strerror or str(error),
-            allowed="an open pipe or file",
-            fix="Keep the reader running.",
-        ) from error
-
-
-def summary(
-    model: str, voice: str | None, seed: int, cost: Metrics, sha256: str
-) -> dict[str, str | int | float | None]:
-    """What --json prints."""
-    return {
-        "model": model,
-        "voice": voice or "default",
-        "seed": seed,
-        "tokens": cost.tokens,
-        "audio_seconds": round(cost.audio_seconds, 6),
-        "ttfa_ms": round(cost.ttfa_ms, 3),
-        "rtf": round(cost.rtf, 6) if math.isfinite(cost.rtf) else None,
-        "sha256": sha256,
-    }
+        raise OutputError("stdout cannot be written", got=error.strerror or str(error)) from error

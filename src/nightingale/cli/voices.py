@@ -1,4 +1,4 @@
-"""`nightingale voices`: list, add, remove, export."""
+"""`nightingale voices`: list, add, remove and export named voices."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from nightingale.cli import options
-from nightingale.cli.talk import busy, note, read_options
+from nightingale.cli.console import note, parse_options, spinner
 from nightingale.errors import ConfigError, VoiceNotFound
 
 if TYPE_CHECKING:
     from nightingale.voices.voice import Voice
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="a-z, 0-9, _ and -.", show_default=False)]
-
 Reference = Annotated[
     Path,
     typer.Argument(
@@ -27,7 +26,7 @@ Reference = Annotated[
 
 
 def list_voices(as_json: options.AsJson = False) -> None:
-    """Show the voices that can be named."""
+    """List the named voices."""
     from nightingale.voices.library import entries
 
     found = entries()
@@ -35,8 +34,8 @@ def list_voices(as_json: options.AsJson = False) -> None:
         print(json.dumps([asdict(entry) | {"path": str(entry.path)} for entry in found]))
         return
     for entry in found:
-        whose = "built in" if entry.builtin else "yours"
-        print(f"{entry.name:<20}{entry.family:<12}{whose:<10}{entry.provenance}")
+        origin = "built in" if entry.builtin else "yours"
+        print(f"{entry.name:<20}{entry.family:<12}{origin:<10}{entry.provenance}")
     if not found:
         note("no voices yet; add one with `nightingale voices add NAME CLIP.wav`")
 
@@ -48,26 +47,26 @@ def add(
     device: options.Device = "auto",
     offline: options.Offline = False,
     choices: options.Choices = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Also if a voice has that name.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a voice of that name.")] = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Make a voice from a clip and keep it under NAME. Clone only voices you may."""
+    """Create a voice from a clip and store it as NAME. Clone only voices that you are allowed to use."""
     from nightingale.voices import library
 
     if not library.is_name(name):
-        library.find(name)  # says what a name is
+        library.find(name)  # raises an error that says what a name is
     if not replace:
         library.check_free(name)  # before a model is loaded, which takes time
-    chosen = read_options(choices or [])
-    with busy(f"listening to {reference} …", quiet=quiet):
-        voice = _voice_of(reference, model, device=device, offline=offline, chosen=chosen)
+    model_options = parse_options(choices)
+    with spinner(f"reading {reference} …", quiet=quiet):
+        voice = _read_voice(reference, model, device=device, offline=offline, **model_options)
     path = library.add(name, voice, replace=replace)
     if not quiet:
-        note(f"{name}: a voice for {voice.family} models, kept in {path}")
+        note(f"{name}: a voice for {voice.family} models, stored in {path}")
 
 
 def remove(name: Name) -> None:
-    """Forget a voice that was added."""
+    """Delete a voice that was added."""
     from nightingale.voices import library
 
     library.remove(name)
@@ -77,31 +76,25 @@ def export(
     name: Name,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="A .safetensors file.", show_default=False)],
 ) -> None:
-    """Copy a voice to a file that `-v` and `voices add` understand."""
+    """Copy a voice to a file, for `-v` and `voices add`."""
     from nightingale.voices import library
 
-    if out.suffix != ".safetensors":  # by which those two know a voice from a clip
+    if out.suffix != ".safetensors":  # otherwise -v and `voices add` would read it as a clip
         raise ConfigError(
-            "a voice file is known by its suffix",
+            "a voice file must have the suffix .safetensors",
             got=str(out),
-            allowed="a name that ends in .safetensors",
             fix=f"For example: nightingale voices export {name} {name}.safetensors",
         )
     library.export(name, out)
 
 
-def _voice_of(
-    reference: Path, model: str | None, *, device: str, offline: bool, chosen: dict[str, Any]
-) -> Voice:
-    """The voice in a file. Only a clip needs a model to listen to it."""
+def _read_voice(reference: Path, model: str | None, **options: Any) -> Voice:
+    """Read a voice from a file. Only a clip needs a model."""
     from nightingale.voices.voice import Voice
 
     if not reference.is_file():
         raise VoiceNotFound(
-            "no such file",
-            got=str(reference),
-            allowed="a clip, a .safetensors voice or conds.pt",
-            fix="Check the path.",
+            "no such file", got=str(reference), allowed="a clip, a .safetensors voice or conds.pt"
         )
     if reference.suffix == ".safetensors":
         return Voice.load(reference)
@@ -110,12 +103,11 @@ def _voice_of(
 
         if model is None:
             raise ConfigError(
-                "a conds.pt does not say whose voice it is",
-                got="no model",
+                "conds.pt does not say which model it is for",
                 allowed="-m english, multilingual, turbo or nano",
                 fix="Name the model it came with.",
             )
         return Voice.from_conds_pt(reference, family=resolve(model).card.family)
     from nightingale.engine import TTS
 
-    return TTS(model, device=device, offline=offline, **chosen).voice(reference)
+    return TTS(model, **options).voice(reference)

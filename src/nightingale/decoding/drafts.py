@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,8 @@ CATCH_UP_BATCH: Final = 2
 """Unread tokens that a draft model usually has; a slot with more is caught up alone, without padding."""
 
 
-class DraftRequest(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
     """An utterance whose next tokens are to be proposed, and how many at most."""
 
     slot: int

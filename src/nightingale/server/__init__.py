@@ -1,1 +1,1 @@
-"""The engine behind HTTP: OpenAI's audio API, sockets, a page, and what it takes to run it for others."""
+"""HTTP and socket server for the engine: OpenAI, ElevenLabs, Wyoming and our own WebSocket protocol."""

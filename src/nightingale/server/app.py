@@ -1,85 +1,94 @@
-"""The application: one engine, its routes, and the door in front of them."""
+"""The ASGI application: its routes, its middleware, and the lifetime of the engine."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
-from importlib import import_module
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from nightingale import __version__
-from nightingale.server import problems
-from nightingale.server.door import Door
-from nightingale.server.routes import ROUTES
-from nightingale.server.settings import Settings
-from nightingale.server.speaker import Speaker, log
+from nightingale.server import health, http_errors
+from nightingale.server.elevenlabs import elevenlabs_routes
+from nightingale.server.middleware import AuthMiddleware, BodyLimitMiddleware, RequestLogMiddleware
+from nightingale.server.openai import model_routes, speech_routes, voice_routes
+from nightingale.server.realtime import speech_socket
+from nightingale.server.service.speech_service import SpeechService, log
+from nightingale.server.settings import ServerSettings
+from nightingale.server.web import web_routes
 
-EXPOSED = ["X-Request-Id", "Server-Timing", "X-Sample-Rate", "X-Seed", "Retry-After", "Retry-After-Ms"]
-"""What scripts of an invited page may read."""
-ENCODER_THREADS = 2
+EXPOSED_HEADERS = [
+    "X-Request-Id",
+    "Server-Timing",
+    "X-Sample-Rate",
+    "X-Seed",
+    "Retry-After",
+    "Retry-After-Ms",
+]
+"""Response headers that scripts of other origins may read."""
 
 
-def create_app(settings: Settings, speaker: Speaker | None = None) -> FastAPI:
-    """The server as an ASGI application. The model is loaded after it has begun to answer."""
-    speaker = Speaker(settings) if speaker is None else speaker
+def create_app(settings: ServerSettings, service: SpeechService | None = None) -> FastAPI:
+    """Create the server, with a service of its own by default. The model is loaded after it has started."""
+    service = SpeechService(settings) if service is None else service
     app = FastAPI(
         title="Nightingale",
         version=__version__,
-        summary="Text to speech on your own machine, as OpenAI's clients ask for it.",
-        lifespan=_life,
-        # Said once for all routes; it also keeps FastAPI from announcing its own kind of validation error.
-        responses={"default": {"model": problems.ErrorEnvelope, "description": "What went wrong."}},
-        docs_url=None,  # FastAPI's page loads its scripts from elsewhere; ours does not
+        summary="Text to speech on your own machine, compatible with OpenAI's clients.",
+        lifespan=_lifespan,
+        # One declaration for all routes; it also replaces FastAPI's own schema of validation errors.
+        responses={"default": {"model": http_errors.ErrorEnvelope, "description": "An error."}},
+        docs_url=None,  # FastAPI's page loads scripts from another host; web_routes has our own
         redoc_url=None,
     )
-    app.state.speaker, app.state.settings = speaker, settings
-    # Read once: what opens a route must open a socket, also when the file of keys changes or goes away.
+    app.state.service, app.state.settings = service, settings
+    # Read once: routes and sockets must accept the same keys, even if the key file changes.
     app.state.keys = settings.keys
-    app.state.encoders = ThreadPoolExecutor(ENCODER_THREADS, thread_name_prefix="nightingale-encode")
-    problems.install(app)
-    for name in ROUTES:
-        if name == "page" and not settings.page:
-            continue
-        app.include_router(import_module(f"nightingale.server.routes.{name}").router)
-    app.add_middleware(Door, settings=settings, keys=app.state.keys, meter=speaker.meter)
-    if settings.cors:  # outside the door, so that refusals, too, can be read by a page that was invited
+    http_errors.install_handlers(app)
+    for module in (speech_routes, voice_routes, model_routes, speech_socket, elevenlabs_routes, health):
+        app.include_router(module.router)
+    app.include_router(web_routes.docs_router)
+    if settings.page:
+        app.include_router(web_routes.router)
+    # The last one added is the outermost.
+    app.add_middleware(BodyLimitMiddleware, settings=settings)
+    app.add_middleware(AuthMiddleware, settings=settings, keys=app.state.keys)
+    app.add_middleware(RequestLogMiddleware, metrics=service.metrics)
+    if settings.cors:  # outside of the others, so that allowed pages can read error responses, too
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors,
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             allow_credentials=False,
-            expose_headers=EXPOSED,
+            expose_headers=EXPOSED_HEADERS,
         )
     return app
 
 
 @contextlib.asynccontextmanager
-async def _life(app: FastAPI) -> AsyncIterator[None]:
-    speaker: Speaker = app.state.speaker
-    settings: Settings = app.state.settings
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    service: SpeechService = app.state.service
+    settings: ServerSettings = app.state.settings
     async with contextlib.AsyncExitStack() as stack:
-        starting = asyncio.create_task(_start(speaker))
+        starting = asyncio.create_task(_start(service))
         if settings.wyoming:
-            from nightingale.server.wyoming import wyoming_server
+            from nightingale.server.wyoming.wyoming_server import serve_wyoming  # optional package
 
             await stack.enter_async_context(
-                wyoming_server(
-                    speaker, settings.wyoming, insecure=settings.insecure, max_chars=settings.max_text_chars
+                serve_wyoming(
+                    service, settings.wyoming, insecure=settings.insecure, max_chars=settings.max_text_chars
                 )
             )
         yield
         starting.cancel()
-        await speaker.stop(settings.grace)
-        app.state.encoders.shutdown(wait=False, cancel_futures=True)
+        await service.stop(settings.grace)
 
 
-async def _start(speaker: Speaker) -> None:
+async def _start(service: SpeechService) -> None:
     try:
-        await speaker.start()
-    except Exception as error:  # the command line ends with it; /ready says "failed" meanwhile
+        await service.start()
+    except Exception as error:  # `nightingale serve` exits because of it; until then /ready says "failed"
         log.error("the model could not be loaded", extra={"error": str(error)})

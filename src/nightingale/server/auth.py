@@ -1,83 +1,72 @@
-"""Who may ask: keys, compared in constant time, and pages, by the site they came from.
+"""Access control: API keys, and the origins of web pages.
 
-Browsers let any page send some requests to any address, this machine's own included. They say in `Origin`
-which page it was; programs that are not browsers say nothing.
+Browsers let any page send some requests to any address, including this machine. They name the page in the
+`Origin` header; programs that are not browsers send no such header.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-import ipaddress
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
-from nightingale.server.problems import Problem
-from nightingale.server.settings import Settings
+from nightingale.server.http_errors import HttpError
+from nightingale.server.settings import ServerSettings, is_loopback
 
-OPEN = {"/", "/health", "/ready", "/version", "/docs", "/openapi.json"}
-OPEN_FOLDER = "/page/"
-"""Where no key is asked for: probes, documentation and the page hold no secrets. All else is guarded."""
+PUBLIC_PATHS = {"/", "/health", "/ready", "/version", "/docs", "/openapi.json"}
+PUBLIC_PREFIX = "/page/"
+"""Paths that need no key: probes, documentation and the page hold no secrets."""
 
-UNAUTHORIZED = Problem(
+UNAUTHORIZED = HttpError(
     status=401,
-    message="A valid key is needed: send Authorization: Bearer KEY or xi-api-key: KEY.",
+    message="A valid key is required: send Authorization: Bearer KEY or xi-api-key: KEY.",
     code="invalid_api_key",
     headers={"www-authenticate": "Bearer"},
 )
-FOREIGN = Problem(
+FORBIDDEN_ORIGIN = HttpError(
     status=403,
-    message="A page of another site asked. Its origin must be listed in the setting cors.",
+    message="The request comes from a page of another site. List its origin in the setting cors.",
     code="origin_not_allowed",
 )
 
 
-def is_open(path: str) -> bool:
-    return path in OPEN or path.startswith(OPEN_FOLDER)
+def is_public(path: str) -> bool:
+    return path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIX)
 
 
-def key_of(headers: Mapping[str, str]) -> str | None:
-    """The key a client sent. Names are lower case, as in starlette's headers."""
+def request_key(headers: Mapping[str, str]) -> str | None:
+    """Return the key that a client sent. Header names are in lower case."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
     return headers.get("xi-api-key")
 
 
-def is_right(keys: Sequence[str], key: str | None) -> bool:
-    """Whether this key opens, or nobody is asked for one. Takes as long for any wrong key."""
+def is_valid_key(keys: Sequence[str], key: str | None) -> bool:
+    """Compare the key with all accepted ones in constant time. Without accepted keys, any is valid."""
     if not keys:
         return True
     digest = _digest(key or "")
-    # A sum and not `any`: every key is compared, so that the time does not tell which of them it was.
+    # A sum and not `any`: always compare with every key, so that the time does not reveal which one matched.
     return sum(hmac.compare_digest(digest, _digest(known)) for known in keys) > 0
 
 
-def is_foreign(headers: Mapping[str, str], settings: Settings) -> bool:
-    """Whether a page of a site that was not invited sent this."""
+def is_foreign_origin(headers: Mapping[str, str], settings: ServerSettings) -> bool:
+    """Return whether a page of a site that is not listed in `cors` sent the request."""
     origin = headers.get("origin")
     if origin is None or origin in settings.cors or "*" in settings.cors:
         return False
     try:
-        asked = urlsplit(origin).netloc.lower()
-    except ValueError:  # http://[ is nobody's address
+        parts = urlsplit(origin)
+        name, host = parts.hostname, parts.netloc.lower()
+    except ValueError:  # such as http://[
         return True
-    if asked != headers.get("host", "").lower():
+    if host != headers.get("host", "").lower():
         return True
-    # A site may point its own name at this machine (DNS rebinding). Where no key protects it, only names
-    # that cannot be pointed anywhere else are believed.
-    return settings.on_loopback and not settings.keys and not _is_local(asked)
-
-
-def _is_local(host: str) -> bool:
-    try:
-        name = urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return False
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost" or name.endswith(".localhost")
+    # DNS rebinding: a site may resolve its own name to this machine. Without a key, accept only names that
+    # cannot resolve to anything else.
+    return is_loopback(settings.host) and not settings.keys and not is_loopback(name or "")
 
 
 def _digest(key: str) -> bytes:

@@ -1,6 +1,6 @@
-"""What the server writes about itself: lines for people on a terminal, JSON for programs elsewhere.
+"""Log formats of the server: lines on a terminal, JSON elsewhere.
 
-The text of a request is logged at DEBUG only. The command line installs what `log_config` gives.
+The text of a request is logged at DEBUG only. The command line installs the result of `log_config`.
 """
 
 from __future__ import annotations
@@ -11,18 +11,23 @@ import logging
 import time
 from typing import Any, Final
 
-_PLAIN: Final = set(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "color_message", "taskName"}
-
-NO_ERRORS: Final = ("without completing handshake", "timeout graceful shutdown exceeded")
+_STANDARD: Final = set(logging.makeLogRecord({}).__dict__) | {
+    "message",
+    "asctime",
+    "color_message",
+    "taskName",
+}
+NOT_ERRORS: Final = ("without completing handshake", "timeout graceful shutdown exceeded")
+"""Parts of uvicorn's error messages about refused sockets and about requests that a shutdown ends."""
 
 
 def extras(record: logging.LogRecord) -> dict[str, Any]:
-    """What was passed as `extra`."""
-    return {key: value for key, value in record.__dict__.items() if key not in _PLAIN}
+    """Return the fields that were passed as `extra`."""
+    return {key: value for key, value in record.__dict__.items() if key not in _STANDARD}
 
 
 class JsonFormatter(logging.Formatter):
-    """One object to a line."""
+    """Writes one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -39,44 +44,46 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """The same for people."""
+    """Writes time, level, message and fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        more = " ".join(f"{key}={_tame(value)}" for key, value in extras(record).items())
+        fields = " ".join(f"{key}={_printable(value)}" for key, value in extras(record).items())
         stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
-        line = f"{stamp} {record.levelname.lower():<7} {record.getMessage()}" + (f"  {more}" if more else "")
+        line = f"{stamp} {record.levelname.lower():<7} {record.getMessage()}" + (
+            f"  {fields}" if fields else ""
+        )
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def _tame(value: Any) -> str:
-    """A client's words, such as a path, may hold line breaks and commands for a terminal."""
+def _printable(value: Any) -> str:
+    """Escape line breaks and control sequences, which a path in a request may contain."""
     text = str(value)
     return text if text.isprintable() else ascii(text)
 
 
-class Untrue(logging.Filter):
-    """Drops what uvicorn calls an error and is none: a socket that was refused in good order, and requests
-    that a shutdown ends when their time is over, of which the server itself tells in one line."""
+class FalseErrorFilter(logging.Filter):
+    """Drops what uvicorn logs as an error and is none (NOT_ERRORS)."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
             return False
-        said = record.getMessage()
-        return not any(words in said for words in NO_ERRORS)
+        message = record.getMessage()
+        return not any(words in message for words in NOT_ERRORS)
 
 
 def log_config(level: str, *, as_json: bool) -> dict[str, Any]:
-    """For logging.config.dictConfig."""
-    form = JsonFormatter if as_json else TextFormatter
-    loggers = {"nightingale": level.upper(), "uvicorn": "WARNING" if level == "info" else level.upper()}
+    """Return the argument for `logging.config.dictConfig`."""
+    formatter = JsonFormatter if as_json else TextFormatter
+    levels = {"nightingale": level.upper(), "uvicorn": "WARNING" if level == "info" else level.upper()}
+    handler = {"class": "logging.StreamHandler", "formatter": "line", "filters": ["false_errors"]}
     return {
         "version": 1,
         "disable_existing_loggers": False,
-        "formatters": {"line": {"()": f"{form.__module__}.{form.__qualname__}"}},
-        "filters": {"true": {"()": f"{Untrue.__module__}.{Untrue.__qualname__}"}},
-        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["true"]}},
+        "formatters": {"line": {"()": f"{__name__}.{formatter.__qualname__}"}},
+        "filters": {"false_errors": {"()": f"{__name__}.{FalseErrorFilter.__qualname__}"}},
+        "handlers": {"stderr": handler},
         "loggers": {
             name: {"handlers": ["stderr"], "level": threshold, "propagate": False}
-            for name, threshold in loggers.items()
+            for name, threshold in levels.items()
         },
     }

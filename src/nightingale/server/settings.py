@@ -1,8 +1,8 @@
-"""Everything that can be set about a server, in one class.
+"""All settings of the server, in one class.
 
-A flag of `nightingale serve` wins over the environment (NIGHTINGALE_…), which wins over a `.env` file in the
-working folder, which wins over `nightingale.toml`, which wins over the default. docs/configuration.md is made
-from this file.
+A flag of `nightingale serve` overrides the environment (NIGHTINGALE_…), which overrides a `.env` file in the
+working folder, which overrides `nightingale.toml`, which overrides the default. docs/configuration.md is
+generated from this file.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
+import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -29,128 +30,133 @@ from nightingale.errors import ConfigError
 
 PREFIX = "NIGHTINGALE_"
 ENV_FILE = ".env"
-OTHERS = {"NIGHTINGALE_HOME", "NIGHTINGALE_JUDGES", "NIGHTINGALE_UPSTREAM_PYTHON"}
-"""Variables that belong to other rooms, which read the environment and no file."""
+NOT_SETTINGS = {"NIGHTINGALE_HOME", "NIGHTINGALE_JUDGES", "NIGHTINGALE_UPSTREAM_PYTHON"}
+"""Variables that other packages read, from the environment only."""
 MIB = 1 << 20
 
 
-def read_seconds(value: Any) -> Any:
-    """30, "30", "30s", "5m", "2h"; -1 is for ever."""
+def parse_seconds(value: Any) -> Any:
+    """Convert "30", "30s", "5m" or "2h" to seconds; leave other types to pydantic."""
     if isinstance(value, str) and (match := re.fullmatch(r"(-?\d+(?:\.\d+)?)\s*(s|m|h)?", value.strip())):
         return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2] or "s"]
     return value
 
 
-def read_list(value: Any) -> Any:
-    """A list, or its items with commas between them."""
+def parse_list(value: Any) -> Any:
+    """Split a comma-separated string; leave other types to pydantic."""
     return [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
 
 
-def read_pairs(value: Any) -> Any:
-    """A table, or KEY=VALUE with commas between them."""
-    items = read_list(value)
+def parse_pairs(value: Any) -> Any:
+    """Convert "KEY=VALUE,KEY=VALUE" or a list of such pairs to a dict."""
+    items = parse_list(value)
     if isinstance(items, list):
         return {key.strip(): word.strip() for key, _, word in (str(item).partition("=") for item in items)}
     return items
 
 
-def fold_aliases(aliases: dict[str, str]) -> dict[str, str]:
-    """In lower case, as the names in requests are read (aliases.read_blend)."""
-    folded = {alias.lower(): voice.lower() for alias, voice in aliases.items()}
-    if any(folded[alias.lower()] != voice.lower() for alias, voice in aliases.items()):
-        raise PydanticCustomError("aliases", "aliases that differ in more than their case")
-    return folded
+def lowercase_aliases(aliases: dict[str, str]) -> dict[str, str]:
+    """Lowercase both sides, because voice names in requests are lowercased (voice_aliases.parse_blend)."""
+    lowered = {alias.lower(): voice.lower() for alias, voice in aliases.items()}
+    if any(lowered[alias.lower()] != voice.lower() for alias, voice in aliases.items()):
+        raise PydanticCustomError("aliases", "aliases that differ in more than upper and lower case")
+    return lowered
 
 
-Seconds = Annotated[float, BeforeValidator(read_seconds)]
-# NoDecode: the environment would otherwise have to be JSON.
-Words = Annotated[list[str], NoDecode, BeforeValidator(read_list)]
-Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(read_pairs)]
+Seconds = Annotated[float, BeforeValidator(parse_seconds)]
+# NoDecode: without it, pydantic would expect JSON in the environment.
+StringList = Annotated[list[str], NoDecode, BeforeValidator(parse_list)]
+StringMap = Annotated[dict[str, str], NoDecode, BeforeValidator(parse_pairs)]
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a host, given as an address or a name."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
 
 
 def default_config() -> Path:
     return Path(platformdirs.user_config_dir("nightingale")) / "nightingale.toml"
 
 
-class Settings(BaseSettings):
-    """What a server is told. Each field is a flag, a variable and a key of the file, by the same name."""
+class ServerSettings(BaseSettings):
+    """The settings of one server. Each field is a flag, a variable and a key of the file of that name."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_file=ENV_FILE, extra="ignore", frozen=True, validate_default=True
     )
 
-    host: str = Field("127.0.0.1", description="Address to listen on. Other than loopback needs a key.")
-    port: int = Field(8880, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
-    root_path: str = Field("", description="Path prefix that a proxy in front takes away.")
+    host: str = Field("127.0.0.1", description="Address to listen on. Any but loopback requires a key.")
+    port: int = Field(8880, ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
+    root_path: str = Field("", description="Path prefix that a reverse proxy strips.")
 
     model: str | None = Field(None, description="A name of `nightingale models list`, or a folder.")
-    option: Pairs = Field({}, description="Choices within the model, as KEY=VALUE.")
+    option: StringMap = Field({}, description="Options of the model, as KEY=VALUE.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps.")
-    profile: str | None = Field(None, description="exact, balanced or fast; the model's own if not set.")
-    offline: bool = Field(False, description="Never touch the network.")
-    voice: str | None = Field(None, description="Who speaks when a request names no voice.")
-    voice_aliases: Annotated[Pairs, AfterValidator(fold_aliases)] = Field(
-        {}, description="More names for voices, as ALIAS=VOICE; case does not matter."
+    profile: str | None = Field(None, description="exact, balanced or fast; default: the model's own.")
+    offline: bool = Field(False, description="Never use the network.")
+    voice: str | None = Field(None, description="Voice for requests that name none.")
+    voice_aliases: Annotated[StringMap, AfterValidator(lowercase_aliases)] = Field(
+        {}, description="More names for voices, as ALIAS=VOICE; case is ignored."
     )
 
-    api_key: SecretStr | None = Field(None, description="Key that clients must send. Never a flag.")
-    api_key_file: Path | None = Field(None, description="File with accepted keys, one to a line.")
+    api_key: SecretStr | None = Field(
+        None, description="Key that clients must send. Not available as a flag."
+    )
+    api_key_file: Path | None = Field(None, description="File with accepted keys, one per line.")
     insecure: bool = Field(False, description="Allow an address other than loopback without a key.")
-    cors: Words = Field([], description="Origins whose pages may call, such as https://chat.example.")
+    cors: StringList = Field([], description="Origins whose pages may call, such as https://chat.example.")
 
-    slots: int = Field(8, ge=1, le=256, description="Requests spoken at the same time.")
+    slots: int = Field(8, ge=1, le=256, description="Requests that are decoded at the same time.")
     max_queue: int = Field(64, ge=0, le=100_000, description="Requests that may wait; more are answered 429.")
     keep_alive: Seconds = Field(
-        -1.0, ge=-1, description="Unload the model after this long without work (5m); -1 is never."
+        -1.0, ge=-1, description="Unload the model after this long without requests (5m); -1: never."
     )
-    grace: Seconds = Field(20.0, ge=0, description="How long a shutdown lets speech finish.")
+    grace: Seconds = Field(20.0, ge=0, description="How long a shutdown waits for running requests.")
     send_timeout: Seconds = Field(
-        60.0, gt=0, description="A listener that takes nothing for this long is dropped."
+        60.0, gt=0, description="Disconnect a stalled client that has read nothing for this long."
     )
 
-    max_text_chars: int = Field(10_000, ge=1, description="Longest text of one request.")
-    max_body_bytes: int = Field(MIB, ge=1024, description="Largest request body, uploads aside.")
-    max_upload_bytes: int = Field(20 * MIB, ge=1024, description="Largest upload of a clip.")
-    max_clip_seconds: float = Field(120.0, gt=0, le=600, description="Longest clip that becomes a voice.")
-    max_voices: int = Field(1000, ge=0, description="Voices that may be kept by upload.")
-    uploads: bool = Field(True, description="Whether voices may be added and removed over HTTP.")
+    max_text_chars: int = Field(10_000, ge=1, description="Maximum length of one request's text.")
+    max_body_bytes: int = Field(MIB, ge=1024, description="Maximum request body, except uploads.")
+    max_upload_bytes: int = Field(20 * MIB, ge=1024, description="Maximum upload of a reference clip.")
+    max_clip_seconds: float = Field(120.0, gt=0, le=600, description="Maximum length of a reference clip.")
+    max_voices: int = Field(1000, ge=0, description="Maximum number of uploaded voices.")
+    uploads: bool = Field(True, description="Allow adding and removing voices over HTTP.")
 
-    wyoming: str | None = Field(None, description="Also speak Wyoming here, such as tcp://127.0.0.1:10200.")
-    page: bool = Field(True, description="Serve the page at /.")
+    wyoming: str | None = Field(None, description="Also serve Wyoming here, such as tcp://127.0.0.1:10200.")
+    page: bool = Field(True, description="Serve the web page at /.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="debug also logs the text of requests; the others never do."
+        "info", description="Only debug logs the text of requests."
     )
     log_format: Literal["auto", "text", "json"] = Field(
-        "auto", description="auto is text on a terminal and JSON elsewhere."
+        "auto", description="auto: text on a terminal, JSON elsewhere."
     )
 
     @classmethod
     def load(cls, config: Path | None = None, **flags: Any) -> Self:
-        """The settings of this process. A flag that is None was not given."""
-        path = config if config is not None else default_config()
+        """Read the settings of this process. A flag that is None was not given."""
+        path = config or default_config()
         if config is not None and not config.is_file():
-            raise ConfigError(
-                "no such configuration file", got=str(config), allowed="a TOML file", fix="Check the path."
-            )
-        # The file's path travels in a subclass, because pydantic reads sources per class.
-        placed = type(cls.__name__, (cls,), {"model_config": SettingsConfigDict(toml_file=path)})
+            raise ConfigError("the configuration file does not exist", got=str(config), fix="Check the path.")
+        # pydantic reads sources per class, so the path of the file needs a subclass.
+        located = type(cls.__name__, (cls,), {"model_config": SettingsConfigDict(toml_file=path)})
         try:
-            loaded: Self = placed(**{key: value for key, value in flags.items() if value is not None})
+            loaded: Self = located(**{key: value for key, value in flags.items() if value is not None})
         except ValidationError as error:
             first = error.errors()[0]
             name = ".".join(str(part) for part in first["loc"])
             raise ConfigError(
-                f"the setting {name!r} cannot be right",
+                f"the setting {name!r} has an invalid value",
                 got=repr(first["input"])[:100],
                 allowed=first["msg"],
                 fix=f"Correct --{name.replace('_', '-')}, {PREFIX}{name.upper()} or {name} in {path}.",
             ) from error
-        except ValueError as error:  # the file itself
+        except ValueError as error:
             raise ConfigError(
-                "the configuration file cannot be read",
-                got=str(error),
-                allowed="TOML",
-                fix=f"Correct {path}.",
+                "the configuration file is not valid TOML", got=str(error), fix=f"Correct {path}."
             ) from error
         return loaded
 
@@ -161,65 +167,52 @@ class Settings(BaseSettings):
         init_settings: PydanticBaseSettingsSource,
         env_settings: PydanticBaseSettingsSource,
         dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003, the name is pydantic's
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003, pydantic's signature
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, dotenv_settings, TomlConfigSettingsSource(settings_cls)
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The accepted keys; none means that nobody is asked."""
+        """Return the accepted keys; an empty tuple means that no key is required."""
         found = [self.api_key.get_secret_value()] if self.api_key is not None else []
         if self.api_key_file is not None:
             try:
                 lines = self.api_key_file.read_text(encoding="utf-8").splitlines()
             except (OSError, UnicodeError) as error:
                 raise ConfigError(
-                    "the key file cannot be read",
-                    got=f"{self.api_key_file}: {error}",
-                    allowed="a text file with one key to a line",
-                    fix="Correct --api-key-file.",
+                    "the key file cannot be read", got=str(error), fix="Correct --api-key-file."
                 ) from error
             found += [line.strip() for line in lines if line.strip() and not line.startswith("#")]
             if not found:
                 raise ConfigError(
-                    "the key file holds no key",
+                    "the key file contains no key",
                     got=str(self.api_key_file),
-                    allowed="one key to a line",
-                    fix="Write one into it, for example with `openssl rand -hex 24`.",
+                    fix="Add one, for example with `openssl rand -hex 24`.",
                 )
         return tuple(key for key in found if key)
 
-    @property
-    def on_loopback(self) -> bool:
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
-
     def check_bind(self) -> None:
-        """Whoever can reach the port can use it; beyond this machine that must be meant."""
-        if not (self.on_loopback or self.keys or self.insecure):
+        """Refuse an address that other machines can reach, unless there is a key or `insecure` is set."""
+        if not (is_loopback(self.host) or self.keys or self.insecure):
             raise ConfigError(
-                "this address can be reached from other machines, and no key is set",
+                "other machines can reach this address, and no key is set",
                 got=f"--host {self.host}",
-                allowed="loopback, or a key, or --insecure",
-                fix="Set NIGHTINGALE_API_KEY or --api-key-file; or say --insecure if that is meant.",
+                allowed="loopback, or any address with a key or --insecure",
+                fix="Set NIGHTINGALE_API_KEY or --api-key-file, or pass --insecure to allow everyone.",
             )
 
 
 def unknown_keys(config: Path | None = None) -> list[str]:
-    """Names in the environment and in the files that nobody will read: most likely misspelled."""
-    import tomllib
+    """Return names in the environment and the files that no setting has; they are probably misspelled."""
+    known = set(ServerSettings.model_fields)
 
-    known = set(Settings.model_fields)
-
-    def unread(name: str) -> bool:
+    def is_unknown(name: str) -> bool:
         return name.startswith(PREFIX) and name.removeprefix(PREFIX).lower() not in known
 
-    found = [name for name in os.environ if unread(name) and name not in OTHERS]
-    # Read as the settings themselves are; pydantic gives the names in lower case.
-    beside = [name.upper() for name in DotEnvSettingsSource(Settings).env_vars]
-    found += [f"{name} in {ENV_FILE}" for name in beside if unread(name)]
+    found = [name for name in os.environ if is_unknown(name) and name not in NOT_SETTINGS]
+    # pydantic gives the names of the .env file in lower case.
+    dotenv = [name.upper() for name in DotEnvSettingsSource(ServerSettings).env_vars]
+    found += [f"{name} in {ENV_FILE}" for name in dotenv if is_unknown(name)]
     path = config or default_config()
     if path.is_file():
         found += [f"{key} in {path}" for key in tomllib.loads(path.read_text("utf-8")) if key not in known]

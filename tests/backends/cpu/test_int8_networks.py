@@ -106,11 +106,11 @@ def test_snake_matches_torch(context: KernelContext) -> None:
     for columns in (1, 15, 16, 70):
         x = noise(2, 6, columns) * 20
         assert (own(x) - plain(x)).abs().max() < 1e-4
-        room = torch.full((2, 6, columns + 9), 7.0)
-        own.write(x, room[..., 4 : 4 + columns])
-        assert (room[..., :4] == 7).all()
-        assert (room[..., 4 + columns :] == 7).all()
-        assert torch.equal(room[..., 4 : 4 + columns], own(x))
+        padded = torch.full((2, 6, columns + 9), 7.0)
+        own.write(x, padded[..., 4 : 4 + columns])
+        assert (padded[..., :4] == 7).all()
+        assert (padded[..., 4 + columns :] == 7).all()
+        assert torch.equal(padded[..., 4 : 4 + columns], own(x))
     across = noise(1, 70, 6).transpose(1, 2)
     assert (own(across) - plain(across)).abs().max() < 1e-4, "whatever its strides are"
 

@@ -17,7 +17,7 @@ from backends.small_t3 import GPT2, LLAMA, MAX_ERROR, prompt, relative_error, sm
 from backends.torch.test_speculative import FREE, Batch, budget_for, check_same, embedded, random_head
 
 from nightingale.backends.onnx import capabilities
-from nightingale.backends.onnx.draft_head import OnnxDraftChain, OnnxDraftHead
+from nightingale.backends.onnx.draft_graph import OnnxDraftChain, OnnxDraftHead
 from nightingale.backends.onnx.graph import GRAPH_FILE, OnnxFormat
 from nightingale.backends.onnx.runner import OnnxRunner, exact_graph
 from nightingale.backends.shared.capability_checks import weight_count
@@ -173,7 +173,7 @@ def test_a_chain_samples_what_single_drafts_would(t3: T3) -> None:
     same = []
     for first in range(40):
         hidden = torch.randn(1, (1 + TAPS) * t3.config.backbone.width, generator=rng).numpy()
-        state, token = head.begin(torch.from_numpy(hidden)), first
+        state, token = head.start(torch.from_numpy(hidden)), first
         for number, drafted in enumerate(
             ours.chain(hidden, first, uniform_rows(first, 0, 3, vocab), sampling)
         ):

@@ -56,7 +56,7 @@ def dequantize(values: Tensor, scales: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVBlockLayout:
-    """How many positions each head keeps, and in which dtype."""
+    """The positions that each head keeps, and their dtype."""
 
     layers: int
     heads: int
@@ -110,11 +110,7 @@ BlockAttention = Callable[..., Tensor]
 class KVBlockPool:
     """The blocks of all sequences in one buffer; a sequence has one contiguous extent.
 
-    Args:
-        blocks: The capacity.
-        layout: The contents of a block.
-        device: Where the buffer is.
-        attend: The attention kernel; None uses PyTorch.
+    `attend` is the attention kernel; None uses PyTorch.
     """
 
     def __init__(

@@ -17,11 +17,11 @@ from nightingale.clocks import CLOCKS
 from nightingale.models.chatterbox.hift.config import ISTFT_HOP, ISTFT_SIZE
 from nightingale.models.chatterbox.hift.generator import (
     BINS,
-    MAGNITUDE_LIMIT,
     SAMPLE_LIMIT,
     Hift,
     ResBlock,
     Snake,
+    to_spectrum,
 )
 from nightingale.models.layers.conv import PaddedConv1d, UpsamplingConv1d, convolve, transposed_convolve
 
@@ -34,25 +34,19 @@ class HiftStream:
     """The vocoder state of one utterance. Tensors inside are (1, channels, columns).
 
     In the final block a layer pads its right edge as it does when it renders the whole. A layer may overwrite
-    the output of the previous one; what is kept is a copy.
-
-    Args:
-        hift: The network.
-        phase: The initial phase of each harmonic, (1, harmonics, 1), in radians.
-        noise: The excitation's noise.
+    the output of the previous one; what is kept is a copy. `phase` is (1, harmonics, 1), in radians.
     """
 
     def __init__(self, hift: Hift, *, phase: Tensor, noise: Noise) -> None:
         self._hift, self._phase, self._noise = hift, phase, noise
         self._kept: dict[str, Tensor] = {}
         self._cycles: Tensor | None = None
-        self.source_samples = 0
-        """The samples of excitation so far: noise before them will not be read again."""
+        self._source_samples = 0
 
     def fork(self) -> HiftStream:
         """Return an independent stream that continues from here. Kept tensors are shared."""
         copy = HiftStream(self._hift, phase=self._phase, noise=self._noise)
-        copy._kept, copy._cycles, copy.source_samples = dict(self._kept), self._cycles, self.source_samples
+        copy._kept, copy._cycles, copy._source_samples = dict(self._kept), self._cycles, self._source_samples
         return copy
 
     @property
@@ -105,9 +99,9 @@ class HiftStream:
         count = f0_hz.shape[1] * CLOCKS.samples_per_frame
         if not count:
             return f0_hz
-        noise = self._noise(self.source_samples, count).T[None]
+        noise = self._noise(self._source_samples, count).T[None]
         source, self._cycles = self._hift.m_source(f0_hz, self._phase, noise, self._cycles)
-        self.source_samples += count
+        self._source_samples += count
         return source[0]
 
     def _stft(self, source: Tensor, final: bool) -> Tensor:
@@ -127,9 +121,7 @@ class HiftStream:
         return torch.cat([spectrum.real, spectrum.imag], dim=1)
 
     def _istft(self, x: Tensor, final: bool) -> Tensor:
-        magnitude = x[:, :BINS].exp().clamp(max=MAGNITUDE_LIMIT)
-        phase = torch.sin(x[:, BINS:])
-        spectrum = torch.complex(magnitude * torch.cos(phase), magnitude * torch.sin(phase))
+        spectrum = to_spectrum(x)
         window = self._hift.window[None, :, None]
         # CUDA has no transform of an empty tensor.
         columns = (

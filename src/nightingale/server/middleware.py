@@ -1,0 +1,202 @@
+"""ASGI middleware: request ids and the request log, access control, and limits of request bodies.
+
+Plain ASGI rather than starlette's BaseHTTPMiddleware, which buffers responses and hides from a route that its
+client has disconnected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from typing import Any, Final
+from uuid import uuid4
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nightingale.server import auth
+from nightingale.server.http_errors import HttpError, internal_error
+from nightingale.server.metrics import ServerMetrics
+from nightingale.server.settings import ServerSettings
+
+log = logging.getLogger("nightingale.server")
+
+SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
+PROBES: Final = ("/health", "/ready", "/metrics")
+"""Requested every few seconds, so they are logged at DEBUG."""
+UPLOAD_PATH: Final = "/v1/audio/voices"
+CLIENT_CLOSED_REQUEST: Final = 499
+"""nginx's status, in logs and counters only: the client disconnected before the first byte was sent."""
+DRAIN_S: Final = 5.0
+BODY_PAUSE_S: Final = 30.0
+"""Maximum time between two parts of a request body."""
+
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
+
+
+class RequestLogMiddleware:
+    """Gives each request an id, logs and counts it, and answers 500 if a route raises.
+
+    Routes add fields to the log line through `scope["state"]["log_fields"]`; the text to speak is never one.
+    """
+
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else new_request_id()
+        state, fields = scope.setdefault("state", {}), dict[str, Any]()
+        state["request_id"], state["log_fields"] = request_id, fields
+        started_s, status = time.perf_counter(), 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = request_id
+                headers.setdefault("x-content-type-options", "nosniff")
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:
+            log.exception("fault", extra={"request_id": request_id, "path": _route_path(scope)})
+            # After the first byte, the client can only be told by closing the connection.
+            if not status:
+                await internal_error(request_id).response(scope, receive, send_with_id)
+        finally:
+            self._record(scope, status or CLIENT_CLOSED_REQUEST, started_s)
+
+    def _record(self, scope: Scope, status: int, started_s: float) -> None:
+        route = getattr(scope.get("route"), "path", None) or "other"
+        self._metrics.requests.labels(route, str(status)).inc()
+        path = _route_path(scope)
+        fields = {
+            "method": scope["method"],
+            "path": path,
+            "status": status,
+            "ms": round(1000 * (time.perf_counter() - started_s), 1),
+            "request_id": scope["state"]["request_id"],
+            **scope["state"]["log_fields"],
+        }
+        log.log(logging.DEBUG if path in PROBES else logging.INFO, "request", extra=fields)
+
+
+class AuthMiddleware:
+    """Refuses HTTP requests without a valid key, and those of pages of other sites."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, keys: tuple[str, ...]) -> None:
+        self._app, self._settings, self._keys = app, settings, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._error(scope) if scope["type"] == "http" else None
+        await (self._app if error is None else error.response)(scope, receive, send)
+
+    def _error(self, scope: Scope) -> HttpError | None:
+        if auth.is_public(_route_path(scope)) or scope["method"] == "OPTIONS":
+            return None
+        headers = Headers(scope=scope)
+        if not auth.is_valid_key(self._keys, auth.request_key(headers)):
+            return auth.UNAUTHORIZED
+        if scope["method"] not in SAFE_METHODS and auth.is_foreign_origin(headers, self._settings):
+            return auth.FORBIDDEN_ORIGIN
+        return None
+
+
+class BodyLimitMiddleware:
+    """Answers 413 to a body over the limit and 408 to one that stops arriving."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
+        self._app, self._settings = app, settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        is_upload = scope["method"] == "POST" and _route_path(scope) == UPLOAD_PATH
+        limit = self._settings.max_upload_bytes if is_upload else self._settings.max_body_bytes
+        length = Headers(scope=scope).get("content-length", "0")
+        # isdecimal and not isdigit: a superscript is a digit to Python, and int() refuses it.
+        if length.isdecimal() and (len(length) > 20 or int(length) > limit):
+            await _drain(receive, 2 * limit)
+            await _too_large(limit).response(scope, receive, send)
+            return
+        received, complete, started = 0, False, False
+        error: HttpError | None = None
+
+        async def receive_limited() -> Message:
+            nonlocal received, complete, error
+            if complete:  # the route waits for the client to disconnect
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), BODY_PAUSE_S)
+            except TimeoutError:
+                error = _request_timeout()
+                return {"type": "http.disconnect"}
+            if message["type"] == "http.request":
+                complete = not message.get("more_body", False)
+                received += len(message.get("body", b""))
+                if received > limit:  # a chunked body does not announce its length
+                    error = _too_large(limit)
+                    return {"type": "http.disconnect"}
+            return message
+
+        async def send_or_replace(message: Message) -> None:
+            """Replace the route's response to an incomplete body by the error."""
+            nonlocal started
+            if error is None:
+                started = True
+                await send(message)
+            elif not started:
+                started = True
+                await error.response(scope, receive, send)
+
+        await self._app(scope, receive_limited, send_or_replace)
+
+
+def new_request_id() -> str:
+    return f"req_{uuid4().hex}"
+
+
+def _too_large(limit: int) -> HttpError:
+    return HttpError(
+        status=413,
+        message=f"The body is too large: the limit is {limit} bytes.",
+        code="request_too_large",
+        headers={"connection": "close"},  # otherwise uvicorn reads and discards the rest
+    )
+
+
+def _request_timeout() -> HttpError:
+    return HttpError(
+        status=408,
+        message=f"The request is incomplete: no part of its body arrived for {BODY_PAUSE_S:g} s.",
+        code="request_timeout",
+        headers={"connection": "close"},
+    )
+
+
+async def _drain(receive: Receive, limit: int) -> None:
+    """Read some of the body: a client that is still sending does not see the response."""
+    seen, deadline_s = 0, time.perf_counter() + DRAIN_S
+    while seen < limit and (left_s := deadline_s - time.perf_counter()) > 0:
+        try:
+            message = await asyncio.wait_for(receive(), left_s)
+        except TimeoutError:
+            return
+        if message["type"] != "http.request" or not message.get("more_body"):
+            return
+        seen += len(message.get("body", b""))
+
+
+def _route_path(scope: Scope) -> str:
+    """Return the path as routes see it: without the prefix of a proxy that does not strip it."""
+    path, prefix = scope["path"], scope.get("root_path", "").rstrip("/")
+    return str(path[len(prefix) :]) if prefix and path.startswith(f"{prefix}/") else str(path)

@@ -1,0 +1,1 @@
+"""OpenAI's audio API: speech, captions, models and voices."""

@@ -1,0 +1,1 @@
+"""Nightingale's own WebSocket protocol for text that is still being written."""

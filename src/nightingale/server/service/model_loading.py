@@ -1,0 +1,74 @@
+"""Load, warm up and unload the engine of a server."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from nightingale.backends.profiles import profile_named
+from nightingale.engine.load import default_model, load_model
+from nightingale.engine.requests.controls import Control
+from nightingale.engine.tts import TTS
+from nightingale.errors import VoiceNotFound
+from nightingale.server.service.voice_registry import VoiceRegistry
+from nightingale.server.settings import ServerSettings
+
+WARM_UP_TEXT: Final = "Ready at 1 or 2."
+"""With digits, so that the normalization rules for numbers are compiled, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """Facts about the model, which stay known while it is unloaded."""
+
+    name: str
+    languages: tuple[str, ...] = ()
+    controls: dict[str, Control] = field(default_factory=dict)
+    notice: str | None = None
+
+
+def load_engine(settings: ServerSettings) -> TTS:
+    name = settings.model or default_model()
+    model = load_model(name, offline=settings.offline, options=settings.option)
+    profile = profile_named(settings.profile or model.defaults.profile)
+    profile = replace(profile, slots=settings.slots, queue_limit=settings.max_queue)
+    return TTS.over(model, profile, max_chars=settings.max_text_chars, device=settings.device)
+
+
+def warm_up(tts: TTS, voices: VoiceRegistry) -> None:
+    """Synthesize once, so that the first request does not pay for one-time work."""
+    try:
+        voice = voices.resolve(None, tts)
+    except VoiceNotFound as error:  # ends the server: the message is for its operator and not for a client
+        raise VoiceNotFound(
+            "the default voice (--voice) does not exist",
+            got=error.got,
+            allowed=error.allowed,
+            fix="See `nightingale voices list`, or add it with `nightingale voices add NAME CLIP.wav`.",
+        ) from error
+    if voice is None and tts.default_voice is None:
+        known = voices.entries(tts)
+        if not known:
+            return  # a model without voices waits for the first upload
+        voice = voices.resolve(known[0].id, tts)
+    for _ in tts.open(WARM_UP_TEXT, voice=voice, seed=0).chunks():
+        pass
+
+
+def release_memory() -> None:
+    """Free what an unloaded model leaves behind. The CUDA context stays until the process ends."""
+    gc.collect()
+    if (cuda := _cuda()) is not None:
+        cuda.empty_cache()
+
+
+def gpu_memory_bytes() -> float:
+    return 0.0 if (cuda := _cuda()) is None else float(cuda.memory_reserved())
+
+
+def _cuda() -> Any:
+    """Return torch.cuda if a backend has loaded torch and there is a GPU; the server needs no torch."""
+    torch = sys.modules.get("torch")
+    return torch.cuda if torch is not None and torch.cuda.is_available() else None

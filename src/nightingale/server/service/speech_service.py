@@ -1,0 +1,298 @@
+"""The service that all protocols use: it loads the engine, opens streams, and unloads the engine when idle.
+
+    async with await service.open("Hello.") as stream:
+        async for chunk in stream: ...
+
+Leaving the block, or being cancelled in it, stops the engine's work within one step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
+
+from nightingale.clocks import CLOCKS
+from nightingale.engine.aio import open_session
+from nightingale.engine.load import default_model
+from nightingale.engine.requests.live import LiveSession
+from nightingale.engine.session import Session
+from nightingale.engine.tts import TTS, Occupancy
+from nightingale.errors import EngineFault, QueueFull, TextTooLong
+from nightingale.server.metrics import RequestMetrics, ServerMetrics
+from nightingale.server.service.async_encoder import AsyncEncoder
+from nightingale.server.service.model_loading import (
+    ServedModel,
+    gpu_memory_bytes,
+    load_engine,
+    release_memory,
+    warm_up,
+)
+from nightingale.server.service.speech_streams import LiveSpeechStream, SpeechStream
+from nightingale.server.service.voice_registry import VoiceInfo, VoiceRegistry
+from nightingale.server.settings import ServerSettings
+from nightingale.voices.voice import Voice
+
+log = logging.getLogger("nightingale.server")
+
+WORKER_THREADS: Final = 4
+"""For reading files and segmenting text. No thread waits for audio."""
+ENCODER_THREADS: Final = 2
+RETRY_MS: Final = (100.0, 30_000.0)
+MAX_PENDING_UPLOADS: Final = 4
+"""Uploaded clips, each in memory, that may wait to be processed."""
+
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
+AnySession = TypeVar("AnySession", Session, LiveSession)
+VoiceSpec = Voice | str | Mapping[str, Any] | None
+
+
+class SpeechService:
+    """An engine that is loaded on demand, and the streams that read from it."""
+
+    def __init__(self, settings: ServerSettings, tts: TTS | None = None) -> None:
+        """tts: an existing engine, which is then never unloaded; by default it is loaded by `start`."""
+        self.settings = settings
+        self.metrics = ServerMetrics()
+        self.model = ServedModel(name=str(settings.model or default_model()))
+        self.state = "cold"
+        """One of cold, loading, ready, idle (unloaded until the next request), stopping and failed."""
+        self.failure: Exception | None = None
+        """The exception that `start` raised."""
+        self.sample_rate_hz = CLOCKS.sample_rate_hz
+        self._given_tts = tts
+        self._tts: TTS | None = None
+        self._voices = VoiceRegistry(settings)
+        self._threads = ThreadPoolExecutor(WORKER_THREADS, thread_name_prefix="nightingale-service")
+        self._encoder_threads = ThreadPoolExecutor(ENCODER_THREADS, thread_name_prefix="nightingale-encode")
+        self._load_lock, self._upload_lock = asyncio.Lock(), asyncio.Lock()
+        self._pending_uploads = 0
+        self._pending_calls = 0
+        """Calls that use the engine now: it must not be unloaded although no stream is open."""
+        self._open_streams: set[SpeechStream] = set()
+        self._open_turns = 0
+        """Turns of sockets whose end has not been sent yet."""
+        self._last_used_s = time.monotonic()
+        self._slot_ms = 1000.0
+        """Running mean of the time that a request occupies a slot."""
+        self._idle_task: asyncio.Task[None] | None = None
+        self._stopping_since_s: float | None = None
+        gauge = self.metrics.gauge
+        gauge("queue_depth", "Requests that wait for a slot.", lambda: self.occupancy.waiting)
+        gauge("batch_size", "Requests that have a slot.", lambda: self.occupancy.speaking)
+        gauge("model_loaded", "1 while the model is loaded.", lambda: self._tts is not None)
+        gauge("gpu_memory_bytes", "GPU memory reserved by torch.", gpu_memory_bytes)
+
+    @property
+    def ready(self) -> bool:
+        """Return whether a request would be served; an idle model is loaded again for it."""
+        return self.state in ("ready", "idle")
+
+    @property
+    def occupancy(self) -> Occupancy:
+        if self._tts is None:
+            return Occupancy(waiting=0, speaking=0, slots=self.settings.slots)
+        return self._tts.occupancy
+
+    @property
+    def retry_after_ms(self) -> int:
+        """Estimate when a quarter of the queue will be done, with jitter to spread rejected clients."""
+        load = self.occupancy
+        wait_ms = self._slot_ms / load.slots * max(1.0, load.waiting / 4) * random.uniform(0.75, 1.25)
+        return round(min(max(wait_ms, RETRY_MS[0]), RETRY_MS[1]))
+
+    async def start(self) -> None:
+        """Load and warm up the engine; `ready` afterwards."""
+        try:
+            await self._engine()
+        except Exception as error:
+            self.failure = error
+            raise
+        if self.settings.keep_alive >= 0 and self._given_tts is None:
+            self._idle_task = asyncio.create_task(self._unload_when_idle())
+
+    async def drain(self, grace_s: float = 0.0) -> int:
+        """Refuse new requests and wait for running ones; return how many are left after the grace period.
+
+        The grace period starts with the first call.
+        """
+        self.state, self._stopping_since_s = "stopping", self._stopping_since_s or time.monotonic()
+        deadline_s = self._stopping_since_s + grace_s
+        while (self._open_streams or self._open_turns) and time.monotonic() < deadline_s:
+            await asyncio.sleep(0.02)
+        return max(len(self._open_streams), self._open_turns)
+
+    async def stop(self, grace_s: float = 0.0) -> None:
+        """Wait for running requests, cancel the rest, and close the engine."""
+        await self.drain(grace_s)
+        if self._idle_task is not None:
+            self._idle_task.cancel()
+        for stream in list(self._open_streams):
+            stream.cancel()
+        if self._tts is not None and self._given_tts is None:
+            await self._in_thread(self._tts.close)
+        self._tts = None
+        for pool in (self._threads, self._encoder_threads):
+            pool.shutdown(wait=False, cancel_futures=True)
+
+    @contextmanager
+    def open_turn(self) -> Iterator[None]:
+        """Make `drain` wait for a socket's last message, which follows its last audio."""
+        self._open_turns += 1
+        try:
+            yield
+        finally:
+            self._open_turns -= 1
+
+    async def open(self, text: str, *, voice: VoiceSpec = None, **request: Any) -> SpeechStream:
+        """Queue a text for synthesis, or raise what is wrong with the request.
+
+        voice: a voice, a name, an alias, a blend, {"id": name}, or None for the default voice.
+        request: the other arguments of `TTS.open`.
+        """
+        if len(text) > self.settings.max_text_chars:
+            raise text_too_long(len(text), self.settings.max_text_chars)
+        session, counted = await self._opened(voice, lambda tts, who: tts.open(text, voice=who, **request))
+        counted.add_text(text)
+        stream = SpeechStream(session, counted, self._stream_closed)
+        self._open_streams.add(stream)
+        return stream
+
+    async def session(self, *, voice: VoiceSpec = None, **request: Any) -> LiveSpeechStream:
+        """Open a stream whose text is pushed as it is written. The arguments are those of `TTS.session`."""
+        session, counted = await self._opened(voice, lambda tts, who: tts.session(voice=who, **request))
+        stream = LiveSpeechStream(session, counted, self._stream_closed)
+        self._open_streams.add(stream)
+        return stream
+
+    def open_encoder(self, response_format: str, sample_rate_hz: int, bit_rate: int | None) -> AsyncEncoder:
+        """Open an encoder for the audio of one request. bit_rate: bits per second, for lossy formats."""
+        return AsyncEncoder(response_format, sample_rate_hz, bit_rate, self._encoder_threads)
+
+    async def check(self, *, voice: VoiceSpec = None, **request: Any) -> None:
+        """Raise what `session` would raise, without opening one."""
+        await self._with_engine(lambda tts: tts.check(voice=self._voices.resolve(voice, tts), **request))
+
+    async def voices(self) -> list[VoiceInfo]:
+        return await self._with_engine(self._voices.entries)
+
+    async def add_voice(self, name: str, clip: bytes) -> VoiceInfo:
+        """Create a voice from an uploaded clip. Uploads are processed one at a time: each takes a core."""
+        if self._pending_uploads >= MAX_PENDING_UPLOADS:
+            raise QueueFull("too many uploads are waiting", allowed=f"at most {MAX_PENDING_UPLOADS}")
+        self._pending_uploads += 1
+        try:
+            async with self._upload_lock:
+                return await self._with_engine(partial(self._voices.add, name, clip))
+        finally:
+            self._pending_uploads -= 1
+
+    async def remove_voice(self, name: str) -> None:
+        await self._with_engine(partial(self._voices.remove, name))
+
+    async def resolve_voice(self, spec: VoiceSpec) -> Voice | None:
+        """Return the voice for a name, an alias, {"id": …} or a blend; None is the model's own."""
+        return await self._with_engine(partial(self._voices.resolve, spec))
+
+    def _stream_closed(self, stream: SpeechStream, finished: bool) -> None:
+        self._open_streams.discard(stream)
+        self._last_used_s = time.monotonic()
+        if finished:
+            metrics = stream.metrics
+            self._slot_ms += 0.2 * (metrics.total_ms - metrics.queue_ms - self._slot_ms)
+
+    async def _opened(
+        self, voice: VoiceSpec, make: Callable[[TTS, Voice | None], AnySession]
+    ) -> tuple[AnySession, RequestMetrics]:
+        counted = RequestMetrics(self.metrics)
+        try:
+            return await open_session(self._open_session(voice, make)), counted
+        except BaseException:
+            counted.close(None)
+            raise
+
+    async def _open_session(
+        self, voice: VoiceSpec, make: Callable[[TTS, Voice | None], AnySession]
+    ) -> AnySession:
+        tried: TTS | None = None
+
+        def act(tts: TTS) -> AnySession:
+            nonlocal tried
+            tried = tts
+            return make(tts, self._voices.resolve(voice, tts))
+
+        try:
+            return await self._with_engine(act)
+        except EngineFault:
+            # Raised on opening only if the engine's thread has died. Try once more with a new engine.
+            if self._given_tts is not None or self.state == "stopping":
+                raise
+            # A concurrent request may have replaced it already.
+            if self._tts is tried:
+                log.error("the engine has died and is loaded again")
+                self._tts = None
+            return await self._with_engine(act)
+
+    async def _with_engine(self, act: Callable[[TTS], Result]) -> Result:
+        """Call `act` in a thread; the engine is not unloaded meanwhile."""
+        self._pending_calls += 1
+        try:
+            return await self._in_thread(act, await self._engine())
+        finally:
+            self._pending_calls -= 1
+            self._last_used_s = time.monotonic()
+
+    async def _engine(self) -> TTS:
+        if self.state == "stopping":
+            raise EngineFault("the server is shutting down", fix="Try again soon.")
+        async with self._load_lock:
+            if self._tts is None or self.state in ("cold", "failed"):
+                self.state, started_s = "loading", time.monotonic()
+                try:
+                    tts = self._given_tts
+                    if tts is None:
+                        tts = await self._in_thread(load_engine, self.settings)
+                    await self._in_thread(warm_up, tts, self._voices)
+                except BaseException:
+                    self.state = "failed"
+                    raise
+                self.model = ServedModel(
+                    name=tts.name, languages=tts.languages, controls=tts.controls, notice=tts.notice
+                )
+                self._tts, self.state = tts, "ready"
+                self._last_used_s = time.monotonic()
+                load_s = round(self._last_used_s - started_s, 3)
+                log.info("ready", extra={"model": tts.name, "load_s": load_s})
+            return self._tts
+
+    async def _unload_when_idle(self) -> None:
+        keep_s = self.settings.keep_alive
+        while True:
+            idle_s = time.monotonic() - self._last_used_s
+            busy = self._open_streams or self._pending_calls or self._load_lock.locked()
+            if self._tts is not None and not busy and idle_s >= keep_s:
+                tts, self._tts, self.state = self._tts, None, "idle"
+                await self._in_thread(tts.close)
+                del tts
+                await self._in_thread(release_memory)
+                log.info("unloaded", extra={"idle_s": round(idle_s, 1)})
+            await asyncio.sleep(max(0.05, min(keep_s - idle_s, 5.0)))
+
+    async def _in_thread(self, act: Callable[Args, Result], *args: Args.args, **more: Args.kwargs) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(act, *args, **more))
+
+
+def text_too_long(chars: int, limit: int) -> TextTooLong:
+    return TextTooLong(
+        "the text is too long for one request",
+        got=f"{chars} characters",
+        allowed=f"at most {limit}",
+        fix="Split it, or raise max_text_chars.",
+    )

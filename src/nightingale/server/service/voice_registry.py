@@ -1,0 +1,176 @@
+"""The voices of a server: listing, lookup by name, adding and removing.
+
+Words of a client never become a path. They are compared with the names of the library and of the model's own
+voice, and with aliases of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel
+
+from nightingale.engine.tts import TTS
+from nightingale.errors import CapacityError, VoiceExists, VoiceNotFound
+from nightingale.server.service.voice_aliases import invalid_voice, parse_blend, resolve_alias
+from nightingale.server.settings import ServerSettings
+from nightingale.voices import library
+from nightingale.voices.blend import blend
+from nightingale.voices.voice import Voice
+
+CACHE_SIZE: Final = 128
+"""Voices and blends that are kept in memory."""
+DEFAULT: Final = "default"
+
+
+class VoiceInfo(BaseModel):
+    """A voice as clients see it."""
+
+    id: str
+    name: str
+    object: Literal["voice"] = "voice"
+    language: str | None
+    """Its language, if it has only one."""
+    languages: list[str]
+    builtin: bool
+    default: bool
+    """True for the voice of requests that name none."""
+    description: str
+    created: int
+    """Unix time; 0 if it came with the model."""
+
+
+class VoiceRegistry:
+    """Voices for one engine. The methods read files: call them in a thread."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self._settings = settings
+        self._blend = lru_cache(CACHE_SIZE)(blend)
+        self._read = lru_cache(CACHE_SIZE)(lambda path, _modified_ns, _size: Voice.load(path))
+        self._builtin: list[str] | None = None
+
+    def entries(self, tts: TTS) -> list[VoiceInfo]:
+        """Return all voices that the engine can use, the default first."""
+        own = tts.default_voice
+        found = [
+            self._info(tts, entry.name, entry.provenance, entry.builtin, entry.path)
+            for entry in library.entries(tts.voices_folder)
+            if entry.family == tts.voice_family
+        ]
+        if own is not None and own.name not in {voice.id for voice in found}:
+            found.append(self._info(tts, own.name, own.provenance, True))
+        return sorted(found, key=lambda voice: (not voice.default, voice.id))
+
+    def resolve(self, spec: Voice | str | Mapping[str, Any] | None, tts: TTS) -> Voice | None:
+        """Return the voice for a name, an alias, {"id": name} or a blend; None is the model's own."""
+        if isinstance(spec, Voice):
+            return spec
+        words = spec.get("id") if isinstance(spec, Mapping) else spec
+        if words is None or (isinstance(words, str) and words.strip().lower() in ("", DEFAULT)):
+            words = self._settings.voice
+        if words is None:
+            return None
+        if not isinstance(words, str):
+            raise invalid_voice(spec)
+        parts = tuple((self._find(name, tts), weight) for name, weight in parse_blend(words))
+        return parts[0][0] if len(parts) == 1 else self._blend(parts)
+
+    def add(self, name: str, clip: bytes, tts: TTS) -> VoiceInfo:
+        """Create a voice from a clip and store it under `name`."""
+        known = {entry.name: entry for entry in library.entries(tts.voices_folder)}
+        if (meaning := self._meaning(name, known, tts)) is not None:
+            raise VoiceExists(
+                "the name is taken",
+                got=f"{name!r}, which is {meaning}",
+                fix="Choose another, or delete the voice if it was uploaded.",
+            )
+        uploaded = sum(not entry.builtin for entry in known.values())
+        if uploaded >= self._settings.max_voices:
+            allowed = f"at most {self._settings.max_voices}"
+            raise CapacityError("too many voices", allowed=allowed, fix="Delete one, or raise max_voices.")
+        voice = tts.learn(clip, name=name, max_seconds=self._settings.max_clip_seconds)
+        return self._info(tts, name, voice.provenance, False, library.add(name, voice))
+
+    def remove(self, name: str, tts: TTS) -> None:
+        library.remove(name, tts.voices_folder)
+
+    def _meaning(self, name: str, known: Mapping[str, library.Entry], tts: TTS) -> str | None:
+        """Describe what a name means already, or return None if it is free.
+
+        A voice stored under such a name could not be requested, or would hide another one, perhaps of another
+        model. OpenAI's and Kokoro's names count, because clients send them by default.
+        """
+        if name == DEFAULT:
+            return "the voice for requests that name none"
+        if (other := self._settings.voice_aliases.get(name)) is not None:
+            return f"an alias of {other}"
+        if (entry := known.get(name)) is not None:
+            return f"a voice for {entry.family} models"
+        if tts.default_voice is not None and name == tts.default_voice.name:
+            return "the model's own voice"
+        other = resolve_alias(name, self._builtin_names(tts))
+        return None if other is None else f"another name of {other}"
+
+    def _info(
+        self, tts: TTS, name: str, description: str, builtin: bool, path: Path | None = None
+    ) -> VoiceInfo:
+        own = tts.default_voice
+        return VoiceInfo(
+            id=name,
+            name=name,
+            language=tts.languages[0] if len(tts.languages) == 1 else None,
+            languages=list(tts.languages),
+            builtin=builtin,
+            default=name == (self._settings.voice or (own.name if own else None)),
+            description=description,
+            created=0 if builtin or path is None else _modified(path),
+        )
+
+    def _find(self, name: str, tts: TTS) -> Voice:
+        own = tts.default_voice
+        name = self._settings.voice_aliases.get(name, name)
+        if (path := library.locate(name, tts.voices_folder)) is not None:
+            return self._load(path)
+        is_own = own is not None and name == own.name
+        target = name if is_own else resolve_alias(name, self._builtin_names(tts))
+        if target is None:
+            raise VoiceNotFound(
+                "no such voice",
+                got=repr(name),
+                allowed=", ".join(voice.id for voice in self.entries(tts)) or "none yet",
+                fix="See GET /v1/audio/voices, or add one with POST.",
+            )
+        if own is not None and target == own.name:
+            return own
+        return self._load(library.find(target, tts.voices_folder))
+
+    def _builtin_names(self, tts: TTS) -> list[str]:
+        """Return the voices that aliases refer to: those of the model, so that an upload changes no alias."""
+        if self._builtin is None:
+            own = tts.default_voice
+            builtin = sorted(
+                entry.name
+                for entry in library.entries(tts.voices_folder)
+                if entry.builtin and entry.family == tts.voice_family
+            )
+            self._builtin = builtin or ([own.name] if own is not None else [])
+        # A model without voices of its own has only the uploaded ones.
+        return self._builtin or [voice.id for voice in self.entries(tts)]
+
+    def _load(self, path: Path) -> Voice:
+        """Read a voice file, once until it changes."""
+        try:
+            status = path.stat()
+        except OSError as error:  # removed since it was located
+            raise VoiceNotFound("no such voice", got=repr(path.stem)) from error
+        return self._read(path, status.st_mtime_ns, status.st_size)
+
+
+def _modified(path: Path) -> int:
+    try:
+        return int(path.stat().st_mtime)
+    except OSError:
+        return 0

@@ -1,0 +1,106 @@
+// A client of the public HTTP API. URLs are relative to the page, so that it works behind a path prefix.
+
+const KEY_ITEM = "nightingale.key";
+
+export class ApiError extends Error {
+  constructor(status, message, retryMs = 0) {
+    super(message);
+    this.name = "ApiError";
+    this.status = status;
+    this.retryMs = retryMs;
+  }
+}
+
+export class Api {
+  #keyPrompt = null;
+
+  /** askKey: () => Promise<string>; called when the server requires a key. An empty string gives up. */
+  constructor(askKey) {
+    this.askKey = askKey;
+    this.base = new URL(".", document.baseURI);
+  }
+
+  get key() {
+    return localStorage.getItem(KEY_ITEM) ?? "";
+  }
+
+  url(path) {
+    return new URL(path, this.base).href;
+  }
+
+  async models() {
+    return (await (await this.#call("v1/models")).json()).data;
+  }
+
+  async voices() {
+    return (await (await this.#call("v1/audio/voices")).json()).voices;
+  }
+
+  /** clip: a WAV Blob. */
+  async addVoice(name, clip) {
+    const body = new FormData();
+    body.set("name", name);
+    body.set("audio", clip, `${name}.wav`);
+    return (await this.#call("v1/audio/voices", { method: "POST", body })).json();
+  }
+
+  async removeVoice(id) {
+    await this.#call(`v1/audio/voices/${encodeURIComponent(id)}`, { method: "DELETE" });
+  }
+
+  /** The response of POST /v1/audio/speech, its body still streaming. */
+  speech(request, signal) {
+    return this.#call("v1/audio/speech", {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify({ ...request, response_format: "pcm" }),
+      signal,
+    });
+  }
+
+  /** {ready, state, model, speaking, waiting, slots}; needs no key. */
+  async status() {
+    return (await request(this.url("ready"))).json();
+  }
+
+  #headers(given = {}) {
+    return this.key ? { ...given, Authorization: `Bearer ${this.key}` } : given;
+  }
+
+  async #call(path, options = {}) {
+    const sent = this.key;
+    const response = await request(this.url(path), { ...options, headers: this.#headers(options.headers) });
+    if (response.ok) return response;
+    if (response.status === 401 && (await this.#unlock(sent))) return this.#call(path, options);
+    throw await errorFrom(response);
+  }
+
+  /** Ask once for all requests that were refused at the same time. */
+  async #unlock(sent) {
+    if (this.key !== sent) return true;
+    this.#keyPrompt ??= this.askKey().finally(() => (this.#keyPrompt = null));
+    const key = await this.#keyPrompt;
+    if (key) localStorage.setItem(KEY_ITEM, key);
+    return Boolean(key);
+  }
+}
+
+async function request(url, options = {}) {
+  try {
+    return await fetch(url, options);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, "The server cannot be reached.");
+  }
+}
+
+async function errorFrom(response) {
+  const retryMs = Number(response.headers.get("retry-after-ms") ?? 0);
+  let message = `The server answered ${response.status} ${response.statusText}`.trim();
+  try {
+    message = (await response.json()).error.message;
+  } catch {
+    // Not our error envelope, perhaps the page of a proxy: use the status.
+  }
+  return new ApiError(response.status, message, retryMs);
+}

@@ -1,0 +1,91 @@
+// The sliders. Only the controls that the model supports (GET /v1/models) are shown, within its ranges.
+
+import { byId, element, storage } from "./dom.js";
+
+// `range` is the useful part; the API allows more.
+const KNOWN = {
+  speed: { label: "Speed", step: 0.05, range: [0.5, 2], unit: "×" },
+  temperature: { label: "Temperature", step: 0.05, range: [0, 1.5], unit: "" },
+  exaggeration: { label: "Exaggeration", step: 0.05, range: [0, 2], unit: "" },
+  cfg_weight: { label: "Guidance", step: 0.05, range: [0, 1], unit: "" },
+};
+// Every OpenAI-compatible server has this one.
+const DEFAULT_CONTROLS = { speed: { min: 0.25, max: 4, default: 1 } };
+
+export class Controls {
+  #sliders = new Map();
+
+  constructor() {
+    byId("reset-controls").addEventListener("click", () => this.reset());
+    byId("seed").addEventListener("input", () => this.#changed());
+    byId("language").addEventListener("change", () => this.#changed());
+  }
+
+  /** model: an entry of GET /v1/models. */
+  show(model) {
+    const offered = model.controls ?? DEFAULT_CONTROLS;
+    const saved = storage.get("controls", {});
+    this.#sliders.clear();
+    const names = Object.keys(KNOWN).filter((name) => name in offered);
+    byId("sliders").replaceChildren(...names.map((name) => this.#row(name, offered[name], saved[name])));
+    byId("seed").value = saved.seed ?? "";
+    this.#showLanguages(model.languages ?? [], saved.language);
+    this.#changed();
+  }
+
+  /** The controls that differ from the model's defaults; only these are sent. */
+  get values() {
+    const values = {};
+    for (const [name, { input, initial }] of this.#sliders) {
+      if (Number(input.value) !== initial) values[name] = Number(input.value);
+    }
+    const seed = byId("seed").value.trim();
+    if (/^\d+$/.test(seed)) values.seed = Number(seed);
+    if (byId("language").value) values.language = byId("language").value;
+    return values;
+  }
+
+  reset() {
+    for (const { input, initial } of this.#sliders.values()) input.value = initial;
+    byId("seed").value = "";
+    this.#changed();
+  }
+
+  #row(name, offer, saved) {
+    const { label, step, range, unit } = KNOWN[name];
+    const min = Math.max(offer.min, range[0]);
+    const max = Math.min(offer.max, range[1]);
+    const shown = element("output", { for: `control-${name}` });
+    const input = element("input", { type: "range", id: `control-${name}`, min, max, step });
+    input.addEventListener("input", () => this.#changed());
+    input.value = offer.default; // the browser rounds it to a step
+    const initial = Number(input.value);
+    if (saved !== undefined) input.value = saved;
+    this.#sliders.set(name, { input, initial, shown, unit });
+    return element(
+      "div",
+      { class: "slider" },
+      element("label", { for: input.id }, label),
+      shown,
+      input,
+    );
+  }
+
+  #showLanguages(languages, saved) {
+    const names = new Intl.DisplayNames(undefined, { type: "language", fallback: "code" });
+    const options = languages.map((code) => element("option", { value: code }, names.of(code)));
+    byId("language").replaceChildren(element("option", { value: "" }, "Default of the voice"), ...options);
+    byId("language").value = languages.includes(saved) ? saved : "";
+    byId("language-row").hidden = languages.length < 2;
+  }
+
+  #changed() {
+    for (const { input, shown, unit } of this.#sliders.values()) {
+      const part = (input.value - input.min) / (input.max - input.min);
+      input.style.setProperty("--filled", `${100 * part}%`);
+      shown.value = Number(input.value).toFixed(2) + unit;
+    }
+    byId("reset-controls").hidden = Object.keys(this.values).length === 0;
+    storage.set("controls", this.values);
+  }
+}

@@ -1,0 +1,135 @@
+"""Helpers that all WebSocket routes share: access control, sending with a timeout, and the receive loop.
+
+Sending waits for a slow client, but not longer than the timeout. Messages are read one at a time, so a client
+that sends faster than it is served is held back by TCP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+
+from nightingale.errors import ConfigError, NightingaleError
+from nightingale.server import auth
+from nightingale.server.http_errors import http_error
+from nightingale.server.service.speech_turns import ClientGone
+
+SUBPROTOCOL: Final = "nightingale.v1"
+KEY_SUBPROTOCOL: Final = "nightingale.key."
+"""Browsers cannot set headers on a WebSocket. They can offer subprotocols, which are not logged as URLs
+are: `new WebSocket(url, ["nightingale.v1", "nightingale.key." + base64url(key)])`."""
+CLOSE_TIMEOUT_S: Final = 5.0
+
+_GONE: Final = (TimeoutError, OSError, RuntimeError, WebSocketDisconnect)
+
+
+class ClientSocket:
+    """An accepted WebSocket: the receive loop, and sending with a timeout."""
+
+    def __init__(self, websocket: WebSocket, timeout_s: float) -> None:
+        self._websocket, self._timeout_s = websocket, timeout_s
+        self.gone = asyncio.Event()
+        """Set when the client has left or has stalled for longer than the timeout."""
+
+    async def json(self, message: dict[str, Any]) -> None:
+        await self._send(self._websocket.send_text(json.dumps(message)))
+
+    async def binary(self, data: bytes) -> None:
+        await self._send(self._websocket.send_bytes(data))
+
+    async def _send(self, sending: Awaitable[None]) -> None:
+        try:
+            await asyncio.wait_for(sending, self._timeout_s)
+        except _GONE as error:
+            self.gone.set()
+            raise ClientGone from error
+
+    async def receive(self, handle: Callable[[str | bytes], Awaitable[None]], *stops: asyncio.Event) -> None:
+        """Call `handle` with each message, in order, until the client is gone or one of `stops` is set."""
+        receiving = asyncio.create_task(self._receive(handle))
+        tasks = [receiving, *(asyncio.create_task(stop.wait()) for stop in (self.gone, *stops))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if receiving.done():
+                receiving.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    async def _receive(self, handle: Callable[[str | bytes], Awaitable[None]]) -> None:
+        try:
+            while self._websocket.client_state is WebSocketState.CONNECTED:
+                message = await self._websocket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                text, data = message.get("text"), message.get("bytes")
+                await handle(text if text is not None else data or b"")
+        except (ClientGone, WebSocketDisconnect):
+            return
+
+    async def close(self, code: int = 1000) -> None:
+        """Close the connection unless the client has done so already."""
+        if self._websocket.application_state is WebSocketState.CONNECTED:
+            with contextlib.suppress(*_GONE):
+                await asyncio.wait_for(self._websocket.close(code), CLOSE_TIMEOUT_S)
+
+
+def subprotocol_key(websocket: WebSocket) -> str | None:
+    """Return the key among the offered subprotocols, or None."""
+    for offer in websocket.scope.get("subprotocols", []):
+        if offer.startswith(KEY_SUBPROTOCOL):
+            coded = offer.removeprefix(KEY_SUBPROTOCOL)
+            try:
+                return base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4)).decode()
+            except (binascii.Error, ValueError):
+                return ""
+    return None
+
+
+async def authorize(websocket: WebSocket) -> bool:
+    """Check key and origin, and deny the handshake if one of them is wrong."""
+    state = websocket.app.state
+    key = auth.request_key(websocket.headers)
+    if not auth.is_valid_key(state.keys, subprotocol_key(websocket) if key is None else key):
+        await websocket.send_denial_response(auth.UNAUTHORIZED.response)
+    elif auth.is_foreign_origin(websocket.headers, state.settings):
+        await websocket.send_denial_response(auth.FORBIDDEN_ORIGIN.response)
+    else:
+        return True
+    return False
+
+
+async def accept(websocket: WebSocket) -> ClientSocket:
+    """Complete the handshake, with our subprotocol if the client offers it."""
+    offered = websocket.scope.get("subprotocols", [])
+    await websocket.accept(subprotocol=SUBPROTOCOL if SUBPROTOCOL in offered else None)
+    return ClientSocket(websocket, websocket.app.state.settings.send_timeout)
+
+
+async def deny(websocket: WebSocket, error: NightingaleError) -> None:
+    """Answer the handshake with an HTTP error."""
+    retry_after_ms = websocket.app.state.service.retry_after_ms
+    await websocket.send_denial_response(http_error(error, retry_after_ms).response)
+
+
+def parse_object(message: str | bytes) -> dict[str, Any]:
+    """Parse a text message that must be a JSON object."""
+    try:
+        parsed = json.loads(message) if isinstance(message, str) else None
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise ConfigError(
+            "the message cannot be read",
+            got=f"{len(message)} {'characters' if isinstance(message, str) else 'bytes'}",
+            allowed="one JSON object in each text message",
+        )
+    return parsed

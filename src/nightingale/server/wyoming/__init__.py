@@ -1,0 +1,1 @@
+"""The Wyoming protocol over TCP, as Home Assistant uses it."""

@@ -1,0 +1,180 @@
+"""Slow, silent, disconnected and malformed WebSocket clients do not affect other clients."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from live_server import EndlessService, LiveServer, live_server
+from websockets.sync.client import connect
+
+from nightingale import TTS
+
+NATIVE = "/v1/audio/speech/stream"
+MULTI = "/v1/text-to-speech/noise/multi-stream-input?output_format=pcm_24000"
+ASK = {
+    NATIVE: {"type": "input_text.append", "text": "Hello there, and go on. "},
+    MULTI: {"text": "Hello there, and go on. ", "context_id": "a", "flush": True},
+}
+PATHS = pytest.mark.parametrize("path", [NATIVE, MULTI], ids=["native", "elevenlabs"])
+
+
+class RawSocket:
+    """A WebSocket client on a raw TCP socket, which reads only on demand."""
+
+    def __init__(self, server: LiveServer, path: str) -> None:
+        self.raw = socket.socket()
+        self.raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        self.raw.settimeout(5)
+        self.raw.connect(("127.0.0.1", server.port))
+        head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\nUpgrade: websocket\r\n"
+        head += "Connection: Upgrade\r\nSec-WebSocket-Key: bmlnaHRpbmdhbGVfXzEyMw==\r\n"
+        self.raw.sendall(f"{head}Sec-WebSocket-Version: 13\r\n\r\n".encode())
+        answer = b""
+        while b"\r\n\r\n" not in answer:
+            answer += self.raw.recv(1)
+        assert b" 101 " in answer
+
+    def send(self, message: dict[str, Any]) -> None:
+        self.frame(json.dumps(message).encode())
+
+    def frame(self, data: bytes, opcode: int = 1, final: bool = True, masked: bool = True) -> None:
+        size = len(data)
+        length = struct.pack("!BQ", 127, size)
+        if size <= 65535:
+            length = struct.pack("!B", size) if size < 126 else struct.pack("!BH", 126, size)
+        head = bytes([opcode | 128 * final, length[0] | 128 * masked]) + length[1:]
+        mask = os.urandom(4)
+        body = bytes(byte ^ mask[at % 4] for at, byte in enumerate(data)) if masked else data
+        self.raw.sendall(head + (mask if masked else b"") + body)
+
+    def __enter__(self) -> RawSocket:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Reset the connection, as when the process of a client is killed."""
+        self.raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.raw.close()
+
+
+def check_served(server: LiveServer, limit_s: float = 5.0) -> None:
+    """Check that another client is served within the limit."""
+    began = time.monotonic()
+    with connect(server.ws + NATIVE) as client:
+        client.send(json.dumps(ASK[NATIVE]))
+        client.send('{"type": "input_text.end"}')
+        while isinstance(message := client.recv(5), bytes) or "speech.audio.done" not in message:
+            pass
+    assert time.monotonic() - began < limit_s
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def server(brief: TTS) -> Iterator[LiveServer]:
+    with live_server(brief, max_body_bytes=65536) as running:
+        yield running
+
+
+@PATHS
+def test_stalled_client_is_sent_little_and_then_dropped(brief: TTS, path: str) -> None:
+    service = EndlessService(brief, endless=1)
+    with live_server(brief, service, send_timeout=0.5) as server, RawSocket(server, path) as slow:
+        slow.send(ASK[path])
+        wait_for(lambda: bool(service.streams))
+        check_served(server)
+        wait_for(lambda: service.streams[0].cancelled)
+        # As much as the kernel and one buffer hold.
+        assert service.streams[0].chunks_read < 400
+
+
+@PATHS
+def test_slow_client_is_waited_for(brief: TTS, path: str) -> None:
+    service = EndlessService(brief, endless=1)
+    with live_server(brief, service, send_timeout=0.5) as server:
+        with RawSocket(server, path) as slow:
+            slow.send(ASK[path])
+            for _ in range(10):
+                time.sleep(0.1)
+                left = 100_000
+                while left > 0:
+                    left -= len(slow.raw.recv(left))
+            assert not service.streams[0].cancelled
+        wait_for(lambda: service.streams[0].cancelled)
+
+
+@PATHS
+def test_client_that_answers_no_ping_is_dropped(brief: TTS, path: str) -> None:
+    """Nothing is being sent to the client either, because its text has not ended."""
+    with live_server(brief, ping_s=0.2) as server, RawSocket(server, path) as silent:
+        silent.send({**ASK[path], "flush": False})
+        wait_for(lambda: server.service.metrics.active == 1)
+        wait_for(lambda: server.service.metrics.active == 0)
+        check_served(server)
+
+
+@PATHS
+def test_thirty_killed_clients_are_cancelled(brief: TTS, path: str) -> None:
+    service = EndlessService(brief, endless=30)
+    with live_server(brief, service) as server:
+        for _ in range(30):
+            with RawSocket(server, path) as victim:
+                victim.send(ASK[path])
+                victim.raw.recv(1000)
+        check_served(server)
+        wait_for(lambda: all(session.cancelled for session in service.streams))
+        assert len(service.streams) == 30
+
+
+MALFORMED = {
+    "random bytes": lambda client: client.raw.sendall(os.urandom(2000)),
+    "a frame without a mask": lambda client: client.frame(b"{}", masked=False),
+    "an unknown opcode": lambda client: client.frame(b"{}", opcode=7),
+    "a continuation without a start": lambda client: client.frame(b"{}", opcode=0),
+    "text that is not UTF-8": lambda client: client.frame(b"\xff\xfe"),
+    "a message over the limit": lambda client: client.frame(b"x" * 70_000),
+    "a fragmented message over the limit": lambda client: [
+        client.frame(b"x" * 20_000, opcode=0 if part else 1, final=False) for part in range(4)
+    ],
+    "a length without data": lambda client: client.raw.sendall(b"\x81\xff" + b"\x00\x00\x7f" + b"\xff" * 5),
+    "half a frame": lambda client: client.raw.sendall(b"\x81\xfe\x10"),
+}
+
+
+@PATHS
+@pytest.mark.parametrize("send_malformed", MALFORMED.values(), ids=MALFORMED.keys())
+def test_malformed_frames_affect_no_other_client(
+    server: LiveServer, path: str, send_malformed: Callable[[RawSocket], object]
+) -> None:
+    with RawSocket(server, path) as client:
+        client.send(ASK[path])
+        send_malformed(client)
+        check_served(server)
+    server.wait_until_idle()
+
+
+@PATHS
+def test_flood_of_messages_is_held_back(server: LiveServer, path: str) -> None:
+    """A client that does not read the responses is not read any further (backpressure)."""
+    with RawSocket(server, path) as client:
+        client.raw.settimeout(0.5)
+        flood = (b"\x81\xfe\x03\xe8" + bytes(4) + b"?" * 1000) * 100  # masked with zeros
+        sent = 0
+        with contextlib.suppress(TimeoutError):
+            while sent < 1000:
+                client.raw.sendall(flood)
+                sent += 1
+        assert 0 < sent < 1000
+        check_served(server)
