@@ -1,4 +1,4 @@
-"""A streamed vocoder in windows: the plain stream's samples, in any company."""
+"""A vocoder streamed in windows gives the samples of the reference in any batch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from nightingale.audio.crossfade import HOLD_FRAMES, Crossfade
 from nightingale.backends.cuda.random import int64_key
-from nightingale.backends.cuda.vocoder import Vocoder
-from nightingale.backends.cuda.vocoder_windows import NEW, Windows, frames_behind
+from nightingale.backends.cuda.vocoder.bucketed_vocoder import BucketedVocoder
+from nightingale.backends.cuda.vocoder.vocoder_windows import EMPTY_WINDOW, VocoderWindows, context_frames
 from nightingale.backends.torch.sample_stream import SampleStream, guessed_frames, harmonic_phase
 from nightingale.models.chatterbox.hift.generator import Hift
 
@@ -38,11 +38,11 @@ def plain(hift: Hift, seed: int) -> list[np.ndarray]:
 
 
 def by_windows(hift: Hift, seeds: list[int]) -> list[list[np.ndarray]]:
-    most = sum(frames_behind(hift)) + max(BLOCKS) + HOLD_FRAMES + guessed_frames(hift)
-    vocoder = Vocoder(hift, batches=(1, 4), frames=(40, most))
-    windows = Windows(vocoder, hold_frames=HOLD_FRAMES, guessed_frames=guessed_frames(hift))
-    states, crossfades = [NEW] * len(seeds), [Crossfade() for _ in seeds]
-    heard: list[list[np.ndarray]] = [[] for _ in seeds]
+    most = sum(context_frames(hift)) + max(BLOCKS) + HOLD_FRAMES + guessed_frames(hift)
+    vocoder = BucketedVocoder(hift, batches=(1, 4), frames=(40, most))
+    windows = VocoderWindows(vocoder, hold_frames=HOLD_FRAMES, extrapolated_frames=guessed_frames(hift))
+    states, crossfades = [EMPTY_WINDOW] * len(seeds), [Crossfade() for _ in seeds]
+    samples_by_row: list[list[np.ndarray]] = [[] for _ in seeds]
     for number in range(len(BLOCKS)):
         final = number == len(BLOCKS) - 1
         before = states
@@ -56,11 +56,11 @@ def by_windows(hift: Hift, seeds: list[int]) -> list[list[np.ndarray]]:
         for row, (window, after, crossfade) in enumerate(zip(before, states, crossfades, strict=True)):
             end = crossfade.end(480 * after.known, final=final)
             rendered = samples[row].float().numpy().copy()
-            heard[row].append(crossfade.join(rendered, start=480 * window.first, end=end))
-    return heard
+            samples_by_row[row].append(crossfade.join(rendered, start=480 * window.first, end=end))
+    return samples_by_row
 
 
-def test_windows_give_the_plain_streams_samples_in_the_same_pieces(hift: Hift) -> None:
+def test_windows_give_the_samples_of_the_reference_in_the_same_chunks(hift: Hift) -> None:
     expected = plain(hift, 3)
     for one, other in zip(by_windows(hift, [3])[0], expected, strict=True):
         assert one.shape == other.shape
@@ -70,6 +70,6 @@ def test_windows_give_the_plain_streams_samples_in_the_same_pieces(hift: Hift) -
     assert np.abs(whole[-960:]).max() > 0.02
 
 
-def test_each_of_a_batch_sounds_as_it_does_alone(hift: Hift) -> None:
+def test_each_utterance_of_a_batch_is_rendered_as_alone(hift: Hift) -> None:
     for row, seed in zip(by_windows(hift, SEEDS), SEEDS, strict=True):
         np.testing.assert_allclose(np.concatenate(row), np.concatenate(plain(hift, seed)), rtol=0, atol=2e-6)

@@ -1,6 +1,6 @@
-"""Attention over cells by Triton's kernel: its plain twin's, cell for cell and sum for sum.
+"""Attention over a paged KV cache by Triton's kernel: it stores and sums what the reference does.
 
-With a GPU it is compiled; without one it runs in Triton's interpreter, if Triton is installed at all.
+With a GPU it is compiled; without one it runs in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def plan_of(
 def tables_of(
     block_pool: KVBlockPool, streams: list[PagedKVSequence], lengths: Tensor
 ) -> list[KVBlockTables]:
-    """Of each layer; the last row is nobody's."""
+    """Return the tables of each layer; the last row is unused."""
     starts = torch.cat([torch.from_numpy(stream.starts()) for stream in streams], dim=1)
     rings = torch.cat(
         [torch.tensor(stream.rings)[:, None].expand(-1, stream.rows, -1) for stream in streams], dim=1
     )
     prompts = torch.tensor([stream.prompt for stream in streams for _ in range(stream.rows)] + [0])
-    nobody = torch.full_like(starts[:, :1], -1)
-    starts, rings = torch.cat([starts, nobody], dim=1), torch.cat([rings, torch.ones_like(nobody)], dim=1)
+    unused = torch.full_like(starts[:, :1], -1)
+    starts, rings = torch.cat([starts, unused], dim=1), torch.cat([rings, torch.ones_like(unused)], dim=1)
     return [
         KVBlockTables(
             block_pool=block_pool,
@@ -82,12 +82,14 @@ def places(table: KVBlockTables) -> dict[str, Any]:
     ids=str,
 )
 @torch.inference_mode()
-def test_the_kernel_is_its_plain_twin(kind: torch.dtype, dtype: torch.dtype, windows: bool) -> None:
-    from nightingale.backends.cuda.paged_attention import attend_cells
+def test_the_kernel_stores_and_sums_what_the_reference_does(
+    kind: torch.dtype, dtype: torch.dtype, windows: bool
+) -> None:
+    from nightingale.backends.shared.paged_attention import paged_attention
 
     plan = plan_of(kind, windows)
     both = []
-    for attend in (attend_cells, attend_reference):
+    for attend in (paged_attention, attend_reference):
         block_pool = KVBlockPool(
             blocks=4 * plan.blocks(PROMPT, TOKENS), layout=plan, device=DEVICE, attend=attend
         )
@@ -119,24 +121,27 @@ def test_the_kernel_is_its_plain_twin(kind: torch.dtype, dtype: torch.dtype, win
 
 
 @torch.inference_mode()
-def test_a_step_over_cells_is_the_plain_networks() -> None:
-    """Norms, products, turns and attention of a whole Llama, over cells that round nothing."""
-    from nightingale.backends.cuda.paged_attention import CellSteps, attend_cells
-    from nightingale.backends.cuda.t3_layers import pack
+def test_a_step_over_paged_blocks_gives_the_logits_of_the_network() -> None:
+    """Norms, products, rotations and attention of a whole Llama, over blocks of float32."""
+    from nightingale.backends.cuda.t3.packed_weights import pack_weights
+    from nightingale.backends.shared.paged_attention import paged_attention
+    from nightingale_lab.bench.paged_decode_step import PagedDecodeStep
 
     t3 = fill(T3(TINY_LLAMA)).to(DEVICE)
     backbone = t3.config.backbone
     sizes: dict[str, Any] = {"heads": backbone.heads, "width": backbone.width // backbone.heads}
     plan = plan_of(torch.float32, False, layers=backbone.layers, **sizes)
-    block_pool = KVBlockPool(blocks=4 * plan.blocks(9, 12), layout=plan, device=DEVICE, attend=attend_cells)
+    block_pool = KVBlockPool(
+        blocks=4 * plan.blocks(9, 12), layout=plan, device=DEVICE, attend=paged_attention
+    )
     streams = [PagedKVSequence.open(block_pool, rows=1, prompt=prompt, tokens=12) for prompt in (9, 4)]
     plain = [t3.new_kv_cache(rows=1, capacity=40) for _ in streams]
     for n, (stream, memory) in enumerate(zip(streams, plain, strict=True)):
         prompt = gaussian((1, stream.prompt, backbone.width), n).to(DEVICE)
         t3.next_logits(prompt, memory)
         t3.next_logits(prompt, stream.layers)
-    turn = rotations(t3.tfmr.inverse, torch.arange(40, device=DEVICE), torch.float32)  # type: ignore[arg-type]
-    steps = CellSteps(t3, pack(t3), turn)  # type: ignore[arg-type]
+    rotation = rotations(t3.tfmr.inverse, torch.arange(40, device=DEVICE), torch.float32)  # type: ignore[arg-type]
+    steps = PagedDecodeStep(t3, pack_weights(t3), rotation)  # type: ignore[arg-type]
     tables = tables_of(block_pool, streams, torch.tensor([9, 4, 0], dtype=torch.int32, device=DEVICE))
     for step in range(1, 3):
         x = t3.embed_speech(torch.tensor([[step], [10 + step], [0]], device=DEVICE), step)
@@ -147,8 +152,8 @@ def test_a_step_over_cells_is_the_plain_networks() -> None:
         tables[0].lengths[:2] += 1
 
 
-def test_turning_by_table_is_turning() -> None:
-    """What the kernel does with the halves of a vector is what `rotate` does."""
+def test_the_kernels_rotation_is_that_of_the_network() -> None:
+    """The kernel rotates a vector by adding the other half of it, as `rotate` does."""
     inverse = torch.tensor([1.0, 0.1])
     cos, sin = rotations(inverse, torch.tensor([3]), torch.float32)
     x = torch.tensor([1.0, 2.0, 3.0, 4.0])

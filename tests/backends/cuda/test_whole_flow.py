@@ -1,4 +1,4 @@
-"""The flow by graphs: the plain mel, whatever the bucket and the company."""
+"""The flow in graphs gives the mel of the reference in any bucket and any batch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from backends.watching import HostWatch
 from parity.tiny import TINY_FLOW, TINY_MEANFLOW, fill, gaussian, ids
 from torch import Tensor
 
-from nightingale.backends.cuda.flow import FlowSteps, WholeFlow, flow_noise
+from nightingale.backends.cuda.flow.flow_steps import FlowSteps
+from nightingale.backends.cuda.random import normal
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale_lab.bench.whole_flow import WholeFlow
 
 PROMPT = 4
 KEY, FULL = torch.tensor([99]), torch.tensor([2 * PROMPT])
@@ -18,7 +20,7 @@ KEY, FULL = torch.tensor([99]), torch.tensor([2 * PROMPT])
 
 @pytest.fixture(params=["guided", "meanflow"])
 def flow(request: pytest.FixtureRequest) -> Flow:
-    """In double precision: what differs then is not rounding."""
+    """Use double precision, so that a difference is not rounding."""
     return fill(Flow(TINY_FLOW if request.param == "guided" else TINY_MEANFLOW)).double()
 
 
@@ -31,13 +33,13 @@ def speaker(flow: Flow, seed: int) -> Tensor:
 
 
 @torch.inference_mode()
-def plain(flow: Flow, tokens: Tensor, seed: int, key: Tensor = KEY) -> Tensor:
-    noise = flow_noise(key, torch.zeros(1, dtype=torch.int64), 2 * tokens.shape[1], 80).double()
+def reference(flow: Flow, tokens: Tensor, seed: int, key: Tensor = KEY) -> Tensor:
+    noise = normal(key, torch.zeros(1, dtype=torch.int64), 2 * tokens.shape[1], 80).double()
     return flow(tokens, prompt_mel=prompt_mel(seed), speaker=speaker(flow, seed), noise=noise)
 
 
 @pytest.mark.parametrize("bucket", [11, 16])
-def test_a_padded_bucket_gives_the_plain_mel(flow: Flow, bucket: int) -> None:
+def test_a_padded_bucket_gives_the_mel_of_the_reference(flow: Flow, bucket: int) -> None:
     tokens = ids(11, 5)
     whole = WholeFlow(FlowSteps(flow), batches=(1,), tokens=(bucket,))
     mel = whole(
@@ -48,12 +50,12 @@ def test_a_padded_bucket_gives_the_plain_mel(flow: Flow, bucket: int) -> None:
         speaker=speaker(flow, 1),
         key=KEY,
     )
-    expected = plain(flow, tokens, 1)
+    expected = reference(flow, tokens, 1)
     torch.testing.assert_close(mel[:, :, 2 * PROMPT :], expected, rtol=0, atol=1e-9)
     assert expected.std() > 0.1
 
 
-def test_each_of_a_batch_is_rendered_as_it_is_alone(flow: Flow) -> None:
+def test_each_utterance_of_a_batch_is_rendered_as_alone(flow: Flow) -> None:
     lengths, keys = [9, 12, 6], torch.tensor([3, 4, 5])
     rows = [ids(n, n) for n in lengths]
     mel = WholeFlow(FlowSteps(flow), batches=(4,), tokens=(14,))(
@@ -65,11 +67,11 @@ def test_each_of_a_batch_is_rendered_as_it_is_alone(flow: Flow) -> None:
         key=keys,
     )
     for row, n in enumerate(lengths):
-        expected = plain(flow, rows[row], n, keys[row : row + 1])[0]
+        expected = reference(flow, rows[row], n, keys[row : row + 1])[0]
         torch.testing.assert_close(mel[row, :, 2 * PROMPT : 2 * n], expected, rtol=0, atol=1e-9)
 
 
-def test_nothing_is_asked_of_the_host(flow: Flow) -> None:
+def test_the_host_reads_nothing(flow: Flow) -> None:
     whole = WholeFlow(FlowSteps(flow), batches=(1,), tokens=(8,))
     tokens, lengths, cond, who = (
         ids(8, 1),
@@ -83,15 +85,15 @@ def test_nothing_is_asked_of_the_host(flow: Flow) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-def test_half_precision_stays_near_the_plain_mel_and_leaves_the_plain_flow_alone(flow: Flow) -> None:
+def test_bfloat16_stays_near_the_reference_and_leaves_its_weights_alone(flow: Flow) -> None:
     flow, tokens = flow.float(), ids(11, 5)
     before = {name: value.clone() for name, value in flow.state_dict().items()}
     whole = WholeFlow(FlowSteps(flow, precision=torch.bfloat16), batches=(1,), tokens=(11,))
-    told, who = prompt_mel(1).float(), speaker(flow, 1).float()
-    mel = whole(tokens, torch.tensor([11]), prompt_mel=told, prompt_frames=FULL, speaker=who, key=KEY)
-    noise = flow_noise(KEY, torch.zeros(1, dtype=torch.int64), 22, 80)
+    prompt, who = prompt_mel(1).float(), speaker(flow, 1).float()
+    mel = whole(tokens, torch.tensor([11]), prompt_mel=prompt, prompt_frames=FULL, speaker=who, key=KEY)
+    noise = normal(KEY, torch.zeros(1, dtype=torch.int64), 22, 80)
     with torch.inference_mode():
-        expected = flow(tokens, prompt_mel=told, speaker=who, noise=noise)
+        expected = flow(tokens, prompt_mel=prompt, speaker=who, noise=noise)
     error = (mel[:, :, 2 * PROMPT :] - expected).norm() / expected.norm()
     assert 0 < error < 0.02
     assert all(torch.equal(value, before[name]) for name, value in flow.state_dict().items())
@@ -110,8 +112,8 @@ def test_more_tokens_than_the_largest_bucket_are_refused(flow: Flow) -> None:
 
 
 @pytest.mark.requires_cuda
-def test_the_graph_gives_the_plain_mel(flow: Flow) -> None:
-    tokens, expected = ids(11, 5), plain(flow, ids(11, 5), 1)
+def test_the_graph_gives_the_mel_of_the_reference(flow: Flow) -> None:
+    tokens, expected = ids(11, 5), reference(flow, ids(11, 5), 1)
     who = speaker(flow, 1).cuda()
     whole = WholeFlow(FlowSteps(flow.cuda()), batches=(1,), tokens=(16,))
     for _ in range(2):
@@ -124,4 +126,4 @@ def test_the_graph_gives_the_plain_mel(flow: Flow) -> None:
             key=KEY.cuda(),
         )
     torch.testing.assert_close(mel[:, :, 2 * PROMPT :].cpu(), expected, rtol=0, atol=1e-6)
-    assert [report.how for report in whole.reports] == ["graph"]
+    assert [graph.mode for graph in whole._graphs.values()] == ["graph"]
