@@ -101,8 +101,9 @@ def test_an_interrupted_say_is_cancelled(tts: TTS, monkeypatch: pytest.MonkeyPat
     assert is_drained(tts)
 
 
+@pytest.mark.parametrize("by", ["the caller", "the end of the loop"])
 def test_a_request_cancelled_while_a_thread_opens_it_is_not_left_behind(
-    tts: TTS, monkeypatch: pytest.MonkeyPatch
+    tts: TTS, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered, may_open = threading.Event(), threading.Event()
     opened: list[Session] = []
@@ -120,6 +121,9 @@ def test_a_request_cancelled_while_a_thread_opens_it_is_not_left_behind(
         request = asyncio.create_task(anext(aiter(AsyncTTS(tts).stream(LONG, seed=1))))
         while not entered.is_set():
             await asyncio.sleep(0.005)
+        if by == "the end of the loop":
+            threading.Timer(0.1, may_open.set).start()
+            return
         request.cancel()
         with pytest.raises(asyncio.CancelledError):
             await request
@@ -128,6 +132,7 @@ def test_a_request_cancelled_while_a_thread_opens_it_is_not_left_behind(
             await asyncio.sleep(0.005)
 
     asyncio.run(asyncio.wait_for(run(), LIMIT_S))
+    assert opened[0].cancelled
     assert is_drained(tts)
 
 
