@@ -35,7 +35,7 @@ serve: $(INSTALLED_SERVER) ## install, then serve HTTP on 127.0.0.1:8880
 test: $(INSTALLED_DEV) ## install what tests need, then run them all (TESTS=path for some)
 	$(BIN)/python -m pytest $(TESTS)
 
-check: $(INSTALLED_DEV) ## format, lint, strict types, house rules, fresh docs
+check: $(INSTALLED_DEV) ## format, lint, types, project rules, docs, the built wheel
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

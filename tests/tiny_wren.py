@@ -33,7 +33,7 @@ TINY = Preset(
         source_kernels=(3, 3, 3),
         f0_channels=48,
         harmonics=12,
-        in_step=True,
+        in_phase=True,
         causal=True,
     ),
     speech_tokenizer=SpeechTokenizerConfig(width=64, heads=1, blocks=1),

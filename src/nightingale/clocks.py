@@ -1,7 +1,7 @@
-"""The four clocks of speech synthesis and the exact ratios between them.
+"""The rates of speech tokens (25 Hz), mel frames (50 Hz) and samples (24 kHz), and their exact ratios.
 
-Text ids have no clock. Speech tokens run at 25 Hz, mel frames at 50 Hz, samples at 24 kHz. Most streaming
-bugs are a wrong conversion between two of these, so only this file converts, and a remainder is an error.
+Most streaming bugs are a wrong conversion between two rates, so only this file converts, and a remainder is
+an error.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from nightingale.errors import ConfigError
 
 
 def exact_div(numerator: int, denominator: int) -> int:
-    """The quotient, which must be whole."""
+    """Return the quotient, or raise `ConfigError` if there is a remainder."""
     quotient, remainder = divmod(numerator, denominator)
     if remainder:
         raise ConfigError(
-            "two clocks do not divide",
+            "two rates do not divide",
             got=f"{numerator} / {denominator}",
             allowed="rates whose ratio is a whole number",
             fix="Correct the rates of this model's config.",
@@ -26,7 +26,7 @@ def exact_div(numerator: int, denominator: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clocks:
-    """The rates of one voice pipeline."""
+    """The rates of one synthesis pipeline."""
 
     sample_rate_hz: int = 24_000
     token_rate_hz: int = 25
@@ -47,4 +47,4 @@ class Clocks:
 
 CLOCKS = Clocks()
 ANALYSIS_RATE_HZ = 16_000
-"""The speech tokenizer, the voice encoder and the x-vector network listen at this rate."""
+"""The input rate of the speech tokenizer, the voice encoder and the x-vector network."""

@@ -1,9 +1,4 @@
-"""Write a file whole or not at all.
-
-Voices and recordings are written by rooms that may not know each other, so the one careful way to do it
-lives on the ground floor: a temporary neighbour, then a rename. Whatever goes wrong, nothing half-written
-stays.
-"""
+"""Atomic file writes: a temporary file in the same folder, then a rename."""
 
 from __future__ import annotations
 
@@ -20,17 +15,17 @@ from nightingale.errors import OutputError
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Put `data` at `path`; on any failure leave what was there before."""
+    """Write `data` to `path`; on any failure a file that was there before stays unchanged."""
     with whole_file(path) as file:
         file.write(data)
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write into, which takes `path`'s place at the end; on any failure what was there stays."""
+    """Yield a file that replaces `path` at the end; on any failure the old file stays unchanged."""
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
-            # A device or a pipe (/dev/null, a fifo) is written into; renaming over it would destroy it.
+            # A device or a pipe (/dev/null, a fifo) is written to; a rename would replace it.
             with TemporaryFile() as file:
                 yield file
                 file.seek(0)
@@ -44,7 +39,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             with temporary.open("xb") as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())  # a full disk may only speak up here
+                os.fsync(file.fileno())  # a full disk may be reported only here
             os.replace(temporary, target)
         finally:
             temporary.unlink(missing_ok=True)

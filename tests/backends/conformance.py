@@ -95,7 +95,7 @@ def tiny_preset(family: str) -> Preset:
             speaker_width=16,
         ),
         flow=replace(NOISE_PRESET.flow, block_causal=full.flow.block_causal, meanflow=full.flow.meanflow),
-        hift=replace(NOISE_PRESET.hift, causal=full.hift.causal, in_step=full.hift.in_step),
+        hift=replace(NOISE_PRESET.hift, causal=full.hift.causal, in_phase=full.hift.in_phase),
     )
 
 

@@ -21,7 +21,7 @@ LLAMA = replace(
 )
 GPT2 = replace(NANO, speech_vocab=6563, text_vocab=40, backbone=Gpt2Config(layers=2, width=WIDTH, heads=2))
 MAX_ERROR = 0.03
-"""What int8 may change in two layers, by `relative_error`; a missing position changes ten times that."""
+"""The largest `relative_error` of int8 in two layers; a missing position changes ten times as much."""
 
 
 def small_t3(config: T3Config, seed: int = 0) -> T3:

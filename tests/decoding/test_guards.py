@@ -108,8 +108,14 @@ def test_a_loop_is_retried_and_at_the_last_attempt_cut_to_one_period(period: int
 
 def test_a_loop_is_detected_within_two_seconds() -> None:
     guard = Guard(LIMITS, stop_id=STOP, silence=SILENCE)
-    observed = next(n for n, token in enumerate(cycle([1, 2, 3]), 1) if guard.observe(token) is not CONTINUE)
-    assert observed == LIMITS.loop_tokens == 48
+    verdicts = [guard.observe(token) for token in islice(cycle([1, 2, 3]), LIMITS.loop_tokens)]
+    assert set(verdicts[:-1]) == {CONTINUE}
+    assert (verdicts[-1].action, verdicts[-1].reason) == (Action.RETRY, "loop")
+    assert LIMITS.loop_tokens == 48
+
+
+def test_a_repetition_of_a_longer_period_is_no_loop() -> None:
+    assert guarded(ScriptedModel(chain(SPEECH, cycle(range(9)))))[1:] == (3, "too long")
 
 
 def test_silence_after_the_text_is_the_end() -> None:
@@ -153,6 +159,21 @@ def test_silence_at_the_end_is_trimmed() -> None:
     tight = Limits(max_tokens=1000, tail_tokens=3)
     assert guarded(ScriptedModel([*SPEECH, *silent(60), STOP]), tight)[0] == [*SPEECH, *silent(3)]
     assert guarded(ScriptedModel([*SPEECH, *silent(2), STOP]), tight)[0] == [*SPEECH, *silent(2)]
+    none = Limits(max_tokens=1000, tail_tokens=0)
+    assert guarded(ScriptedModel([*SPEECH, *silent(2), STOP]), none)[0] == SPEECH
+    assert guarded(ScriptedModel([*SPEECH, STOP]), none)[0] == SPEECH
+
+
+def test_an_utterance_at_its_limits_is_healthy() -> None:
+    limits = Limits(max_tokens=1000, min_tokens=3, enough_tokens=3)
+    assert guarded(ScriptedModel([1, 2, 3, STOP]), limits, attempts=1) == ([1, 2, 3], 1, "complete")
+    assert guarded(ScriptedModel([1, 2, STOP]), limits, attempts=1) == ([1, 2], 1, "too short")
+    for sounding, action in ((3, Action.STOP), (2, Action.RETRY)):
+        guard = Guard(limits, stop_id=STOP, silence=SILENCE)
+        guard.commit(0)
+        verdicts = [guard.observe(token) for token in [*range(sounding), *silent(limits.silence_tokens)]]
+        assert set(verdicts[:-1]) == {CONTINUE}
+        assert (verdicts[-1].action, verdicts[-1].reason) == (action, "silence")
 
 
 def test_committed_tokens_are_neither_retried_nor_dropped() -> None:
@@ -206,6 +227,10 @@ def test_the_limits_allow_slow_reading(text: str, seconds: float) -> None:
 
 
 def test_the_limits_follow_the_length_of_the_text() -> None:
+    # Seven characters, of which three count four times; a tag; four letters and digits.
+    text = "ab 12 $ [laugh]"
+    assert limits_for(text, ceiling=256) == Limits(max_tokens=100 + 5 * 16 + 75, enough_tokens=4)
+    assert limits_for(text, ceiling=255).max_is_ceiling
     assert limits_for("Hi!", ceiling=1000).max_tokens < 150
     assert limits_for(TEXT, ceiling=1000).max_tokens < 350
     assert limits_for("x" * 280, ceiling=1000).max_tokens == 1000

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from nightingale.engine.requests.incremental_text import IncrementalSegmenter
 from nightingale.errors import ConfigError
-from nightingale.text.stops import LINK
+from nightingale.text.stops import LINK, LOOKAHEAD_CHARS
 
 ANSWER = (
     "Of course, I can help you with that, and gladly! The value of pi is 3.14159, as Dr. Smith wrote at "
@@ -168,6 +168,36 @@ def test_a_sentence_without_an_end_is_split_at_its_best_mark() -> None:
     assert "".join(found) == f"{clause}; {clause}, " * 10
     assert all(segment.rstrip().endswith((";", ",")) for segment in found)
     assert max(map(len, found)) <= 202
+
+
+def test_a_sentence_longer_than_a_segment_is_split_though_its_end_is_known() -> None:
+    clause = "and so the story of the little house by the river went on without an end"
+    assert segments([f"{clause} and {clause}. Then it went on."], max_chars=100) == [
+        f"{clause} and and so the story of the",
+        " little house by the river went on without an end.",
+        " Then it went on.",
+    ]
+
+
+def test_a_sentence_without_an_end_is_split_after_a_bounded_lookahead() -> None:
+    segmenter = IncrementalSegmenter(max_chars=60)
+    words = "word " * 100
+    ready = [number for number, character in enumerate(words, start=1) if segmenter.push(character)]
+    assert ready[:3] == [60 + LOOKAHEAD_CHARS, 120 + LOOKAHEAD_CHARS, 180 + LOOKAHEAD_CHARS]
+
+
+def test_a_sentence_of_exactly_the_longest_segment_is_not_split() -> None:
+    sentence = "The end of this sentence is exactly here."
+    assert IncrementalSegmenter(max_chars=len(sentence)).push(sentence + " And") == [sentence]
+    assert segments([sentence + " And"], max_chars=len(sentence) - 1)[0] != sentence
+
+
+def test_the_first_clause_has_a_minimum_length_and_ends_outside_tags() -> None:
+    assert IncrementalSegmenter().push("12345678 1234567890, and") == ["12345678 1234567890,"]
+    assert IncrementalSegmenter().push("12345678 123456789, and") == []
+    tagged = "This one has [a tag, and] more text,"
+    assert IncrementalSegmenter().push(tagged + " so") == [tagged]
+    assert IncrementalSegmenter().push("This one has [a] tag, and so") == ["This one has [a] tag,"]
 
 
 def test_push_after_the_end_is_refused() -> None:

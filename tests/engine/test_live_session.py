@@ -44,6 +44,19 @@ def test_audio_does_not_depend_on_how_the_text_was_split(tts: TTS) -> None:
     assert np.array_equal(results[0], results[2])
 
 
+def test_the_first_chunk_of_a_segment_names_it(tts: TTS) -> None:
+    with tts.session(seed=1) as session:
+        session.push(ANSWER.replace("back. ", "back. [pause:1s] "))
+        session.end()
+        starts = [chunk.begins for chunk in session if chunk.begins]
+    assert [(start.text.strip(), start.pause_samples) for start in starts] == [
+        ("Good morning, and welcome back.", 2880),
+        ("", 24_000),
+        ("Your train leaves in ten minutes.", 2880),
+        ("Shall I call a taxi?", 2880),
+    ]
+
+
 def test_text_is_pushed_in_one_thread_and_audio_read_in_another(tts: TTS) -> None:
     session = tts.session(seed=1)
 

@@ -24,6 +24,7 @@ def test_the_last_slot_moves_to_the_gap() -> None:
     assert scheduler.remove(1) == Move(source=2, target=0)
     assert scheduler.running == [3, 2]
     assert scheduler.remove(2) is None
+    assert not scheduler.is_idle
     assert scheduler.remove(3) is None
     assert scheduler.is_idle
 
@@ -36,11 +37,18 @@ def test_a_full_queue_refuses_new_requests_but_not_those_already_served() -> Non
         scheduler.submit(3)
     scheduler.submit(3, limited=False)
     assert list(scheduler.waiting) == [1, 2, 3]
+    running = Scheduler(slots=1, queue_limit=1)
+    running.submit(1)
+    running.admit()
+    running.submit(2)
+    with pytest.raises(QueueFull, match="1 waiting and 1 running"):
+        running.submit(3)
 
 
 def test_removing_a_waiting_or_unknown_request_moves_nothing() -> None:
     scheduler = Scheduler(slots=1, queue_limit=5)
     scheduler.submit(1)
+    assert not scheduler.is_idle
     assert scheduler.remove(1) is None
     assert scheduler.remove(99) is None
     assert scheduler.is_idle
@@ -78,3 +86,13 @@ def test_memory_is_reserved_in_order_of_arrival() -> None:
     assert scheduler.admit() is None, "request 5 fits, but 4 is before it"
     scheduler.remove(4)
     assert scheduler.admit() == (5, 2)
+    assert scheduler.needs_bytes == {2: 8, 3: 1, 5: 1}
+
+
+def test_memory_without_a_limit_or_of_unknown_size_does_not_block() -> None:
+    for budget_bytes, needed in ((0, {1: 99, 2: 99}), (10, {1: 10}), (10, {2: 10})):
+        scheduler = Scheduler(slots=2, queue_limit=9, needs_bytes=needed)
+        scheduler.budget_bytes = budget_bytes or scheduler.budget_bytes
+        scheduler.submit(1)
+        scheduler.submit(2)
+        assert [scheduler.admit(), scheduler.admit()] == [(1, 0), (2, 1)]

@@ -1,4 +1,4 @@
-"""Segmentation of a request's text: segments, pauses between them, and their token budgets and seeds."""
+"""Segmentation of a request's text: segments, pauses between them, their queue, token budgets and seeds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,14 @@ import pytest
 
 from nightingale.decoding.decoding import MIN_BUDGET_TOKENS, token_budget
 from nightingale.decoding.seeds import SEED_LIMIT, nth_seed
-from nightingale.engine.requests.segments import MAX_CHARS, PAUSE_MS, parse_pauses, segment_text
+from nightingale.engine.requests.segment_queue import SegmentQueue
+from nightingale.engine.requests.segments import (
+    MAX_CHARS,
+    PAUSE_MS,
+    TextSegment,
+    parse_pauses,
+    segment_text,
+)
 from nightingale.errors import EmptyText, TextError, TextTooLong, UnsupportedLanguage
 from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.text.frontend import Frontend
@@ -110,6 +117,10 @@ def test_a_segment_of_too_many_ids_is_split_further(fill: bool) -> None:
     assert found[-1].pause_samples == 0
     (whole,) = segment_text(FRONTEND, text, None, split_chars=280, fill=fill)
     assert len(whole.text_ids) > 300
+    (exact,) = segment_text(FRONTEND, FIRST, None, split_chars=280, fill=fill, max_ids=len(FIRST))
+    assert exact.text == FIRST
+    (character,) = segment_text(FRONTEND, "今", None, split_chars=280, fill=fill, max_ids=2)
+    assert character.text == "今", "a single character cannot be split"
 
 
 def test_pause_after_a_paragraph_is_the_longest() -> None:
@@ -130,7 +141,7 @@ def test_a_sentence_that_continues_in_the_next_segment_gets_a_comma() -> None:
 
 def test_text_that_fits_one_filled_segment_stays_as_written() -> None:
     text = f" {FIRST}  {SECOND}\n\nThe end."
-    assert segments(text, 280, fill=True) == [(text, 0)]
+    assert segments(text, 280, fill=True) == segments(text, len(text), fill=True) == [(text, 0)]
     assert [pause for _, pause in segments(f"{FIRST} " * 20, 280, fill=True)] == [120, 120, 0]
     assert len(segments(f"{FIRST} " * 20, 280)) == 20
 
@@ -152,9 +163,9 @@ def test_an_endless_source_is_read_lazily() -> None:
 def test_segments_do_not_depend_on_the_parts_of_the_source() -> None:
     text = f"{FIRST} {SECOND}\nand more of it, [pause:1s] and more.\n\n" * 40
     lines = text.splitlines(keepends=True)
-    assert list(segment_text(FRONTEND, lines, None, split_chars=220)) == list(
-        segment_text(FRONTEND, text, None, split_chars=220)
-    )
+    for split_chars in (220, None):
+        whole = list(segment_text(FRONTEND, text, None, split_chars=split_chars))
+        assert list(segment_text(FRONTEND, lines, None, split_chars=split_chars)) == whole
 
 
 @pytest.mark.parametrize(
@@ -214,6 +225,7 @@ def test_the_closing_pause_follows_the_last_segment_unless_a_tag_sets_it() -> No
 
 def test_a_request_may_begin_and_end_with_a_pause() -> None:
     assert segments("[pause:1s] Hello there. [pause:250ms]\n") == [("", 1000), ("Hello there.", 250)]
+    assert segments("And then [pause:1s]") == [("And then,", 1000)]
 
 
 @pytest.mark.parametrize("split_chars", [None, 220])
@@ -238,8 +250,10 @@ def test_text_that_continues_ends_with_its_natural_pause(split_chars: int | None
 
 
 def test_text_of_pauses_only_is_refused() -> None:
-    with pytest.raises(EmptyText):
+    with pytest.raises(EmptyText, match=r"got '\[pause:1s\] \.\.\. \[paus'"):
         segments("[pause:1s] ... [pause:1s]")
+    with pytest.raises(EmptyText, match="got text without a letter"):
+        segment_text(FRONTEND, ["[pause:1s]", "..."], None, split_chars=220)
 
 
 def test_a_pause_of_a_minute_is_refused() -> None:
@@ -251,6 +265,33 @@ def test_a_pause_of_a_minute_is_refused() -> None:
 def test_tags_of_sounds_stay_in_the_text(split_chars: int | None) -> None:
     text = "That is so funny! [laugh] Oh, dear. [clear throat] Where were we? [pause:1s] [sigh] I see."
     assert " ".join(text for text, _ in segments(text, split_chars)) == text.replace("[pause:1s] ", "")
+
+
+def test_a_queue_returns_the_segments_of_a_complete_text() -> None:
+    reached: list[TextSegment] = []
+    first, second = (TextSegment(pause_samples=number) for number in (1, 2))
+    queue = SegmentQueue(iter([first, second]), reached=reached.append)
+    assert queue.closed
+    assert queue.waiting
+    assert queue.next() is first
+    assert reached == [first], "a segment is reached when it is taken"
+    assert queue.next() is second
+    assert queue.next() is None
+    assert reached == [first, second]
+
+
+def test_a_queue_is_filled_until_it_is_closed() -> None:
+    reached: list[TextSegment] = []
+    segment = TextSegment(pause_samples=1)
+    queue = SegmentQueue(reached=reached.append)
+    assert (queue.next(), queue.waiting, queue.closed, reached) == (None, False, False, [])
+    queue.add(segment)
+    assert queue.waiting
+    assert queue.next() is segment
+    assert reached == [segment]
+    assert not queue.waiting
+    queue.close()
+    assert (queue.next(), queue.waiting, queue.closed) == (None, True, True)
 
 
 def test_only_wren_has_a_budget_by_text_ids() -> None:

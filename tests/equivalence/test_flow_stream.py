@@ -1,4 +1,4 @@
-"""The flow's stream: exact for block-causal flows, bounded in cost for bidirectional ones."""
+"""Streaming of the flow: exact for block-causal flows, bounded in cost for bidirectional ones."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parity import tiny
 from torch import Tensor
 
-from nightingale.backends.torch import mel_stream as acoustic
+from nightingale.backends.torch import mel_stream
 from nightingale.backends.torch.mel_stream import CONTEXT_TOKENS, MelStream, PromptState, prepare_prompt
 from nightingale.decoding.philox import normal, stream_key
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.chatterbox.s3gen.incremental import FlowPast, render_piece
+from nightingale.models.chatterbox.s3gen.incremental import FlowState, render_block
 from nightingale.voices.voice import Voice
-from parity import tiny
 
 SEED = 0
 ROUNDING = 1e-4
@@ -31,8 +31,8 @@ CAUSAL = {
     kind: tiny.fill(Flow(replace(config, block_causal=True, mel_mean=-0.5, mel_std=1.5)))
     for kind, config in KINDS.items()
 }
-FORGETFUL = tiny.fill(Flow(replace(tiny.TINY_MEANFLOW, block_causal=True, remembered=5)))
-CAUSAL_AS_FORGETFUL = tiny.fill(Flow(replace(tiny.TINY_MEANFLOW, block_causal=True)))
+WINDOWED = tiny.fill(Flow(replace(tiny.TINY_MEANFLOW, block_causal=True, left_context=5)))
+UNLIMITED = tiny.fill(Flow(replace(tiny.TINY_MEANFLOW, block_causal=True)))
 BIDIRECTIONAL = {kind: tiny.fill(Flow(config)) for kind, config in KINDS.items()}
 
 
@@ -42,7 +42,7 @@ def ids_of(count: int, *, seed: int = 3) -> list[int]:
 
 def voice_of(prompt_tokens: int) -> Voice:
     return Voice.checked(
-        name="somebody",
+        name="speaker",
         family="wren",
         speaker=tiny.scatter((16,), 1),
         prompt_ids=torch.zeros(0, dtype=torch.int64),
@@ -53,45 +53,45 @@ def voice_of(prompt_tokens: int) -> Voice:
 
 
 def streamed(flow: Flow, ids: list[int], cuts: list[int], voice: Voice, **kept: PromptState) -> list[Tensor]:
-    """What each push of so many ids gave; the last says that it is the last."""
+    """Push the ids in blocks of these sizes, the last one final; return the mel of each push."""
     assert sum(cuts) == len(ids)
     stream = MelStream(flow, voice, seed=SEED, streaming=True, **kept)
     ends = list(accumulate(cuts))
     return [
-        stream.push(ids[end - cut : end], final=place == len(cuts) - 1)
-        for place, (cut, end) in enumerate(zip(cuts, ends, strict=True))
+        stream.push(ids[end - cut : end], final=number == len(cuts) - 1)
+        for number, (cut, end) in enumerate(zip(cuts, ends, strict=True))
     ]
 
 
 def blocks_of(prompt_tokens: int, cuts: list[int]) -> Tensor:
-    """Which push renders each token: the one that knows three more. The prompt was heard before."""
+    """Return the push that renders each token: the one that has three more; -1 for the prompt."""
     known = [prompt_tokens + end for end in accumulate(cuts)]
     ready = [*(k - LOOKAHEAD_TOKENS for k in known[:-1]), known[-1]]
     ready = [r if r > prompt_tokens else 0 for r in ready]
-    heard = max(0, prompt_tokens - LOOKAHEAD_TOKENS)
+    prompt_end = max(0, prompt_tokens - LOOKAHEAD_TOKENS)
     rows = [
-        -1 if token < heard else next(push for push, r in enumerate(ready) if r > token)
+        -1 if token < prompt_end else next(push for push, r in enumerate(ready) if r > token)
         for token in range(known[-1])
     ]
     return torch.tensor([rows])
 
 
 def noise_of(flow: Flow, voice: Voice, tokens: int) -> Tensor:
-    """The voice's noise where its prompt was heard, the request's from there on."""
-    heard = 2 * max(0, len(voice.flow_prompt_ids) - LOOKAHEAD_TOKENS)
-    own, asked = (
+    """Return the voice's noise over its prompt, and the request's noise after it."""
+    prompt_end = 2 * max(0, len(voice.flow_prompt_ids) - LOOKAHEAD_TOKENS)
+    of_voice, of_request = (
         torch.from_numpy(normal(stream_key(seed, purpose), 0, 2 * tokens, 80))
         for seed, purpose in ((0, f"prompt/{voice.content_hash}"), (SEED, "flow"))
     )
-    return torch.cat([own[:heard], asked[heard:]]).T[None]
+    return torch.cat([of_voice[:prompt_end], of_request[prompt_end:]]).T[None]
 
 
 def whole(flow: Flow, ids: list[int], voice: Voice, blocks: Tensor | None) -> Tensor:
-    tokens = torch.cat([voice.flow_prompt_ids, torch.tensor(ids)])[None]
+    tokens = torch.tensor([[*voice.flow_prompt_ids.tolist(), *ids]])
     mel: Tensor = flow(
         tokens,
-        prompt_mel=voice.flow_prompt_mel.T[None],
-        speaker=voice.flow_speaker[None],
+        prompt_mel=torch.tensor(voice.flow_prompt_mel).T[None],
+        speaker=torch.tensor(voice.flow_speaker)[None],
         noise=noise_of(flow, voice, tokens.shape[1]),
         blocks=blocks,
     )
@@ -130,19 +130,19 @@ def test_any_chunking_equals_the_whole_in_those_blocks(cuts: list[int], prompt: 
 
 @pytest.mark.parametrize("cuts", [[2] * 12, [9, 1, 1, 13], [3, 8, 5, 8]], ids=str)
 @pytest.mark.parametrize("prompt_tokens", [0, 9])
-def test_a_flow_that_forgets_streams_as_the_whole_that_forgets_alike(
+def test_a_stream_with_left_context_equals_the_whole_with_left_context(
     cuts: list[int], prompt_tokens: int
 ) -> None:
     voice, ids = voice_of(prompt_tokens), ids_of(24)
-    mel = torch.cat(streamed(FORGETFUL, ids, cuts, voice), dim=1)
+    mel = torch.cat(streamed(WINDOWED, ids, cuts, voice), dim=1)
     blocks = blocks_of(prompt_tokens, cuts)
-    assert (mel - whole(FORGETFUL, ids, voice, blocks)).abs().max() <= ROUNDING
-    everything = whole(CAUSAL_AS_FORGETFUL, ids, voice, blocks)
-    assert (mel - everything).abs().max() > 10 * ROUNDING  # or nothing was forgotten
+    assert (mel - whole(WINDOWED, ids, voice, blocks)).abs().max() <= ROUNDING
+    everything = whole(UNLIMITED, ids, voice, blocks)
+    assert (mel - everything).abs().max() > 10 * ROUNDING  # otherwise the left context had no effect
 
 
-def test_what_a_flow_that_forgets_remembers_does_not_grow() -> None:
-    stream, sizes = MelStream(FORGETFUL, voice_of(0), seed=SEED, streaming=True), []
+def test_the_state_of_a_flow_with_left_context_does_not_grow() -> None:
+    stream, sizes = MelStream(WINDOWED, voice_of(0), seed=SEED, streaming=True), []
     for _ in range(12):
         stream.push(ids_of(4), final=False)
         sizes.append(stream._past.nbytes if stream._past else 0)
@@ -150,14 +150,14 @@ def test_what_a_flow_that_forgets_remembers_does_not_grow() -> None:
 
 
 def test_the_blocks_of_a_stream_matter() -> None:
-    """Or the equality above would say nothing."""
+    """Check that the equality above depends on the blocks."""
     flow, voice, ids = CAUSAL["meanflow"], voice_of(5), ids_of(14)
     mel = torch.cat(streamed(flow, ids, [7, 7], voice), dim=1)
     assert (mel - whole(flow, ids, voice, None)).abs().max() > 10 * ROUNDING
 
 
 @pytest.mark.parametrize("flow", [CAUSAL["meanflow"], BIDIRECTIONAL["meanflow"]], ids=["causal", "windows"])
-def test_more_future_never_changes_the_past(flow: Flow) -> None:
+def test_later_tokens_never_change_earlier_frames(flow: Flow) -> None:
     voice, ids, known = voice_of(5), ids_of(20), 12
     other = ids[:known] + ids_of(20, seed=9)[known:]
     a, b = (streamed(flow, x, [5, 7, 4, 4], voice) for x in (ids, other))
@@ -166,7 +166,7 @@ def test_more_future_never_changes_the_past(flow: Flow) -> None:
 
 
 @pytest.mark.parametrize("flow", [CAUSAL["meanflow"], BIDIRECTIONAL["meanflow"]], ids=["causal", "windows"])
-def test_streams_that_share_a_prompt_do_not_hear_each_other(flow: Flow) -> None:
+def test_streams_that_share_a_prompt_are_independent(flow: Flow) -> None:
     voice = voice_of(9)
     prompt = prepare_prompt(flow, voice)
     texts = [ids_of(16), ids_of(16, seed=9)]
@@ -181,14 +181,14 @@ def test_streams_that_share_a_prompt_do_not_hear_each_other(flow: Flow) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_windows_that_reach_back_to_the_start_are_the_whole(kind: str) -> None:
-    """What was spoken still fits the context and there is no prompt: nothing is approximated."""
+def test_windows_that_include_the_start_equal_the_whole(kind: str) -> None:
+    """Nothing is approximated while everything fits the context and there is no prompt."""
     flow, voice, ids = BIDIRECTIONAL[kind], voice_of(0), ids_of(14)
     first = CONTEXT_TOKENS + LOOKAHEAD_TOKENS
     mel = streamed(flow, ids, [first, 14 - first], voice)
     expected = whole(flow, ids, voice, None)
     assert (mel[1] - expected[:, 2 * CONTEXT_TOKENS :]).abs().max() <= ROUNDING
-    # The first chunk could not see the second.
+    # The first block has not seen the second.
     assert (mel[0] - expected[:, : 2 * CONTEXT_TOKENS]).abs().max() > 10 * ROUNDING
 
 
@@ -198,26 +198,26 @@ def test_a_bidirectional_stream_stays_near_the_whole(kind: str) -> None:
     expected = whole(flow, ids, voice, None)
     mel = torch.cat(streamed(flow, ids, ramp(40), voice), dim=1)
     assert relative_l2(mel, expected) < 0.1
-    assert relative_l2(mel.roll(1, dims=1), expected) > 1  # one frame late is another sound
+    assert relative_l2(mel.roll(1, dims=1), expected) > 1  # a shift by one frame is far off
 
 
-def test_a_window_costs_the_same_however_much_was_spoken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cost_of_a_window_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     flow, voice = BIDIRECTIONAL["meanflow"], voice_of(12)
-    seen: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
 
-    def watched(flow: Flow, ids: Tensor, *, past: FlowPast, **rest: Any) -> tuple[Tensor, FlowPast]:
-        mel, left = render_piece(flow, ids, past=past, **rest)
-        seen.append((ids.shape[1], left.nbytes))
-        return mel, left
+    def recorded(flow: Flow, ids: Tensor, *, past: FlowState, **rest: Any) -> tuple[Tensor, FlowState]:
+        mel, state = render_block(flow, ids, past=past, **rest)
+        calls.append((ids.shape[1], state.nbytes))
+        return mel, state
 
     prompt = prepare_prompt(flow, voice)
-    monkeypatch.setattr(acoustic, "render_piece", watched)
+    monkeypatch.setattr(mel_stream, "render_block", recorded)
     streamed(flow, ids_of(120), [4] * 30, voice, prompt=prompt)
-    steady = seen[4:-1]
+    steady = calls[4:-1]
     assert set(steady) == {(CONTEXT_TOKENS + 4 + LOOKAHEAD_TOKENS, prompt.nbytes)}
 
 
-def test_a_prompt_is_heard_the_same_by_every_request() -> None:
+def test_a_prompt_has_the_same_state_for_every_request() -> None:
     flow, voice = BIDIRECTIONAL["guided"], voice_of(9)
     a, b = (prepare_prompt(flow, voice) for _ in range(2))
     assert a.past is not None
@@ -238,7 +238,7 @@ def test_a_prompt_takes_as_much_memory_as_docs_streaming_says(preset: str, megab
 
 
 def ramp(tokens: int, *, first: int = 8, most: int = 64) -> list[int]:
-    """Pushes that render chunks of 8, 16, 32, … tokens."""
+    """Return pushes that render blocks of 8, 16, 32, … tokens."""
     cuts, size = [first + LOOKAHEAD_TOKENS], first
     while sum(cuts) < tokens:
         size = min(2 * size, most)
@@ -247,11 +247,11 @@ def ramp(tokens: int, *, first: int = 8, most: int = 64) -> list[int]:
 
 
 def relative_l2(mel: Tensor, expected: Tensor) -> float:
-    """Of what varies: the mean of each band says nothing of the speech."""
+    """Return the distance relative to the deviation from each band's mean."""
     return float((mel - expected).norm() / (expected - expected.mean(dim=1, keepdim=True)).norm())
 
 
-MIDDLING = FlowConfig(
+MEDIUM = FlowConfig(
     encoder_width=128,
     encoder_heads=4,
     encoder_blocks=3,
@@ -268,7 +268,7 @@ RAMPS = {"8, 16, 32, 64": (8, 64), "all of 8": (8, 8), "all of 25": (25, 25)}
 @pytest.mark.slow
 @pytest.mark.parametrize("meanflow", [False, True], ids=["guided", "meanflow"])
 def test_the_distances_in_docs_streaming(meanflow: bool) -> None:
-    flow = tiny.fill(Flow(replace(MIDDLING, meanflow=meanflow)))
+    flow = tiny.fill(Flow(replace(MEDIUM, meanflow=meanflow)))
     voice, ids = voice_of(100), ids_of(120)
     expected = whole(flow, ids, voice, None)
     kind = "meanflow" if meanflow else "guided"
@@ -282,13 +282,13 @@ def test_the_distances_in_docs_streaming(meanflow: bool) -> None:
 @pytest.mark.parametrize(
     ("name", "config", "prompt_tokens", "limit"),
     [
-        ("guided, windows", MIDDLING, 100, 1.25),
-        ("meanflow, windows", replace(MIDDLING, meanflow=True), 100, 1.25),
+        ("guided, windows", MEDIUM, 100, 1.25),
+        ("meanflow, windows", replace(MEDIUM, meanflow=True), 100, 1.25),
         ("wren, exact", replace(PRESETS["wren"].flow, speaker_width=192), 0, 2.0),
     ],
 )
 def test_the_costs_in_docs_streaming(name: str, config: FlowConfig, prompt_tokens: int, limit: float) -> None:
-    """Chunks of 16 tokens, 20 s of speech in one utterance. CPU time, not the clock on the wall."""
+    """Blocks of 16 tokens, 20 s of speech in one utterance, in CPU time."""
     flow, voice = tiny.fill(Flow(config)), voice_of(prompt_tokens)
     stream, costs_ms = MelStream(flow, voice, seed=SEED, streaming=True), []
     for _ in range(32):

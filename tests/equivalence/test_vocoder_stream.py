@@ -1,8 +1,8 @@
-"""The vocoder in pieces is the vocoder in one, and what it holds back is what it must.
+"""Streaming of the vocoder equals the whole and holds back no more than its lookahead.
 
-Most of it in double precision, where the two differ by the rounding of the result to float32 and no more. In
-single precision they differ by a little of the pitch: a convolution rounds its sums by the length of its
-input, a hundredth of a millihertz, and the phase adds that up.
+Most tests use float64, where the two differ only by the rounding of the result to float32. In float32 f0
+differs by a hundredth of a millihertz, because a convolution rounds its sums depending on the length of its
+input, and the phase accumulates that.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from nightingale.backends.torch.sample_stream import (
 )
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
-from nightingale.models.chatterbox.hift.reach import lookahead_samples, mel_reach, source_reach
-from nightingale.models.chatterbox.hift.stream import HiftStream
+from nightingale.models.chatterbox.hift.hift_stream import HiftStream
+from nightingale.models.chatterbox.hift.receptive_field import lookahead_samples, mel_span, source_span
 from nightingale.types import Samples
 from nightingale_lab.bench.seams import seam_report
 
@@ -34,21 +34,21 @@ CUTS = {
     "uneven": [3, 25, 1, 50],
     "whole": [30],
     "ramp": [14, 8, 12, 16, 5],
-    "nothing now and then": [2, 0, 0, 30, 0, 9, 0],
+    "with empty blocks": [2, 0, 0, 30, 0, 9, 0],
 }
 MIXED = (3, 7)
 
 
 def hift(*, causal: bool, kernels: tuple[int, ...] = MIXED, source: tuple[int, ...] = (3, 5, 7)) -> Hift:
-    """A narrow vocoder with random weights that, unlike most random vocoders, hears a voice in its mel."""
+    """Return a narrow vocoder with random weights whose f0 is voiced and unvoiced."""
     config = HiftConfig(
         base_channels=16,
         resblock_kernels=kernels,
         source_kernels=source,
         f0_channels=8,
-        # A causal voice is one of ours: many harmonics, in step.
+        # As in wren: many harmonics, in phase.
         harmonics=30 if causal else 9,
-        in_step=causal,
+        in_phase=causal,
         causal=causal,
     )
     with torch.random.fork_rng(devices=[]):
@@ -82,7 +82,7 @@ def mel(frames: int = FRAMES, seed: int = 1) -> Tensor:
     return torch.randn(80, frames, generator=torch.Generator().manual_seed(seed))
 
 
-def in_pieces(stream: SampleStream, mel: Tensor, cuts: Sequence[int]) -> list[Samples]:
+def in_blocks(stream: SampleStream, mel: Tensor, cuts: Sequence[int]) -> list[Samples]:
     ends = np.cumsum(cuts)
     return [
         stream.push(mel[:, end - cut : end], final=i == len(cuts) - 1)
@@ -96,97 +96,97 @@ def assert_equal_within(got: Samples, whole: Samples, bound: float = 1e-7) -> No
     assert difference.max() <= bound, f"max {difference.max():.2e} at {difference.argmax()}"
 
 
-def test_the_voice_of_these_tests_is_voiced_and_unvoiced(causal: Hift, two_sided: Hift) -> None:
+def test_f0_of_the_test_vocoders_is_voiced_and_unvoiced(causal: Hift, two_sided: Hift) -> None:
     for net in (causal, two_sided):
         f0_hz = net.f0_predictor(mel()[None].double())
         assert f0_hz.min() < 10 < 200 < f0_hz.max()
 
 
 @pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
-def test_a_causal_voice_in_pieces_equals_the_whole(causal: Hift, cuts: list[int]) -> None:
+def test_a_causal_vocoder_in_blocks_equals_the_whole(causal: Hift, cuts: list[int]) -> None:
     mels = mel(sum(cuts))
-    pieces = in_pieces(SampleStream(causal, seed=3, streaming=True), mels, cuts)
-    assert_equal_within(np.concatenate(pieces), render_samples(causal, mels, seed=3))
+    blocks = in_blocks(SampleStream(causal, seed=3, streaming=True), mels, cuts)
+    assert_equal_within(np.concatenate(blocks), render_samples(causal, mels, seed=3))
 
 
 @pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_in_single_precision_the_difference_is_below_1e_5(is_causal: bool, cuts: list[int]) -> None:
+def test_in_float32_the_difference_is_below_1e_5(is_causal: bool, cuts: list[int]) -> None:
     net = hift(causal=is_causal).float()
     net.f0_predictor.classifier.weight *= 0.1
     net.f0_predictor.classifier.bias.fill_(90.0)
     mels = mel(sum(cuts))
-    pieces = in_pieces(SampleStream(net, seed=3, streaming=True, hold_frames=20), mels, cuts)
-    assert_equal_within(np.concatenate(pieces), render_samples(net, mels, seed=3), 1e-5)
+    blocks = in_blocks(SampleStream(net, seed=3, streaming=True, hold_frames=20), mels, cuts)
+    assert_equal_within(np.concatenate(blocks), render_samples(net, mels, seed=3), 1e-5)
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_random_ramps_equal_the_whole(causal: Hift, two_sided: Hift, seed: int) -> None:
+def test_random_blocks_equal_the_whole(causal: Hift, two_sided: Hift, seed: int) -> None:
     cuts = np.random.default_rng(seed).integers(0, 24, 6).tolist()
     mels = mel(sum(cuts), seed)
     for net, hold in ((causal, 4), (two_sided, 30)):
-        pieces = in_pieces(SampleStream(net, seed=seed, streaming=True, hold_frames=hold), mels, cuts)
-        assert_equal_within(np.concatenate(pieces), render_samples(net, mels, seed=seed))
+        blocks = in_blocks(SampleStream(net, seed=seed, streaming=True, hold_frames=hold), mels, cuts)
+        assert_equal_within(np.concatenate(blocks), render_samples(net, mels, seed=seed))
 
 
 @pytest.mark.parametrize("cuts", [[5] * 16, [14, 8, 12, 16, 30], [30, 50]], ids=str)
-def test_a_stream_has_no_seams(causal: Hift, cuts: list[int]) -> None:
-    pieces = in_pieces(SampleStream(causal, seed=3, streaming=True), mel(sum(cuts)), cuts)
-    boundaries = np.cumsum([len(piece) for piece in pieces])[:-1].tolist()
-    samples = np.concatenate(pieces)
+def test_a_stream_has_no_discontinuities(causal: Hift, cuts: list[int]) -> None:
+    blocks = in_blocks(SampleStream(causal, seed=3, streaming=True), mel(sum(cuts)), cuts)
+    boundaries = np.cumsum([len(block) for block in blocks])[:-1].tolist()
+    samples = np.concatenate(blocks)
     assert seam_report(samples, boundaries, 24_000).clean
     hole = np.insert(samples, boundaries[0], np.zeros(240, np.float32))
     assert seam_report(hole, boundaries[:1], 24_000).seams == (boundaries[0],)
 
 
 @pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
-def test_a_two_sided_voice_that_waits_for_its_whole_future_equals_the_whole(
+def test_a_two_sided_vocoder_with_its_whole_lookahead_equals_the_whole(
     two_sided: Hift, cuts: list[int]
 ) -> None:
     mels = mel(sum(cuts))
     hold = -(-lookahead_samples(two_sided) // 480)
-    pieces = in_pieces(SampleStream(two_sided, seed=3, streaming=True, hold_frames=hold), mels, cuts)
-    assert_equal_within(np.concatenate(pieces), render_samples(two_sided, mels, seed=3))
+    blocks = in_blocks(SampleStream(two_sided, seed=3, streaming=True, hold_frames=hold), mels, cuts)
+    assert_equal_within(np.concatenate(blocks), render_samples(two_sided, mels, seed=3))
 
 
 @pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
-def test_an_impatient_two_sided_voice_gives_every_sample_once(two_sided: Hift, cuts: list[int]) -> None:
+def test_a_two_sided_vocoder_emits_every_sample_once(two_sided: Hift, cuts: list[int]) -> None:
     mels = mel(sum(cuts))
-    pieces = in_pieces(SampleStream(two_sided, seed=3, streaming=True), mels, cuts)
+    blocks = in_blocks(SampleStream(two_sided, seed=3, streaming=True), mels, cuts)
     known = np.cumsum(cuts) * 480
     expected = [*np.maximum(0, known[:-1] - 4 * 480), known[-1]]
-    assert np.cumsum([len(piece) for piece in pieces]).tolist() == expected
+    assert np.cumsum([len(block) for block in blocks]).tolist() == expected
 
 
-def test_an_impatient_voice_settles_on_the_whole_between_the_seams(two_sided: Hift) -> None:
-    """Each guess is replaced: what differs is near a seam, and not before it was known to differ."""
+def test_a_two_sided_vocoder_equals_the_whole_away_from_boundaries(two_sided: Hift) -> None:
+    """Provisional samples are replaced: differences are near a boundary only."""
     mels, cut = mel(100), 50
-    got = np.concatenate(in_pieces(SampleStream(two_sided, seed=3, streaming=True), mels, [cut, 50]))
+    got = np.concatenate(in_blocks(SampleStream(two_sided, seed=3, streaming=True), mels, [cut, 50]))
     differs = np.nonzero(np.abs(got - render_samples(two_sided, mels, seed=3)) > 1e-7)[0]
     assert differs.min() >= 480 * cut - lookahead_samples(two_sided)
     assert differs.max() < 480 * (cut - 4) + 120
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-def test_whole_mode_is_the_whole_bit_for_bit(causal: Hift, streaming: bool) -> None:
-    pieces = in_pieces(SampleStream(causal, seed=3, streaming=False), mel(), CUTS["uneven"])
-    assert [len(piece) for piece in pieces] == [0, 0, 0, 480 * FRAMES]
-    assert np.array_equal(pieces[-1], render_samples(causal, mel(), seed=3))
+def test_without_streaming_the_samples_are_bitwise_the_whole(causal: Hift, streaming: bool) -> None:
+    blocks = in_blocks(SampleStream(causal, seed=3, streaming=False), mel(), CUTS["uneven"])
+    assert [len(block) for block in blocks] == [0, 0, 0, 480 * FRAMES]
+    assert np.array_equal(blocks[-1], render_samples(causal, mel(), seed=3))
     nothing = SampleStream(causal, seed=3, streaming=streaming).push(mel(0), final=True)
     assert nothing.shape == (0,)
     assert nothing.dtype == np.float32
 
 
-def test_more_future_never_changes_the_past(causal: Hift) -> None:
-    heard, other = mel(), mel(seed=2)
-    other[:, :40] = heard[:, :40]
+def test_later_frames_never_change_earlier_samples(causal: Hift) -> None:
+    original, other = mel(), mel(seed=2)
+    other[:, :40] = original[:, :40]
     one, two = (SampleStream(causal, seed=3, streaming=True) for _ in range(2))
-    assert np.array_equal(one.push(heard[:, :40], final=False), two.push(other[:, :40], final=False))
-    assert not np.array_equal(one.push(heard[:, 40:], final=True), two.push(other[:, 40:], final=True))
+    assert np.array_equal(one.push(original[:, :40], final=False), two.push(other[:, :40], final=False))
+    assert not np.array_equal(one.push(original[:, 40:], final=True), two.push(other[:, 40:], final=True))
 
 
-def test_two_streams_through_one_network_do_not_hear_each_other(causal: Hift) -> None:
-    alone = in_pieces(SampleStream(causal, seed=3, streaming=True), mel(), CUTS["uneven"])
+def test_two_streams_through_one_network_are_independent(causal: Hift) -> None:
+    alone = in_blocks(SampleStream(causal, seed=3, streaming=True), mel(), CUTS["uneven"])
     one, other = (SampleStream(causal, seed=seed, streaming=True) for seed in (3, 4))
     at = 0
     for i, cut in enumerate(CUTS["uneven"]):
@@ -195,7 +195,7 @@ def test_two_streams_through_one_network_do_not_hear_each_other(causal: Hift) ->
         at += cut
 
 
-def test_a_causal_voice_holds_back_three_frames_and_64_samples(causal: Hift) -> None:
+def test_a_causal_vocoder_holds_back_three_frames_and_64_samples(causal: Hift) -> None:
     stream = SampleStream(causal, seed=3, streaming=True)
     assert len(stream.push(mel(3), final=False)) == 0
     assert len(stream.push(mel(1), final=False)) == 480 - 64
@@ -203,12 +203,12 @@ def test_a_causal_voice_holds_back_three_frames_and_64_samples(causal: Hift) -> 
     assert len(stream.push(mel(0), final=True)) == 3 * 480 + 64
 
 
-def test_the_memory_of_a_stream_does_not_grow_with_what_was_spoken(causal: Hift) -> None:
+def test_the_state_of_a_stream_does_not_grow(causal: Hift) -> None:
     stream = HiftStream(causal, phase=harmonic_phase(causal.config, 0), noise=source_noise(0))
     sizes = []
     for _ in range(30):
-        stream.push(mel(6)[None].double(), close=False)
-        sizes.append(stream.kept_values)
+        stream.push(mel(6)[None].double(), final=False)
+        sizes.append(stream.state_size)
     assert len(set(sizes[1:])) == 1
 
 
@@ -219,8 +219,8 @@ def changed(before: Tensor, after: Tensor) -> tuple[int, int]:
 
 @pytest.mark.parametrize("kernels", [(3,), (3, 7), (11,)])
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_the_reach_worked_out_is_the_reach_felt(is_causal: bool, kernels: tuple[int, ...]) -> None:
-    """Change one frame of mel, or its excitation, and see which samples change."""
+def test_the_computed_receptive_field_is_the_measured_one(is_causal: bool, kernels: tuple[int, ...]) -> None:
+    """Change one frame of mel, or its excitation, and compare the samples that change."""
     net = hift(causal=is_causal, kernels=kernels)
     frames, at = 60, 25
     clean = mel(frames).double()[None]
@@ -229,36 +229,36 @@ def test_the_reach_worked_out_is_the_reach_felt(is_causal: bool, kernels: tuple[
     other_mel[..., at] += 1
     other_source[..., 480 * at : 480 * (at + 1)] += 0.5
     reference = net(clean, source)
-    for felt, predicted in (
-        (changed(reference, net(other_mel, source)), mel_reach(net)),
-        (changed(reference, net(clean, other_source)), source_reach(net)),
+    for measured, computed in (
+        (changed(reference, net(other_mel, source)), mel_span(net)),
+        (changed(reference, net(clean, other_source)), source_span(net)),
     ):
-        # Far from the middle a change may be too small for even a double to hold: never further, hardly less.
-        first, last = (480 * at + edge for edge in predicted)
-        assert first <= felt[0] <= first + 120
-        assert last - 120 <= felt[1] <= last
+        # Far from the centre a change may be too small even for float64.
+        first, last = (480 * at + edge for edge in computed)
+        assert first <= measured[0] <= first + 120
+        assert last - 120 <= measured[1] <= last
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_no_sample_hears_further_ahead_than_the_lookahead(is_causal: bool) -> None:
+def test_no_sample_depends_on_frames_beyond_the_lookahead(is_causal: bool) -> None:
     net = hift(causal=is_causal)
     known = 40
-    heard, other = mel(60), mel(60, seed=2)
-    other[:, :known] = heard[:, :known]
-    difference = np.abs(render_samples(net, heard, seed=3) - render_samples(net, other, seed=3))
+    original, other = mel(60), mel(60, seed=2)
+    other[:, :known] = original[:, :known]
+    difference = np.abs(render_samples(net, original, seed=3) - render_samples(net, other, seed=3))
     first = int(np.nonzero(difference > 1e-7)[0][0])
     settled = 480 * known - lookahead_samples(net)
-    # The outermost frames of a two-sided field are felt too little for float32.
+    # The outermost frames of a two-sided field have too little effect for float32.
     assert settled <= first < settled + (120 if is_causal else 4 * 480)
 
 
-def test_the_reach_of_the_shapes_that_ship() -> None:
+def test_the_receptive_field_of_the_shipped_sizes() -> None:
     with torch.device("meta"):
         wren = Hift(
             HiftConfig(base_channels=32, resblock_kernels=MIXED, source_kernels=(5, 5, 5), causal=True)
         )
         official = Hift(HiftConfig(base_channels=32))
     assert lookahead_samples(wren) == 3 * 480 + 64
-    assert mel_reach(wren) == (-1444, 7991)
+    assert mel_span(wren) == (-1444, 7991)
     assert lookahead_samples(official) == 9240
-    assert mel_reach(official) == (-6300, 6783)
+    assert mel_span(official) == (-6300, 6783)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from nightingale.errors import CheckpointError, ConfigError, ModelMissing, UnknownModel
-from nightingale.hub import cache, find
+from nightingale.hub import find, hub_cache
 from nightingale.hub.cards import CARDS, MULTILINGUAL, TURBO, Card
 
 
@@ -36,7 +36,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> Path:
         raise AssertionError("touched the network")
 
-    monkeypatch.setattr(cache, "download", refuse)
+    monkeypatch.setattr(hub_cache, "download", refuse)
 
 
 @pytest.mark.parametrize("name", CARDS)
@@ -188,7 +188,7 @@ def test_only_what_is_missing_is_downloaded(tmp_path: Path, monkeypatch: pytest.
             raise ModelMissing("conds", got="404", allowed="-", fix="-")
         return fill_folder(here, names[0]) / names[0]
 
-    monkeypatch.setattr(cache, "download", fake)
+    monkeypatch.setattr(hub_cache, "download", fake)
     announced: list[str] = []
     found = find.locate("turbo", cache_dir=tmp_path, on_file=announced.append)
     assert asked == announced

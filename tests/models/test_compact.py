@@ -1,4 +1,4 @@
-"""Small weights: half a scale of error at most, nothing lost, nothing mixed up."""
+"""Compact weights: half a scale of error at most, and nothing lost or mixed up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nightingale.errors import CheckpointError
-from nightingale.models.compact import LEVELS, SCALE, SMALLEST_PACKED, pack, quantize, unpack
+from nightingale.models.compact import SCALE, unpack
+from nightingale_lab.train.pack_weights import LEVELS, MIN_PACKED_VALUES, pack, quantize_rows
 
 
 def weights(*shape: int, seed: int = 0, size: float = 0.05) -> torch.Tensor:
@@ -21,7 +22,7 @@ def weights(*shape: int, seed: int = 0, size: float = 0.05) -> torch.Tensor:
 @given(st.integers(0, 10_000), st.integers(-9, 4), st.sampled_from([(8, 64), (5, 7, 3), (3, 4, 2, 2)]))
 def test_no_weight_is_off_by_more_than_half_a_scale(seed: int, exponent: int, shape: tuple[int, ...]) -> None:
     weight = weights(*shape, seed=seed, size=10.0**exponent)
-    q, scale = quantize(weight)
+    q, scale = quantize_rows(weight)
     wide = scale.float().view(-1, *[1] * (len(shape) - 1))
     assert ((q.float() * wide - weight).abs() <= wide * (0.5 + 1e-5)).all()
     assert q.abs().max() <= LEVELS
@@ -31,7 +32,7 @@ def test_no_weight_is_off_by_more_than_half_a_scale(seed: int, exponent: int, sh
     assert (scale.float() <= exact * (1 + 2**-10) + 2**-24).all()
 
 
-def test_normal_weights_lose_less_than_one_percent() -> None:
+def test_the_error_of_normal_weights_is_below_one_percent() -> None:
     """Measured: 0.7 % of the weights' own size for rows of 256 normal values (about 43 dB)."""
     weight = weights(512, 256)
     back = unpack(pack({"w": weight}))["w"]
@@ -43,7 +44,7 @@ def test_each_row_has_its_own_scale() -> None:
     weight[0] *= 1000
     back = unpack(pack({"emb.weight": weight}))["emb.weight"]
     quiet = (back[1:] - weight[1:]).norm() / weight[1:].norm()
-    assert quiet < 0.01, "a loud row must not cost the others their digits"
+    assert quiet < 0.01, "a large row must not cost the others precision"
 
 
 def test_only_large_matrices_become_int8() -> None:
@@ -51,11 +52,11 @@ def test_only_large_matrices_become_int8() -> None:
         "linear.weight": weights(64, 64),
         "conv.weight": weights(32, 32, 5),
         "linear.bias": weights(8192),
-        "small.weight": weights(8, SMALLEST_PACKED // 8 - 1),
+        "small.weight": weights(8, MIN_PACKED_VALUES // 8 - 1),
         "mel2wav.conv_pre.weight": weights(64, 64),
         "steps": torch.tensor(7),
     }
-    packed = pack(tensors, keep_half=["mel2wav.*"])
+    packed = pack(tensors, keep_float16=["mel2wav.*"])
     int8 = {name for name, value in packed.items() if value.dtype == torch.int8}
     assert int8 == {"linear.weight", "conv.weight"}
     assert packed.keys() == tensors.keys() | {name + SCALE for name in int8}
@@ -108,8 +109,8 @@ def test_a_parameter_that_happens_to_be_called_scale_is_a_parameter() -> None:
     assert unpack(pack({"norm.scale": weights(4), "norm": weights(4)})).keys() == {"norm.scale", "norm"}
 
 
-def test_ten_million_weights_are_unpacked_in_no_time() -> None:
-    """Of wren's 38 million: 0.15 s on two cores in all. Processor time, because tests share their machine."""
+def test_unpacking_is_fast() -> None:
+    """Wren's 38 million weights take 0.15 s on two cores; processor time, because tests share the machine."""
     packed = pack({f"{i}": weights(1024, 1024, seed=i) for i in range(2)})
     many = {f"{i}{end}": packed[f"{i % 2}{end}"] for i in range(10) for end in ("", SCALE)}
     took_s = []

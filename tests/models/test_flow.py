@@ -1,15 +1,15 @@
-"""The flow: equal to upstream on recorded cases, and indifferent to padding and, in blocks, to the future."""
+"""The flow: equal to upstream on recorded cases, independent of padding and, in blocks, of later tokens."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from parity import tiny
 from torch import Tensor
 
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.s3gen.solver import cosine_times, integrate, linear_times
-from parity import tiny
 
 CONFIGS = {"flow": tiny.TINY_FLOW, "meanflow": tiny.TINY_MEANFLOW}
 TOKENS = tiny.FLOW_PROMPT_TOKENS + tiny.FLOW_TOKENS
@@ -65,7 +65,7 @@ def test_a_padded_row_equals_the_row_alone(nets: dict[str, Flow], kind: str) -> 
     torch.testing.assert_close(both[1, :, :frames], render(net, ids[1:, :short])[0], rtol=1e-4, atol=1e-4)
 
 
-def test_what_padding_holds_does_not_matter(nets: dict[str, Flow], kind: str) -> None:
+def test_the_contents_of_padding_do_not_matter(nets: dict[str, Flow], kind: str) -> None:
     short = TOKENS - 4
     valid = torch.arange(TOKENS)[None] < short
     ids, other = tiny.ids(TOKENS, 4), tiny.ids(TOKENS, 21)
@@ -76,8 +76,10 @@ def test_what_padding_holds_does_not_matter(nets: dict[str, Flow], kind: str) ->
 
 
 @pytest.mark.parametrize("known", [6, 8, 9])
-def test_in_blocks_more_future_never_changes_the_past(nets: dict[str, Flow], kind: str, known: int) -> None:
-    """A block is closed once the tokens its last one looks ahead to are known."""
+def test_in_blocks_later_tokens_never_change_earlier_frames(
+    nets: dict[str, Flow], kind: str, known: int
+) -> None:
+    """A block is complete once the lookahead of its last token is known."""
     blocks = (torch.arange(TOKENS)[None] - (known - LOOKAHEAD_TOKENS)).div(4, rounding_mode="floor")
     ids, other = tiny.ids(TOKENS, 4), tiny.ids(TOKENS, 22)
     other[:, :known] = ids[:, :known]
@@ -91,31 +93,31 @@ def test_in_blocks_more_future_never_changes_the_past(nets: dict[str, Flow], kin
     torch.testing.assert_close(mel[0][..., :spoken], mel[1][..., :spoken], rtol=1e-5, atol=1e-5)
 
 
-def test_without_blocks_the_future_changes_the_past(nets: dict[str, Flow]) -> None:
+def test_without_blocks_later_tokens_change_earlier_frames(nets: dict[str, Flow]) -> None:
     ids, other = tiny.ids(TOKENS, 4), tiny.ids(TOKENS, 22)
     other[:, :-1] = ids[:, :-1]
     a, b = (nets["flow"].encode(x)[..., :2] for x in (ids, other))
     assert not torch.allclose(a, b, atol=1e-4)
 
 
-def test_the_encoder_looks_three_tokens_ahead_besides_attending(nets: dict[str, Flow]) -> None:
+def test_the_lookahead_layer_looks_three_tokens_ahead(nets: dict[str, Flow]) -> None:
     layer = nets["flow"].encoder.pre_lookahead_layer
     x = tiny.scatter((1, 10, 64), 23)
     other = x.clone()
     other[:, 6] += 1
     changed = (layer(x) != layer(other)).any(dim=-1)[0].nonzero().flatten().tolist()
-    # Backwards: the look-ahead itself. Forwards: its second convolution looks back over two more.
+    # Earlier tokens: the lookahead. Later tokens: the second convolution looks back by two.
     assert changed == [3, 4, 5, 6, 7, 8]
 
 
-def test_each_row_of_a_batch_is_guided_alone(nets: dict[str, Flow]) -> None:
+def test_guidance_of_a_batch_equals_each_row_alone(nets: dict[str, Flow]) -> None:
     ids = torch.cat([tiny.ids(TOKENS, 4), tiny.ids(TOKENS, 20)])
     both = render(nets["flow"], ids, steps=2)
     alone = torch.cat([render(nets["flow"], row[None], steps=2) for row in ids])
     torch.testing.assert_close(both, alone, rtol=1e-4, atol=1e-4)
 
 
-def test_cosine_times_are_fine_at_first() -> None:
+def test_cosine_times_have_fine_steps_first() -> None:
     expected = [
         0,
         0.012312,

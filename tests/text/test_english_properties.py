@@ -1,4 +1,4 @@
-"""What holds for every text, however strange: it is read in plain letters, for good, and in good time."""
+"""Properties of the normalizer for any text: plain characters, idempotence and speed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from num2words import num2words
 from nightingale.text.english import normalize, words
 
 PLAIN = re.compile(r"[A-Za-z .,!?;:'\"()-]*")
-PIECES = [
-    piece
+FRAGMENTS = [
+    fragment
     for line in (
         "0 1 5 12 99 100 007 1984 2024 1,234 3.14 .5 1.2.3 1/2 24/7 12/31/99 2024-03-15 3:30 1e5 '90s 1990s",
         "$ £ € ¥ % & @ # + = - – — * _ ~ ^ ° / \\ | < > [ ] { } ( ) . , ! ? ; : ' \" … ½ ² µ × ± ≈ § №",
@@ -24,10 +24,10 @@ PIECES = [
         "≠ ⁻³ ⁶ <5 a<b <3 2*3 2^-3 − \u00ad \u200d Psalm 23:4 5m people HK$ Vol. CHAPTER 14:30:00Z kg/m³",
         "example.com joe@example.org https://a.io/b?c=d www.x.org report.pdf <b> </p> ** ``` ![a](b)",
     )
-    for piece in line.split()
+    for fragment in line.split()
 ] + [" ", "  ", "\n", "\n\n", "\t"]
-MESSY = st.lists(st.sampled_from(PIECES), max_size=14).map("".join) | st.lists(
-    st.sampled_from(PIECES), max_size=14
+MESSY = st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join) | st.lists(
+    st.sampled_from(FRAGMENTS), max_size=14
 ).map(" ".join)
 EVERY = settings(max_examples=150, deadline=None, derandomize=True, database=None)
 CHARACTERS = st.integers(32, 126) | st.integers(1, 0x2FFF) | st.integers(0x3000, 0x1FAFF)
@@ -42,14 +42,14 @@ def test_only_letters_spaces_and_plain_punctuation_come_out(text: str) -> None:
 
 @EVERY
 @given(TEXTS)
-def test_reading_twice_is_reading_once(text: str) -> None:
+def test_normalization_is_idempotent(text: str) -> None:
     once = normalize(text)
     assert normalize(once) == once
 
 
 @EVERY
 @given(TEXTS)
-def test_words_are_at_most_a_bounded_factor_longer_than_signs(text: str) -> None:
+def test_the_result_is_at_most_a_bounded_factor_longer(text: str) -> None:
     assert len(normalize(text)) <= 24 * len(text) + 24
 
 
@@ -71,7 +71,7 @@ REPEATED = [
 
 
 @pytest.mark.parametrize("unit", REPEATED)
-def test_ten_thousand_characters_without_an_end_are_read_within_a_second(unit: str) -> None:
+def test_ten_thousand_repeated_characters_take_less_than_a_second(unit: str) -> None:
     text = (unit * 10_000)[:10_000]
     start_s = time.process_time()
     said = normalize(text)

@@ -1,4 +1,4 @@
-"""What is written, and what is said: each row is one decision of the English reader."""
+"""Rows of written and normalized text; each row is one decision of the English normalizer."""
 
 from __future__ import annotations
 
@@ -442,9 +442,9 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("written", "said"), ROWS)
-def test_it_is_read_as_a_person_would(written: str, said: str) -> None:
+def test_text_is_normalized(written: str, said: str) -> None:
     assert normalize(written) == said
 
 
-def test_no_row_stands_twice() -> None:
+def test_no_row_occurs_twice() -> None:
     assert len({written for written, _ in ROWS}) == len(ROWS)

@@ -1,11 +1,11 @@
-"""Whole sentences, where what stands around a sign decides how it is read."""
+"""Normalization of signs whose reading depends on their context."""
 
 from __future__ import annotations
 
 import pytest
 
 from nightingale.text.english import normalize
-from nightingale.text.sentences import split
+from nightingale.text.sentences import split_sentences
 
 STOPS = [
     ("I live in the U.S. He does not.", "I live in the U S. He does not."),
@@ -299,23 +299,23 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("written", "said"), ROWS)
-def test_the_company_it_keeps_decides(written: str, said: str) -> None:
+def test_the_reading_depends_on_the_context(written: str, said: str) -> None:
     assert normalize(written) == said
 
 
 @pytest.mark.parametrize(("written", "said"), ROWS)
-def test_the_spoken_form_is_read_as_it_is(written: str, said: str) -> None:
+def test_normalized_text_is_unchanged(written: str, said: str) -> None:
     assert normalize(said) == said, written
 
 
-def test_an_abbreviation_ends_a_piece_as_any_word_does() -> None:
+def test_an_abbreviation_can_end_a_span() -> None:
     written = "My older brother lives in the U.S. We shall see him at 6 p.m. The bus to the airport is late."
-    assert split(normalize(written), 220) == [
+    assert [span.text for span in split_sentences(normalize(written), 220)] == [
         "My older brother lives in the U S.",
         "We shall see him at six P M.",
         "The bus to the airport is late.",
     ]
 
 
-def test_no_sentence_stands_twice() -> None:
+def test_no_row_occurs_twice() -> None:
     assert len({written for written, _ in ROWS}) == len(ROWS)

@@ -1,4 +1,4 @@
-"""Signs and layout that a reader must not pass over: what they mean is lost or turned round without them."""
+"""Normalization of symbols and layout whose meaning would be lost or reversed if they were dropped."""
 
 from __future__ import annotations
 
@@ -120,14 +120,14 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("written", "said"), ROWS)
-def test_a_sign_is_said_for_what_it_means(written: str, said: str) -> None:
+def test_symbols_are_normalized(written: str, said: str) -> None:
     assert normalize(written) == said
 
 
 @pytest.mark.parametrize(("written", "said"), ROWS)
-def test_what_is_said_for_a_sign_is_read_as_it_is(written: str, said: str) -> None:
+def test_normalized_symbols_are_unchanged(written: str, said: str) -> None:
     assert normalize(said) == said, written
 
 
-def test_no_sign_stands_twice() -> None:
+def test_no_row_occurs_twice() -> None:
     assert len({written for written, _ in ROWS}) == len(ROWS)

@@ -1,4 +1,4 @@
-"""The limits at the text room's door, and the choice of front end."""
+"""Limits of the text front end, and the choice of front end by model family."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_frontend_gives_the_tokenizers_ids(folder: Path) -> None:
+def test_the_frontend_returns_the_tokenizers_ids(folder: Path) -> None:
     assert open_frontend("english", folder).encode("Hello world.") == [284, 18, 84, 28, 2, 179, 79, 9]
 
 
@@ -48,7 +48,7 @@ def test_a_frontend_can_be_built_from_parts() -> None:
 
 
 @pytest.mark.parametrize("family", ["english", "multilingual", "turbo", "nano", "wren"])
-def test_each_family_says_which_file_is_missing(tmp_path: Path, family: str) -> None:
+def test_each_family_names_a_missing_file(tmp_path: Path, family: str) -> None:
     with pytest.raises(CheckpointError, match=r"\.json"):
         open_frontend(family, tmp_path)
 

@@ -1,4 +1,4 @@
-"""Language steps, with stand-ins for the optional packages so that their absence here proves nothing."""
+"""Language steps, with stubs of the optional packages, which need not be installed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cangjie(tmp_path: Path) -> Path:
     return path
 
 
-def test_there_are_twenty_three_languages_filed_under_their_own_codes() -> None:
+def test_there_are_23_languages_under_their_own_codes() -> None:
     assert len(LANGUAGES) == 23
     assert all(code == language.code for code, language in LANGUAGES.items())
 
@@ -45,13 +45,13 @@ def test_there_are_twenty_three_languages_filed_under_their_own_codes() -> None:
 @pytest.mark.parametrize(
     ("code", "hint"), [("fre", "fr"), ("French", "fr"), ("pt-BR", "pt"), ("zh_CN", "zh"), ("germann", "de")]
 )
-def test_an_unknown_language_lists_the_codes_and_guesses_the_one_meant(code: str, hint: str) -> None:
+def test_an_unknown_language_lists_the_codes_and_suggests_one(code: str, hint: str) -> None:
     with pytest.raises(UnsupportedLanguage, match=f"ar, da, .* zh. Did you mean '{hint}'") as caught:
         multilingual().encode("hello", code)
     assert repr(code) in str(caught.value)
 
 
-def test_a_language_like_no_other_gets_no_hint() -> None:
+def test_a_code_like_no_other_gets_no_suggestion() -> None:
     with pytest.raises(UnsupportedLanguage, match="Choose one"):
         check_language("qqq")
 
@@ -60,7 +60,7 @@ def test_a_language_like_no_other_gets_no_hint() -> None:
     ("code", "module", "text"),
     [("zh", "spacy_pkuseg", "你好"), ("ja", "pykakasi", "今日"), ("he", "dicta_onnx", "שלום")],
 )
-def test_a_missing_language_package_names_an_extra_that_there_is(
+def test_a_missing_language_package_names_an_existing_extra(
     monkeypatch: pytest.MonkeyPatch, cangjie: Path, code: str, module: str, text: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
@@ -69,7 +69,7 @@ def test_a_missing_language_package_names_an_extra_that_there_is(
     assert code in tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
 
 
-def test_the_missing_russian_package_is_named_with_its_home_and_without_an_extra(
+def test_the_missing_russian_package_is_named_with_its_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "russian_text_stresser", None)
@@ -87,10 +87,10 @@ def test_korean_syllables_become_jamo() -> None:
 
 
 def test_japanese_kanji_are_read_in_hiragana(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What pykakasi 2.3 answers to this sentence in its decomposed form.
+    # The answer of pykakasi 2.3 to this sentence in its decomposed form.
     kanji = {"今日は": "こんにちは", "天気": "てんき"}
     written = ["今日は", "天気", "か", "\u3099", "いいて", "\u3099", "すね", "。"]
-    segments = [{"orig": piece, "hira": kanji.get(piece, piece)} for piece in written]
+    segments = [{"orig": word, "hira": kanji.get(word, word)} for word in written]
     install(monkeypatch, "pykakasi", kakasi=lambda: SimpleNamespace(convert=lambda text: segments))
     ids = multilingual().encode("今日は天気がいいですね。", "ja")
     golden = [723, 2164, 2208, 2177, 2171, 2181, 2174, 2208, 2161, 2159, 2160, 2152, 2152, 2174, 2160, 2167]
@@ -113,7 +113,7 @@ def test_chinese_glyphs_are_spelled_by_their_keys_and_rank(cangjie: Path) -> Non
     assert zh.spell("龘 a。", codes) == "龘 a。"
 
 
-def test_chinese_words_are_cut_then_spelled(
+def test_chinese_text_is_segmented_and_spelled(
     monkeypatch: pytest.MonkeyPatch, cangjie: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "pkuseg" / "spacy_ontonotes").mkdir(parents=True)

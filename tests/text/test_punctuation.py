@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nightingale.errors import EmptyText
-from nightingale.text.punctuation import ENGLISH, MULTILINGUAL, TURBO, tidy
+from nightingale.text.punctuation import ENGLISH, MULTILINGUAL, TURBO, normalize_punctuation
 
 ROWS = [
     # raw, English and multilingual, Turbo
@@ -27,23 +27,23 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("raw", "english", "turbo"), ROWS)
-def test_each_family_tidies_by_its_own_table(raw: str, english: str, turbo: str) -> None:
-    assert tidy(raw, ENGLISH) == english
-    assert tidy(raw, MULTILINGUAL) == english
-    assert tidy(raw, TURBO) == turbo
+def test_each_family_normalizes_by_its_own_table(raw: str, english: str, turbo: str) -> None:
+    assert normalize_punctuation(raw, ENGLISH) == english
+    assert normalize_punctuation(raw, MULTILINGUAL) == english
+    assert normalize_punctuation(raw, TURBO) == turbo
 
 
 @pytest.mark.parametrize("ending", ["、", "，", "。", "？", "！"])
-def test_only_the_multilingual_family_knows_wide_sentence_endings(ending: str) -> None:
-    assert tidy("你好" + ending, MULTILINGUAL) == "你好" + ending
-    assert tidy("你好" + ending, ENGLISH) == "你好" + ending + "."
+def test_only_the_multilingual_family_has_wide_sentence_endings(ending: str) -> None:
+    assert normalize_punctuation("你好" + ending, MULTILINGUAL) == "你好" + ending
+    assert normalize_punctuation("你好" + ending, ENGLISH) == "你好" + ending + "."
 
 
 def test_a_leading_space_hides_the_first_letter() -> None:
-    assert tidy(" hello", ENGLISH) == "hello."
+    assert normalize_punctuation(" hello", ENGLISH) == "hello."
 
 
 @pytest.mark.parametrize("blank", ["", " ", "\t\n", "\u00a0\u2003"])
 def test_blank_text_is_refused(blank: str) -> None:
     with pytest.raises(EmptyText, match="nothing to say"):
-        tidy(blank, ENGLISH)
+        normalize_punctuation(blank, ENGLISH)

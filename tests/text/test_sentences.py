@@ -1,4 +1,4 @@
-"""Long text in breaths: cut where a reader would pause, and nothing lost on the way."""
+"""Splitting long text: at the pauses of a reader, without losing anything."""
 
 from __future__ import annotations
 
@@ -9,11 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nightingale.text.sentences import BREATH_CHARS, Ending, ends_sentence, paragraphs_of, sentences_of, split
+from nightingale.text.sentences import (
+    DEFAULT_SPAN_CHARS,
+    Ending,
+    ends_sentence,
+    split_paragraphs,
+    split_sentences,
+)
 from nightingale.text.stops import spoken_length
 
 FIRST = "The quick brown fox jumps over the lazy dog."
 SECOND = "It was a bright cold day in April, and the clocks were striking."
+
+
+def split(text: str, max_chars: int, language: str | None = None) -> list[str]:
+    return [span.text for span in split_sentences(text, max_chars, language)]
 
 
 @pytest.mark.parametrize(
@@ -45,7 +55,7 @@ SECOND = "It was a bright cold day in April, and the clocks were striking."
         ["¿Quién viene con nosotros esta noche?", "¡Nadie lo sabe todavía, amigo mío!"],
     ],
 )
-def test_a_sentence_is_a_piece(sentences: list[str]) -> None:
+def test_a_sentence_is_a_span(sentences: list[str]) -> None:
     assert split(" ".join(sentences), 220) == sentences
 
 
@@ -71,19 +81,19 @@ def test_each_language_has_its_own_stops(language: str | None, glue: str, senten
     assert split(glue.join(sentences), 220, language) == sentences
 
 
-def test_a_semicolon_asks_in_greek_only() -> None:
+def test_a_semicolon_is_a_question_mark_in_greek_only() -> None:
     text = "It rained for a whole day; Nobody went out into the street."
     assert split(text, 220) == [text]
     assert len(split(text, 220, "el")) == 2
 
 
-def test_a_link_in_markdown_is_not_cut_at_its_stops() -> None:
+def test_a_markdown_link_is_not_split() -> None:
     link = f"[All of it. Really](http://example.com/{'a' * 60})"
     assert split(f"You will find it in {link}. {SECOND}", 220) == [f"You will find it in {link}.", SECOND]
     assert split(f"{FIRST[:-1]} and {link}", 110) == [f"{FIRST[:-1]} and", link]
 
 
-def test_short_sentences_join_their_neighbours() -> None:
+def test_short_sentences_are_joined_with_their_neighbours() -> None:
     assert split("Hello. How are you?", 220) == ["Hello. How are you?"]
     assert split(f"No. {FIRST}", 220) == [f"No. {FIRST}"]
     assert split(f"{FIRST} Yes.", 220) == [f"{FIRST} Yes."]
@@ -91,7 +101,7 @@ def test_short_sentences_join_their_neighbours() -> None:
     assert split(f"{FIRST} Yes.", len(FIRST)) == [FIRST, "Yes."]
 
 
-def test_a_long_sentence_is_cut_at_its_best_mark() -> None:
+def test_a_long_sentence_is_split_at_its_best_mark() -> None:
     clause = "the ship went out to sea, and the gulls came after it"
     assert split(f"{clause}; {clause}.", 80) == [f"{clause};", f"{clause}."]
     assert split("one two three four five, six seven eight nine ten", 30) == [
@@ -100,53 +110,53 @@ def test_a_long_sentence_is_cut_at_its_best_mark() -> None:
     ]
 
 
-def test_a_cut_between_words_is_spoken_with_a_comma() -> None:
-    parts = list(sentences_of("word " * 50, 60))
+def test_a_split_between_words_is_spoken_with_a_comma() -> None:
+    parts = list(split_sentences("word " * 50, 60))
     assert all(part.spoken == part.text + "," and part.ending is Ending.WORD for part in parts[:-1])
     assert parts[-1].spoken.endswith("word")
-    assert min(len(part.text) for part in parts) > 30, "parts of about equal length"
+    assert min(len(part.text) for part in parts) > 30, "the parts are of about equal length"
 
 
-def test_each_part_knows_what_it_ends() -> None:
+def test_each_span_has_its_ending() -> None:
     text = f"Chapter one\n\n{FIRST} one two three four five, six seven eight nine\n \n{SECOND}"
-    assert [(part.text, part.ending) for part in sentences_of(text, 64)] == [
+    assert [(part.text, part.ending) for part in split_sentences(text, 64)] == [
         ("Chapter one", Ending.PARAGRAPH),
         (f"{FIRST}", Ending.SENTENCE),
         ("one two three four five, six seven eight nine", Ending.PARAGRAPH),
         (SECOND, Ending.PARAGRAPH),
     ]
-    assert [part.ending for part in sentences_of("one two three four five, six seven eight", 30)] == [
+    assert [part.ending for part in split_sentences("one two three four five, six seven eight", 30)] == [
         Ending.CLAUSE,
         Ending.PARAGRAPH,
     ]
 
 
-def test_a_breath_can_be_filled() -> None:
+def test_spans_can_be_filled() -> None:
     text = " ".join([FIRST, SECOND] * 5)
-    full = [part.text for part in sentences_of(text, BREATH_CHARS, join_below=BREATH_CHARS)]
+    full = [part.text for part in split_sentences(text, DEFAULT_SPAN_CHARS, join_below=DEFAULT_SPAN_CHARS)]
     assert [text.count(".") for text in full] == [5, 4, 1]
-    assert max(map(len, full)) <= BREATH_CHARS
+    assert max(map(len, full)) <= DEFAULT_SPAN_CHARS
 
 
-def test_a_chinese_breath_has_fewer_characters() -> None:
-    pieces = split("我们在公园里走了很久，" * 40, BREATH_CHARS)
-    assert max(map(len, pieces)) <= BREATH_CHARS // 2
-    assert all(spoken_length(piece) <= BREATH_CHARS and piece.endswith("，") for piece in pieces)
+def test_a_chinese_span_has_fewer_characters() -> None:
+    spans = split("我们在公园里走了很久，" * 40, DEFAULT_SPAN_CHARS)
+    assert max(map(len, spans)) <= DEFAULT_SPAN_CHARS // 2
+    assert all(spoken_length(span) <= DEFAULT_SPAN_CHARS and span.endswith("，") for span in spans)
 
 
 @pytest.mark.parametrize("tag", ["[laugh]", "[clear throat]", "[pause: 500ms]"])
-def test_no_cut_falls_inside_a_tag(tag: str) -> None:
+def test_no_split_is_inside_a_tag(tag: str) -> None:
     for before in range(60):
-        pieces = split("a" * before + " " + f"{tag} so " * 8, 40)
-        assert sum(piece.count(tag) for piece in pieces) == 8
+        spans = split("a" * before + " " + f"{tag} so " * 8, 40)
+        assert sum(span.count(tag) for span in spans) == 8
 
 
-def test_a_letter_keeps_the_signs_upon_it() -> None:
-    pieces = split("कि" * 200, 41)
-    assert all(piece.startswith("क") and piece.endswith("ि") for piece in pieces)
+def test_a_letter_keeps_its_combining_marks() -> None:
+    spans = split("कि" * 200, 41)
+    assert all(span.startswith("क") and span.endswith("ि") for span in spans)
 
 
-def test_text_in_small_letters_is_cut_after_its_full_stops() -> None:
+def test_lower_case_text_is_split_after_its_full_stops() -> None:
     text = "this was typed in a hurry. nobody used the shift key. it goes on and on like that."
     assert split(text, 60) == [
         "this was typed in a hurry. nobody used the shift key.",
@@ -159,7 +169,7 @@ def test_paragraphs_are_never_joined() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "...", '"!?"', "- -"])
-def test_without_a_letter_there_is_no_piece(text: str) -> None:
+def test_text_without_a_letter_has_no_span(text: str) -> None:
     assert split(text, 220) == []
 
 
@@ -167,10 +177,10 @@ def test_marks_without_a_word_are_not_spoken() -> None:
     assert split(f"{FIRST}\n\n* * *\n\n{SECOND}", 220) == [FIRST, SECOND]
 
 
-def test_ten_thousand_letters_without_a_space_are_cut_all_the_same() -> None:
-    pieces = split("a" * 10_000, 220)
-    assert "".join(pieces) == "a" * 10_000
-    assert max(map(len, pieces)) <= 220
+def test_ten_thousand_letters_without_a_space_are_split() -> None:
+    spans = split("a" * 10_000, 220)
+    assert "".join(spans) == "a" * 10_000
+    assert max(map(len, spans)) <= 220
 
 
 ANY_TEXT = st.text(alphabet="abAB .,;:!?…\"'()-\n1[]今か한。、」कि।", max_size=400)
@@ -188,40 +198,40 @@ def bare(text: str) -> str:
 
 
 @given(ANY_TEXT, st.integers(8, 80))
-def test_no_letter_is_lost_no_piece_is_long_and_each_has_something_to_say(text: str, max_chars: int) -> None:
-    pieces = split(text, max_chars)
-    letters = [c for piece in pieces for c in piece if c.isalnum()]
+def test_no_letter_is_lost_and_no_span_is_too_long_or_empty(text: str, max_chars: int) -> None:
+    spans = split(text, max_chars)
+    letters = [c for span in spans for c in span if c.isalnum()]
     assert letters == [c for c in text if c.isalnum()]
-    assert all(spoken_length(piece) <= max_chars for piece in pieces)
-    assert all(any(c.isalnum() for c in piece) for piece in pieces)
+    assert all(spoken_length(span) <= max_chars for span in spans)
+    assert all(any(c.isalnum() for c in span) for span in spans)
 
 
 @given(WORDS, st.integers(40, 300))
-def test_the_pieces_of_words_are_the_text_but_for_its_spaces(text: str, max_chars: int) -> None:
-    # A dash that nothing follows in its paragraph has nothing to say.
+def test_the_joined_spans_are_the_text_except_for_spaces(text: str, max_chars: int) -> None:
+    # A dash at the end of a paragraph is dropped.
     paragraphs = [part.rstrip(" \n—") for part in f"Start {text} end".split("\n\n")]
-    heard = [part for part in paragraphs if any(map(str.isalnum, part))]
-    assert bare("".join(split("\n\n".join(paragraphs), max_chars))) == bare("".join(heard))
+    spoken = [part for part in paragraphs if any(map(str.isalnum, part))]
+    assert bare("".join(split("\n\n".join(paragraphs), max_chars))) == bare("".join(spoken))
 
 
 @given(st.one_of(ANY_TEXT, WORDS), st.integers(8, 80), st.integers(1, 50))
-def test_the_blocks_a_text_comes_in_do_not_matter(text: str, max_chars: int, size: int) -> None:
+def test_the_blocks_of_the_input_do_not_matter(text: str, max_chars: int, size: int) -> None:
     text = text * 8
     blocks = [text[at : at + size] for at in range(0, len(text), size)]
-    assert list(sentences_of(blocks, max_chars)) == list(sentences_of(text, max_chars))
-    assert "".join(part for part, _ in paragraphs_of(blocks)) == text
+    assert list(split_sentences(blocks, max_chars)) == list(split_sentences(text, max_chars))
+    assert "".join(part for part, _ in split_paragraphs(blocks)) == text
 
 
 BOOK = (f"{FIRST} {SECOND} " * 20 + "\n\n") * 46
 
 
-def test_a_book_is_read_quickly_and_page_by_page() -> None:
+def test_a_book_is_split_fast_and_in_little_memory() -> None:
     assert len(BOOK) > 100_000
     start_s = time.process_time()
-    assert sum(1 for _ in sentences_of(BOOK, BREATH_CHARS)) == 46 * 40
+    assert sum(1 for _ in split_sentences(BOOK, DEFAULT_SPAN_CHARS)) == 46 * 40
     assert time.process_time() - start_s < 1, "0.04 s on an idle machine"
     tracemalloc.start()
-    for _ in sentences_of(BOOK, BREATH_CHARS):
+    for _ in split_sentences(BOOK, DEFAULT_SPAN_CHARS):
         pass
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -229,16 +239,16 @@ def test_a_book_is_read_quickly_and_page_by_page() -> None:
 
 
 @pytest.mark.parametrize("page", ["word ", "a", ".", "今", " ", "\n", "a. [b ", "Dr. ", "।", "A.\n"])
-def test_no_text_is_slow_to_read(page: str) -> None:
+def test_no_text_is_slow_to_split(page: str) -> None:
     text = page * (20_000 // len(page))
     start_s = time.process_time()
-    for _ in sentences_of(text, BREATH_CHARS):
+    for _ in split_sentences(text, DEFAULT_SPAN_CHARS):
         pass
     assert time.process_time() - start_s < 1, "under 0.1 s on an idle machine"
 
 
-def test_a_paragraph_is_given_whole_and_a_long_one_in_runs_of_sentences() -> None:
-    found = list(paragraphs_of(f"{FIRST}\n{SECOND}\n\n" + f"{FIRST} " * 100))
+def test_paragraphs_are_whole_and_long_ones_are_runs_of_sentences() -> None:
+    found = list(split_paragraphs(f"{FIRST}\n{SECOND}\n\n" + f"{FIRST} " * 100))
     assert found[0] == (f"{FIRST}\n{SECOND}", True)
     assert [whole for _, whole in found] == [True, False, False, True]
     assert all(text.rstrip().endswith(".") for text, _ in found)

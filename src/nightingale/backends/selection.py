@@ -114,10 +114,10 @@ def select(
                 reason = f"it runs on {' or '.join(backend.device_kinds)}, not on {machine.kind}"
                 skipped.append(Skipped(preference.backend, preference.precision, reason, warn=False))
                 continue
-            reason = backend.unsupported_reason(role, model, setup)
-            if reason is None:
+            unsupported = backend.unsupported_reason(role, model, setup)
+            if unsupported is None:
                 return Choice(role=role, backend=backend, setup=setup, skipped=tuple(skipped))
-            skipped.append(Skipped(preference.backend, preference.precision, reason, preference.warn))
+            skipped.append(Skipped(preference.backend, preference.precision, unsupported, preference.warn))
         raise ConfigError(
             f"no backend can run the {role} of the model {model.name!r} here",
             got="; ".join(f"{s.backend}: {s.reason}" for s in skipped),

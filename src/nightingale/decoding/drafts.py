@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,8 @@ CATCH_UP_BATCH: Final = 2
 """Unread tokens that a draft model usually has; a slot with more is caught up alone, without padding."""
 
 
-class DraftRequest(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class DraftRequest:
     """An utterance whose next tokens are to be proposed, and how many at most."""
 
     slot: int
@@ -87,7 +88,7 @@ class DraftHeadRunner(Protocol):
     """Run a draft head: predict T3's next hidden state and its logits from the last one."""
 
     def start(self, hidden: NDArray[np.float32]) -> Any:
-        """Return the head's state for captured hidden states (rows, width + HALVES * width)."""
+        """Return the head's state for captured hidden states (rows, width + TAPS * width)."""
 
     def step(self, state: Any, token: int, position: int) -> tuple[Any, Logits]:
         """Return the next state and its logits (rows, vocab) after a token at a position."""

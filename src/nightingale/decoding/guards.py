@@ -96,12 +96,7 @@ class Guard:
     def __init__(
         self, limits: Limits, *, stop_id: int, silence: frozenset[int], may_retry: bool = True
     ) -> None:
-        """Args:
-        limits: Limits of the utterance.
-        stop_id: The stop token.
-        silence: Tokens that are silent.
-        may_retry: False for the last attempt, and for greedy decoding, which would repeat itself.
-        """
+        """Set `may_retry` to false for the last attempt and for greedy decoding; `silence`: silent tokens."""
         self._limits, self._stop_id, self._silence = limits, stop_id, silence
         self._may_retry = may_retry
         self._recent: list[int] = []

@@ -13,7 +13,7 @@ import json
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from nightingale.errors import CheckpointError, ConfigError
 from nightingale.voices.home import cache_folder
@@ -48,14 +48,11 @@ class AttentionTable:
         ]
         budget = sum(map(len, spread)) * self.tokens * percent / 100
 
+        def window(positions: float) -> int:
+            return min(max(MIN_WINDOW, WINDOW_STEP * round(positions / WINDOW_STEP)), self.tokens)
+
         def scaled(factor: float) -> tuple[tuple[int, ...], ...]:
-            return tuple(
-                tuple(
-                    min(max(MIN_WINDOW, WINDOW_STEP * round(factor * positions / WINDOW_STEP)), self.tokens)
-                    for positions in layer
-                )
-                for layer in spread
-            )
+            return tuple(tuple(window(factor * positions) for positions in layer) for layer in spread)
 
         low, high = 0.0, float(self.tokens)
         for _ in range(40):  # bisection for the largest factor within the budget
@@ -74,11 +71,9 @@ class AttentionTable:
     def load(cls, path: Path) -> AttentionTable:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            by_head: Any = {
-                name: tuple(tuple(map(float, layer)) for layer in data.pop(name))
-                for name in ("entropy", "spoken")
-            }
-            table = cls(**data, **by_head)
+            for name in ("entropy", "spoken"):
+                data[name] = tuple(tuple(map(float, layer)) for layer in data[name])
+            table = cls(**data)
             if [*map(len, table.entropy)] != [*map(len, table.spoken)]:
                 raise ValueError("entropy and spoken differ in shape")
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -92,8 +87,8 @@ class AttentionTable:
 
 def table_paths(model: str, folder: Path | None) -> list[Path]:
     """Return where a model's table may be: beside its weights, and in the user's cache."""
-    beside = [] if folder is None else [folder / FILE]
-    return [*beside, cache_folder().parent / "attention" / f"{model}.json"]
+    cached = cache_folder().parent / "attention" / f"{model}.json"
+    return [cached] if folder is None else [folder / FILE, cached]
 
 
 def find_table(model: str, folder: Path | None, *, layers: int, heads: int) -> AttentionTable:

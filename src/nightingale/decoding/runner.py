@@ -72,4 +72,4 @@ class DraftVerifier(LogitsRunner, Protocol):
 
     def hidden_states(self, slot: int, draw: int) -> NDArray[np.float32]:
         """Return what T3's head read for draw number `draw`, and its residual stream at the layers a draft
-        head uses: (rows, width + HALVES * width)."""
+        head uses: (rows, width + TAPS * width)."""

@@ -28,9 +28,9 @@ MASKED = np.float32(-np.inf)
 def guide(logits: Logits, weight: float) -> Logits:
     """Apply classifier-free guidance: (2, vocab) -> (vocab,). A single row passes through."""
     if len(logits) == 1:
-        return logits[0]
+        return np.asarray(logits[0])
     conditional, unconditional = logits
-    return conditional + np.float32(weight) * (conditional - unconditional)
+    return np.asarray(conditional + np.float32(weight) * (conditional - unconditional))
 
 
 def repetition_penalty(penalty: float) -> Step:
@@ -71,7 +71,7 @@ def top_p(mass: float) -> Step:
             return logits
         # float64, as in backends/cuda/batched_sampling.py: both must cut at the same id.
         likely = np.exp((ascending - ascending[-1]).astype(np.float64))
-        unlikely = np.count_nonzero(np.cumsum(likely / likely.sum()) <= 1 - mass)
+        unlikely = int(np.count_nonzero(np.cumsum(likely / likely.sum()) <= 1 - mass))
         return np.where(logits < ascending[min(unlikely, len(ascending) - 1)], MASKED, logits)
 
     return step

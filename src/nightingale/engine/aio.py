@@ -81,12 +81,8 @@ class AsyncLiveSession:
 
     def __init__(self, session: LiveSession) -> None:
         self._session = session
-        self.push, self.flush, self.end, self.cancel = (
-            session.push,
-            session.flush,
-            session.end,
-            session.cancel,
-        )
+        self.push, self.flush = session.push, session.flush
+        self.end, self.cancel = session.end, session.cancel
 
     @property
     def metrics(self) -> Metrics:

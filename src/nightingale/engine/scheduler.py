@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from nightingale.errors import QueueFull
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """State that must be moved from slot `source` to slot `target`."""
 
     source: int
@@ -37,12 +37,10 @@ class Scheduler:
     """Bytes that waiting and running requests need, as far as they are known; 0 otherwise."""
 
     def submit(self, request: int, *, limited: bool = True) -> None:
-        """Add a request to the admission queue.
+        """Queue a request; raise QueueFull if there are too many, unless it is back for its next segment.
 
-        Args:
-            request: A new request, or one that has been served and is back for its next text segment.
-            limited: Raise QueueFull if the queue is full. Requests for which a slot is free do not count, so
-                that requests which arrive together can take all slots and all of the queue.
+        Requests for which a slot is free do not count, so requests that arrive together can fill all slots
+        and the queue.
         """
         if limited and len(self.waiting) >= self.queue_limit + self.slots - len(self.running):
             raise QueueFull(

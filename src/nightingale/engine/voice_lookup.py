@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from nightingale.audio.read import MAX_SECONDS
 from nightingale.backends import BACKENDS
@@ -13,6 +14,8 @@ from nightingale.errors import VoiceError, VoiceNotFound
 from nightingale.voices import library
 from nightingale.voices.cache import enrolled
 from nightingale.voices.voice import Voice
+
+_KINDS: Final = "a voice's name, a voice file, or a wav, flac, ogg or mp3 clip of the speaker"
 
 
 class VoiceResolver:
@@ -33,7 +36,7 @@ class VoiceResolver:
             raise VoiceNotFound(
                 f"the model {self._model.name!r} has no voice of its own here",
                 got="no voice, and no conds.pt beside the weights",
-                allowed="a voice's name, a voice file, or a clip of the speaker",
+                allowed=_KINDS,
                 fix="Pass one, on the command line with -v.",
             )
         return self._model.default_voice
@@ -47,7 +50,7 @@ class VoiceResolver:
             raise VoiceNotFound(
                 "no such voice",
                 got=repr(str(reference)),
-                allowed="a voice's name, a voice file, or a wav, flac, ogg or mp3 clip",
+                allowed=_KINDS,
                 fix="See `nightingale voices list`, or check the path.",
             )
         elif path.suffix == ".safetensors":

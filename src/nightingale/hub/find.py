@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from nightingale.errors import ConfigError, ModelMissing, UnknownModel
-from nightingale.hub import cache
+from nightingale.hub import hub_cache
 from nightingale.hub.cards import CARDS, Card, FileCard
 
 OnFile = Callable[[str], None]
@@ -76,7 +76,7 @@ class ModelRequest:
                     return self.folder / name
             if file.role == "t3":  # the T3 defines the folder; only other files may come from the cache
                 return None
-        cached = (cache.in_cache(self.card, name, cache_dir) for name in self.names(file))
+        cached = (hub_cache.in_cache(self.card, name, cache_dir) for name in self.names(file))
         return next((path for path in cached if path is not None), None)
 
 
@@ -140,7 +140,7 @@ def locate(
     paths, missing = _look_up(request, cache_dir)
     if missing:
         # The user's folder is completed from the cache, never from the network.
-        if request.folder is not None or cache.is_offline(offline):
+        if request.folder is not None or hub_cache.is_offline(offline):
             raise _missing_files(request, missing, cache_dir)
         _download(request, paths, cache_dir, on_file)
     return ModelFiles(card=request.card, paths=paths)
@@ -159,12 +159,12 @@ def pull(
         raise _unknown_model(model)
     request = resolve(model, t3=t3, s3gen=s3gen)
     paths, missing = _look_up(request, cache_dir)
-    if cache.is_offline() and missing:
+    if hub_cache.is_offline() and missing:
         raise _missing_files(request, missing, cache_dir)
     if len(paths) < len(request.card.files):
         _download(request, paths, cache_dir, on_file)
     found = ModelFiles(card=request.card, paths=paths)
-    verified = sum(cache.verify(request.card, path) for path in paths.values())
+    verified = sum(hub_cache.verify(request.card, path) for path in paths.values())
     remarks = [f"{verified} of {len(paths)} files have a known digest, and it matches"]
     revision, tested = found.folder.name, request.card.revision_prefix
     if not revision.startswith(tested):
@@ -215,7 +215,7 @@ def _download(
         if on_file is not None:
             on_file(request.names(file)[0])
         try:
-            paths[file.role] = cache.download(request.card, request.names(file), cache_dir)
+            paths[file.role] = hub_cache.download(request.card, request.names(file), cache_dir)
         except ModelMissing:
             if file.needed:
                 raise
@@ -303,7 +303,7 @@ def _missing_files(request: ModelRequest, missing: list[FileCard], cache_dir: Pa
         if choice == variant_names
     )
     command = f"`nightingale models pull {card.name}{options}`"
-    revisions = cache.revisions_in_cache(card, cache_dir)
+    revisions = hub_cache.revisions_in_cache(card, cache_dir)
     others = [revision for revision in revisions if not revision.startswith(card.revision_prefix)]
     hint = ""
     if folder and "s3gen" in {file.role for file in missing} and list(folder.glob("s3gen_v3.*")):
@@ -312,7 +312,7 @@ def _missing_files(request: ModelRequest, missing: list[FileCard], cache_dir: Pa
         hint = f" The cache holds another revision ({others[0][:8]}…); its folder can be given as the model."
     return ModelMissing(
         f"files of {card.name!r} are missing",
-        got=f"no {names} in {f'{folder} and ' if folder else ''}{cache.cache_root(cache_dir)}",
+        got=f"no {names} in {f'{folder} and ' if folder else ''}{hub_cache.cache_root(cache_dir)}",
         allowed=f"the files of {card.repo} at revision {card.revision}",
         fix=f"{f'Put the files there, or run {command}' if folder else f'Run {command} while online'}.{hint}",
     )

@@ -1,1 +1,1 @@
-"""Networks only: tensors in, tensors out. They hold weights; whatever changes is passed in."""
+"""Networks in PyTorch: they hold weights; state is passed in. Configurations and presets need no torch."""

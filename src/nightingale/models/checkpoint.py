@@ -1,7 +1,7 @@
-"""Weights from files into networks, with a strict report and no second copy in memory.
+"""Loading of weights into networks: strict, and without a second copy in memory.
 
-A network is built on the meta device, where it weighs nothing, and then adopts the file's tensors as they are
-mapped from disk. What does not fit is reported whole: every missing, extra and misshapen name at once.
+A network is built on the meta device and then adopts the file's tensors as they are mapped from disk. One
+error lists every missing, extra and misshapen tensor.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ NAMES_SHOWN = 6
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors or .pt file, mapped from disk where the format allows."""
+    """Return the tensors of a .safetensors or .pt file, mapped from disk where the format allows."""
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        # Files of before 2020 are not archives and cannot be mapped.
+        # Files from before 2020 are not zip archives and cannot be mapped.
         found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-        # Old T3 files wrap their tensors once more.
+        # Old T3 files nest their tensors once more.
         if isinstance(found, dict) and isinstance(found.get("model"), list | tuple):
             found = found["model"][0]
-    except Exception as error:  # a damaged archive or pickle raises whatever it stumbles over
+    except Exception as error:  # a damaged archive or pickle may raise anything
         raise CheckpointError(
             "a weight file cannot be read",
             got=f"{path}: {error}",
@@ -53,12 +53,12 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors under a prefix, without it."""
+    """Return the tensors under a prefix, without the prefix."""
     return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
 
 def fold_weight_norm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Replace each (g, v) pair of a weight-normed layer by the weight g·v/‖v‖ it stands for."""
+    """Replace each (g, v) pair of weight normalization by the weight g·v/‖v‖."""
     gain, direction = ".parametrizations.weight.original0", ".parametrizations.weight.original1"
     folded = {name: t for name, t in tensors.items() if not name.endswith((gain, direction))}
     for name, g in tensors.items():
@@ -69,9 +69,11 @@ def fold_weight_norm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return folded
 
 
-class Unfilled(TorchFunctionMode):
-    """New layers are not given random weights: on the meta device that means nothing, and makes torch import
-    its compiler, which takes seconds."""
+class SkipInit(TorchFunctionMode):
+    """Skips the random initialization of layers.
+
+    On the meta device it has no effect, but makes torch import its compiler, which takes seconds.
+    """
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -89,12 +91,20 @@ def load(
     unused: frozenset[str] = frozenset(),
     unread: Callable[[str], bool] = lambda _: False,
 ) -> Net:
-    """A network in evaluation mode holding exactly `tensors`; names in `unused` may be there.
+    """Return a network in evaluation mode that holds exactly `tensors`.
 
-    unread: names of tensors whose shapes are checked and whose values stay where they are; in the network
-    they are on the meta device, for somebody else will compute with them.
+    Args:
+        build: Builds the network.
+        tensors: Its weights by name.
+        source: The file they came from, for the error.
+        unused: Names that may be present and are ignored.
+        unread: Tells the names whose values are not read: only their shapes are checked, and in the network
+            they stay on the meta device, because a backend computes with its own copy.
+
+    Raises:
+        CheckpointError: Tensors are missing, extra, misshapen or not finite.
     """
-    with torch.device("meta"), Unfilled():
+    with torch.device("meta"), SkipInit():
         net = build()
     expected = net.state_dict()
     missing = sorted(expected.keys() - tensors.keys())
@@ -119,8 +129,7 @@ def load(
 
 
 def _finite(t: Tensor) -> bool:
-    # A sum is finite only if every value is, and quickly taken. It may overflow: the least and the greatest
-    # value have the last word.
+    # A sum is fast, and finite only if every value is. It may overflow; then minimum and maximum decide.
     if not t.is_floating_point() or not t.numel() or math.isfinite(t.sum().item()):
         return True
     return all(bool(torch.isfinite(x)) for x in t.aminmax())

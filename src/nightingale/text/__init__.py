@@ -1,1 +1,1 @@
-"""Text in, text ids out: punctuation rules, tokenizers, languages and the English normalizer."""
+"""Text to text ids: normalization, segmentation, tokenizers and languages."""

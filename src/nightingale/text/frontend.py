@@ -1,36 +1,42 @@
-"""The text room's face: refuses what cannot be spoken, then turns the rest into text ids."""
+"""The text front end: checks text, normalizes it and encodes it as text ids."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from nightingale.errors import ConfigError, EmptyText, TextTooLong
+from nightingale.errors import ConfigError, TextTooLong
+from nightingale.text.punctuation import empty_text
 from nightingale.text.tokenizer import EnglishTokenizer, MultilingualTokenizer, TextTokenizer, TurboTokenizer
 
 ENGLISH_FILE: Final = "tokenizer.json"
 MULTILINGUAL_FILE: Final = "grapheme_mtl_merged_expanded_v1.json"
 MAX_CHARS: Final = 10_000
-"""Longer text is refused by default: it is a file passed by mistake more often than a sentence."""
+"""Longer text is refused by default: it is usually a file passed by mistake."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frontend:
-    """User text to text ids, for one model."""
+    """Converts user text to text ids for one model."""
 
     tokenizer: TextTokenizer
     spell_out: Callable[[str], str] | None = None
-    """Writes digits and symbols as words. None where the model's authors trained without such a step."""
+    """Writes digits and symbols as words; None where the model was trained without such a step."""
     max_chars: int = MAX_CHARS
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
-        """The ids of the text, without start and stop."""
+        """Return the text ids, without start and stop."""
         return self.tokenizer.encode(self.prepare(text), language)
 
     def prepare(self, text: str) -> str:
-        """The text as it will be spoken, or the reason why it cannot be."""
+        """Return the text as it will be spoken.
+
+        Raises:
+            TextTooLong: It has more than `max_chars` characters.
+            EmptyText: It has no letter or digit.
+        """
         if len(text) > self.max_chars:
             raise TextTooLong(
                 "the text is too long for one request",
@@ -40,50 +46,27 @@ class Frontend:
             )
         spoken = self.spell_out(text) if self.spell_out else text
         if not any(character.isalnum() for character in spoken):
-            raise EmptyText(
-                "there is nothing to say",
-                got=repr(text[:20]),
-                allowed="text with at least one letter or digit",
-                fix="Pass the sentence to be spoken.",
-            )
+            raise empty_text(text)
         return spoken
 
 
-def _english(folder: Path) -> Frontend:
-    return Frontend(tokenizer=EnglishTokenizer(folder / ENGLISH_FILE))
-
-
-def _multilingual(folder: Path) -> Frontend:
-    return Frontend(tokenizer=MultilingualTokenizer(folder / MULTILINGUAL_FILE))
-
-
-def _turbo(folder: Path) -> Frontend:
-    return Frontend(tokenizer=TurboTokenizer(folder))
-
-
-def _wren(folder: Path) -> Frontend:
-    # Late, because its patterns take a moment to compile and no other family needs them.
-    from nightingale.text.english import normalize
-
-    return Frontend(tokenizer=EnglishTokenizer(folder / ENGLISH_FILE), spell_out=normalize)
-
-
-FRONTENDS: Final[Mapping[str, Callable[[Path], Frontend]]] = {
-    "english": _english,
-    "multilingual": _multilingual,
-    "turbo": _turbo,
-    "nano": _turbo,
-    "wren": _wren,
+TOKENIZERS: Final[Mapping[str, Callable[[Path], TextTokenizer]]] = {
+    "english": lambda folder: EnglishTokenizer(folder / ENGLISH_FILE),
+    "multilingual": lambda folder: MultilingualTokenizer(folder / MULTILINGUAL_FILE),
+    "turbo": TurboTokenizer,
+    "nano": TurboTokenizer,
+    "wren": lambda folder: EnglishTokenizer(folder / ENGLISH_FILE),
 }
 
 
 def open_frontend(family: str, folder: Path, *, max_chars: int = MAX_CHARS) -> Frontend:
-    """The front end of a model family, from the files in its folder."""
-    if family not in FRONTENDS:
+    """Return the front end of a model family, from the files in its folder."""
+    if family not in TOKENIZERS:
         raise ConfigError(
-            "no text front end for this model family",
-            got=repr(family),
-            allowed=", ".join(FRONTENDS),
-            fix="Add a row to FRONTENDS in nightingale/text/frontend.py.",
+            "no text front end for this model family", got=repr(family), allowed=", ".join(TOKENIZERS)
         )
-    return replace(FRONTENDS[family](folder), max_chars=max_chars)
+    spell_out: Callable[[str], str] | None = None
+    if family == "wren":
+        # Late, because its patterns take time to compile and no other family needs them.
+        from nightingale.text.english import normalize as spell_out
+    return Frontend(tokenizer=TOKENIZERS[family](folder), spell_out=spell_out, max_chars=max_chars)

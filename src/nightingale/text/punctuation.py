@@ -1,7 +1,7 @@
-"""Punctuation tidying before tokenization: one function, and one table per model family.
+"""Punctuation normalization before tokenization: one function, and one table per model family.
 
-The networks were trained on text that had passed through these rules, so the rules are part of the model.
-They differ between families in what is replaced and in what counts as the end of a sentence, nothing else.
+The networks were trained on text normalized by these rules. Families differ only in what is replaced and in
+which characters end a text.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from nightingale.errors import EmptyText
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PunctuationRules:
-    """What one family replaces, in order, and which characters may end its text."""
+    """The replacements of one family, in order, and the characters that may end its text."""
 
     replacements: tuple[tuple[str, str], ...]
     enders: tuple[str, ...]
@@ -47,16 +47,11 @@ TURBO: Final = PunctuationRules(
 )
 
 
-def tidy(text: str, rules: PunctuationRules) -> str:
-    """The text with single spaces, plain quotes and dashes, a capital first letter and an ending."""
+def normalize_punctuation(text: str, rules: PunctuationRules) -> str:
+    """Return the text with single spaces, plain quotes and dashes, a capital first letter and an ending."""
     if not text.strip():
-        raise EmptyText(
-            "there is nothing to say",
-            got=repr(text[:20]),
-            allowed="text with at least one letter or digit",
-            fix="Pass the sentence to be spoken.",
-        )
-    # PARITY: upstream looks at the very first character, so text behind a leading space keeps its small
+        raise empty_text(text)
+    # PARITY: upstream looks at the very first character, so text after a leading space keeps its lower-case
     #         letter. tests/text/test_punctuation.py::test_a_leading_space_hides_the_first_letter
     if text[0].islower():
         text = text[0].upper() + text[1:]
@@ -65,3 +60,9 @@ def tidy(text: str, rules: PunctuationRules) -> str:
         text = text.replace(old, new)
     text = text.rstrip(" ")
     return text if text.endswith(rules.enders) else text + "."
+
+
+def empty_text(text: str) -> EmptyText:
+    return EmptyText(
+        "there is nothing to say", got=repr(text[:20]), allowed="text with at least one letter or digit"
+    )

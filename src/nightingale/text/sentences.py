@@ -1,12 +1,12 @@
-"""Long text to pieces that can be spoken in one breath.
+"""Splitting of long text into spans that a model can speak at once.
 
-A small model has heard utterances of some twenty seconds at most; beyond that it loses its place. So text is
-cut where a reader would pause: after sentences first; inside a long sentence after a semicolon or colon, then
-after a comma, then between words; and only where there is nothing else, inside a word. Very short sentences
-join their neighbours, because a lone word gives a model little to hold on to.
+A small model is trained on utterances of at most some twenty seconds and fails on longer ones. Text is split
+where a reader would pause: after sentences; inside a long sentence after a semicolon or colon, then after a
+comma, then between words; inside a word only if there is nothing else. Very short sentences are joined with
+their neighbours, because models speak single words badly.
 
-Nothing is held but the sentence at hand, and no decision looks further ahead than a link is long: a book
-costs the memory of a page, and where a text is cut does not depend on the blocks it arrives in.
+Only the current sentence is in memory, and no decision looks further ahead than the length of a link: a book
+takes the memory of a page, and the splits do not depend on the blocks in which the text arrives.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from nightingale.text.stops import (
     STOPS,
     TAG,
     WIDE_STOPS,
+    find_sentence_end,
+    has_words,
     is_abbreviation,
-    next_end,
-    says_something,
     spoken_length,
 )
 
-BREATH_CHARS: Final = 280
-"""For the official families, whose speech garbles beyond 300 to 350 characters or 40 s: about 16 s of reading
-at 210 words a minute, 25 s of slow reading."""
+DEFAULT_SPAN_CHARS: Final = 280
+"""The span length of the official models, whose speech degrades beyond 300 to 350 characters or 40 s: about
+16 s at 210 words a minute, 25 s of slow speech."""
 SHORT_CHARS: Final = 24
-"""A sentence shorter than this joins the next one, if both fit."""
+"""A sentence shorter than this is joined with the next one, if both fit."""
 CLAUSE_MARKS: Final = ",;:،؛、，；：-–—"
 
 _BLOCK_CHARS: Final = 2048
-_LONGEST_IN_PIECES: Final = 8
-"""A sentence that goes on for this many full pieces is cut without waiting for its end."""
+_MAX_SENTENCE_SPANS: Final = 8
+"""A sentence longer than this many spans is split without waiting for its end."""
 _IN_CLOSERS: Final = f"[{re.escape(CLOSERS)}]{{0,8}}"
 _STOP: Final = re.compile(
     rf"[{re.escape(STOPS)}]{{1,16}}{_IN_CLOSERS}(?=\s)|[{re.escape(WIDE_STOPS)}]{{1,16}}{_IN_CLOSERS}"
@@ -54,11 +54,11 @@ _CUTS: Final = (
     re.compile(rf"[,،]{_IN_CLOSERS}(?=\s)|[、，]{_IN_CLOSERS}"),
     re.compile(r"(?=\s)"),
 )
-"""Where a long sentence may be cut, best first; the cut is at the end of the match."""
+"""Patterns of split positions inside a long sentence, best first; the split is at the end of the match."""
 
 
 class Ending(Enum):
-    """What a reader comes to at the end of a part."""
+    """The text unit that ends with a span."""
 
     PARAGRAPH = "paragraph"
     SENTENCE = "sentence"
@@ -67,64 +67,65 @@ class Ending(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A stretch of text to be spoken in one breath, as it was written but for its spaces."""
+class TextSpan:
+    """Text to be spoken at once, as written except for its spaces."""
 
     text: str
     ending: Ending
 
     @property
     def spoken(self) -> str:
-        """With a comma where the sentence goes on: without a mark the voice would fall as at its end."""
+        """The text, with a comma where the sentence continues: otherwise it would sound like its end."""
         return self.text + "," if self.ending is Ending.WORD and self.text[-1:].isalnum() else self.text
 
 
-def split(text: str, max_chars: int, language: str | None = None) -> list[str]:
-    """`text` in pieces of at most `max_chars`, each with something to say."""
-    return [part.text for part in sentences_of(text, max_chars, language)]
-
-
-def sentences_of(
+def split_sentences(
     source: str | Iterable[str],
     max_chars: int,
     language: str | None = None,
     *,
     join_below: int = SHORT_CHARS,
-) -> Iterator[Part]:
-    """The parts of a text, as soon as each is sure. `max_chars` counts as `spoken_length` does.
+) -> Iterator[TextSpan]:
+    """Yield the spans of a text as soon as each is decided.
 
-    Joined, they are the text, but for spaces and for marks without a word (a rule of stars between chapters).
-    A part shorter than `join_below` joins its neighbour; `join_below=max_chars` fills every breath.
+    Joined, they are the text, except for spaces and for marks without a word (a line of stars between
+    chapters).
+
+    Args:
+        source: The text, or blocks of it.
+        max_chars: The largest length of a span, counted by `spoken_length`.
+        language: A language code, for its abbreviations.
+        join_below: A shorter span is joined with its neighbour; `max_chars` fills every span.
     """
-    last: Part | None = None
+    last: TextSpan | None = None
     for raw in _raw_sentences(source, max_chars, language):
         *before, body = BREAK.split(raw)
         if before and last is not None:
-            left = " ".join(before[0].split())  # marks without a word, behind the last sentence
-            if left and _belong_together(last.text, left, max_chars, join_below):
-                last = part_of(last.text + " " + left)
+            marks = " ".join(before[0].split())  # marks without a word, after the last sentence
+            if marks and _should_join(last.text, marks, max_chars, join_below):
+                last = span_of(last.text + " " + marks)
             yield replace(last, ending=Ending.PARAGRAPH)
             last = None
         for text in _fit(" ".join(body.split()), max_chars, language):
             if last is not None:
-                if _belong_together(last.text, text, max_chars, join_below):
-                    last = part_of(last.text + _glue(last.text) + text)
+                if _should_join(last.text, text, max_chars, join_below):
+                    last = span_of(last.text + _separator(last.text) + text)
                     continue
-                if not says_something(text):
+                if not has_words(text):
                     continue
                 yield last
-            last = part_of(text) if says_something(text) else None
+            last = span_of(text) if has_words(text) else None
     if last is not None:
         yield replace(last, ending=Ending.PARAGRAPH)
 
 
-def paragraphs_of(source: str | Iterable[str], language: str | None = None) -> Iterator[tuple[str, bool]]:
-    """(text, whether the paragraph ends with it): whole paragraphs, long ones in runs of sentences.
+def split_paragraphs(source: str | Iterable[str], language: str | None = None) -> Iterator[tuple[str, bool]]:
+    """Yield (text, whether it ends a paragraph): whole paragraphs, long ones in runs of sentences.
 
-    For work that needs more of a text than one sentence, such as writing out its numbers.
+    Normalization needs more context than one sentence.
     """
     held = ""
-    for raw in _raw_sentences(source, _BLOCK_CHARS // _LONGEST_IN_PIECES, language):
+    for raw in _raw_sentences(source, _BLOCK_CHARS // _MAX_SENTENCE_SPANS, language):
         if held and BREAK.search(raw, 0, len(raw) - len(raw.lstrip())):
             yield held, True
             held = ""
@@ -136,14 +137,13 @@ def paragraphs_of(source: str | Iterable[str], language: str | None = None) -> I
         yield held, True
 
 
-def ends_sentence(piece: str) -> bool:
-    """Whether a reader would drop the voice at the end of it."""
-    return piece.rstrip(CLOSERS).endswith((*STOPS, *WIDE_STOPS))
+def ends_sentence(text: str) -> bool:
+    return text.rstrip(CLOSERS).endswith((*STOPS, *WIDE_STOPS))
 
 
-def best_cut(text: str, max_chars: int, *, ideal: float | None = None, language: str | None = None) -> int:
-    """Where to cut a text that is too long: at its best mark, near `ideal` or else as late as possible."""
-    limit = _reach(text, max_chars)
+def best_split(text: str, max_chars: int, *, ideal: float | None = None, language: str | None = None) -> int:
+    """Return where to split a text that is too long: at its best mark, near `ideal` or as late as it can."""
+    limit = _fitting_chars(text, max_chars)
     tags = [tag.span() for tag in TAG.finditer(text, 0, limit + LOOKAHEAD_CHARS)]
     if "](" in text:
         tags = sorted([*tags, *(link.span() for link in LINK.finditer(text, 0, limit + LINK_CHARS))])
@@ -163,7 +163,7 @@ def best_cut(text: str, max_chars: int, *, ideal: float | None = None, language:
 
 
 def _between_letters(text: str, at: int) -> int:
-    """`at`, or as far before it as keeps a letter and the signs upon it together."""
+    """Return `at`, or a position before it that keeps a letter and its combining marks together."""
     for before in range(min(at, len(text) - 1), max(at - 8, 1), -1):
         # M: vowel signs and accents; Cf: joiners.
         if not (
@@ -173,8 +173,8 @@ def _between_letters(text: str, at: int) -> int:
     return at
 
 
-def _reach(text: str, max_chars: int) -> int:
-    """How many characters of the text are no longer to say than `max_chars`; at least one."""
+def _fitting_chars(text: str, max_chars: int) -> int:
+    """Return how many characters have a spoken length of at most `max_chars`; at least one."""
     head = text[:max_chars]
     if head.isascii():
         return len(head)
@@ -187,47 +187,47 @@ def _reach(text: str, max_chars: int) -> int:
 
 
 def _fit(sentence: str, max_chars: int, language: str | None) -> list[str]:
-    """A sentence in parts of about equal length, none longer than `max_chars`."""
+    """Split a sentence into parts of about equal length, none longer than `max_chars`."""
     parts: list[str] = []
     while (length := spoken_length(sentence)) > max_chars and len(sentence) > 1:
         ideal = len(sentence) / math.ceil(length / max_chars)
-        at = best_cut(sentence, max_chars, ideal=ideal, language=language)
+        at = best_split(sentence, max_chars, ideal=ideal, language=language)
         parts.append(sentence[:at].strip())
         sentence = sentence[at:].strip()
     return [*parts, sentence] if sentence else parts
 
 
-def _belong_together(one: str, two: str, max_chars: int, join_below: int) -> bool:
+def _should_join(one: str, two: str, max_chars: int, join_below: int) -> bool:
     if spoken_length(one) + 1 + spoken_length(two) > max_chars:
         return False
-    return not says_something(two) or min(spoken_length(one), spoken_length(two)) < join_below
+    return not has_words(two) or min(spoken_length(one), spoken_length(two)) < join_below
 
 
-def _glue(text: str) -> str:
+def _separator(text: str) -> str:
     return "" if text.rstrip(CLOSERS)[-1:] in "。！？｡" else " "
 
 
-def part_of(text: str) -> Part:
-    """A part that ends what its last mark says."""
+def span_of(text: str) -> TextSpan:
+    """Return a span whose ending is that of its last mark."""
     if ends_sentence(text):
-        return Part(text, Ending.SENTENCE)
-    return Part(text, Ending.CLAUSE if text.rstrip(CLOSERS).endswith((*CLAUSE_MARKS,)) else Ending.WORD)
+        return TextSpan(text, Ending.SENTENCE)
+    return TextSpan(text, Ending.CLAUSE if text.rstrip(CLOSERS).endswith((*CLAUSE_MARKS,)) else Ending.WORD)
 
 
 def _raw_sentences(source: str | Iterable[str], max_chars: int, language: str | None) -> Iterator[str]:
-    """Slices of the source that together are all of it; breaks between paragraphs lead the slice after."""
-    longest = _LONGEST_IN_PIECES * max_chars
+    """Yield consecutive slices of the source; a paragraph break is at the start of a slice."""
+    longest = _MAX_SENTENCE_SPANS * max_chars
     held, at = "", 0
     for block, final in _blocks(source):
         held, at = held[at:] + block, 0
         while True:
-            end, _ = next_end(held, at, final=final, language=language)
+            end, _ = find_sentence_end(held, at, final=final, language=language)
             if end is None or end - at > longest:
                 rest = len(held) - at
                 if rest <= longest if final else rest < longest + LINK_CHARS:
                     break
                 window = held[at : at + longest + LINK_CHARS]
-                end = at + best_cut(window, longest, language=language)
+                end = at + best_split(window, longest, language=language)
             yield held[at:end]
             at = end
     if held[at:]:
@@ -235,7 +235,7 @@ def _raw_sentences(source: str | Iterable[str], max_chars: int, language: str | 
 
 
 def _blocks(source: str | Iterable[str]) -> Iterator[tuple[str, bool]]:
-    """Blocks of a fair size and, last, an empty one."""
+    """Yield blocks of about 2048 characters and then a final empty one."""
     if isinstance(source, str):
         for start in range(0, len(source), _BLOCK_CHARS):
             yield source[start : start + _BLOCK_CHARS], False

@@ -1,9 +1,8 @@
-"""Raw text to text ids, for the three vocabularies of the Chatterbox family.
+"""Text to text ids, for the three vocabularies of the Chatterbox models.
 
-English and multilingual share a format: a byte-pair file whose space is the literal token [SPACE] and whose
-tags are single ids. Turbo and Nano speak GPT-2's byte-level vocabulary with sound tags such as [laugh] behind
-it. `encode` does everything between the user's string and the ids; the ids that start and stop a text are the
-prompt builder's business.
+English and multilingual share a format: a BPE file in which a space is the token [SPACE] and tags are single
+ids. Turbo and Nano use GPT-2's byte-level vocabulary with added sound tags such as [laugh]. The ids that
+start and stop a text are added by `T3Config.frame_text`.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from nightingale.errors import CheckpointError
 from nightingale.text.languages import LANGUAGES, check_language
-from nightingale.text.languages.base import LanguageFiles, Step
+from nightingale.text.languages.language import LanguageFiles, Step
 from nightingale.text.languages.zh import CANGJIE_FILE
-from nightingale.text.punctuation import ENGLISH, MULTILINGUAL, TURBO, tidy
+from nightingale.text.punctuation import ENGLISH, MULTILINGUAL, TURBO, normalize_punctuation
 
 SPACE: Final = "[SPACE]"
 REQUIRED_TOKENS: Final = ("[STOP]", "[UNK]", SPACE, "[START]")
@@ -28,31 +27,26 @@ END_OF_TEXT: Final = "<|endoftext|>"
 
 
 class TextTokenizer(Protocol):
-    """What the rest of the program may ask of a vocabulary."""
-
-    @property
-    def vocab_size(self) -> int:
-        """One more than the largest id: the rows a text embedding must have."""
+    """The interface of all tokenizers."""
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
-        """The ids of the user's text, without start and stop."""
+        """Return the ids of a text, without start and stop."""
 
 
 class EnglishTokenizer:
-    """Case-sensitive byte pairs with [SPACE]; the vocabulary of the English model and of wren."""
+    """Case-sensitive BPE with [SPACE]: the vocabulary of the English model and of wren."""
 
     def __init__(self, path: Path) -> None:
         self._bpe = _read_bpe(path)
-        self.vocab_size = _vocab_size(self._bpe)
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
         if language is not None:
             check_language(language, ("en",))
-        return _ids(self._bpe, tidy(text, ENGLISH).replace(" ", SPACE))
+        return _ids(self._bpe, normalize_punctuation(text, ENGLISH).replace(" ", SPACE))
 
 
 class MultilingualTokenizer:
-    """Lower-case decomposed graphemes behind a language tag. Language packages are opened on first use."""
+    """Lower-case decomposed graphemes after a language tag. Language packages are opened on first use."""
 
     def __init__(self, path: Path, cangjie_path: Path | None = None) -> None:
         self._bpe = _read_bpe(path)
@@ -60,18 +54,17 @@ class MultilingualTokenizer:
             folder=path.parent, cangjie=cangjie_path if cangjie_path else path.parent / CANGJIE_FILE
         )
         self._steps: dict[str, Step] = {}
-        # The language packages make no promise about threads; their steps take well under a millisecond.
+        # Language packages need not be thread-safe; their steps take well under a millisecond.
         self._lock = threading.Lock()
-        self.vocab_size = _vocab_size(self._bpe)
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
         code = check_language(language) if language else None
-        spoken = normalize("NFKD", tidy(text, MULTILINGUAL).lower())
+        prepared = normalize("NFKD", normalize_punctuation(text, MULTILINGUAL).lower())
         if code:
-            spoken = f"[{code}]{self._prepare(spoken, code)}"
-        return _ids(self._bpe, spoken.replace(" ", SPACE))
+            prepared = f"[{code}]{self._apply_step(prepared, code)}"
+        return _ids(self._bpe, prepared.replace(" ", SPACE))
 
-    def _prepare(self, text: str, code: str) -> str:
+    def _apply_step(self, text: str, code: str) -> str:
         open_step = LANGUAGES[code].open_step
         if open_step is None:
             return text
@@ -82,7 +75,7 @@ class MultilingualTokenizer:
 
 
 class TurboTokenizer:
-    """GPT-2's byte-level pairs, with the added sound tags taken whole wherever they stand."""
+    """GPT-2's byte-level BPE, in which each added sound tag is one token."""
 
     def __init__(self, folder: Path) -> None:
         vocabulary = _read_json(folder / "vocab.json")
@@ -98,15 +91,14 @@ class TurboTokenizer:
         )
         self._bpe.add_special_tokens([AddedToken(END_OF_TEXT, normalized=False, special=True)])
         self._add_tokens(added, settings.get("added_tokens_decoder", {}), folder)
-        self.vocab_size = _vocab_size(self._bpe)
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
         if language is not None:
             check_language(language, ("en",))
-        return _ids(self._bpe, tidy(text, TURBO))
+        return _ids(self._bpe, normalize_punctuation(text, TURBO))
 
     def _add_tokens(self, added: dict[str, int], flags: dict[str, Any], folder: Path) -> None:
-        """The library numbers added tokens by itself, so they go in by id and the result is checked."""
+        """Add tokens in the order of their ids and check the ids that the library assigns."""
         for content, number in sorted(added.items(), key=lambda item: item[1]):
             flag = flags.get(str(number), {})
             token = AddedToken(content, lstrip=flag.get("lstrip", False), rstrip=flag.get("rstrip", False))
@@ -121,12 +113,8 @@ class TurboTokenizer:
 
 
 def _ids(bpe: Tokenizer, text: str) -> list[int]:
-    # Half a surrogate pair, as a badly decoded argument may hold, is not text and cannot be encoded.
+    # A lone surrogate, which a badly decoded argument may contain, cannot be encoded.
     return list(bpe.encode(text.encode("utf-8", "ignore").decode()).ids)
-
-
-def _vocab_size(bpe: Tokenizer) -> int:
-    return max(bpe.get_vocab().values()) + 1
 
 
 def _read_bpe(path: Path) -> Tokenizer:
@@ -158,7 +146,7 @@ def _read_json(path: Path, default: dict[str, Any] | None = None) -> dict[str, A
 
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
-    """One pair a line, behind an optional version line."""
+    """Read one pair per line, after an optional version line."""
     lines = path.read_text(encoding="utf-8").split("\n")
     rows = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     return [(left, right) for left, right in rows]

@@ -52,4 +52,5 @@ def _between(vectors: Sequence[tuple[Floats, float]]) -> Floats:
     total = sum(weight for _, weight in vectors)
     mean = np.sum([vector * np.float32(weight / total) for vector, weight in vectors], axis=0)
     length = sum(float(np.linalg.norm(vector)) * weight / total for vector, weight in vectors)
-    return (mean * (length / max(float(np.linalg.norm(mean)), 1e-12))).astype(np.float32)
+    scale = length / max(float(np.linalg.norm(mean)), 1e-12)
+    return np.asarray(mean * scale, np.float32)

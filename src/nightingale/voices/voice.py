@@ -85,7 +85,7 @@ class Voice:
         if family not in FAMILIES:
             raise _bad(name, f"family {family!r}", ", ".join(FAMILIES))
         bare = family not in SIZES
-        parts = {
+        parts: dict[str, Any] = {
             "speaker": _floats(name, "speaker", speaker, dims=1),
             "prompt_ids": _ids(name, "prompt_ids", prompt_ids, may_be_empty=bare),
             "flow_prompt_ids": _ids(name, "flow_prompt_ids", flow_prompt_ids, may_be_empty=bare),

@@ -1,10 +1,10 @@
-"""Wren, the voice in the box. This folder holds its weights, its vocabulary and its voices (docs/wren.md).
+"""Wren, the model in the package: its weights, vocabulary and voices (docs/wren.md).
 
     t3.safetensors, s3gen.safetensors, ve.safetensors   compact weights (nightingale.models.compact)
-    tokenizer.json                                      wren's own byte pairs
-    guess.safetensors                                   compact; guesses T3's next tokens, if wanted
-    card.json                                           what this copy is, and how it likes to be sampled
-    voices/<name>.safetensors, voices/<name>.md         built-in voices and where each came from
+    tokenizer.json                                      wren's own BPE vocabulary
+    draft_head.safetensors                              compact; optional draft head for speculative decoding
+    card.json                                           name, voices and default sampling of this copy
+    voices/<name>.safetensors, voices/<name>.md         built-in voices and their origins
 
 `nightingale train export` writes all of it.
 """
@@ -23,18 +23,19 @@ FILES: Final = {
     "tokenizer": "tokenizer.json",
     "card": "card.json",
 }
-"""role -> file name; the roles of nightingale.hub.cards where both have one."""
+"""Role -> file name; the roles are those of nightingale.hub.cards where both have one."""
 VOICES: Final = "voices"
-DRAFT_FILE: Final = "guess.safetensors"
-"""Layers that guess T3's next tokens (docs/speculative.md); a copy may lack them."""
+DRAFT_FILE: Final = "draft_head.safetensors"
+"""The draft head for speculative decoding (docs/speculative.md). A copy may lack it."""
 SAMPLING: Final = Sampling(temperature=0.3, min_p=0.05, repetition_penalty=1.0, cfg_weight=0.0)
-"""What an export writes into the card unless told otherwise."""
+"""The default sampling that an export writes into the card."""
 
 
 def folder() -> Path:
+    """Return the folder of the packaged copy."""
     return Path(__file__).parent
 
 
 def missing(place: Path) -> list[str]:
-    """Names of files that a copy of wren in `place` lacks."""
+    """Return the names of files that a copy of wren in `place` lacks."""
     return [name for name in FILES.values() if not (place / name).is_file()]

@@ -103,7 +103,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--kind",
         choices=["thought", "layers"],
         default="thought",
-        help="layers that guess its next thought (guess.safetensors), or a T3 with fewer (draft.safetensors)",
+        help="layers that guess its next thought (draft_head.safetensors), or a T3 with fewer (draft.safetensors)",
     )
     draft.add_argument("--bank", type=Path, nargs="*", help="token banks; default: the one in --out")
     draft.add_argument("--target", type=Path, help="its target's t3.safetensors; default: the one in --out")

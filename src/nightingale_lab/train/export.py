@@ -32,10 +32,11 @@ from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load, read_tensors
-from nightingale.models.compact import pack, unpack
+from nightingale.models.compact import unpack
 from nightingale.types import Sampling
 from nightingale.voices.voice import Voice
 from nightingale_lab.train.cast import CastVoice, read_cast
+from nightingale_lab.train.pack_weights import pack
 from nightingale_lab.train.silence import read_clips, silence_ids
 
 LIMIT_BYTES: Final = 40 * 2**20

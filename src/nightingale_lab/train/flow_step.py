@@ -97,7 +97,7 @@ class FlowTraining:
 
     def _mask(self, b: dict[str, Tensor]) -> Tensor:
         valid, blocks = (b[name].repeat_interleave(2, 1) for name in ("valid", "blocks"))
-        mask = attention_mask(valid, blocks, self.config.remembered)
+        mask = attention_mask(valid, blocks, self.config.left_context)
         assert mask is not None
         return mask
 

@@ -22,7 +22,7 @@ from nightingale.models.chatterbox.t3.config import STOP_SPEECH, T3Config
 from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.compact import unpack
-from nightingale.models.layers.kv_cache import NoMemory
+from nightingale_lab.no_kv_cache import NoKVCache
 from nightingale_lab.train.t3 import T3Recipe, T3Training, train_t3
 from nightingale_lab.train.t3_rows import Bucket
 from nightingale_lab.train.token_bank import TokenBank
@@ -57,7 +57,7 @@ class GuessTraining(T3Training):
         given, counts = self.shown(bucket, pick, slip=slip)
         depth = len(DEPTH_WEIGHTS)
         with torch.no_grad(), torch.autocast(self.device.type, torch.bfloat16):
-            memory = [NoMemory()] * self.target.config.backbone.layers
+            memory = [NoKVCache()] * self.target.config.backbone.layers
             parts = self.target.hidden_states(self.inputs(self.target, *given), memory)
             thoughts = parts[0].float()
             said = self.target.speech_emb(torch.where(given[0], 0, given[1]))
@@ -109,7 +109,7 @@ def guess_ahead(
     def likelihoods(thought: Tensor) -> Tensor:
         return (head(thought).float() / TEMPERATURE).log_softmax(-1)
 
-    guess, made = net.begin(thoughts), []
+    guess, made = net.start(thoughts), []
     for token, wanted_thought in zip(said, came, strict=True):
         guess = net(guess, token.to(guess.dtype))
         with torch.no_grad():
@@ -124,7 +124,7 @@ def guess_ahead(
 def new_head(width: int) -> DraftHead:
     """It begins by guessing that nothing changes, nearly."""
     net = DraftHead(width)
-    nn.init.zeros_(net.outset.weight)
+    nn.init.zeros_(net.taps_proj.weight)
     for block in net.blocks:
         nn.init.normal_(block.mlp.down_proj.weight, std=0.01)  # type: ignore[union-attr, arg-type]
     return net
@@ -135,8 +135,8 @@ def _mean(values: Tensor, weights: Tensor) -> Tensor:
 
 
 def train_guess(bank: TokenBank, out: Path, config: T3Config, *, target: Path, **given: Any) -> None:
-    """Train a guess for the T3 of `config` in the file `target`; `guess.safetensors` is the best average."""
+    """Train a guess for the T3 of `config` in the file `target`; `draft_head.safetensors` is the best average."""
     large = T3(config)
     large.load_state_dict({name: value.float() for name, value in unpack(load_file(target)).items()})
     make = partial(GuessTraining, large)
-    train_t3(bank, out, config, **{"recipe": RECIPE, **given}, make=make, name="guess")
+    train_t3(bank, out, config, **{"recipe": RECIPE, **given}, make=make, name="draft_head")

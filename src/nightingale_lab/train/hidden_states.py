@@ -12,9 +12,9 @@ from nightingale.backends.torch.runner import generate
 from nightingale.decoding.seeds import nth_seed
 from nightingale.engine.model import Model
 from nightingale.errors import ConfigError
-from nightingale.models.layers.kv_cache import NoMemory
 from nightingale.voices.voice import Voice
 from nightingale_lab import reference
+from nightingale_lab.no_kv_cache import NoKVCache
 
 FARTHEST = 6e4
 
@@ -48,7 +48,7 @@ def overhear(
     """The texts as this model would say them. Of each row of each utterance, in order: its tokens, and what
     T3 thought before each (`Verifier.thought`); and T3's tables, in float32."""
     t3 = reference.networks_of(model, device).t3
-    memory = [NoMemory()] * t3.config.backbone.layers
+    memory = [NoKVCache()] * t3.config.backbone.layers
     thoughts, tokens, counts = list[Tensor](), list[Tensor](), list[int]()
     for number, text in enumerate(texts):
         one = spoken(model, text, voice=voice, seed=nth_seed(seed, number), device=device)

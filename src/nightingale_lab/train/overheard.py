@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.t3.draft_head import HALVES, DraftHead
+from nightingale.models.chatterbox.t3.draft_head import TAPS, DraftHead
 from nightingale_lab.train.guess import DEPTH_WEIGHTS, RECIPE, guess_ahead, new_head
 from nightingale_lab.train.loop import Ema, Every, JsonlLog, Optimizer, Schedule, Watch, silent
 from nightingale_lab.train.weights import save_half
@@ -33,7 +33,7 @@ SLOWEST = 0.998
 @dataclass(frozen=True)
 class Overheard:
     thoughts: Tensor
-    """(tokens, width + HALVES * width), as T3 stood before each token."""
+    """(tokens, width + TAPS * width), as T3 stood before each token."""
     tokens: Tensor
     at: Tensor
     """(tokens,) which draw of its utterance each was."""
@@ -65,7 +65,7 @@ class Overheard:
 
     @property
     def width(self) -> int:
-        return self.thoughts.shape[1] // (1 + HALVES)
+        return self.thoughts.shape[1] // (1 + TAPS)
 
     def head(self, thought: Tensor) -> Tensor:
         return F.linear(thought, self.tables["head.weight"], self.tables.get("head.bias"))
@@ -98,13 +98,13 @@ def train_overheard(
     seed: int = 0,
     say: Callable[[dict[str, Any]], None] = silent,
 ) -> None:
-    """Train for `budget_s` seconds; `guess.safetensors` is the average that was best on unseen utterances."""
+    """Train for `budget_s` seconds; `draft_head.safetensors` is the average that was best on unseen utterances."""
     heard, rng = Overheard.load(thoughts, device), torch.Generator(device).manual_seed(seed)
     net = new_head(heard.width).to(device)
     optimizer = Optimizer(net.parameters(), betas=(0.9, 0.98), weight_decay=RECIPE.weight_decay)
     ema, best, step = Ema(net.parameters(), decay=0.0), float("inf"), 0
     schedule = Schedule(peak=RECIPE.peak_lr, warmup_steps=RECIPE.warmup_steps)
-    watch, log = Watch(budget_s), JsonlLog(out / "guess.jsonl")
+    watch, log = Watch(budget_s), JsonlLog(out / "draft_head.jsonl")
     report = Every(MEASURE_EVERY_S, watch.begun_s)
 
     def note(loss: float) -> float:
@@ -112,7 +112,7 @@ def train_overheard(
         with torch.no_grad(), ema.swapped_in():
             unseen, hit = (float(value) for value in heard.distance(net, shown))
             if unseen < best:
-                save_half(net.state_dict(), out / "guess.safetensors")
+                save_half(net.state_dict(), out / "draft_head.safetensors")
         record = {"step": step, "seconds": watch.spent_s, "loss": loss}
         record |= {"unseen_loss": unseen, "unseen_hit": hit}
         log.write(record)

@@ -12,7 +12,7 @@ from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
-from nightingale.text.punctuation import ENGLISH, tidy
+from nightingale.text.punctuation import ENGLISH, normalize_punctuation
 
 _RUN = re.compile(r"\w+|[^\w\s]+")
 """A word or a run of marks: what pairs are merged within."""
@@ -39,7 +39,7 @@ class Pieces:
         varied: words in other pieces than usual, often smaller ones; so a reader learns what letters say, and
         not each word by heart.
         """
-        words = tidy(text, ENGLISH).lower().split(" ")
+        words = normalize_punctuation(text, ENGLISH).lower().split(" ")
         ids: list[int] = []
         for number, word in enumerate(words):
             if number:

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH, T3Config
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.layers.kv_cache import NoMemory
+from nightingale_lab.no_kv_cache import NoKVCache
 from nightingale_lab.train.codes import begin_with_digits
 from nightingale_lab.train.loop import (
     Ema,
@@ -170,7 +170,7 @@ class T3Training:
     def scores(self, net: T3, is_text: Tensor, ids: Tensor, speaker: Tensor) -> Tensor:
         """(rows, time, vocab)."""
         with torch.autocast(self.device.type, torch.bfloat16):
-            return net(self.inputs(net, is_text, ids, speaker), [NoMemory()] * net.config.backbone.layers)
+            return net(self.inputs(net, is_text, ids, speaker), [NoKVCache()] * net.config.backbone.layers)
 
     def error(
         self,

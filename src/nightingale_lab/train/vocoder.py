@@ -210,7 +210,7 @@ def copy_synthesis(net: Hift, samples: Tensor, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     mel = FlowMel()(samples)
     phase = (torch.rand(len(samples), net.config.harmonics, 1, generator=generator) * 2 - 1) * torch.pi
-    phase[:, : None if net.config.in_step else 1] = 0
+    phase[:, : None if net.config.in_phase else 1] = 0
     noise = torch.randn(len(samples), NOISY_HARMONICS, mel.shape[-1] * HOP, generator=generator)
     source, _ = net.m_source(net.f0_predictor(mel), phase, noise)
     rendered: Tensor = net(mel, source)

@@ -131,7 +131,7 @@ class VocoderStage:
     def draw(self) -> None:
         """Fresh random numbers, in place."""
         self.pick.random_(0, self.sampler.total_windows, generator=self.generator)
-        if not self.plan.network.in_step:
+        if not self.plan.network.in_phase:
             self.phase.uniform_(-math.pi, math.pi, generator=self.generator)
             self.phase[:, :1].zero_()  # the fundamental starts at zero, as in the engine
         self.noise.normal_(generator=self.generator)

@@ -12,7 +12,7 @@ from nightingale.backends.cpu import bf16
 from nightingale.engine.noise_model import NOISE_PRESET
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.layers.weight_layout import for_rendering
+from nightingale.models.layers.weight_layout import pack_for_rendering
 
 pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 """Torch warns, and multiplies slowly, where the CPU has no bf16 instructions."""
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
 def flow() -> Flow:
     torch.manual_seed(0)
     net = Flow(NOISE_PRESET.flow).eval()
-    for_rendering(net)
+    pack_for_rendering(net)
     return net
 
 
@@ -30,7 +30,7 @@ def flow() -> Flow:
 def hift() -> Hift:
     torch.manual_seed(1)
     net = Hift(NOISE_PRESET.hift).eval()
-    for_rendering(net)
+    pack_for_rendering(net)
     return net
 
 
@@ -103,7 +103,7 @@ def test_a_bf16_network_is_returned_itself(flow: Flow, hift: Hift) -> None:
 def test_arranging_a_bf16_network_does_not_change_its_values(flow: Flow, hift: Hift) -> None:
     for net in (bf16.bf16_flow(flow), bf16.bf16_vocoder(hift)):
         before = {name: value.clone() for name, value in net.state_dict().items()}
-        for_rendering(net)
+        pack_for_rendering(net)
         for name, value in net.state_dict().items():
             assert value.dtype == before[name].dtype, name
             assert torch.equal(value, before[name]), name

@@ -19,10 +19,8 @@ from nightingale.models.chatterbox.t3.model import T3
 pytest.importorskip("llvmlite")
 from nightingale.backends.cpu.kernels import target
 from nightingale.backends.cpu.kernels.int8_gemm import QUANT_BLOCK
-from nightingale.backends.cpu.kernels.target import Isa, Target, select_target
+from nightingale.backends.cpu.kernels.target import select_target
 from nightingale.backends.cpu.kernels.vector_math import LANES
-
-LLVM = {"triple": "", "cpu": "", "features": ""}
 
 
 def reason(config: object) -> str:
@@ -32,8 +30,7 @@ def reason(config: object) -> str:
 @pytest.fixture
 def supported(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine on which the kernels run."""
-    neon = Target(isa=Isa.NEON, lanes=4, signed_weights=True, prefetch_bytes=0, spins_per_ms=1)
-    monkeypatch.setattr(target, "detect_target", lambda: neon)
+    monkeypatch.setattr(target, "detect_target", lambda: target.NEON)
     monkeypatch.setattr(capability_checks, "find_spec", lambda name: name)
     monkeypatch.setattr(capabilities, "t3_test_error", lambda config, open_runner: 0.01)
     capabilities._t3_reason.cache_clear()
@@ -67,7 +64,7 @@ def test_the_target_follows_from_the_processor() -> None:
 
 
 def _selected(machine: str, features: dict[str, bool], *, has_dotprod: bool = False) -> str:
-    selected = select_target(machine, features, LLVM, has_dotprod=has_dotprod)
+    selected = select_target(machine, features, has_dotprod=has_dotprod)
     return selected if isinstance(selected, str) else selected.isa
 
 

@@ -62,10 +62,11 @@ def noise(*shape: int, seed: int = 0) -> Floats:
 def test_a_function_computes_what_was_emitted() -> None:
     def emit(module: ir.Module) -> None:
         f = Function(module, "sums", {"x": F32, "count": I64})
-        x, total = f.pointer("x"), f.variable(f.zeros(F32, 16))
-        with f.loop(f["count"], step=16) as i:
+        x, count = f.params
+        total = f.variable(f.zeros(F32, 16))
+        with f.loop(count, step=16) as i:
             total.value += x.load_vector(i, 16)
-        with f.if_else(f["count"] > 16) as (many, few):
+        with f.if_else(count > 16) as (many, few):
             with many:
                 x[0] = total.value.reduce_sum()
             with few:
@@ -83,8 +84,9 @@ def test_a_function_computes_what_was_emitted() -> None:
 def test_vector_math_matches_torch(name: str) -> None:
     def emit(module: ir.Module) -> None:
         f = Function(module, "apply", {"x": F32, "count": I64})
-        with f.loop(f["count"], step=LANES) as i:
-            f.pointer("x")[i] = getattr(vector_math, f"emit_{name}")(f.pointer("x").load_vector(i, LANES))
+        x, count = f.params
+        with f.loop(count, step=LANES) as i:
+            x[i] = getattr(vector_math, f"emit_{name}")(x.load_vector(i, LANES))
         f.ret()
 
     in_torch = {"exp": torch.exp, "sigmoid": torch.sigmoid}.get(

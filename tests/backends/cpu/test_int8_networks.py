@@ -31,10 +31,10 @@ from nightingale.backends.shared import capability_checks
 from nightingale.backends.shared.quantize import block_size_for, quantize_blocks
 from nightingale.models.chatterbox.hift.generator import Hift, Snake
 from nightingale.models.chatterbox.presets import PRESETS
-from nightingale.models.chatterbox.s3gen.estimator import Attend
+from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.layers.conv import same_conv
-from nightingale.models.layers.weight_layout import for_rendering
+from nightingale.models.layers.weight_layout import pack_for_rendering
 
 if isinstance(found := detect_target(), str):
     pytest.skip(found, allow_module_level=True)
@@ -106,11 +106,11 @@ def test_snake_matches_torch(context: KernelContext) -> None:
     for columns in (1, 15, 16, 70):
         x = noise(2, 6, columns) * 20
         assert (own(x) - plain(x)).abs().max() < 1e-4
-        room = torch.full((2, 6, columns + 9), 7.0)
-        own.write(x, room[..., 4 : 4 + columns])
-        assert (room[..., :4] == 7).all()
-        assert (room[..., 4 + columns :] == 7).all()
-        assert torch.equal(room[..., 4 : 4 + columns], own(x))
+        padded = torch.full((2, 6, columns + 9), 7.0)
+        own.write(x, padded[..., 4 : 4 + columns])
+        assert (padded[..., :4] == 7).all()
+        assert (padded[..., 4 + columns :] == 7).all()
+        assert torch.equal(padded[..., 4 : 4 + columns], own(x))
     across = noise(1, 70, 6).transpose(1, 2)
     assert (own(across) - plain(across)).abs().max() < 1e-4, "whatever its strides are"
 
@@ -121,7 +121,7 @@ def test_attention_with_quantized_keys_is_close_to_torch(
 ) -> None:
     q, k, v = (noise(2, n, 3, 64, seed=n).transpose(1, 2) for n in (queries, keys, keys + 1))
     v = v[:, :, :keys]
-    own, plain = Int8Attend(context), Attend()
+    own, plain = Int8Attend(context), AttentionProduct()
     got = own(q, k, v, None)
     rounded = [dequantized(x.reshape(-1, 64), 64).view(x.shape).float() for x in (q, k)]
     assert rms_error(got, plain(*rounded, v, None)) < 1e-5, "the same quantization in torch"
@@ -181,7 +181,7 @@ def test_an_int8_flow_is_close_to_float32(flow: Flow, context: KernelContext) ->
     rounded = int8_flow(flow, context)
     assert 0 < rms_error(mel_of(rounded), mel_of(flow)) < 0.03
     assert int8_flow(rounded, context) is rounded
-    for_rendering(rounded)
+    pack_for_rendering(rounded)
     assert 0 < rms_error(mel_of(rounded), mel_of(flow)) < 0.03
     left = [name for name, part in rounded.named_modules() if isinstance(part, nn.Linear)]
     assert all("time_" in name or ".mlp." in name or "affine" in name or "proj" in name for name in left)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,47 +16,33 @@ pytest.importorskip("llvmlite")
 from llvmlite import binding, ir
 
 from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_cached, compile_module
-from nightingale.backends.cpu.kernels.llvm_builder import I64, Function
+from nightingale.backends.cpu.kernels.llvm_builder import WORDS, Function
 from nightingale.backends.cpu.kernels.t3_operations import emit_t3_step
-from nightingale.backends.cpu.kernels.target import Isa, Target, detect_target
-from nightingale.backends.cpu.kernels.thread_pool import (
-    CLAIM_WORDS,
-    JOB_WORDS,
-    OP_WORDS,
-    JobField,
-    OpField,
-    ThreadPool,
-    address_of,
-)
+from nightingale.backends.cpu.kernels.target import AVX512, AVX_VNNI, detect_target
+from nightingale.backends.cpu.kernels.thread_pool import JobField, OpField, ThreadPool, address_of
 
 TARGET = detect_target()
 if isinstance(TARGET, str):
     pytest.skip(TARGET, allow_module_level=True)
 
 HEAD_DIM = 64
-X86 = {Isa.AVX512: (16, "sapphirerapids", "zmm"), Isa.AVX_VNNI: (8, "alderlake", "ymm")}
+X86 = {
+    "zmm": replace(AVX512, triple="x86_64-unknown-linux-gnu", cpu="sapphirerapids"),
+    "ymm": replace(AVX_VNNI, triple="x86_64-unknown-linux-gnu", cpu="alderlake"),
+}
+"""Targets by the names of their registers."""
 
 
-@pytest.mark.parametrize("isa", X86)
+@pytest.mark.parametrize("register", X86)
 @pytest.mark.parametrize("rotary", [True, False])
-def test_other_processors_get_code_with_their_instructions(isa: Isa, rotary: bool) -> None:
+def test_other_processors_get_code_with_their_instructions(register: str, rotary: bool) -> None:
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
-    triple = "x86_64-unknown-linux-gnu"
+    target = X86[register]
     try:
-        binding.Target.from_triple(triple)
+        binding.Target.from_triple(target.triple)
     except RuntimeError:
         pytest.skip("this LLVM has no x86 backend")
-    lanes, cpu, register = X86[isa]
-    target = Target(
-        isa=isa,
-        lanes=lanes,
-        signed_weights=False,
-        prefetch_bytes=1024,
-        spins_per_ms=1,
-        triple=triple,
-        cpu=cpu,
-    )
     module, machine = compile_module(emit_t3_step(target, head_dim=HEAD_DIM, rotary=rotary), target)
     assembly = machine.emit_assembly(module)
     assert any("vpdpbusd" in line and register in line for line in assembly.splitlines())
@@ -68,8 +55,8 @@ def test_code_is_compiled_once_and_again_if_the_file_is_damaged(tmp_path: Path) 
     def emit() -> ir.Module:
         emitted.append(1)
         module = ir.Module("one")
-        f = Function(module, "one", {"x": I64}, tables=("x",))
-        f.pointer("x")[0] = f.const(7)
+        f = Function(module, "one", {"x": WORDS})
+        f.params[0][0] = f.const(7)
         f.ret()
         return module
 
@@ -94,47 +81,49 @@ def test_code_is_compiled_once_and_again_if_the_file_is_damaged(tmp_path: Path) 
     assert len(emitted) == 6
 
 
-class CountingJob:
-    """A job of operations with an unknown opcode: the threads only pass the barriers."""
-
-    def __init__(self, module: CompiledModule, threads: int) -> None:
-        self.ops = np.zeros((5, OP_WORDS), np.int64)
-        self.ops[:, OpField.OPCODE] = -1
-        self.claims = np.zeros((5, threads, CLAIM_WORDS), np.int64)
-        self.ops[:, OpField.CLAIMS] = [address_of(own) for own in self.claims]
-        self.job = np.zeros(JOB_WORDS, np.int64)
-        header = [JobField.OPS, JobField.OP_COUNT, JobField.THREADS]
-        self.job[header] = address_of(self.ops), len(self.ops), threads
-        self.pool = ThreadPool(module, self.job, threads)
-
-
 @pytest.fixture(scope="module")
 def t3_module() -> CompiledModule:
     emit = partial(emit_t3_step, TARGET, head_dim=HEAD_DIM, rotary=True)
     return CompiledModule(compile_cached(emit, TARGET, name="t3", cache_dir=None), TARGET)
 
 
+def barriers_only(module: CompiledModule, threads: int) -> ThreadPool:
+    """Return a pool with operations of an unknown opcode: the threads only pass the barriers."""
+    pool = ThreadPool(module, threads, max_ops=5, claims=True)
+    pool.set_operations(*[{OpField.OPCODE: -1}] * 5)
+    return pool
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_threads_pass_every_barrier_whether_spinning_or_parked(
     t3_module: CompiledModule, threads: int
 ) -> None:
-    counting = CountingJob(t3_module, threads)
+    pool = barriers_only(t3_module, threads)
     for run in range(300):
         if run % 100 == 0:
             time.sleep(0.02)  # the workers park
-        counting.pool.run()
-    assert counting.job[JobField.PHASE] == 300 * len(counting.ops)
-    assert not counting.claims.any(), "ready for the next run"
+        pool.run()
+    assert pool.job[JobField.PHASE] == 300 * 5
+    assert not pool._claims.any(), "ready for the next run"
 
 
 def test_threads_end_with_their_pool(t3_module: CompiledModule) -> None:
     before = set(threading.enumerate())
-    counting = CountingJob(t3_module, 3)
-    counting.pool.run()
+    pool = barriers_only(t3_module, 3)
+    pool.run()
     workers = set(threading.enumerate()) - before
     assert len(workers) == 2
-    del counting
+    del pool
     gc.collect()
     for thread in workers:
         thread.join(10)
         assert not thread.is_alive()
+
+
+def test_scratch_memory_grows_and_never_shrinks(t3_module: CompiledModule) -> None:
+    pool, sizes = barriers_only(t3_module, 2), []
+    for wanted in (100, 9000, 100):
+        pool.reserve_scratch(wanted)
+        sizes.append(int(pool.job[JobField.SCRATCH_BYTES]))
+        assert sizes[-1] >= wanted
+    assert sizes[0] < sizes[1] == sizes[2]

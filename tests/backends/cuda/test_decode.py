@@ -145,8 +145,9 @@ def test_without_a_gpu_the_library_is_chosen_and_kernels_that_cannot_run_are_ref
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "nightingale.backends.cuda.t3_kernels", raising=False)
-    monkeypatch.delitem(sys.modules, "nightingale.backends.cuda.t3_fused", raising=False)
+    for name in ("t3_kernels", "t3_fused"):
+        monkeypatch.delitem(sys.modules, f"nightingale.backends.cuda.{name}", raising=False)
+        monkeypatch.delattr(sys.modules["nightingale.backends.cuda"], name, raising=False)
     family = family_named("turbo")
     assert decoder_of(family, replace(PLAN, way="auto")).packed.way == "sdpa"
     with pytest.raises(ConfigError, match="the kernels need Triton"):

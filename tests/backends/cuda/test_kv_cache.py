@@ -5,7 +5,6 @@ With a GPU it is compiled; without one it runs in Triton's interpreter, if Trito
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -15,20 +14,14 @@ from torch import Tensor
 
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_blocks import KVBlockLayout, KVBlockPool
-from nightingale.models.layers.paged_kv_cache import KVBlockTables, Stream, plain_attend
+from nightingale.models.layers.paged_kv_cache import KVBlockTables, PagedKVSequence
 from nightingale.models.layers.rope import rotate, rotations
+from nightingale_lab.bench.paged_attention_reference import attend_reference
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 ON_GPU = pytest.mark.requires_cuda
 PROMPT, TOKENS = 70, 40
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _kernels() -> None:
-    if not CUDA:
-        os.environ["TRITON_INTERPRET"] = "1"
-    pytest.importorskip("triton", reason="the kernel is Triton's")
 
 
 def plan_of(
@@ -37,11 +30,18 @@ def plan_of(
     kept = tuple(tuple(9 + 8 * (head % 2) for head in range(heads)) for _ in range(layers))
     spare = 3 if windows else 0
     return KVBlockLayout(
-        layers=layers, heads=heads, width=width, kind=kind, windows=kept if windows else None, spare=spare
+        layers=layers,
+        heads=heads,
+        width=width,
+        dtype=kind,
+        windows=kept if windows else None,
+        rewind_margin=spare,
     )
 
 
-def tables_of(arena: KVBlockPool, streams: list[Stream], lengths: Tensor) -> list[KVBlockTables]:
+def tables_of(
+    block_pool: KVBlockPool, streams: list[PagedKVSequence], lengths: Tensor
+) -> list[KVBlockTables]:
     """Of each layer; the last row is nobody's."""
     starts = torch.cat([torch.from_numpy(stream.starts()) for stream in streams], dim=1)
     rings = torch.cat(
@@ -52,19 +52,19 @@ def tables_of(arena: KVBlockPool, streams: list[Stream], lengths: Tensor) -> lis
     starts, rings = torch.cat([starts, nobody], dim=1), torch.cat([rings, torch.ones_like(nobody)], dim=1)
     return [
         KVBlockTables(
-            arena=arena,
+            block_pool=block_pool,
             starts=starts[layer].contiguous().to(DEVICE),
             rings=rings[layer].int().contiguous().to(DEVICE),
             prompts=prompts.int().to(DEVICE),
             lengths=lengths,
         )
-        for layer in range(arena.plan.layers)
+        for layer in range(block_pool.layout.layers)
     ]
 
 
 def places(table: KVBlockTables) -> dict[str, Any]:
-    plan = table.arena.plan
-    slack = 0 if plan.windows is None else plan.spare
+    plan = table.block_pool.layout
+    slack = 0 if plan.windows is None else plan.rewind_margin
     tables = {name: getattr(table, name) for name in ("starts", "rings", "prompts", "lengths")}
     return {**tables, "slack": slack}
 
@@ -87,24 +87,26 @@ def test_the_kernel_is_its_plain_twin(kind: torch.dtype, dtype: torch.dtype, win
 
     plan = plan_of(kind, windows)
     both = []
-    for attend in (attend_cells, plain_attend):
-        arena = KVBlockPool(cells=4 * plan.cells(PROMPT, TOKENS), plan=plan, device=DEVICE, attend=attend)
+    for attend in (attend_cells, attend_reference):
+        block_pool = KVBlockPool(
+            blocks=4 * plan.blocks(PROMPT, TOKENS), layout=plan, device=DEVICE, attend=attend
+        )
         streams = [
-            Stream.open(arena, rows=rows, prompt=prompt, tokens=TOKENS)
+            PagedKVSequence.open(block_pool, rows=rows, prompt=prompt, tokens=TOKENS)
             for rows, prompt in ((2, PROMPT), (1, 5))
         ]
         for stream in streams:
             given = [gaussian((stream.rows, 3, stream.prompt, 16), n).to(DEVICE, dtype) for n in range(3)]
             stream.layers[0].attend(*given)
         lengths = torch.tensor([PROMPT, PROMPT, 5, 0], dtype=torch.int32, device=DEVICE)
-        both.append((arena, tables_of(arena, streams, lengths)[0]))
+        both.append((block_pool, tables_of(block_pool, streams, lengths)[0]))
     # The interpreter is slow: both come by the twin to where the rings have come round.
     steps = 22 if windows else 4
     for step in range(steps):
         q, k, v = (gaussian((4, 3, 1, 16), 100 * n + step).to(DEVICE, dtype) for n in range(3))
         if step < steps - 2 and not CUDA:
-            for arena, table in both:
-                plain_attend(q, k, v, arena, **places(table))
+            for block_pool, table in both:
+                attend_reference(q, k, v, block_pool, **places(table))
         else:
             mine, twins = (table.attend(q, k, v) for _, table in both)
             close = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
@@ -112,7 +114,7 @@ def test_the_kernel_is_its_plain_twin(kind: torch.dtype, dtype: torch.dtype, win
         for _, table in both:
             table.lengths[:3] += 1
     for name in ("keys", "values", "key_scales", "value_scales"):
-        ours, theirs = (getattr(arena, name) for arena, _ in both)
+        ours, theirs = (getattr(block_pool, name) for block_pool, _ in both)
         assert torch.equal(ours.view(torch.int8), theirs.view(torch.int8)), name
 
 
@@ -126,8 +128,8 @@ def test_a_step_over_cells_is_the_plain_networks() -> None:
     backbone = t3.config.backbone
     sizes: dict[str, Any] = {"heads": backbone.heads, "width": backbone.width // backbone.heads}
     plan = plan_of(torch.float32, False, layers=backbone.layers, **sizes)
-    arena = KVBlockPool(cells=4 * plan.cells(9, 12), plan=plan, device=DEVICE, attend=attend_cells)
-    streams = [Stream.open(arena, rows=1, prompt=prompt, tokens=12) for prompt in (9, 4)]
+    block_pool = KVBlockPool(blocks=4 * plan.blocks(9, 12), layout=plan, device=DEVICE, attend=attend_cells)
+    streams = [PagedKVSequence.open(block_pool, rows=1, prompt=prompt, tokens=12) for prompt in (9, 4)]
     plain = [t3.new_kv_cache(rows=1, capacity=40) for _ in streams]
     for n, (stream, memory) in enumerate(zip(streams, plain, strict=True)):
         prompt = gaussian((1, stream.prompt, backbone.width), n).to(DEVICE)
@@ -135,7 +137,7 @@ def test_a_step_over_cells_is_the_plain_networks() -> None:
         t3.next_logits(prompt, stream.layers)
     turn = rotations(t3.tfmr.inverse, torch.arange(40, device=DEVICE), torch.float32)  # type: ignore[arg-type]
     steps = CellSteps(t3, pack(t3), turn)  # type: ignore[arg-type]
-    tables = tables_of(arena, streams, torch.tensor([9, 4, 0], dtype=torch.int32, device=DEVICE))
+    tables = tables_of(block_pool, streams, torch.tensor([9, 4, 0], dtype=torch.int32, device=DEVICE))
     for step in range(1, 3):
         x = t3.embed_speech(torch.tensor([[step], [10 + step], [0]], device=DEVICE), step)
         scores = steps(x[:, 0], tables)

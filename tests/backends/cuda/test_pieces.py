@@ -15,7 +15,7 @@ from nightingale.backends.cuda.flow import FlowSteps, flow_noise
 from nightingale.backends.cuda.flow_blocks import FlowPieces, Heard, hear_prompt
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.chatterbox.s3gen.incremental import FlowPast, render_piece
+from nightingale.models.chatterbox.s3gen.incremental import FlowState, render_block
 
 PROMPT, HEARD, CONTEXT = 9, 6, 4
 VOICE_KEY, KEY = torch.tensor([7]), torch.tensor([8])
@@ -41,10 +41,10 @@ def noise_of(key: Tensor, start: int, tokens: int) -> Tensor:
 @torch.inference_mode()
 def plain(flow: Flow) -> list[Tensor]:
     tokens, mel, speaker = told(flow)
-    _, past = render_piece(
+    _, past = render_block(
         flow,
         tokens[:, :PROMPT],
-        ahead=3,
+        lookahead=3,
         prompt_mel=mel[..., : 2 * HEARD],
         speaker=speaker,
         noise=noise_of(VOICE_KEY, 0, HEARD),
@@ -53,18 +53,18 @@ def plain(flow: Flow) -> list[Tensor]:
     pieces = []
     for number, (start, count) in enumerate(PIECES, start=1):
         ahead = 0 if number == len(PIECES) else 3
-        rendered, past = render_piece(
+        rendered, past = render_block(
             flow,
             tokens[:, start : start + count + ahead],
-            ahead=ahead,
+            lookahead=ahead,
             prompt_mel=mel[..., 2 * start : 2 * (start + count)],
             speaker=speaker,
             noise=noise_of(KEY, start, count),
             past=past,
             advance=Fraction(count - CONTEXT, count),
-            remember=False,
+            store=False,
         )
-        assert isinstance(past, FlowPast)
+        assert isinstance(past, FlowState)
         pieces.append(rendered)
     return pieces
 

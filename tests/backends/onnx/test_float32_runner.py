@@ -17,7 +17,7 @@ from backends.small_t3 import GPT2, LLAMA, MAX_ERROR, prompt, relative_error, sm
 from backends.torch.test_speculative import FREE, Batch, budget_for, check_same, embedded, random_head
 
 from nightingale.backends.onnx import capabilities
-from nightingale.backends.onnx.draft_head import OnnxDraftChain, OnnxDraftHead
+from nightingale.backends.onnx.draft_graph import OnnxDraftChain, OnnxDraftHead
 from nightingale.backends.onnx.graph import GRAPH_FILE, OnnxFormat
 from nightingale.backends.onnx.runner import OnnxRunner, exact_graph
 from nightingale.backends.shared.capability_checks import weight_count
@@ -32,7 +32,7 @@ from nightingale.decoding.runner import StepInput, VerifyInput
 from nightingale.decoding.sampling import Logits, compose_sampler, draw
 from nightingale.decoding.speculative import SpeculativeDecoder
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, LlamaConfig
-from nightingale.models.chatterbox.t3.draft_head import HALVES, DraftHead
+from nightingale.models.chatterbox.t3.draft_head import TAPS, DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Sampling
 
@@ -133,7 +133,7 @@ def test_an_int8_draft_is_close_to_torch(t3: T3) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(5)
         head = DraftHead(width, blocks=2, inner=64).requires_grad_(False)
-        hidden = torch.randn(2, (1 + HALVES) * width).numpy()
+        hidden = torch.randn(2, (1 + TAPS) * width).numpy()
     ours, in_torch = OnnxDraftHead(t3, head, threads=1), TorchDraftHead(t3, head)
     state = in_torch.start(hidden)
     check_close(ours.start(hidden), state)
@@ -172,8 +172,8 @@ def test_a_chain_samples_what_single_drafts_would(t3: T3) -> None:
     sampler, rng = compose_sampler("chatterbox", sampling), torch.Generator().manual_seed(3)
     same = []
     for first in range(40):
-        hidden = torch.randn(1, (1 + HALVES) * t3.config.backbone.width, generator=rng).numpy()
-        state, token = head.begin(torch.from_numpy(hidden)), first
+        hidden = torch.randn(1, (1 + TAPS) * t3.config.backbone.width, generator=rng).numpy()
+        state, token = head.start(torch.from_numpy(hidden)), first
         for number, drafted in enumerate(
             ours.chain(hidden, first, uniform_rows(first, 0, 3, vocab), sampling)
         ):

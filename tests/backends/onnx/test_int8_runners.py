@@ -88,7 +88,7 @@ def test_logits_are_close_to_float32_from_the_prompt_to_the_last_token(made: Mad
 
 
 def test_the_error_is_that_of_the_reference_with_the_same_quantization(made: Made) -> None:
-    """In size, not token for token: sums in another order may round another way in the next layer."""
+    """The errors are equal in size, not token by token: another order of a sum may round another way."""
     x, tokens = prompt(2, 12, 2), [5, 17, 290, 41]
     exact = reference_logits(made.t3, x, tokens)
     reference = small_t3(made.t3.config)

@@ -72,7 +72,7 @@ def test_pages_of_mapped_weights_are_released_as_they_are_packed(
 ) -> None:
     weights, packed = packed_once(tmp_path / "a")
     gone: list[int] = []
-    monkeypatch.setattr(packed_t3, "let_go", lambda weight: gone.append(id(weight)))
+    monkeypatch.setattr(packed_t3, "release_pages", lambda weight: gone.append(id(weight)))
     again = pack(LLAMA, weights, OnnxFormat(), cache_dir=tmp_path / "b", source="a", mapped=True)
     assert (again.folder / packed_t3.WEIGHTS).read_bytes() == (packed.folder / packed_t3.WEIGHTS).read_bytes()
     used = [name for name in weights if name.startswith("tfmr.") or name == "speech_head.weight"]

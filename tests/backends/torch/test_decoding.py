@@ -26,9 +26,10 @@ from nightingale.models.chatterbox.t3.config import (
 )
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.defaults import ENGLISH, MODEL_DEFAULTS, TURBO, ModelDefaults
-from nightingale.models.layers.kv_cache import KVCache, NoMemory
+from nightingale.models.layers.kv_cache import KVCache
 from nightingale.types import Sampling
 from nightingale.voices.voice import Voice
+from nightingale_lab.no_kv_cache import NoKVCache
 
 LLAMA = replace(
     t3_config.ENGLISH,
@@ -146,7 +147,7 @@ def test_one_token_at_a_time_equals_the_whole_at_once(config: T3Config, voice: V
     t3 = lively(config)
     ids = said(t3, voice)
     x = torch.cat([prompt_of(t3, voice, guided=False), t3.embed_speech(torch.tensor([ids[:-1]]), 1)], dim=1)
-    scores = t3(x, [NoMemory() for _ in range(config.backbone.layers)])[0, -len(ids) :]
+    scores = t3(x, [NoKVCache() for _ in range(config.backbone.layers)])[0, -len(ids) :]
     assert len(ids) == 12
     assert scores.argmax(-1).tolist() == ids
 

@@ -17,12 +17,12 @@ from nightingale.backends.torch.drafts import TorchDraftHead
 from nightingale.backends.torch.speculation import find_draft_head
 from nightingale.engine.model import Model
 from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.t3.draft_head import HALVES, DraftHead
+from nightingale.models.chatterbox.t3.draft_head import TAPS, DraftHead
 
 
 def test_a_model_without_one_says_so(tiny_model: Model, tmp_path: Path) -> None:
     bare = ModelSource(tiny_model.info, {"t3": tmp_path / "t3.safetensors"})
-    with pytest.raises(ConfigError, match=r"no guess\.safetensors beside the weights of noise"):
+    with pytest.raises(ConfigError, match=r"no draft_head\.safetensors beside the weights of noise"):
         find_draft_head(bare, "guess")
     with pytest.raises(ConfigError, match="no such draft"):
         find_draft_head(tiny_model.source, "guess")
@@ -32,9 +32,9 @@ def test_a_model_without_one_says_so(tiny_model: Model, tmp_path: Path) -> None:
 
 def test_a_file_is_known_by_what_it_holds(tiny_model: Model, tmp_path: Path) -> None:
     width = t3_of(tiny_model).config.backbone.width
-    save_file(DraftHead(width, blocks=2, inner=24).state_dict(), tmp_path / "guess.safetensors")
+    save_file(DraftHead(width, blocks=2, inner=24).state_dict(), tmp_path / "draft_head.safetensors")
     save_file({"tfmr.layers.0.x": torch.zeros(1)}, tmp_path / "draft.safetensors")
-    head = find_draft_head(tiny_model.source, str(tmp_path / "guess.safetensors"))
+    head = find_draft_head(tiny_model.source, str(tmp_path / "draft_head.safetensors"))
     assert head is not None
     assert (head.width, len(head.blocks)) == (width, 2)
     assert find_draft_head(tiny_model.source, str(tmp_path / "draft.safetensors")) is None
@@ -43,7 +43,7 @@ def test_a_file_is_known_by_what_it_holds(tiny_model: Model, tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="made for another model"):
         find_draft_head(tiny_model.source, str(tmp_path / "other.safetensors"))
     runner = TorchDraftHead(t3_of(tiny_model), head)
-    state = runner.start(np.zeros((1, (1 + HALVES) * width), np.float32))
+    state = runner.start(np.zeros((1, (1 + TAPS) * width), np.float32))
     _, logits = runner.step(state, 5, 1)
     assert logits.shape == (1, t3_of(tiny_model).config.speech_vocab)
 

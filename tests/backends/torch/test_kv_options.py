@@ -182,7 +182,7 @@ def test_the_engine_speaks_over_cells_and_counts_their_bytes(short: Model, table
     for (_, tokens, all_), (_, same, fewer) in zip(dense, int8, strict=True):
         assert tokens == same == 12
         # The same positions of the same heads, in other bytes.
-        assert fewer * 2 * 4 * backbone.width == all_ * backbone.heads * plan.cell_bytes
+        assert fewer * 2 * 4 * backbone.width == all_ * backbone.heads * plan.block_bytes
 
 
 def test_eviction_and_eight_bits_work_together_in_the_engine(short: Model, table: AttentionTable) -> None:
@@ -210,7 +210,7 @@ def test_who_does_not_fit_waits_and_is_then_served(short: Model) -> None:
 def test_who_can_never_fit_is_told(short: Model) -> None:
     with (
         TTS.over(short, replace(BALANCED, cache="int8", memory_bytes=2000)) as tts,
-        pytest.raises(MemoryFull, match="no room for another stream"),
+        pytest.raises(MemoryFull, match="no room for another sequence"),
     ):
         tts.say("A text that needs more than that.")
 

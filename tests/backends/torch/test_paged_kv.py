@@ -32,14 +32,15 @@ from nightingale.decoding.speculative import SpeculativeDecoder
 from nightingale.errors import MemoryFull
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_blocks import (
-    LEAST_SCALE,
-    TOPS,
+    MAX_QUANTIZED,
+    MIN_SCALE,
     KVBlockLayout,
     KVBlockPool,
-    quantise,
-    restored,
+    dequantize,
+    quantize,
 )
-from nightingale.models.layers.paged_kv_cache import KVBlockTables, Stream, plain_attend
+from nightingale.models.layers.paged_kv_cache import KVBlockTables, PagedKVSequence
+from nightingale_lab.bench.paged_attention_reference import attend_reference
 
 CPU = torch.device("cpu")
 KINDS = [torch.int8, torch.float8_e4m3fn]
@@ -63,9 +64,9 @@ def plan_of(t3: T3, kind: torch.dtype, *, windows: bool = False, spare: int = LO
         layers=backbone.layers,
         heads=backbone.heads,
         width=backbone.width // backbone.heads,
-        kind=kind,
+        dtype=kind,
         windows=uneven if windows else None,
-        spare=spare,
+        rewind_margin=spare,
     )
 
 
@@ -101,18 +102,18 @@ def turns(slots: list[int], step: int) -> list[StepInput]:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_number_is_off_by_half_a_step_of_its_scale_at_most(kind: torch.dtype) -> None:
     x = gaussian((50, 3, 64), 1) * torch.logspace(-4, 4, 50)[:, None, None]
-    cells, scales = quantise(x, kind, 4)
+    cells, scales = quantize(x, kind, 4)
     assert scales.shape == (50, 3, 4)
-    off = (restored(cells, scales) - x).abs()
+    off = (dequantize(cells, scales) - x).abs()
     largest = x.unflatten(-1, (4, 16)).abs().amax(-1, keepdim=True).expand(-1, -1, -1, 16).flatten(-2)
     # Half a step of 127 steps, or of three bits and a sign; and what half precision adds to the scale.
     bound = largest / 127 / 2 if kind == torch.int8 else x.abs() / 16 + largest / 448 / 512
     # Below the least scale nothing is worth more than half of it.
-    assert bool((off <= 1.02 * bound + LEAST_SCALE / 2).all()), float((off / bound).max())
+    assert bool((off <= 1.02 * bound + MIN_SCALE / 2).all()), float((off / bound).max())
 
 
 def test_zeros_stay_zeros() -> None:
-    cells, scales = quantise(torch.zeros(2, 64), torch.int8, 2)
+    cells, scales = quantize(torch.zeros(2, 64), torch.int8, 2)
     assert not cells.any()
     assert bool(scales.isfinite().all())
 
@@ -181,10 +182,12 @@ def windowed(q: Tensor, keys: Tensor, values: Tensor, prompt: int, windows: tupl
 @pytest.mark.parametrize("spare", [0, 3])
 def test_each_head_sees_the_prompt_and_its_own_window_and_nothing_else(spare: int) -> None:
     windows, prompt, rows, tokens = (2, 5, 5), 4, 2, 20
-    plan = KVBlockLayout(layers=1, heads=3, width=8, kind=torch.float32, windows=(windows,), spare=spare)
-    arena = KVBlockPool(cells=500, plan=plan, device=CPU, attend=None)
-    Stream.open(arena, rows=1, prompt=3, tokens=2)  # somebody else's
-    memory = Stream.open(arena, rows=rows, prompt=prompt, tokens=tokens).layers[0]
+    plan = KVBlockLayout(
+        layers=1, heads=3, width=8, dtype=torch.float32, windows=(windows,), rewind_margin=spare
+    )
+    block_pool = KVBlockPool(blocks=500, layout=plan, device=CPU, attend=None)
+    PagedKVSequence.open(block_pool, rows=1, prompt=3, tokens=2)  # somebody else's
+    memory = PagedKVSequence.open(block_pool, rows=rows, prompt=prompt, tokens=tokens).layers[0]
     q, k, v = (gaussian((rows, 3, prompt + tokens, 8), seed) for seed in (1, 2, 3))
     memory.attend(q[:, :, :prompt], k[:, :, :prompt], v[:, :, :prompt])
     for at in range(prompt, prompt + tokens):
@@ -203,7 +206,7 @@ def test_the_prompt_is_never_dropped_however_much_is_said(nets: dict[str, T3]) -
     def prompts() -> list[Tensor]:
         stream = runner.caches[0][0].stream  # type: ignore[attr-defined]
         place = torch.from_numpy(stream.starts())[..., None] + torch.arange(PROMPTS[0])
-        return [stream.arena.keys[place], stream.arena.values[place]]
+        return [stream.block_pool.keys[place], stream.block_pool.values[place]]
 
     before = [part.clone() for part in prompts()]
     assert any(part.any() for part in before)
@@ -285,11 +288,16 @@ def test_bytes_are_those_of_the_tensors(nets: dict[str, T3]) -> None:
         plan = plan_of(t3, kind, windows=True)
         pool = cell_runner(t3, plan).pool
         assert isinstance(pool, PagedKVPool)
-        held = (pool.arena.keys, pool.arena.values, pool.arena.key_scales, pool.arena.value_scales)
+        held = (
+            pool.block_pool.keys,
+            pool.block_pool.values,
+            pool.block_pool.key_scales,
+            pool.block_pool.value_scales,
+        )
         assert pool.bytes == sum(part.nbytes for part in held)
-    wide = KVBlockLayout(layers=1, heads=1, width=64, kind=torch.int8)
-    assert wide.cell_bytes == 2 * 64 + 2 * (4 + 2)
-    assert wide.cell_bytes / (2 * 64 * 2) <= 0.55, "of bfloat16"
+    wide = KVBlockLayout(layers=1, heads=1, width=64, dtype=torch.int8)
+    assert wide.block_bytes == 2 * 64 + 2 * (4 + 2)
+    assert wide.block_bytes / (2 * 64 * 2) <= 0.55, "of bfloat16"
 
 
 def test_a_stream_takes_what_it_may_need_and_gives_it_back(nets: dict[str, T3]) -> None:
@@ -298,31 +306,31 @@ def test_a_stream_takes_what_it_may_need_and_gives_it_back(nets: dict[str, T3]) 
     runner = cell_runner(t3, plan)
     begin(runner, [2, 1], {0: 3})
     short, long = (
-        rows * plan.cells(PROMPTS[slot], tokens) for slot, rows, tokens in ((0, 2, 3), (1, 1, BUDGET))
+        rows * plan.blocks(PROMPTS[slot], tokens) for slot, rows, tokens in ((0, 2, 3), (1, 1, BUDGET))
     )
     heads = plan.layers * plan.heads
     assert short == 2 * heads * (PROMPTS[0] + 3 + 1)
     assert long < heads * (PROMPTS[1] + BUDGET), "windows are shorter than the utterance"
-    assert runner.pool.used_bytes == (short + long) * plan.cell_bytes
+    assert runner.pool.used_bytes == (short + long) * plan.block_bytes
     runner.release(0)
     runner.move(1, 0)
-    assert runner.pool.used_bytes == long * plan.cell_bytes
+    assert runner.pool.used_bytes == long * plan.block_bytes
     runner.release(0)
     assert runner.pool.used_bytes == 0
 
 
 def test_what_a_stream_fills_is_counted_by_position_and_window() -> None:
-    plan = KVBlockLayout(layers=2, heads=2, width=64, kind=torch.int8, windows=((4, 8), (6, 2)))
-    assert plan.held_cells(10, 1) == 4 * 11
-    assert plan.held_cells(10, 5) == 4 * 10 + 4 + 5 + 5 + 2
-    assert plan.held_cells(10, 500) == plan.cells(10, 500) == 4 * 10 + 20
+    plan = KVBlockLayout(layers=2, heads=2, width=64, dtype=torch.int8, windows=((4, 8), (6, 2)))
+    assert plan.held_blocks(10, 1) == 4 * 11
+    assert plan.held_blocks(10, 5) == 4 * 10 + 4 + 5 + 5 + 2
+    assert plan.held_blocks(10, 500) == plan.blocks(10, 500) == 4 * 10 + 20
 
 
 def test_streams_are_pushed_together_when_no_hole_is_large_enough(nets: dict[str, T3]) -> None:
     t3 = nets["multilingual"]
     plan = plan_of(t3, torch.int8)
     # KVBudget for two and a half of the longest.
-    tight = 5 * plan.cells(12, BUDGET) * plan.cell_bytes // 2
+    tight = 5 * plan.blocks(12, BUDGET) * plan.block_bytes // 2
     runner, free = cell_runner(t3, plan, most_bytes=tight), cell_runner(t3, plan)
     longest = gaussian((1, 12, t3.config.backbone.width), 77)
     for one in (runner, free):
@@ -336,7 +344,7 @@ def test_streams_are_pushed_together_when_no_hole_is_large_enough(nets: dict[str
         runner.step(turns([0, 1, 2], 2)[1:]), free.step(turns([0, 1, 2], 2)[1:]), strict=True
     ):
         assert np.array_equal(mine, other)
-    with pytest.raises(MemoryFull, match=r"(?s)no room for another stream.*bytes for all streams"):
+    with pytest.raises(MemoryFull, match=r"(?s)no room for another sequence.*bytes for all sequences"):
         runner.prefill_embeddings(3, longest)
 
 
@@ -346,7 +354,7 @@ def test_who_outgrows_its_cells_is_told_before_anything_is_written(nets: dict[st
     begin(runner, [1, 1], {1: 2})
     for step in (1, 2):
         runner.step(turns([0, 1], step))
-    with pytest.raises(MemoryFull, match="outgrew"):
+    with pytest.raises(MemoryFull, match="longer than its KV cache"):
         runner.step(turns([0, 1], 3))
     assert [layer.position for layer in runner.caches[0]] == [PROMPTS[0] + 2] * t3.config.backbone.layers
 
@@ -357,7 +365,7 @@ def test_after_a_fault_whoever_comes_next_is_unharmed(nets: dict[str, T3]) -> No
     begin(runner, [1])
     pool = runner.pool
     assert isinstance(pool, PagedKVPool)
-    pool.arena.value_scales[: pool.arena.extents[0].count].fill_(float("nan"))
+    pool.block_pool.value_scales[: pool.block_pool.extents[0].count].fill_(float("nan"))
     runner.reset(0)
     runner.release(0)
     for one in (runner, untouched):
@@ -372,7 +380,9 @@ def test_the_kernels_twin_is_the_memory(kind: torch.dtype, windows: bool, nets: 
     """The tables that a kernel is given lead to the same cells, and the same is heard."""
     t3 = nets["multilingual"]
     plan = plan_of(t3, kind, windows=windows)
-    by_tables, plain = (cell_runner(t3, plan, batched=True, attend=attend) for attend in (plain_attend, None))
+    by_tables, plain = (
+        cell_runner(t3, plan, batched=True, attend=attend) for attend in (attend_reference, None)
+    )
     for runner in (by_tables, plain):
         begin(runner, [2, 1, 2])
     for step in range(1, 16):
@@ -398,8 +408,8 @@ def test_the_tables_are_used(nets: dict[str, T3], monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(KVBlockTables, "attend", counted)
     t3 = nets["multilingual"]
-    runner = cell_runner(t3, plan_of(t3, torch.int8), batched=True, attend=plain_attend)
+    runner = cell_runner(t3, plan_of(t3, torch.int8), batched=True, attend=attend_reference)
     begin(runner, [1, 1])
     runner.step(turns([0, 1], 1))
     assert asked == [2] * t3.config.backbone.layers
-    assert set(TOPS) == set(KINDS)
+    assert set(MAX_QUANTIZED) == set(KINDS)

@@ -122,6 +122,6 @@ def test_the_fundamental_starts_at_zero_and_its_overtones_anywhere() -> None:
 
 
 def test_harmonics_in_step_start_together() -> None:
-    phase = harmonic_phase(HiftConfig(harmonics=20, in_step=True), 1)
+    phase = harmonic_phase(HiftConfig(harmonics=20, in_phase=True), 1)
     assert phase.shape == (1, 20, 1)
     assert not phase.any()

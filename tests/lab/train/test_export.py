@@ -288,11 +288,11 @@ def test_a_voice_of_the_cast_is_the_mean_of_its_clips() -> None:
 def test_a_guess_goes_along_and_one_of_another_t3_does_not_stay(outputs: Path, tmp_path: Path) -> None:
     source, out = shutil.copytree(outputs, tmp_path / "outputs"), tmp_path / "out"
     head = DraftHead(TINY.t3.backbone.width, blocks=1, inner=32)
-    save_file({name: t.half() for name, t in head.state_dict().items()}, source / "guess.safetensors")
+    save_file({name: t.half() for name, t in head.state_dict().items()}, source / "draft_head.safetensors")
     export(source, out, TINY)
     again = DraftHead.shaped_like(unpack(load_file(out / wren.DRAFT_FILE)))
     assert len(again.blocks) == 1
-    (source / "guess.safetensors").unlink()
+    (source / "draft_head.safetensors").unlink()
     export(source, out, TINY)
     assert not (out / wren.DRAFT_FILE).exists()
 

@@ -52,11 +52,11 @@ def test_the_stage_writes_a_guess_of_the_size_it_says_and_its_log(tmp_path: Path
         target = tmp_path / "t3.safetensors"
         save_file(T3(deep(2)).state_dict(), target)
         train_guess(make_bank(clips=24), tmp_path, deep(2), target=target, budget_s=0.01, **GIVEN)
-    weights = load_file(tmp_path / "guess.safetensors")
+    weights = load_file(tmp_path / "draft_head.safetensors")
     net = DraftHead.shaped_like(weights)
     net.load_state_dict(weights)
     assert net.width == deep(2).backbone.width
-    assert read_log(tmp_path / "guess.jsonl")[-1]["step"] > 0
+    assert read_log(tmp_path / "draft_head.jsonl")[-1]["step"] > 0
 
 
 @pytest.mark.parametrize(("blocks", "inner"), [(1, 24), (2, 40)])

@@ -20,7 +20,7 @@ from nightingale.decoding.runner import StepInput
 from nightingale.decoding.seeds import nth_seed
 from nightingale.engine.model import Model
 from nightingale.errors import ConfigError, VoiceNotFound
-from nightingale.models.chatterbox.t3.draft_head import HALVES
+from nightingale.models.chatterbox.t3.draft_head import TAPS
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale_lab.reference import decoding_of
 from nightingale_lab.train.hidden_states import overhear
@@ -60,7 +60,7 @@ def test_states_are_those_that_the_engine_gives_a_draft(
         assert captured["tokens"][own].tolist() == decoding.history
         expected = torch.stack([state[row] for state in states])
         torch.testing.assert_close(captured["thoughts"][own].float(), expected, atol=5e-3, rtol=5e-3)
-    assert captured["thoughts"].shape[1] == (1 + HALVES) * t3.config.backbone.width
+    assert captured["thoughts"].shape[1] == (1 + TAPS) * t3.config.backbone.width
     assert torch.equal(captured["head.weight"], t3.speech_head.weight)
 
 
@@ -69,7 +69,7 @@ def test_a_trained_draft_head_works_in_the_engine(
 ) -> None:
     save_file(captured, tmp_path / "thoughts.safetensors")
     train_overheard(tmp_path / "thoughts.safetensors", tmp_path, budget_s=0.1, device=torch.device("cpu"))
-    profile = f"balanced+draft={tmp_path / 'guess.safetensors'}"
+    profile = f"balanced+draft={tmp_path / 'draft_head.safetensors'}"
     with TTS.over(tiny_model, "balanced") as plain, TTS.over(tiny_model, profile) as guessing:
         said = [tts.say("Hello there.", seed=1).samples for tts in (plain, guessing)]
     assert (said[0] == said[1]).all()
@@ -84,7 +84,7 @@ def test_every_family_embeds_what_was_said_as_the_engine_will(name: str, tmp_pat
         tables["positions"] = t3.speech_pos_emb.emb.weight
     counts, width = [6] * 12, t3.config.backbone.width
     held = {
-        "thoughts": torch.zeros(sum(counts), (1 + HALVES) * width),
+        "thoughts": torch.zeros(sum(counts), (1 + TAPS) * width),
         "tokens": torch.arange(sum(counts), dtype=torch.int32),
         "counts": torch.tensor(counts, dtype=torch.int32),
         **{name: table.detach().clone() for name, table in tables.items()},
@@ -132,6 +132,6 @@ def test_the_command_line_does_both_steps(
     given = ["--thoughts", str(thoughts), "--out", str(tmp_path), "--budget-s", "0.1", "--device", "cpu"]
     done = runner.invoke(app, ["train", "draft", *given])
     assert done.exit_code == 0, done.output
-    assert (tmp_path / "guess.safetensors").is_file()
+    assert (tmp_path / "draft_head.safetensors").is_file()
     done = runner.invoke(app, ["train", "draft", "--out", str(tmp_path), "--budget-s", "1"])
     assert done.exit_code != 0

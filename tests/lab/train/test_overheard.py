@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nightingale.models.chatterbox.t3.draft_head import HALVES, DraftHead
+from nightingale.models.chatterbox.t3.draft_head import TAPS, DraftHead
 from nightingale_lab.train import loop
 from nightingale_lab.train.loop import read_log
 from nightingale_lab.train.overheard import Overheard, train_overheard
@@ -24,7 +24,7 @@ def overheard(path: Path) -> Path:
     rng = torch.Generator().manual_seed(0)
     embedding, turn, head = (torch.randn(n, WIDTH, generator=rng) for n in (VOCAB, WIDTH, VOCAB))
     tokens = torch.randint(VOCAB, (UTTERANCES, TOKENS), generator=rng)
-    thoughts = torch.randn(UTTERANCES, TOKENS, (1 + HALVES) * WIDTH, generator=rng)
+    thoughts = torch.randn(UTTERANCES, TOKENS, (1 + TAPS) * WIDTH, generator=rng)
     thoughts[:, 1:, :WIDTH] = torch.tanh(embedding[tokens[:, :-1]] @ turn)
     save_file(
         {
@@ -46,7 +46,7 @@ def test_what_follows_is_learned_and_the_best_average_is_kept(
     # Seconds of processor time: a machine that is busy with something else learns as much.
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=time.process_time))
     train_overheard(path, tmp_path, budget_s=8.0, device=CPU)
-    told, weights = Overheard.load(path, CPU), load_file(tmp_path / "guess.safetensors")
+    told, weights = Overheard.load(path, CPU), load_file(tmp_path / "draft_head.safetensors")
     head = DraftHead.shaped_like(weights).float()
     head.load_state_dict(weights)
     with torch.no_grad():
@@ -54,7 +54,7 @@ def test_what_follows_is_learned_and_the_best_average_is_kept(
         begun, _ = told.distance(DraftHead(WIDTH), told.unseen)
     assert learned < 0.3 * begun
     assert hit > 0.8
-    last = read_log(tmp_path / "guess.jsonl")[-1]
+    last = read_log(tmp_path / "draft_head.jsonl")[-1]
     assert last["unseen_loss"] < 0.3 * float(begun)
 
 

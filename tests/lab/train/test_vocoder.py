@@ -31,7 +31,7 @@ TINY = VocoderPlan(
         source_kernels=(3, 3, 3),
         f0_channels=16,
         harmonics=12,
-        in_step=True,
+        in_phase=True,
         causal=True,
     ),
     batch=2,

@@ -1,37 +1,18 @@
-"""A clip and weights that are formulas: upstream's classes and ours get the same without a file."""
+"""A synthetic clip and synthetic weights, the same for upstream's classes and ours without a file."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
+from synthetic_clip import scatter, voice_like
 from torch import Tensor, nn
 
 
-def voice_like(seconds: float, rate_hz: int) -> Tensor:
-    """(samples,) float32: a wandering harmonic series with pauses, quiet ends and a touch of noise."""
-    t = np.arange(int(seconds * rate_hz)) / rate_hz
-    pitch_hz = 120 + 40 * np.sin(2 * np.pi * 0.7 * t) + 15 * np.sin(2 * np.pi * 3.1 * t)
-    phase = 2 * np.pi * np.cumsum(pitch_hz) / rate_hz
-    voice = sum(np.sin(k * phase) / k for k in range(1, 25))
-    envelope = np.clip(np.sin(2 * np.pi * 1.3 * t) + 0.6, 0, None) * (t > 0.3) * (t < seconds - 0.3)
-    return torch.from_numpy((0.12 * voice * envelope + 0.0015 * scatter(len(t), 7)).astype(np.float32))
-
-
-def scatter(count: int, seed: int) -> np.ndarray:
-    """`count` numbers spread over [-1, 1) by an integer hash: the same on every machine."""
-    x = (np.arange(count, dtype=np.uint64) + np.uint64(seed)) * np.uint64(2654435761) % np.uint64(2**32)
-    x ^= x >> np.uint64(15)
-    x = x * np.uint64(2246822519) % np.uint64(2**32)
-    x ^= x >> np.uint64(13)
-    return x.astype(np.float64) / 2**31 - 1
-
-
 def fill(module: nn.Module) -> nn.Module:
-    """Give every tensor of the state dict values that depend on its name and shape only; then eval mode."""
+    """Fill the state dict with values that depend on names and shapes only; return it in eval mode."""
     for name, tensor in module.state_dict().items():
         if not tensor.is_floating_point():
             continue
@@ -48,7 +29,7 @@ def fill(module: nn.Module) -> nn.Module:
 
 @pytest.fixture(scope="session")
 def clip() -> Callable[[float, int], Tensor]:
-    return voice_like
+    return lambda seconds, rate_hz: torch.from_numpy(voice_like(seconds, rate_hz))
 
 
 @pytest.fixture(scope="session")

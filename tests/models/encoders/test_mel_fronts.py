@@ -19,7 +19,7 @@ from nightingale.models.layers.mel import (
 
 
 def sampled(mel):
-    """(bands, frames) -> 16 numbers: bands 0, 7, 31, last, at frames 0, 17, 40, last."""
+    """Return 16 of (bands, frames): bands 0, 7, 31 and last, at frames 0, 17, 40 and last."""
     return mel[[0, 7, 31, -1]][:, [0, 17, 40, -1]].flatten()
 
 
@@ -84,7 +84,7 @@ def test_each_clip_of_a_batch_has_its_own_floor(clip):
 
 
 @pytest.mark.parametrize("front", [FlowMel(), TokenMel(), VoiceMel()])
-def test_no_front_end_puts_anything_in_a_state_dict(front):
+def test_front_ends_add_nothing_to_a_state_dict(front):
     assert front.state_dict() == {}
 
 
@@ -99,9 +99,9 @@ def test_filters_survive_building_on_the_meta_device(clip):
 @pytest.mark.parametrize(
     ("front", "enough"), [(FlowMel(), 721), (TokenMel(), 201), (VoiceMel(), 201), (KaldiFbank(), 400)]
 )
-def test_a_clip_shorter_than_one_window_is_refused_by_name(front, enough):
+def test_a_clip_shorter_than_one_window_is_refused(front, enough):
     with pytest.raises(BadReference, match=f"at least {enough} samples"):
         front(torch.zeros(1, enough - 1))
-    # A centred spectrogram of fewer samples than its transform still has its padding to stand on.
+    # Padding lets a centred spectrogram analyse fewer samples than its transform.
     if enough != 721:
         assert front(torch.zeros(1, enough)).isfinite().all()

@@ -44,21 +44,21 @@ def test_hidden_states_equal_upstream(tokenizer, clip):
 
 
 @pytest.mark.parametrize(
-    ("frames", "count", "total", "seam", "end"),
+    ("frames", "count", "total", "overlap", "end"),
     [
         (3001, 751, 3056212, [1356, 5181, 4454, 4398, 2166], [1761, 1761, 2085, 465]),
         (5300, 1275, 5233007, [1356, 5181, 4454, 5127, 2166], [5911, 5183, 5183, 4454]),
     ],
 )
-def test_long_clips_are_read_as_upstream_reads_them(tokenizer, clip, frames, count, total, seam, end):
+def test_long_clips_are_tokenized_as_upstream_does(tokenizer, clip, frames, count, total, overlap, end):
     ids = tokenizer.tokenize(clip(frames / 100, 16_000))
     assert len(ids) == count
-    assert ids[690:710:4].tolist() == seam
+    assert ids[690:710:4].tolist() == overlap
     assert ids[-4:].tolist() == end
     assert int(ids.sum()) == total
 
 
-def test_the_limit_cuts_after_the_floor_was_found(tokenizer, clip):
+def test_the_limit_applies_after_the_floor_is_computed(tokenizer, clip):
     wav = clip(2.0, 16_000)
     assert len(tokenizer.tokenize(wav, max_tokens=20)) == 20
     assert len(tokenizer.tokenize(wav, max_tokens=500)) == 50
@@ -66,13 +66,13 @@ def test_the_limit_cuts_after_the_floor_was_found(tokenizer, clip):
     assert tokenizer.tokenize(wav, max_tokens=20).tolist() == tokenizer(mel)[0][0].tolist()
 
 
-@pytest.mark.parametrize("room_frames", [0, 2900])
-def test_a_batch_equals_its_clips_alone(tokenizer, clip, room_frames):
+@pytest.mark.parametrize("padding_frames", [0, 2900])
+def test_a_batch_equals_its_clips_alone(tokenizer, clip, padding_frames):
     wavs = [clip(seconds, 16_000) for seconds in (2.0, 0.73, 1.31)]
     mels = [tokenizer.mel(wav[None])[0] for wav in wavs]
     lengths = torch.tensor([mel.shape[-1] for mel in mels])
-    # What lies beyond a clip's end must not matter, in short batches and in those that are read in windows.
-    batch = torch.full((3, 16, int(lengths.max()) + room_frames), 3.0)
+    # Padding must not matter, in short batches and in those that are read in windows.
+    batch = torch.full((3, 16, int(lengths.max()) + padding_frames), 3.0)
     for row, mel in zip(batch, mels, strict=True):
         row[:, : mel.shape[-1]] = mel
     ids, counts = tokenizer(batch, lengths)
@@ -81,7 +81,7 @@ def test_a_batch_equals_its_clips_alone(tokenizer, clip, room_frames):
         assert not row[count:].any()
 
 
-def test_digits_are_read_in_base_three_with_the_least_first():
+def test_digits_are_read_in_base_three_least_significant_first():
     raw = torch.full((2, 8), -9.0)
     raw[1] = 9.0
     assert fsq_ids(raw).tolist() == [0, 3**8 - 1]
@@ -106,7 +106,7 @@ def test_encoding_can_be_trained(tokenizer, clip):
 def test_official_tensor_names_load_without_a_map():
     with torch.device("meta"):
         state = SpeechTokenizer(SpeechTokenizerConfig()).state_dict()
-    # The official 104 less the mel filters and the window, which are computed.
+    # The official 104 without the mel filters and the window, which are computed.
     assert len(state) == 102
     shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
     assert shapes["encoder.conv1.weight"] == (1280, 128, 3)
@@ -118,12 +118,12 @@ def test_official_tensor_names_load_without_a_map():
 
 
 @pytest.mark.parametrize("samples", [0, 100, 200])
-def test_a_clip_of_almost_nothing_is_refused(tokenizer, samples):
+def test_a_clip_that_is_too_short_is_refused(tokenizer, samples):
     with pytest.raises(BadReference, match="too short"):
         tokenizer.tokenize(torch.zeros(samples))
 
 
-def test_the_shortest_clip_that_is_accepted_gives_one_token(tokenizer):
+def test_the_shortest_clip_gives_one_token(tokenizer):
     assert tokenizer.tokenize(torch.zeros(201)).shape == (1,)
 
 

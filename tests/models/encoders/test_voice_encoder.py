@@ -67,6 +67,6 @@ def test_silence_gives_a_finite_vector(filled):
 
 
 @pytest.mark.parametrize("samples", [0, 1, 200])
-def test_a_clip_of_almost_nothing_is_refused(filled, samples):
+def test_a_clip_that_is_too_short_is_refused(filled, samples):
     with pytest.raises(BadReference, match="too short"):
         filled(VoiceEncoder(TINY)).embed(torch.zeros(samples))

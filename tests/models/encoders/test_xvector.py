@@ -41,16 +41,16 @@ def test_official_tensor_names_load_without_a_map():
 
 
 def test_a_louder_copy_has_the_same_voice(clip, network):
-    # Loud enough that no band of either copy touches the floor of the logarithm.
+    # Loud enough that no band of either copy reaches the floor of the logarithm.
     wav = 50 * clip(2.5, 16_000)
     torch.testing.assert_close(network.embed(2 * wav), network.embed(wav), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("samples", [0, 399, 719])
-def test_a_clip_of_almost_nothing_is_refused(network, samples):
+def test_a_clip_that_is_too_short_is_refused(network, samples):
     with pytest.raises(BadReference, match="too short"):
         network.embed(torch.zeros(samples))
 
 
-def test_the_shortest_clip_that_is_accepted_gives_numbers(network):
+def test_the_shortest_clip_gives_finite_numbers(network):
     assert network.embed(torch.zeros(720)).isfinite().all()

@@ -20,7 +20,7 @@ from nightingale.backends.shared.capability_checks import MIN_SPEEDUP, fastest_s
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.estimator import Estimator
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.layers.mapped_weights import let_go
+from nightingale.models.layers.mapped_weights import release_pages
 
 Net = TypeVar("Net", bound=nn.Module)
 PROBE_ROWS, PROBE_WIDTH = 256, 512
@@ -104,7 +104,7 @@ def _in_bf16(part: Net, weights: Iterable[nn.Parameter]) -> Net:
     copies: dict[int, Any] = {}
     for weight in weights:
         copies[id(weight)] = nn.Parameter(weight.detach().bfloat16(), requires_grad=False)
-        let_go(weight)
+        release_pages(weight)
     return copy.deepcopy(part, copies)
 
 

@@ -48,7 +48,7 @@ class TiledFormat:
     """Packed weights for the kernels of this package."""
 
     signed: bool
-    """As `Target.signed_weights`."""
+    """The same as `Target.signed_weights`."""
 
     @property
     def name(self) -> str:

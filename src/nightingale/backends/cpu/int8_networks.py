@@ -22,7 +22,7 @@ from nightingale.backends.cpu.bf16 import with_parts
 from nightingale.backends.cpu.int8_layout import tile_weight
 from nightingale.backends.cpu.kernels import flow_attention
 from nightingale.backends.cpu.kernels.flow_attention import FlowAttentionOp
-from nightingale.backends.cpu.kernels.int8_conv1d import CONV_OUTPUTS, Conv1dOp, QuantizeColumnsOp
+from nightingale.backends.cpu.kernels.int8_conv1d import CONV_OUTPUTS, Conv1dOp
 from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS
 from nightingale.backends.cpu.kernels.jit import CompiledModule
 from nightingale.backends.cpu.kernels.render_operations import (
@@ -33,68 +33,44 @@ from nightingale.backends.cpu.kernels.render_operations import (
     linear_scratch_bytes,
 )
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS
-from nightingale.backends.cpu.kernels.thread_pool import (
-    JOB_WORDS,
-    OP_WORDS,
-    JobField,
-    OpField,
-    ThreadPool,
-    address_of,
-    write_fields,
-)
+from nightingale.backends.cpu.kernels.thread_pool import OpField, ThreadPool, address_of
 from nightingale.backends.cpu.kernels.vector_math import LANES
-from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
 from nightingale.backends.shared.quantize import ZERO_POINT, block_size_for, quantize_blocks, quantize_weights
 from nightingale.models.chatterbox.hift.generator import Hift, Snake
-from nightingale.models.chatterbox.s3gen.estimator import Attend
+from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.layers.conv import OwnConv1d, can_shift
-from nightingale.models.layers.mapped_weights import let_go
+from nightingale.models.layers.conv import CustomConv1d, supports_tap_products
+from nightingale.models.layers.mapped_weights import release_pages
 
 Net = TypeVar("Net", bound=nn.Module)
 
 
 class KernelContext:
-    """The compiled kernels, and a thread pool for each thread that calls a layer."""
+    """The compiled kernels, with a thread pool and a buffer for each thread that calls a layer."""
 
     def __init__(self, module: CompiledModule, *, signed_weights: bool) -> None:
-        self.module, self.signed_weights = module, signed_weights
+        self._module, self.signed_weights = module, signed_weights
         self._local = threading.local()
 
-    def runner(self) -> OperationRunner:
-        """Return this thread's runner, with as many threads as torch uses here."""
-        runners: dict[int, OperationRunner] = self._local.__dict__.setdefault("runners", {})
+    def run(self, *operations: Mapping[Any, int], thread_bytes: int = 0) -> None:
+        """Run one or two operations, which need `thread_bytes` of scratch memory in each thread."""
+        pools: dict[int, ThreadPool] = self._local.__dict__.setdefault("pools", {})
         threads = torch.get_num_threads()
-        if threads not in runners:
-            runners[threads] = OperationRunner(self.module, threads)
-        return runners[threads]
+        if threads not in pools:
+            pools[threads] = ThreadPool(self._module, threads, max_ops=2)
+        pools[threads].reserve_scratch(thread_bytes)
+        pools[threads].set_operations(*operations)
+        pools[threads].run()
+
+    def buffer(self, size: int) -> int:
+        """Return the address of `size` bytes, which are free until this thread's next call."""
+        found: NDArray[np.int8] | None = getattr(self._local, "buffer", None)
+        if found is None or found.nbytes < size:
+            found = self._local.buffer = np.empty(2 * size, np.int8)
+        return address_of(found)
 
     def __deepcopy__(self, _memo: object) -> KernelContext:
         return self
-
-
-class OperationRunner:
-    """Runs one or two operations at a time on a pool of threads."""
-
-    def __init__(self, module: CompiledModule, threads: int) -> None:
-        self._job, self._ops = (
-            page_aligned_zeros(shape, np.int64) for shape in ((JOB_WORDS,), (2, OP_WORDS))
-        )
-        self._job[JobField.OPS], self._job[JobField.THREADS] = address_of(self._ops), threads
-        self._pool, self.threads = ThreadPool(module, self._job, threads), threads
-        self._scratch: NDArray[np.int8] = np.empty(0, np.int8)
-
-    def run(self, *operations: Mapping[Any, int]) -> None:
-        for row, values in zip(self._ops, operations, strict=False):
-            write_fields(row, values)
-        self._job[JobField.OP_COUNT] = len(operations)
-        self._pool.run()
-
-    def scratch(self, size: int) -> int:
-        """Return the address of `size` bytes, which are free until the next call."""
-        if self._scratch.nbytes < size:
-            self._scratch = np.empty(2 * size, np.int8)
-        return address_of(self._scratch)
 
 
 class Int8Linear(nn.Module):
@@ -107,7 +83,7 @@ class Int8Linear(nn.Module):
         bias = torch.zeros(plain.out_features) if plain.bias is None else plain.bias.detach().clone()
         for name, value in (("codes", codes), ("scales", scales), ("bias", bias)):
             self.register_buffer(name, value)
-        let_go(plain.weight)
+        release_pages(plain.weight)
 
     @staticmethod
     def fits(layer: nn.Module) -> bool:
@@ -116,22 +92,19 @@ class Int8Linear(nn.Module):
         return any(layer.in_features % block == 0 for block in LINEAR_OPCODES)
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, self.in_features).contiguous()
+        rows, op = x.reshape(-1, self.in_features).contiguous(), RowsLinearOp
         out = x.new_empty(len(rows), self.out_features)
-        runner, scratch = self._context.runner(), linear_scratch_bytes(self.in_features)
-        op = {
-            OpField.OPCODE: LINEAR_OPCODES[self.block], RowsLinearOp.X: rows.data_ptr(),
-            RowsLinearOp.W_CODES: _address(self.codes), RowsLinearOp.W_SCALES: _address(self.scales),
-            RowsLinearOp.BIAS: _address(self.bias), RowsLinearOp.OUT: out.data_ptr(),
-            RowsLinearOp.ROWS: len(rows), RowsLinearOp.OUTPUTS: self.out_features,
-            RowsLinearOp.K: self.in_features, RowsLinearOp.SCRATCH_BYTES: scratch,
-            RowsLinearOp.SCRATCH: runner.scratch(scratch * runner.threads),
+        linear = {
+            OpField.OPCODE: LINEAR_OPCODES[self.block], op.X: rows.data_ptr(), op.OUT: out.data_ptr(),
+            op.W_CODES: _address(self.codes), op.W_SCALES: _address(self.scales),
+            op.BIAS: _address(self.bias), op.ROWS: len(rows), op.OUTPUTS: self.out_features,
+            op.K: self.in_features,
         }  # fmt: skip
-        runner.run(op)
+        self._context.run(linear, thread_bytes=linear_scratch_bytes(self.in_features))
         return out.view(*x.shape[:-1], self.out_features)
 
 
-class Int8Conv1d(OwnConv1d):
+class Int8Conv1d(CustomConv1d):
     def __init__(self, plain: nn.Conv1d, context: KernelContext) -> None:
         super().__init__(plain)
         inputs, outputs, taps = plain.in_channels, plain.out_channels, plain.kernel_size[0]
@@ -148,15 +121,15 @@ class Int8Conv1d(OwnConv1d):
         }
         for name, value in buffers.items():
             self.register_buffer(name, value.clone(memory_format=torch.contiguous_format))
-        let_go(plain.weight)
+        release_pages(plain.weight)
 
     @staticmethod
     def fits(layer: nn.Module) -> bool:
-        if not can_shift(layer) or isinstance(layer, OwnConv1d):
+        if not supports_tap_products(layer) or isinstance(layer, CustomConv1d):
             return False
         return layer.in_channels % 16 == 0 == layer.out_channels % CONV_OUTPUTS
 
-    def convolved(self, x: Tensor) -> Tensor:
+    def convolve_unpadded(self, x: Tensor) -> Tensor:
         """(batch, channels, time) -> (batch, outputs, time less the kernel's span)."""
         span = (self.kernel_size[0] - 1) * self.dilation[0]
         columns = x.shape[-1] - span
@@ -168,26 +141,18 @@ class Int8Conv1d(OwnConv1d):
         return out[..., :columns]
 
     def _convolve(self, x: Tensor, out: Tensor) -> None:
-        channels, length = x.shape
-        runner = self._context.runner()
-        codes = runner.scratch(channels * length + 4 * (channels // self.block) * length)
-        scales = codes + channels * length
-        quantize = {
-            OpField.OPCODE: RenderOpcode.QUANTIZE_COLUMNS, QuantizeColumnsOp.X: x.data_ptr(),
-            QuantizeColumnsOp.X_CODES: codes, QuantizeColumnsOp.X_SCALES: scales,
-            QuantizeColumnsOp.LENGTH: length, QuantizeColumnsOp.CHANNELS: channels,
-            QuantizeColumnsOp.BLOCK: self.block,
+        (channels, length), op = x.shape, Conv1dOp
+        codes = self._context.buffer(channels * length + 4 * (channels // self.block) * length)
+        args: dict[Any, int] = {
+            op.X: x.data_ptr(), op.X_CODES: codes, op.X_SCALES: codes + channels * length,
+            op.W_CODES: _address(self.codes), op.W_SCALES: _address(self.scales),
+            op.W_CORRECTIONS: _address(self.corrections), op.BIAS: _address(self.bias),
+            op.OUT: out.data_ptr(), op.LENGTH: length, op.CHANNELS: channels, op.BLOCK: self.block,
+            op.COLUMNS: out.shape[1], op.OUTPUTS: self.out_channels, op.TAPS: self.kernel_size[0],
+            op.DILATION: self.dilation[0],
         }  # fmt: skip
-        convolve = {
-            OpField.OPCODE: RenderOpcode.CONV1D, Conv1dOp.X_CODES: codes, Conv1dOp.X_SCALES: scales,
-            Conv1dOp.W_CODES: _address(self.codes), Conv1dOp.W_SCALES: _address(self.scales),
-            Conv1dOp.W_CORRECTIONS: _address(self.corrections), Conv1dOp.BIAS: _address(self.bias),
-            Conv1dOp.OUT: out.data_ptr(), Conv1dOp.LENGTH: length, Conv1dOp.CHANNELS: channels,
-            Conv1dOp.BLOCK: self.block, Conv1dOp.COLUMNS: out.shape[1],
-            Conv1dOp.OUTPUTS: self.out_channels, Conv1dOp.TAPS: self.kernel_size[0],
-            Conv1dOp.DILATION: self.dilation[0],
-        }  # fmt: skip
-        runner.run(quantize, convolve)
+        opcodes = RenderOpcode.QUANTIZE_COLUMNS, RenderOpcode.CONV1D
+        self._context.run(*({**args, OpField.OPCODE: opcode} for opcode in opcodes))
 
 
 class FusedSnake(Snake):
@@ -207,17 +172,18 @@ class FusedSnake(Snake):
         if x.stride(2) != 1 or out.stride(2) != 1:
             super().write(x, out)
             return
+        op = SnakeOp
         for row, result in zip(x, out, strict=True):
-            op = {
-                OpField.OPCODE: RenderOpcode.SNAKE, SnakeOp.X: row.data_ptr(), SnakeOp.OUT: result.data_ptr(),
-                SnakeOp.ALPHA: _address(self.alpha), SnakeOp.INVERSE_ALPHA: _address(self.inverse),
-                SnakeOp.CHANNELS: row.shape[0], SnakeOp.COLUMNS: row.shape[1],
-                SnakeOp.X_STRIDE: row.stride(0), SnakeOp.OUT_STRIDE: result.stride(0),
+            snake = {
+                OpField.OPCODE: RenderOpcode.SNAKE, op.X: row.data_ptr(), op.OUT: result.data_ptr(),
+                op.ALPHA: _address(self.alpha), op.INVERSE_ALPHA: _address(self.inverse),
+                op.CHANNELS: row.shape[0], op.COLUMNS: row.shape[1], op.X_STRIDE: row.stride(0),
+                op.OUT_STRIDE: result.stride(0),
             }  # fmt: skip
-            self._context.runner().run(op)
+            self._context.run(snake)
 
 
-class Int8Attend(Attend):
+class Int8Attend(AttentionProduct):
     """Attention with int8 queries and keys; torch computes it with a mask, or for few queries."""
 
     def __init__(self, context: KernelContext) -> None:
@@ -230,23 +196,21 @@ class Int8Attend(Attend):
         if mask is not None or not fits or any(x.stride(3) != 1 for x in (q, k, v)):
             return super().forward(q, k, v, mask)
         out = q.new_empty(batch, queries, heads, head_dim)
-        runner, keys, op = self._context.runner(), k.shape[2], FlowAttentionOp
-        per_thread, sizes = flow_attention.scratch_bytes(keys), flow_attention.packed_bytes(keys, heads)
-        codes = runner.scratch(sum(sizes) + per_thread * runner.threads)
-        shared: dict[Any, int] = {
+        keys, op = k.shape[2], FlowAttentionOp
+        sizes = flow_attention.packed_bytes(keys, heads)
+        codes = self._context.buffer(sum(sizes))
+        args: dict[Any, int] = {
             op.Q_HEAD_STRIDE: q.stride(1), op.Q_ROW_STRIDE: q.stride(2), op.K_HEAD_STRIDE: k.stride(1),
             op.K_ROW_STRIDE: k.stride(2), op.V_HEAD_STRIDE: v.stride(1), op.V_ROW_STRIDE: v.stride(2),
             op.K_CODES: codes, op.K_SCALES: codes + sizes[0], op.PACKED_VALUES: codes + sizes[0] + sizes[1],
-            op.QUERIES: queries, op.KEYS: keys, op.HEADS: heads, op.SCRATCH: codes + sum(sizes),
-            op.SCRATCH_BYTES: per_thread,
+            op.QUERIES: queries, op.KEYS: keys, op.HEADS: heads,
         }  # fmt: skip
-        for query, key, value, result in zip(q, k, v, out, strict=True):
-            shared |= {op.Q: query.data_ptr(), op.K: key.data_ptr(), op.V: value.data_ptr()}
-            shared[op.OUT] = result.data_ptr()
-            runner.run(
-                {**shared, OpField.OPCODE: RenderOpcode.PACK_KEYS},
-                {**shared, OpField.OPCODE: RenderOpcode.ATTENTION},
-            )
+        opcodes = RenderOpcode.PACK_KEYS, RenderOpcode.ATTENTION
+        thread_bytes = flow_attention.scratch_bytes(keys)
+        for tensors in zip(q, k, v, out, strict=True):
+            args |= zip((op.Q, op.K, op.V, op.OUT), (x.data_ptr() for x in tensors), strict=True)
+            pair = ({**args, OpField.OPCODE: opcode} for opcode in opcodes)
+            self._context.run(*pair, thread_bytes=thread_bytes)
         return out.transpose(1, 2)
 
 
@@ -280,7 +244,7 @@ def _with_int8_layers(net: Net, context: KernelContext, excluded: list[nn.Module
             copies[id(layer)] = Int8Linear(layer, context)  # type: ignore[arg-type]
         elif Int8Conv1d.fits(layer):
             copies[id(layer)] = Int8Conv1d(layer, context)  # type: ignore[arg-type]
-        elif isinstance(layer, Attend):
+        elif isinstance(layer, AttentionProduct):
             copies[id(layer)] = Int8Attend(context)
         elif isinstance(layer, Snake):
             copies[id(layer)] = FusedSnake(layer, context)

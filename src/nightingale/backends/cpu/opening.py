@@ -9,11 +9,11 @@ import torch
 
 from nightingale.backends.base import Decoder, ModelInfo, ModelSource, Renderer, Setup
 from nightingale.backends.cpu import bf16, capabilities
-from nightingale.backends.shared.packed_source import packed_weights, prompt_t3
+from nightingale.backends.shared.packed_t3 import open_packed
 from nightingale.backends.torch.decoder import pool_options
 from nightingale.backends.torch.devices import use_threads
 from nightingale.backends.torch.renderer import renderer_for
-from nightingale.backends.torch.weights import rendering_weights
+from nightingale.backends.torch.weights import rendering_weights, t3_weights
 from nightingale.decoding.host_decoder import HostDecoder
 from nightingale.decoding.kv_budget import KVBudget
 from nightingale.models.chatterbox.hift.generator import Hift
@@ -50,8 +50,8 @@ def renderer_unsupported_reason(setup: Setup) -> str | None:
 
 
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
-    t3 = prompt_t3(source)
-    packed = packed_weights(source, capabilities.weight_format())
+    load_t3 = partial(t3_weights, source, "cpu", "float32")
+    t3, packed = open_packed(source, capabilities.weight_format(), load_t3)
     runner = capabilities.open_runner(
         t3, packed, cache_dir=code_folder(), **pool_options(source, setup), threads=setup.threads
     )

@@ -32,16 +32,7 @@ from nightingale.backends.cpu.kernels.t3_operations import (
     T3Opcode,
     scratch_bytes,
 )
-from nightingale.backends.cpu.kernels.thread_pool import (
-    CLAIM_WORDS,
-    JOB_WORDS,
-    OP_WORDS,
-    JobField,
-    OpField,
-    ThreadPool,
-    address_of,
-    write_fields,
-)
+from nightingale.backends.cpu.kernels.thread_pool import OpField, ThreadPool, address_of
 from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
 from nightingale.backends.shared.capability_checks import ffn_width
@@ -95,40 +86,26 @@ class T3Program:
         bias = "speech_head.bias" if config.head_bias else None
         self._linear("logits", self.stream, self._logits, Epilogue.STORE, norm=norm, bias=bias)
         self._ops[-1][LinearOp.LOGITS_ONLY] = 1
-        self._table = page_aligned_zeros((len(self._ops), OP_WORDS), np.int64)
-        self._claims = page_aligned_zeros((len(self._ops), threads, CLAIM_WORDS), np.int64)
-        for row, op, claims in zip(self._table, self._ops, self._claims, strict=True):
-            write_fields(row, {**op, OpField.CLAIMS: address_of(claims)})
         self._rotary = rotary_tables(t3, capacity) or (self._zero_bias, self._zero_bias)
-        scratch = scratch_bytes(max(width, inner), capacity + LANES)
-        self._scratch: Floats = page_aligned_zeros((threads * scratch // 4,))
         self._sequences: NDArray[np.int64] = np.zeros((MAX_TOKENS, len(SequenceField)), np.int64)
-        self.job = page_aligned_zeros((JOB_WORDS,), np.int64)
-        fields: dict[Any, int] = {
-            JobField.OPS: address_of(self._table), JobField.OP_COUNT: len(self._ops),
-            JobField.THREADS: threads, T3Job.SEQUENCES: address_of(self._sequences),
-            T3Job.SCRATCH: address_of(self._scratch), T3Job.SCRATCH_BYTES: scratch,
-            T3Job.ATTENTION_OUT: address_of(self._attended), T3Job.COS: address_of(self._rotary[0]),
-            T3Job.SIN: address_of(self._rotary[1]), T3Job.HEADS: backbone.heads,
-            T3Job.HEAD_STRIDE: kv_cache[VALUES][0, 0, 0].size, T3Job.CACHE_ROW_STRIDE: kv_cache[VALUES][0].size,
-        }  # fmt: skip
-        write_fields(self.job, fields)
-        self.pool = ThreadPool(module, self.job, threads)
+        self._pool = ThreadPool(module, threads, max_ops=len(self._ops), claims=True)
+        self._pool.set_operations(*self._ops)
+        self._pool.reserve_scratch(scratch_bytes(max(width, inner), capacity + LANES))
+        self.job, values = self._pool.job, kv_cache[VALUES]
+        self.job[T3Job.SEQUENCES], self.job[T3Job.HEADS] = address_of(self._sequences), backbone.heads
+        self.job[T3Job.HEAD_STRIDE], self.job[T3Job.CACHE_ROW_STRIDE] = values[0, 0, 0].size, values[0].size
+        self.job[T3Job.ATTENTION_OUT] = address_of(self._attended)
+        self.job[T3Job.COS], self.job[T3Job.SIN] = map(address_of, self._rotary)
 
     def run(self, sequences: Sequence[tuple[int, int, int, int]], *, logits_tokens: int) -> Tensor:
-        """Run a step over the embeddings in `stream`.
+        """Run a step over the embeddings in `stream`; return the logits (logits_tokens, vocab) of the last.
 
-        Args:
-            sequences: A row of `SequenceField` for each sequence.
-            logits_tokens: How many of the last tokens get logits.
-
-        Returns:
-            Logits (logits_tokens, vocab).
+        `sequences` has a row of `SequenceField` for each sequence.
         """
         self._sequences[: len(sequences)] = sequences
         self.job[T3Job.TOKENS] = sum(sequence[SequenceField.TOKENS] for sequence in sequences)
         self.job[T3Job.LOGITS_TOKENS], self.job[T3Job.SEQUENCE_COUNT] = logits_tokens, len(sequences)
-        self.pool.run()
+        self._pool.run()
         return torch.from_numpy(self._logits[:logits_tokens, : self._vocab].copy())
 
     def _llama_layer(self, layer: int) -> None:

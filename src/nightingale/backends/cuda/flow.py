@@ -26,7 +26,7 @@ from nightingale.models.chatterbox.s3gen.estimator import Estimator
 from nightingale.models.chatterbox.s3gen.flow import GUIDANCE, Flow
 from nightingale.models.chatterbox.s3gen.solver import cosine_times, linear_times
 from nightingale.models.layers.masks import attention_mask
-from nightingale.models.layers.streaming_state import Carry, Past
+from nightingale.models.layers.streaming_state import SavedState, StreamingState
 
 FRAMES = CLOCKS.frames_per_token
 
@@ -78,7 +78,7 @@ class FlowSteps:
         speaker: Tensor,
         cond: Tensor,
         mask: Tensor | None = None,
-        carries: Sequence[Carry | None] | None = None,
+        states: Sequence[StreamingState | None] | None = None,
     ) -> Tensor:
         """As `Flow.solve`: noise (batch, mel, frames) moved to scaled mel."""
         seen = torch.cat([mu, speaker[..., None].expand_as(mu), cond], dim=1)
@@ -88,23 +88,23 @@ class FlowSteps:
                 mask = torch.cat([mask, mask])
         seen = seen.to(self.precision)
         x = noise * self.flow.config.noise_scale
-        for step, carry in enumerate(carries or [None] * self.count):
-            x = x + self.widths[step] * self._velocity(x, seen, self.times[step], mask, carry)
+        for step, state in enumerate(states or [None] * self.count):
+            x = x + self.widths[step] * self._velocity(x, seen, self.times[step], mask, state)
         return x
 
     def _velocity(
-        self, x: Tensor, seen: Tensor, time: Tensor, mask: Tensor | None, carry: Carry | None
+        self, x: Tensor, seen: Tensor, time: Tensor, mask: Tensor | None, state: StreamingState | None
     ) -> Tensor:
         net = self.estimator
         given = torch.cat([x, x]) if self.guided else x
         h = torch.cat([given.to(self.precision), seen], dim=1)
         down, up = net.down_blocks[0], net.up_blocks[0]
-        skip = down(h, time, mask, carry)
-        h = down[2](skip, carry)  # type: ignore[index]
+        skip = down(h, time, mask, state)
+        h = down[2](skip, state)  # type: ignore[index]
         for stage in net.mid_blocks:
-            h = stage(h, time, mask, carry)
-        h = up[2](up(torch.cat([h, skip], dim=1), time, mask, carry), carry)  # type: ignore[index]
-        velocity: Tensor = net.final_proj(net.final_block(h, carry)).to(x.dtype)
+            h = stage(h, time, mask, state)
+        h = up[2](up(torch.cat([h, skip], dim=1), time, mask, state), state)  # type: ignore[index]
+        velocity: Tensor = net.final_proj(net.final_block(h, state)).to(x.dtype)
         if not self.guided:
             return velocity
         told, free = velocity.chunk(2)
@@ -157,7 +157,7 @@ class WholeFlow:
         tokens = bucket_for(ids.shape[1], self.tokens, what="tokens, prompt included")
         more = batch - len(ids)
         beyond = torch.arange(prompt_mel.shape[2], device=self.steps.device) >= prompt_frames[:, None, None]
-        cond = self.flow.scaled(prompt_mel).masked_fill(beyond, 0.0)
+        cond = self.flow.normalize_mel(prompt_mel).masked_fill(beyond, 0.0)
         mel = self._graph(batch, tokens)(
             ids=F.pad(ids, (0, tokens - ids.shape[1], 0, more)),
             # A row of padding reads one token, so that its attention has something to look at.
@@ -200,7 +200,7 @@ class WholeFlow:
             cond=cond,
             mask=attention_mask(heard, None),
         )
-        return flow.unscaled(mel)
+        return flow.denormalize_mel(mel)
 
 
 def piece(
@@ -209,20 +209,20 @@ def piece(
     cond: Tensor,
     noise: Tensor,
     speaker: Tensor,
-    pasts: Sequence[Past] | None,
+    pasts: Sequence[SavedState] | None,
     *,
     ahead: int,
     advance: Fraction,
     remember: bool,
-) -> tuple[Tensor, list[Past]]:
+) -> tuple[Tensor, list[SavedState]]:
     """Scaled mel of a piece, and what the next one must know: the encoder's, then each step's.
 
-    The twin of `render_piece` in models/chatterbox/s3gen/incremental.py.
+    The twin of `render_block` in models/chatterbox/s3gen/incremental.py.
     """
-    carries = [
-        Carry(None if pasts is None else pasts[i], advance=advance, remember=remember)
+    states = [
+        StreamingState(None if pasts is None else pasts[i], advance=advance, store=remember)
         for i in range(steps.count + 1)
     ]
-    mu = steps.flow.encode(ids, ahead=ahead, carry=carries[0])
-    mel = steps.solve(noise, mu=mu, speaker=steps.flow.speaker(speaker), cond=cond, carries=carries[1:])
-    return mel, [carry.leave() for carry in carries]
+    mu = steps.flow.encode(ids, lookahead=ahead, state=states[0])
+    mel = steps.solve(noise, mu=mu, speaker=steps.flow.speaker(speaker), cond=cond, states=states[1:])
+    return mel, [state.saved() for state in states]

@@ -5,7 +5,7 @@ remembers has a fixed size. One graph serves all voices whose prompts fit a buck
 are copied to where the graph reads them, with room at their far end that nobody looks at. It serves the last
 piece of an utterance too, which is shorter than its graph: what lies beyond its end is not looked at either.
 
-The twin is `render_piece` in models/chatterbox/s3gen/incremental.py: the same mel, to rounding.
+The twin is `render_block` in models/chatterbox/s3gen/incremental.py: the same mel, to rounding.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from nightingale.backends.cuda.flow import FRAMES, FlowSteps, flow_noise, piece
 from nightingale.backends.cuda.graphs import GraphReport, How, Replay, bucket_for, how_on
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
-from nightingale.models.chatterbox.s3gen.token_encoder import TokenEncoder, signed_distances
-from nightingale.models.layers.streaming_state import Carry, Past
+from nightingale.models.chatterbox.s3gen.token_encoder import TokenEncoder, distance_encoding
+from nightingale.models.layers.streaming_state import SavedState, StreamingState
 
 log = logging.getLogger(__name__)
 By = Literal["auto", "library", "triton"]
@@ -61,7 +61,7 @@ def hear_prompt(steps: FlowSteps, ids: Tensor, mel: Tensor, speaker: Tensor, key
     _, pasts = piece(
         steps,
         ids,
-        steps.flow.scaled(mel[..., : FRAMES * tokens]),
+        steps.flow.normalize_mel(mel[..., : FRAMES * tokens]),
         flow_noise(key, zero, FRAMES * tokens, bands).to(mel.dtype),
         speaker,
         None,
@@ -77,10 +77,10 @@ def hear_prompt(steps: FlowSteps, ids: Tensor, mel: Tensor, speaker: Tensor, key
     )
 
 
-class _PromptCarry(Carry):
+class _PromptState(StreamingState):
     """Keys and values are one prompt's, for all utterances alike: read where they lie, and not left again."""
 
-    def among(self, x: Tensor) -> Tensor:
+    def prepend_kv(self, x: Tensor) -> Tensor:
         assert self._past is not None
         past = self._past.pop()  # (1 or 2, heads, known, width); of x there are as many times the utterances
         own = x.reshape(len(past), -1, *x.shape[1:])
@@ -117,12 +117,12 @@ class FlowPieces:
                 "pieces of a stream are not compiled",
                 got="steps with a compile mode",
                 allowed="steps without one",
-                fix="Make steps without a compile mode for streams: a carry has another shape in each layer.",
+                fix="Make steps without a compile mode for streams: a state has another shape in each layer.",
             )
         self.steps, self.how = steps, how or how_on(steps.device)
         self.context, self.tokens, self.batches, self.known = context, tokens, batches, known
         self._shapes: list[list[tuple[int, ...]]] | None = None
-        """Of what each carry holds for one utterance; 3 numbers: a convolution's, 4: an attention's."""
+        """Of what each state holds for one utterance; 3 numbers: a convolution's, 4: an attention's."""
         self._by = by
         self._fused = _fused(steps, by)
         self._buffers: dict[int, list[Tensor]] = {}
@@ -265,10 +265,10 @@ class FlowPieces:
         tokens = ids.shape[1] - LOOKAHEAD_TOKENS
         advance = Fraction(tokens - self.context, tokens)
         pasts = self._pasts(buffers, carried, len(ids))
-        carries = [_PromptCarry(past, advance=advance) for past in pasts[: 1 if self._fused else None]]
+        states = [_PromptState(past, advance=advance) for past in pasts[: 1 if self._fused else None]]
         at = torch.arange(-known, tokens, device=ids.device)
         seen = (at >= unheard - known) & (at < lengths[:, None])  # (batch, known + tokens)
-        mu = _encode(steps, ids, lengths, seen, carries[0])
+        mu = _encode(steps, ids, lengths, seen, states[0])
         noise = flow_noise(key, first_frame, cond.shape[2], cond.shape[1]).to(cond.dtype)
         if self._fused is not None:
             left = torch.empty_like(carried)
@@ -285,9 +285,9 @@ class FlowPieces:
                 start=FRAMES * (tokens - self.context),
                 keys=[t for past in pasts[1:] for t in past],
             )
-            own = _flat(carries[0].leave(), len(ids), cond.dtype)
+            own = _flat(states[0].saved(), len(ids), cond.dtype)
             left[:, : own.shape[1]] = own
-            return flow.unscaled(mel), left
+            return flow.denormalize_mel(mel), left
         frames = seen.repeat_interleave(FRAMES, dim=1)[:, None, None]
         # As a sum, once for all layers and steps: a mask of yes and no is made into one by each of them.
         mask = torch.zeros(frames.shape, dtype=steps.precision, device=ids.device)
@@ -297,9 +297,9 @@ class FlowPieces:
             speaker=flow.speaker(speaker),
             cond=cond,
             mask=mask.masked_fill(~frames, -torch.inf),
-            carries=carries[1:],
+            states=states[1:],
         )
-        return flow.unscaled(mel), _flat([t for c in carries for t in c.leave()], len(ids), cond.dtype)
+        return flow.denormalize_mel(mel), _flat([t for c in states for t in c.saved()], len(ids), cond.dtype)
 
     def _places(self) -> list[int]:
         """Where in `carried` each convolution of the solver's steps finds its own."""
@@ -313,8 +313,8 @@ class FlowPieces:
         ends = list(accumulate(size for _, size in sizes))
         return [end - size for (number, size), end in zip(sizes, ends, strict=True) if number > 0]
 
-    def _pasts(self, buffers: Sequence[Tensor], carried: Tensor, batch: int) -> list[Past]:
-        """For each carry, what its layers ask for, in their order. Guided rows come first, then the rest."""
+    def _pasts(self, buffers: Sequence[Tensor], carried: Tensor, batch: int) -> list[SavedState]:
+        """For each state, what its layers ask for, in their order. Guided rows come first, then the rest."""
         assert self._shapes is not None
         keys, start, pasts = iter(buffers), 0, []
         for number, shapes in enumerate(self._shapes):
@@ -354,25 +354,25 @@ def _flat(left: Sequence[Tensor], batch: int, dtype: torch.dtype) -> Tensor:
     return torch.cat(own, dim=1)
 
 
-def _encode(steps: FlowSteps, ids: Tensor, lengths: Tensor, seen: Tensor, carry: Carry) -> Tensor:
+def _encode(steps: FlowSteps, ids: Tensor, lengths: Tensor, seen: Tensor, state: StreamingState) -> Tensor:
     """`Flow.encode` where some of what is remembered, and of the piece, is not to be seen (batch, keys)."""
     flow, encoder = steps.flow, steps.flow.encoder
     assert isinstance(encoder, TokenEncoder)
     real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
     # Beyond the end the look-ahead reads zeros, as it does where nothing follows.
     x = encoder.embed(flow.input_embedding(ids)) * real[..., None]
-    x = encoder.pre_lookahead_layer(x, ahead=LOOKAHEAD_TOKENS, carry=carry)
-    x = _layers(encoder.encoders, x, seen, carry)
-    x = encoder.up_embed(encoder.up_layer(x, carry))
-    x = _layers(encoder.up_encoders, x, seen.repeat_interleave(FRAMES, dim=1), carry)
+    x = encoder.pre_lookahead_layer(x, lookahead=LOOKAHEAD_TOKENS, state=state)
+    x = _layers(encoder.encoders, x, seen, state)
+    x = encoder.up_embed(encoder.up_layer(x, state))
+    x = _layers(encoder.up_encoders, x, seen.repeat_interleave(FRAMES, dim=1), state)
     mu: Tensor = flow.encoder_proj(encoder.after_norm(x)).transpose(1, 2)
     return mu
 
 
-def _layers(layers: Any, x: Tensor, seen: Tensor, carry: Carry) -> Tensor:
-    distances = signed_distances(x.shape[1], seen.shape[1], x.shape[2], like=x)
+def _layers(layers: Any, x: Tensor, seen: Tensor, state: StreamingState) -> Tensor:
+    distances = distance_encoding(x.shape[1], seen.shape[1], x.shape[2], like=x)
     for layer in layers:
-        x = layer(x, distances, seen[:, None, None], carry)
+        x = layer(x, distances, seen[:, None, None], state)
     return x
 
 

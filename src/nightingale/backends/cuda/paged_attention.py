@@ -8,7 +8,7 @@ A program is one head of one row: it rounds and appends the new key and value, t
 head keeps. Each lane of a block keeps a softmax of its own, and they are joined at the end, so that nothing
 in the loop waits for the other lanes.
 
-The twin is `plain_attend` in models/layers/paged_kv_cache.py: the same arguments, the same cells bit for bit, the same sums up to
+The twin is `attend_reference` in nightingale_lab/bench/paged_attention_reference.py: the same arguments, the same cells bit for bit, the same sums up to
 their order. On a machine without a GPU the kernel runs in Triton's interpreter (TRITON_INTERPRET=1), which is
 how tests/accel/test_kv_cache.py checks it there.
 """
@@ -31,7 +31,7 @@ from torch import Tensor
 from nightingale.backends.cuda.t3_kernels import rms_norm, swiglu
 from nightingale.backends.cuda.t3_layers import LlamaWeights
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.layers.kv_blocks import LEAST_SCALE, TOPS, KVBlockPool
+from nightingale.models.layers.kv_blocks import MAX_QUANTIZED, MIN_SCALE, KVBlockPool
 from nightingale.models.layers.paged_kv_cache import KVBlockTables
 
 Tuning = tuple[int, int]
@@ -170,7 +170,7 @@ def attend_cells(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    arena: KVBlockPool,
+    block_pool: KVBlockPool,
     *,
     starts: Tensor,
     rings: Tensor,
@@ -190,8 +190,8 @@ def attend_cells(
         q, k, v = (x.contiguous() for x in (q, k, v))
     for table in (starts, rings, prompts, lengths):
         assert table.is_contiguous(), "the kernel counts on it"
-    kind = arena.plan.kind
-    key_groups, value_groups = arena.plan.groups
+    kind = block_pool.layout.dtype
+    key_groups, value_groups = block_pool.layout.groups
     # As the products around it have it: (rows, heads · width), seen by head.
     out = torch.empty(rows, 1, heads, width, dtype=q.dtype, device=q.device).transpose(1, 2)
     cos, sin = turn or (q, q)
@@ -199,10 +199,10 @@ def attend_cells(
         q,
         k,
         v,
-        arena.keys,
-        arena.values,
-        arena.key_scales,
-        arena.value_scales,
+        block_pool.keys,
+        block_pool.values,
+        block_pool.key_scales,
+        block_pool.value_scales,
         starts,
         rings,
         prompts,
@@ -219,9 +219,9 @@ def attend_cells(
         KEY_GROUPS=max(1, key_groups),
         VALUE_GROUPS=max(1, value_groups),
         BLOCK=tuning[0],
-        TOP=TOPS.get(kind, 0.0),
-        LEAST=LEAST_SCALE,
-        SCALED=kind in TOPS,
+        TOP=MAX_QUANTIZED.get(kind, 0.0),
+        LEAST=MIN_SCALE,
+        SCALED=kind in MAX_QUANTIZED,
         INTEGER=kind == torch.int8,
         ROTATE=turn is not None,
         num_warps=tuning[1],

@@ -192,7 +192,7 @@ class BlockRenderer:
             return Memory(
                 heard=heard,
                 waiting=tuple(ids[heard.tokens :].tolist()),
-                tail=flow.scaled(shown[:, FRAMES * heard.tokens :]),
+                tail=flow.normalize_mel(shown[:, FRAMES * heard.tokens :]),
                 speaker=told,
             )
 

@@ -1,6 +1,6 @@
 """A streamed vocoder by graphs: each push renders a window, the last frames before it included.
 
-The plain stream (models/chatterbox/hift/stream.py) keeps what every layer needs of its past, in pieces of any
+The plain stream (models/chatterbox/hift/hift_stream.py) keeps what every layer needs of its past, in pieces of any
 length. A graph has fixed shapes, and a GPU renders some frames again sooner than it is told what to keep: so
 a window begins as far back as the network hears, and its harmonics go on from cycles that are known there.
 Frames to come are guessed by holding the last one, as backends/torch/sample_stream.py does.
@@ -19,7 +19,7 @@ from nightingale.backends.cuda.graphs import send
 from nightingale.backends.cuda.vocoder import Vocoder
 from nightingale.clocks import CLOCKS
 from nightingale.models.chatterbox.hift.generator import Hift
-from nightingale.models.chatterbox.hift.reach import mel_reach, source_reach
+from nightingale.models.chatterbox.hift.receptive_field import mel_span, source_span
 from nightingale.models.layers.conv import PaddedConv1d
 
 
@@ -44,7 +44,7 @@ NEW = Window(first=0, known=0)
 def frames_behind(hift: Hift) -> tuple[int, int]:
     """So many frames before a frame change its samples; and so many its pitch."""
     pitch = sum(layer.left for layer in hift.f0_predictor.condnet if isinstance(layer, PaddedConv1d))
-    last = max(mel_reach(hift)[1], pitch * CLOCKS.samples_per_frame + source_reach(hift)[1])
+    last = max(mel_span(hift)[1], pitch * CLOCKS.samples_per_frame + source_span(hift)[1])
     return last // CLOCKS.samples_per_frame + 1, pitch
 
 

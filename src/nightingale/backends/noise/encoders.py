@@ -17,7 +17,7 @@ class NoiseEncoders:
 
     def tokenize(self, samples_16k: Samples, max_tokens: int | None = None) -> NDArray[np.int64]:
         frames = _frames(samples_16k, ANALYSIS_RATE_HZ // CLOCKS.token_rate_hz)
-        tokens = (np.abs(frames).mean(axis=1) * 1e5).astype(np.int64) % SPEECH_CODES
+        tokens: NDArray[np.int64] = (np.abs(frames).mean(axis=1) * 1e5).astype(np.int64) % SPEECH_CODES
         return tokens[:max_tokens]
 
     def speaker(self, samples_16k: Samples) -> NDArray[np.float32]:

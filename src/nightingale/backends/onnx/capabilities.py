@@ -1,4 +1,4 @@
-"""Reasons why ONNX Runtime cannot, or should not, run a T3 on this machine; asked before weights are loaded."""
+"""Reasons why ONNX Runtime should not run a T3 on this machine; asked before weights are loaded."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from nightingale.backends.onnx.graph import GraphBuilder
 from nightingale.backends.onnx.protobuf import FLOAT
@@ -31,11 +32,8 @@ PROBE_INPUTS, PROBE_OUTPUTS, PROBE_LAYERS, PROBE_ROWS = 1024, 4096, 4, 2
 def unsupported_reason(config: T3Config, *, threads: int | None = None) -> str | None:
     """Return why T3 should not be run in int8 here, or None if it should.
 
-    The first call that gets past the sizes measures a few products for a tenth of a second.
-
-    Args:
-        config: Of the T3.
-        threads: Threads of a step; as many as torch uses if None.
+    The first call that gets past the sizes measures a few products with `threads` threads, or as many as
+    torch uses, for a tenth of a second.
     """
     return (
         width_reason(config, BLOCK_SIZES[-1])
@@ -85,15 +83,15 @@ def measure_speedup(threads: int) -> float:
     from nightingale.backends.onnx.runner import open_session
 
     rng, blocks = torch.Generator().manual_seed(0), PROBE_INPUTS // BLOCK_SIZES[0]
-    builder = GraphBuilder(lambda name: torch.empty(0), int8=True)
-    builder.graph.input("x", FLOAT, (PROBE_ROWS, PROBE_INPUTS))
+    graph = GraphBuilder(dict[str, Tensor]().__getitem__, int8=True)
+    graph.input("x", FLOAT, (PROBE_ROWS, PROBE_INPUTS))
     for layer in range(PROBE_LAYERS):
         shape = (PROBE_OUTPUTS, blocks, BLOCK_SIZES[0])
         codes = torch.randint(0, 2 * ZERO_POINT, shape, dtype=torch.uint8, generator=rng)
         weight = QuantizedWeight(codes, torch.full(shape[:2], 1e-3))
-        name = builder.int8_linear(f"y.{layer}", "x", weight)
-        builder.graph.output(name, FLOAT, (PROBE_ROWS, PROBE_OUTPUTS))
-    session = open_session(builder.graph.model(), threads)
+        name = graph.int8_linear(f"y.{layer}", "x", weight)
+        graph.output(name, FLOAT, (PROBE_ROWS, PROBE_OUTPUTS))
+    session = open_session(graph.model(), threads)
     x = torch.zeros(PROBE_ROWS, PROBE_INPUTS)
     weights = [torch.full((PROBE_OUTPUTS, PROBE_INPUTS), 1e-3) for _ in range(PROBE_LAYERS)]
 

@@ -9,7 +9,7 @@ Inputs and outputs
     keys.N, values.N       (rows, heads, capacity, head_dim); new.keys.N and new.values.N are bound to the
                            same memory
     logits                 (rows, n, vocab)
-    hidden_states          (rows, n, (1 + HALVES) · width)   for a draft: what the head reads, and the
+    hidden_states          (rows, n, (1 + TAPS) · width)   for a draft: what the head reads, and the
                                                              residual stream at some layers before
 
 The attention operator appends new keys and values at each row's own length, so rows of a batch may differ in
@@ -32,7 +32,7 @@ from nightingale.backends.shared.packed_t3 import WEIGHTS
 from nightingale.backends.shared.quantize import QuantizedWeight, quantize_weights
 from nightingale.backends.shared.tensor_file import TensorFileWriter, TensorLocation, TensorSource
 from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
-from nightingale.models.chatterbox.t3.draft_head import HALVES, halfway
+from nightingale.models.chatterbox.t3.draft_head import TAPS, tapped_layers
 
 EPSILON = 1e-5
 INT8_INPUTS = 4
@@ -53,31 +53,24 @@ class OnnxFormat:
         return writer.index, {GRAPH_FILE: graph}
 
 
-class GraphBuilder:
+class GraphBuilder(OnnxGraph):
     """The layers that the graphs of T3 and of its draft head are composed of."""
 
     rms_norm = True
     """RMSNorm, as in Llama; otherwise LayerNorm with a bias."""
 
     def __init__(self, source: TensorSource, *, int8: bool, file: TensorFileWriter | None = None) -> None:
-        """Start a graph.
-
-        Args:
-            source: Returns weights by name.
-            int8: Quantize weights and inputs of products.
-            file: Where weights are written; without it they lie in the graph.
-        """
+        """Start a graph with weights from `source`, which are written to `file` or else lie in the graph."""
+        super().__init__(WEIGHTS)
         self.source, self.int8, self.file = source, int8, file
-        self.graph = OnnxGraph(WEIGHTS)
 
     def gated_mlp(self, at: str, x: str) -> str:
-        g = self.graph
         # One product for both projections: threads wait for each other at the end of every product.
         weights = [self.source(f"{at}mlp.{name}_proj.weight") for name in ("gate", "up")]
         both = self.linear(f"{at}gate_up", x, weights)
-        g.node("Split", [both], [f"{at}gate", f"{at}up"], axis=-1, num_outputs=2)
-        silu = g.node("QuickGelu", [f"{at}gate"], domain=CONTRIB, alpha=1.0)
-        gated = g.node("Mul", [silu, f"{at}up"])
+        self.node("Split", [both], [f"{at}gate", f"{at}up"], axis=-1, num_outputs=2)
+        silu = self.node("QuickGelu", [f"{at}gate"], domain=CONTRIB, alpha=1.0)
+        gated = self.node("Mul", [silu, f"{at}up"])
         return self.linear(f"{at}down", gated, [self.source(f"{at}mlp.down_proj.weight")])
 
     def norm(self, name: str, stream: str, added: str, out: str = "") -> tuple[str, str]:
@@ -88,10 +81,10 @@ class GraphBuilder:
         op_type = "SimplifiedLayerNormalization" if self.rms_norm else "LayerNormalization"
         normed, total = out or f"{name}.out", f"{name}.sum"
         if not added:
-            self.graph.node(op_type, [stream, *weights], [normed], epsilon=EPSILON, axis=-1)
+            self.node(op_type, [stream, *weights], [normed], epsilon=EPSILON, axis=-1)
             return normed, stream
         outputs = [normed, "", "", total]
-        self.graph.node(f"Skip{op_type}", [stream, added, *weights], outputs, domain=CONTRIB, epsilon=EPSILON)
+        self.node(f"Skip{op_type}", [stream, added, *weights], outputs, domain=CONTRIB, epsilon=EPSILON)
         return normed, total
 
     def linear(self, out: str, x: str, weights: list[Tensor], bias: str | None = None) -> str:
@@ -100,8 +93,8 @@ class GraphBuilder:
             return self.int8_linear(out, x, quantize_weights(weights), bias)
         factors = [x, self.weight(f"{out}.weight", FLOAT, torch.cat(weights).float().t())]
         if bias is None:
-            return self.graph.node("MatMul", factors, [out])
-        return self.graph.node("Add", [self.graph.node("MatMul", factors), self._float_weight(bias)], [out])
+            return self.node("MatMul", factors, [out])
+        return self.node("Add", [self.node("MatMul", factors), self._float_weight(bias)], [out])
 
     def int8_linear(self, out: str, x: str, weight: QuantizedWeight, bias: str | None = None) -> str:
         outputs, blocks, block = weight.codes.shape
@@ -111,16 +104,14 @@ class GraphBuilder:
         )
         inputs = [x, codes, scales, *([] if bias is None else ["", "", self._float_weight(bias)])]
         sizes = {"K": blocks * block, "N": outputs, "bits": 8, "block_size": block}
-        return self.graph.node(
-            "MatMulNBits", inputs, [out], domain=CONTRIB, **sizes, accuracy_level=INT8_INPUTS
-        )
+        return self.node("MatMulNBits", inputs, [out], domain=CONTRIB, **sizes, accuracy_level=INT8_INPUTS)
 
     def weight(self, name: str, dtype: int, value: Tensor) -> str:
         data = value.contiguous().numpy()
         if self.file is None:
-            return self.graph.constant(name, dtype, value.shape, data.tobytes())
+            return self.constant(name, dtype, value.shape, data.tobytes())
         offset = self.file.write(name, data).offset
-        return self.graph.external_constant(name, dtype, value.shape, offset=offset, size=data.nbytes)
+        return self.external_constant(name, dtype, value.shape, offset=offset, size=data.nbytes)
 
     def _float_weight(self, name: str) -> str:
         return self.weight(name, FLOAT, self.source(name).float())
@@ -138,32 +129,34 @@ class T3StepGraph(GraphBuilder):
 
     def build(self) -> bytes:
         """Return the model."""
-        backbone, g = self.config.backbone, self.graph
+        backbone = self.config.backbone
         head_dim = backbone.width // backbone.heads
         cache = ("rows", backbone.heads, "capacity", head_dim)
-        g.input("x", FLOAT, ("rows", "time", backbone.width))
-        g.input("seqlens_k", INT32, ("rows",))
-        g.input("total_sequence_length", INT32, (1,))
-        g.input("logit_positions", INT64, ("n",))
+        self.input("x", FLOAT, ("rows", "time", backbone.width))
+        self.input("seqlens_k", INT32, ("rows",))
+        self.input("total_sequence_length", INT32, (1,))
+        self.input("logit_positions", INT64, ("n",))
         for name in ("cos", "sin") if self.is_llama else ():
-            g.input(name, FLOAT, ("positions", head_dim // 2))
+            self.input(name, FLOAT, ("positions", head_dim // 2))
         for layer in range(backbone.layers):
             for name in ("keys", "values"):
-                g.input(f"{name}.{layer}", FLOAT, cache)
-                g.output(f"new.{name}.{layer}", FLOAT, cache)
+                self.input(f"{name}.{layer}", FLOAT, cache)
+                self.output(f"new.{name}.{layer}", FLOAT, cache)
         # What a layer adds to the residual stream is added by the next norm, which reads the sum anyway.
         stream, added = "x", ""
         for layer in range(backbone.layers):
             stream, added = (self._llama_layer if self.is_llama else self._gpt2_layer)(layer, stream, added)
         last, _ = self.norm("tfmr.norm" if self.is_llama else "tfmr.ln_f", stream, added)
-        streams = g.node("Concat", [self._streams[layer] for layer in halfway(backbone.layers)], axis=-1)
-        streams = g.node("Gather", [streams, "logit_positions"], axis=1)
-        g.node("Concat", [last, streams], ["hidden_states"], axis=-1)
-        g.output("hidden_states", FLOAT, ("rows", "n", (1 + HALVES) * backbone.width))
+        streams = self.node(
+            "Concat", [self._streams[layer] for layer in tapped_layers(backbone.layers)], axis=-1
+        )
+        streams = self.node("Gather", [streams, "logit_positions"], axis=1)
+        self.node("Concat", [last, streams], ["hidden_states"], axis=-1)
+        self.output("hidden_states", FLOAT, ("rows", "n", (1 + TAPS) * backbone.width))
         bias = "speech_head.bias" if self.config.head_bias else None
         self.linear("logits", last, [self.source("speech_head.weight")], bias)
-        g.output("logits", FLOAT, ("rows", "n", self.config.speech_vocab))
-        return g.model()
+        self.output("logits", FLOAT, ("rows", "n", self.config.speech_vocab))
+        return self.model()
 
     def _llama_layer(self, layer: int, stream: str, added: str) -> tuple[str, str]:
         at = f"tfmr.layers.{layer}."
@@ -179,7 +172,7 @@ class T3StepGraph(GraphBuilder):
         normed, stream = self.norm(f"{at}ln_1", stream, added)
         stream, attended = self._attention(layer, stream, self._projection(f"{at}attn.c_attn", normed))
         normed, stream = self.norm(f"{at}ln_2", stream, self._projection(f"{at}attn.c_proj", attended))
-        gelu = self.graph.node("FastGelu", [self._projection(f"{at}mlp.c_fc", normed)], domain=CONTRIB)
+        gelu = self.node("FastGelu", [self._projection(f"{at}mlp.c_fc", normed)], domain=CONTRIB)
         return stream, self._projection(f"{at}mlp.c_proj", gelu)
 
     def _projection(self, name: str, x: str) -> str:
@@ -187,11 +180,11 @@ class T3StepGraph(GraphBuilder):
         return self.linear(name, x, [self.source(f"{name}.weight").t()], f"{name}.bias")
 
     def _attention(self, layer: int, stream: str, qkv: str) -> tuple[str, str]:
-        """Return the residual stream and the attention's output; after the last layer, where logits are wanted."""
-        heads, g = self.config.backbone.heads, self.graph
+        """Return residual stream and attention, in the last layer only where logits are wanted."""
+        heads = self.config.backbone.heads
         self._streams.append(stream)
         lengths, tables = ["seqlens_k", "total_sequence_length"], ["cos", "sin"] if self.is_llama else []
-        attended = g.node(
+        attended = self.node(
             "GroupQueryAttention",
             [qkv, "", "", f"keys.{layer}", f"values.{layer}", *lengths, *tables],
             [f"attention.{layer}", f"new.keys.{layer}", f"new.values.{layer}"],
@@ -202,5 +195,5 @@ class T3StepGraph(GraphBuilder):
         )
         if layer < self.config.backbone.layers - 1:
             return stream, attended
-        stream, attended = (g.node("Gather", [x, "logit_positions"], axis=1) for x in (stream, attended))
+        stream, attended = (self.node("Gather", [x, "logit_positions"], axis=1) for x in (stream, attended))
         return stream, attended

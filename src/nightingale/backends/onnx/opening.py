@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import torch
 
 from nightingale.backends.base import Decoder, ModelInfo, ModelSource, Setup
 from nightingale.backends.onnx import capabilities
-from nightingale.backends.onnx.draft_head import open_draft_head
+from nightingale.backends.onnx.draft_graph import open_draft_head
 from nightingale.backends.onnx.graph import GRAPH_FILE, OnnxFormat
 from nightingale.backends.onnx.runner import OnnxRunner, exact_graph
-from nightingale.backends.shared.packed_source import packed_weights, prompt_t3
+from nightingale.backends.shared.packed_t3 import open_packed
 from nightingale.backends.torch.decoder import pool_options
 from nightingale.backends.torch.devices import use_threads
 from nightingale.backends.torch.speculation import MAX_HEAD_TOKENS, open_speculation
@@ -37,11 +38,13 @@ def unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
 
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     info, profile = source.info, setup.profile
+    load_t3 = partial(t3_weights, source, "cpu", "float32")
+    graph: Path | bytes
     if setup.precision == "int8":
-        t3 = prompt_t3(source)
-        graph = packed_weights(source, OnnxFormat()).folder / GRAPH_FILE
+        t3, packed = open_packed(source, OnnxFormat(), load_t3)
+        graph = packed.folder / GRAPH_FILE
     else:
-        t3 = t3_weights(source, "cpu", "float32")
+        t3 = load_t3()
         graph = exact_graph(t3)
     runner = OnnxRunner(
         t3,

@@ -28,7 +28,7 @@ from nightingale.backends.torch.runner import embed_prompt
 from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.runner import StepInput, VerifyInput
 from nightingale.decoding.sampling import Logits
-from nightingale.models.chatterbox.t3.draft_head import HALVES
+from nightingale.models.chatterbox.t3.draft_head import TAPS
 from nightingale.models.chatterbox.t3.model import T3
 
 IDLE = 1
@@ -95,7 +95,7 @@ class OnnxRunner:
         first = slot * self.rows_per_slot
         x = self._embeddings.add_positions(prompt.float()).contiguous()
         scores = torch.empty(rows, self.t3.config.speech_vocab)
-        thoughts = torch.empty(rows, 1, (1 + HALVES) * self.t3.config.backbone.width)
+        thoughts = torch.empty(rows, 1, (1 + TAPS) * self.t3.config.backbone.width)
         for row in range(rows):
             known = self._prefix_cache.restore(x[row], partial(self._own, first + row))
             scores[row], thoughts[row] = self._read(first + row, x[row : row + 1, known:], known)
@@ -237,7 +237,7 @@ class _Bound:
         self.x, self.asked = x, np.array(asked, np.int64)
         self.last, self.total = np.zeros(rows, np.int32), np.zeros(1, np.int32)
         self.scores: Floats = np.zeros((rows, len(asked), config.speech_vocab), np.float32)
-        thoughts = (rows, len(asked), (1 + HALVES) * config.backbone.width)
+        thoughts = (rows, len(asked), (1 + TAPS) * config.backbone.width)
         self.thoughts: Floats = np.zeros(thoughts, np.float32)
         self.binding = runner.session.io_binding()
         own: dict[str, NDArray[Any]] = {

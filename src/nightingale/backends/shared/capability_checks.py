@@ -1,4 +1,4 @@
-"""Checks that the capabilities of several backends share; a failed one returns its reason in plain English."""
+"""Checks that several backends share; a check that fails returns its reason in plain English."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,14 +29,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nightingale.backends.base import ModelSource
 from nightingale.backends.shared.tensor_file import ALIGNMENT, TensorLocation, TensorSource
 from nightingale.errors import OutputError
 from nightingale.files import write_whole
 from nightingale.models.chatterbox.build import UNUSED_BY_T3
 from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.checkpoint import load
-from nightingale.models.layers.mapped_weights import let_go
+from nightingale.models.checkpoint import load, read_tensors
+from nightingale.models.layers.mapped_weights import release_pages
+from nightingale.voices.home import cache_folder
 
 FORMAT_VERSION: Final = 7
 """Increase it with every change to what a folder holds."""
@@ -119,7 +121,7 @@ def pack(
             # A folder inside, because the temporary one is private to this user.
             part = Path(temporary) / folder.name
             part.mkdir()
-            _write(part, config, _release_pages(tensors) if mapped else tensors.__getitem__, weight_format)
+            _write(part, config, _read_and_release(tensors) if mapped else tensors.__getitem__, weight_format)
             if folder.exists() and not is_intact(folder):
                 shutil.rmtree(folder)
             try:
@@ -138,13 +140,13 @@ def pack(
     return PackedWeights(folder=folder, fresh=True)
 
 
-def _release_pages(tensors: Mapping[str, Tensor]) -> TensorSource:
+def _read_and_release(tensors: Mapping[str, Tensor]) -> TensorSource:
     """Read tensors in order; release the pages of all but the latest, which one product may still need."""
     recent: deque[Tensor] = deque()
 
     def read(name: str) -> Tensor:
         if len(recent) == TENSORS_PER_PRODUCT:
-            let_go(recent.popleft())
+            release_pages(recent.popleft())
         recent.append(tensors[name])
         return recent[-1]
 
@@ -183,7 +185,7 @@ def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 
 def digest_of_file(path: Path, *, cache_dir: Path) -> str:
-    """Return a digest of a file, remembered in `cache_dir` while its size and time of change stay the same."""
+    """Return a digest of a file, remembered in `cache_dir` until its size or time of change differs."""
     path = path.resolve()
     stat = path.stat()
     note = cache_dir / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.known.json"
@@ -205,6 +207,24 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def open_packed(
+    source: ModelSource, weight_format: WeightFormat, load_t3: Callable[[], T3]
+) -> tuple[T3, PackedWeights]:
+    """Return a T3 that embeds prompts, and its weights in a format; `load_t3` returns all weights in float32.
+
+    Where the weights are a plain file, they are quantized from there and the layers of T3 are not loaded.
+    """
+    cache_dir, config = cache_folder().parent / "int8", source.info.preset.t3
+    if "t3" in source.files and not source.packed:
+        path = source.files["t3"]
+        tensors, digest = read_tensors(path), digest_of_file(path, cache_dir=cache_dir)
+        t3 = source.shared("t3-embeddings", lambda: without_backbone(config, tensors, source=path))
+        return t3, pack(config, tensors, weight_format, cache_dir=cache_dir, source=digest, mapped=True)
+    t3 = load_t3()
+    weights = t3.state_dict()
+    return t3, pack(config, weights, weight_format, cache_dir=cache_dir, source=digest_of_tensors(weights))
+
+
 def without_backbone(config: T3Config, tensors: Mapping[str, Tensor], *, source: Path) -> T3:
     """Return T3's embeddings, conditioning and head; the weights of its layers are not read.
 
@@ -218,5 +238,5 @@ def without_backbone(config: T3Config, tensors: Mapping[str, Tensor], *, source:
     t3 = load(lambda: T3(config), tensors, source=source, unused=UNUSED_BY_T3, unread=is_packed)
     for weight in t3.parameters():
         # Read to be checked; a few rows of the tables will be needed again, and nothing of the head.
-        let_go(weight)
+        release_pages(weight)
     return t3

@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nightingale.models.chatterbox.t3.backbone_llama import Layer, LlamaBackbone
+from nightingale.models.chatterbox.t3.backbone_llama import LlamaBackbone, LlamaLayer
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_cache import DenseKVCache, KVCache
-from nightingale.models.layers.weight_layout import for_many_rows
+from nightingale.models.layers.weight_layout import transpose_linear_weights
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class SingleRowLlama(LlamaBackbone):
         self._frequencies = plain._frequencies
         self.register_buffer("inverse", plain.inverse, persistent=False)
         self._weights = _step_weights(plain.layers)
-        for_many_rows(self)
+        transpose_linear_weights(self)
 
     def forward(self, x: Tensor, memory: Sequence[KVCache], heard: list[Tensor] | None = None) -> Tensor:
         dense = [m for m in memory if isinstance(m, DenseKVCache)]
@@ -162,7 +162,7 @@ def compiled_step() -> Callable[..., Tensor]:
 def _step_weights(layers: nn.ModuleList) -> StepWeights:
     weights = StepWeights([], [], [], [], [], [])
     for layer in layers:
-        assert isinstance(layer, Layer)
+        assert isinstance(layer, LlamaLayer)
         attention, mlp = layer.self_attn, layer.mlp
         weights.norm_1.append(layer.input_layernorm.weight.detach())
         weights.qkv.append(_joined(attention.q_proj, attention.k_proj, attention.v_proj))

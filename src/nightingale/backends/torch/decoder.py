@@ -66,9 +66,9 @@ def kv_layout(source: ModelSource, setup: Setup, t3: T3) -> KVBlockLayout | None
         layers=backbone.layers,
         heads=backbone.heads,
         width=backbone.width // backbone.heads,
-        kind=CACHE_DTYPES.get(profile.cache, t3.speech_head.weight.dtype),
+        dtype=CACHE_DTYPES.get(profile.cache, t3.speech_head.weight.dtype),
         windows=windows,
-        spare=MAX_DRAFT_TOKENS if profile.draft else 0,
+        rewind_margin=MAX_DRAFT_TOKENS if profile.draft else 0,
     )
 
 
@@ -77,13 +77,13 @@ def kv_budget(source: ModelSource, setup: Setup, t3: T3, layout: KVBlockLayout |
     if layout is None:
         itemsize = t3.speech_head.weight.element_size()
         return KVBudget.dense(info.preset.t3, info.defaults, itemsize=itemsize, limit_bytes=limit)
-    size = layout.cell_bytes
+    size = layout.block_bytes
     return KVBudget(
         config=info.preset.t3,
         defaults=info.defaults,
         limit_bytes=limit,
-        reserved=lambda prompt, tokens: layout.cells(prompt, tokens) * size,
-        used=lambda prompt, tokens: layout.held_cells(prompt, tokens) * size,
+        reserved=lambda prompt, tokens: layout.blocks(prompt, tokens) * size,
+        used=lambda prompt, tokens: layout.held_blocks(prompt, tokens) * size,
     )
 
 

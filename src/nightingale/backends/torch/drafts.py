@@ -48,7 +48,7 @@ class TorchDraftHead:
 
     @torch.inference_mode()
     def start(self, hidden: NDArray[np.float32]) -> Tensor:
-        return self._head.begin(torch.from_numpy(hidden).to(self._t3.speech_head.weight))
+        return self._head.start(torch.from_numpy(hidden).to(self._t3.speech_head.weight))
 
     @torch.inference_mode()
     def step(self, state: Tensor, token: int, position: int) -> tuple[Tensor, Logits]:

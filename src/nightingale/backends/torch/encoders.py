@@ -31,4 +31,5 @@ class TorchEncoders:
 
     @torch.inference_mode()
     def flow_mel(self, samples_24k: Samples) -> NDArray[np.float32]:
-        return FlowMel()(torch.from_numpy(samples_24k)[None])[0].T.numpy()
+        mel: NDArray[np.float32] = FlowMel()(torch.from_numpy(samples_24k)[None])[0].T.numpy()
+        return mel

@@ -14,9 +14,14 @@ import torch
 from torch import Tensor
 
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.layers.kv_blocks import Attend, KVBlockLayout, KVBlockPool
+from nightingale.models.layers.kv_blocks import BlockAttention, KVBlockLayout, KVBlockPool
 from nightingale.models.layers.kv_cache import BatchedKVCache, DenseKVCache, KVCache
-from nightingale.models.layers.paged_kv_cache import KVBlockTables, PagedKVBatch, PagedKVCache, Stream
+from nightingale.models.layers.paged_kv_cache import (
+    KVBlockTables,
+    PagedKVBatch,
+    PagedKVCache,
+    PagedKVSequence,
+)
 
 
 class SlotKVCache(KVCache, Protocol):
@@ -84,7 +89,7 @@ class SlotKVPool:
 
     def open(self, slot: int, *, rows: int, prompt: int, tokens: int | None) -> list[SlotKVCache]:  # noqa: ARG002
         first = slot * self.rows_per_slot
-        return [layer.of_rows(first, rows) for layer in self.layers]
+        return [layer.slice_rows(first, rows) for layer in self.layers]
 
     def batch(
         self, own: Sequence[Sequence[SlotKVCache]], *, used: int, counts: Sequence[int]
@@ -93,7 +98,7 @@ class SlotKVPool:
         # Who takes no part is given something too, just behind what it remembers, which nobody reads.
         each = [max(1, count) for count in counts for _ in range(used)]
         every = self.rows_per_slot // used
-        return BatchedKVCache.of_layers(self.layers, lengths, every=every, counts=each)
+        return BatchedKVCache.for_layers(self.layers, lengths, every=every, counts=each)
 
     def advance(self, own: Sequence[SlotKVCache], count: int) -> None:
         for layer in own:
@@ -134,31 +139,33 @@ class PagedKVPool:
         tokens: int,
         device: torch.device,
         most_bytes: int = 0,
-        attend: Attend | None = None,
+        attend: BlockAttention | None = None,
     ) -> None:
         """prompt, tokens: of the longest utterance. most_bytes: of all streams; 0: all slots may be of the
         longest kind. attend: the kernel, where there is a GPU for it."""
-        cells = slots * rows_per_slot * plan.cells(prompt, tokens)
+        cells = slots * rows_per_slot * plan.blocks(prompt, tokens)
         if most_bytes:
-            cells = min(cells, most_bytes // plan.cell_bytes)
-        self.arena = KVBlockPool(cells=cells, plan=plan, device=device, attend=attend)
+            cells = min(cells, most_bytes // plan.block_bytes)
+        self.block_pool = KVBlockPool(blocks=cells, layout=plan, device=device, attend=attend)
         self._capacity = prompt + tokens
-        self._open: dict[int, Stream] = {}
+        self._open: dict[int, PagedKVSequence] = {}
         self._layers = plan.layers
         self._tables: tuple[object, list[dict[str, Tensor]]] | None = None
 
     @property
     def bytes(self) -> int:
-        return self.arena.bytes
+        return self.block_pool.bytes
 
     @property
     def used_bytes(self) -> int:
-        return self.arena.used_bytes
+        return self.block_pool.used_bytes
 
     def open(self, slot: int, *, rows: int, prompt: int, tokens: int | None) -> list[SlotKVCache]:
         self._forget(slot)
         most = self._capacity - prompt if tokens is None else tokens
-        stream = self._open[slot] = Stream.open(self.arena, rows=rows, prompt=prompt, tokens=max(1, most))
+        stream = self._open[slot] = PagedKVSequence.open(
+            self.block_pool, rows=rows, prompt=prompt, tokens=max(1, most)
+        )
         return list(stream.layers)
 
     def batch(
@@ -171,32 +178,36 @@ class PagedKVPool:
                 mine = memory[at] if memory and count else None
                 assert mine is None or isinstance(mine, PagedKVCache)
                 if mine is not None:
-                    mine.check_room(count)
+                    mine.check_capacity(count)
                 layer.append(mine)
         step = [PagedKVBatch(layer, used=used, counts=[max(1, n) for n in counts]) for layer in layers]
-        if self.arena.attend is not None and max(counts) == 1:
+        if self.block_pool.attend is not None and max(counts) == 1:
             lengths = [0 if memory is None else memory.position for memory in layers[0] for _ in range(used)]
-            told = torch.tensor(lengths, dtype=torch.int32, device=self.arena.device)
+            told = torch.tensor(lengths, dtype=torch.int32, device=self.block_pool.device)
             for rows, tables in zip(step, self._tables_of(layers[0], used), strict=False):
-                rows.tables = KVBlockTables(arena=self.arena, lengths=told, **tables)
+                rows.tables = KVBlockTables(block_pool=self.block_pool, lengths=told, **tables)
         return step
 
     def _tables_of(self, own: Sequence[PagedKVCache | None], used: int) -> list[dict[str, Tensor]]:
         """Of each layer; made anew only when somebody came, left or moved."""
-        key = (self.arena.moves, used, tuple(None if memory is None else id(memory.stream) for memory in own))
+        key = (
+            self.block_pool.generation,
+            used,
+            tuple(None if memory is None else id(memory.sequence) for memory in own),
+        )
         if self._tables is not None and self._tables[0] == key:
             return self._tables[1]
-        plan = self.arena.plan
+        plan = self.block_pool.layout
         starts = np.full((self._layers, len(own) * used, plan.heads), -1, np.int64)
         rings, prompts = np.ones_like(starts), np.zeros(len(own) * used, np.int64)
         for slot, memory in enumerate(own):
             if memory is not None:
-                stream = memory.stream
+                stream = memory.sequence
                 rows = slice(slot * used, slot * used + stream.rows)
                 starts[:, rows], rings[:, rows] = stream.starts(), np.array(stream.rings)[:, None]
                 prompts[rows] = stream.prompt
         whole, lengths, first = (
-            torch.from_numpy(table).to(self.arena.device, dtype)
+            torch.from_numpy(table).to(self.block_pool.device, dtype)
             for table, dtype in ((starts, torch.int64), (rings, torch.int32), (prompts, torch.int32))
         )
         made = [
@@ -213,7 +224,7 @@ class PagedKVPool:
         source = next(at for at, stream in self._open.items() if stream.layers[0] is own[0])
         self._forget(slot)
         self._open[slot] = self._open.pop(source)
-        self.arena.moves += 1
+        self.block_pool.generation += 1
         return list(own)
 
     def close(self, own: Sequence[SlotKVCache]) -> None:

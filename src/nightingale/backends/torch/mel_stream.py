@@ -22,7 +22,7 @@ from nightingale.clocks import CLOCKS
 from nightingale.decoding.philox import normal, stream_key
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.chatterbox.s3gen.incremental import FlowPast, render_piece
+from nightingale.models.chatterbox.s3gen.incremental import FlowState, render_block
 from nightingale.voices.voice import Voice
 
 CONTEXT_TOKENS = 8
@@ -53,7 +53,7 @@ class PromptState:
     voice: Voice
     tokens: int
     """How many of the prompt's tokens; the last few wait for the tokens they look ahead to."""
-    past: FlowPast | None
+    past: FlowState | None
     """None for a prompt too short to have been heard."""
 
     @property
@@ -148,23 +148,23 @@ def _render(
     start: int,
     tokens: int,
     noise_key: int,
-    past: FlowPast | None = None,
+    past: FlowState | None = None,
     advance: Fraction = Fraction(1),
     remember: bool = True,
-) -> tuple[Tensor, FlowPast]:
+) -> tuple[Tensor, FlowState]:
     """The piece of `tokens` from `start` on, counted from the prompt's first; ids beyond it are looked at."""
     weight = flow.encoder_proj.weight
     device, dtype = weight.device, weight.dtype
     first, last = FRAMES * start, FRAMES * (start + tokens)
-    mel, past = render_piece(
+    mel, past = render_block(
         flow,
         torch.tensor([ids], device=device),
-        ahead=len(ids) - tokens,
+        lookahead=len(ids) - tokens,
         prompt_mel=torch.tensor(voice.flow_prompt_mel[first:last].T[None]).to(device, dtype),
         speaker=torch.tensor(voice.flow_speaker[None]).to(device, dtype),
         noise=_noise(flow, noise_key, first, last - first).to(device, dtype),
         past=past,
         advance=advance,
-        remember=remember,
+        store=remember,
     )
     return mel[0], past

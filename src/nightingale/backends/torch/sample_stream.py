@@ -14,8 +14,8 @@ from nightingale.clocks import CLOCKS
 from nightingale.decoding.philox import normal, stream_key, uniform
 from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS, HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
-from nightingale.models.chatterbox.hift.reach import lookahead_samples
-from nightingale.models.chatterbox.hift.stream import HiftStream, Noise
+from nightingale.models.chatterbox.hift.hift_stream import HiftStream, Noise
+from nightingale.models.chatterbox.hift.receptive_field import lookahead_samples
 from nightingale.types import Samples
 
 
@@ -73,7 +73,7 @@ class SampleStream:
         sources = None
         # Where frames to come are guessed, what they gave is forgotten again: one piece after the other.
         if self._streaming and self._known and not self._guessed_frames:
-            sources = self._stream.sources(self._placed(mel), close=final)
+            sources = self._stream.source_features(self._placed(mel), final=final)
         return Excitation(mel=mel, final=final, known_samples=self._known, sources=sources)
 
     @torch.inference_mode()
@@ -88,16 +88,16 @@ class SampleStream:
     def _render(self, excited: Excitation) -> Samples:
         mel, final, sources = self._placed(excited.mel), excited.final, excited.sources
         if sources is not None:
-            samples = _numpy(self._stream.sound(mel, sources, close=final))
+            samples = _numpy(self._stream.synthesize(mel, sources, final=final))
             start, self._settled = self._settled, self._settled + len(samples)
             return self._crossfade.join(samples, start=start, end=self._settled)
-        samples = _numpy(self._stream.push(mel, close=final))
+        samples = _numpy(self._stream.push(mel, final=final))
         start, self._settled = self._settled, self._settled + len(samples)
         self._last_frame = mel[..., -1:].clone() if mel.shape[-1] else self._last_frame
         if not final:
             assert self._last_frame is not None
             held = self._last_frame.expand(-1, -1, self._guessed_frames)
-            samples = np.concatenate([samples, _numpy(self._stream.fork().push(held, close=False))])
+            samples = np.concatenate([samples, _numpy(self._stream.fork().push(held, final=False))])
         return self._crossfade.join(
             samples, start=start, end=self._crossfade.end(excited.known_samples, final=final)
         )
@@ -126,7 +126,7 @@ def harmonic_phase(config: HiftConfig, seed: int) -> Tensor:
 
     (1, harmonics, 1) radians.
     """
-    if config.in_step:
+    if config.in_phase:
         return torch.zeros(1, config.harmonics, 1)
     turns = uniform(stream_key(seed, "phase"), 0, np.arange(config.harmonics)).astype(np.float32)
     phase = (2 * torch.from_numpy(turns)[None, :, None] - 1) * math.pi

@@ -95,7 +95,7 @@ def find_draft_head(source: ModelSource, name: str) -> DraftHead | None:
     elif path.suffix != ".safetensors" or not path.is_file():
         return None
     tensors = unpack(read_tensors(path))
-    if "inward.weight" not in tensors:
+    if "in_proj.weight" not in tensors:
         return None
     head = load(lambda: DraftHead.shaped_like(tensors), tensors, source=path)
     if head.width != width:

@@ -20,7 +20,7 @@ from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.compact import unpack
-from nightingale.models.layers.weight_layout import for_rendering
+from nightingale.models.layers.weight_layout import pack_for_rendering
 
 
 def in_memory(
@@ -84,8 +84,8 @@ def rendering_weights(
         if convert is not None:
             flow, hift = convert(flow, hift)
         if device == "cpu":
-            for_rendering(flow)
-            for_rendering(hift)
+            pack_for_rendering(flow)
+            pack_for_rendering(hift)
         return flow, hift
 
     return source.shared(f"s3gen@{device}/{key}", make)

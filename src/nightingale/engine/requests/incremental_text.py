@@ -14,7 +14,7 @@ import re
 from typing import Final
 
 from nightingale.errors import ConfigError
-from nightingale.text.sentences import BREATH_CHARS, SHORT_CHARS, best_cut
+from nightingale.text.sentences import DEFAULT_SPAN_CHARS, SHORT_CHARS, best_split
 from nightingale.text.stops import (
     CLOSERS,
     LINK,
@@ -22,10 +22,10 @@ from nightingale.text.stops import (
     LOOKAHEAD_CHARS,
     TAG,
     inside_link,
-    next_end,
-    says_something,
+    find_sentence_end,
+    has_words,
     spoken_length,
-    without_addresses,
+    strip_link_addresses,
 )
 
 MIN_FIRST_CHARS: Final = 20
@@ -47,7 +47,7 @@ class IncrementalSegmenter:
     a final line break).
     """
 
-    def __init__(self, *, max_chars: int = BREATH_CHARS, language: str | None = None) -> None:
+    def __init__(self, *, max_chars: int = DEFAULT_SPAN_CHARS, language: str | None = None) -> None:
         self._max_chars, self._language = max_chars, language
         self._buffer = ""
         self._is_first, self._ended = True, False
@@ -66,7 +66,7 @@ class IncrementalSegmenter:
     def flush(self) -> list[str]:
         """Return everything pushed so far, as if the text ended here. The next segment may be a clause."""
         segments = self._take(final=True)
-        if says_something(self._buffer):
+        if has_words(self._buffer):
             segments.append(self._buffer)
             self._buffer = ""
         self._is_first = True
@@ -89,7 +89,7 @@ class IncrementalSegmenter:
         """Return the end of the next segment, or None while it is not certain."""
         buffer, language = self._buffer, self._language
         min_chars = MIN_FIRST_CHARS if self._is_first else SHORT_CHARS
-        end, settled = next_end(buffer, final=final, language=language, at_least=min_chars, lines=True)
+        end, settled = find_sentence_end(buffer, final=final, language=language, at_least=min_chars, lines=True)
         if self._is_first:
             clause_end, is_certain = self._clause_end(settled if end is None else end, final)
             if not is_certain:
@@ -99,9 +99,9 @@ class IncrementalSegmenter:
         first = next((at for at, character in enumerate(buffer) if character.isalnum()), len(buffer))
         link = LINK.match(buffer, max(0, buffer.rfind("[", 0, first)))
         first = link.start() if link else first
-        if end is not None and spoken_length(without_addresses(buffer[first:end])) <= self._max_chars:
+        if end is not None and spoken_length(strip_link_addresses(buffer[first:end])) <= self._max_chars:
             return end
-        rest = without_addresses(buffer[first:])
+        rest = strip_link_addresses(buffer[first:])
         if spoken_length(rest.rstrip()) <= self._max_chars:
             return None
         # Too long, and no end within reach. Text to come may still close a tag or a link, or extend a mark.
@@ -109,7 +109,7 @@ class IncrementalSegmenter:
         if not final and (is_short or inside_link(buffer, len(buffer), final=False) is None):
             return None
         window = buffer[first : first + self._max_chars + LINK_CHARS]
-        cut = first + best_cut(window, self._max_chars, language=language)
+        cut = first + best_split(window, self._max_chars, language=language)
         # A link at the start may be longer than its spoken label.
         return max(cut, link.end()) if link and link.start() < cut else cut
 
@@ -120,7 +120,7 @@ class IncrementalSegmenter:
             end = match.end()
             if end > limit:
                 break
-            if spoken_length(buffer[:end].strip()) < MIN_FIRST_CHARS or not says_something(buffer[:end]):
+            if spoken_length(buffer[:end].strip()) < MIN_FIRST_CHARS or not has_words(buffer[:end]):
                 continue
             bracket = buffer.rfind("[", max(0, end - _TAG_CHARS), end)
             if bracket >= 0 and "]" not in buffer[bracket:end]:

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
 
 from nightingale.engine.requests.incremental_text import IncrementalSegmenter
 from nightingale.engine.requests.segment_queue import SegmentQueue
@@ -22,7 +24,7 @@ from nightingale.engine.requests.segments import check_length, segment_text
 from nightingale.engine.session import Session
 from nightingale.models.defaults import ModelDefaults
 from nightingale.text.frontend import Frontend
-from nightingale.text.sentences import BREATH_CHARS
+from nightingale.text.sentences import DEFAULT_SPAN_CHARS
 from nightingale.types import AudioChunk, Metrics
 
 
@@ -44,25 +46,25 @@ class LiveSession:
         wake: Callable[[], None],
         owner: object,
     ) -> None:
-        """Args:
-        max_chars: Length of the longest single push. The whole text has no limit.
-        wake: Tells the worker that there is new text.
-        owner: The engine, which must stay alive as long as the session is used.
-        """
+        """Take up to `max_chars` per push, call `wake` when there is new text, and keep `owner` alive."""
         self._session, self._segments, self._owner = session, segments, owner
         weakref.finalize(self, session.cancel).atexit = False
-        self._frontend, self._language, self._wake = frontend, language, wake
-        self._split_chars, self._max_ids = defaults.split_chars or BREATH_CHARS, defaults.max_text_ids
-        self._max_chars = max_chars
-        self._text = IncrementalSegmenter(max_chars=self._split_chars, language=language)
+        self._max_chars, self._wake = max_chars, wake
+        split_chars = defaults.split_chars or DEFAULT_SPAN_CHARS
+        self._text = IncrementalSegmenter(max_chars=split_chars, language=language)
+        self._segment_text = partial(
+            segment_text,
+            frontend,
+            language=language,
+            split_chars=split_chars,
+            fill=True,
+            continues=True,
+            max_ids=defaults.max_text_ids,
+            speed=session.request.speed,
+        )
 
     def push(self, text: str) -> None:
-        """Add text, in parts of any size.
-
-        Raises:
-            TextError: The part is too long, or its text cannot be spoken.
-            ConfigError: The text was ended.
-        """
+        """Add text, in parts of any size. Raise TextError if it cannot be spoken, ConfigError after `end`."""
         check_length(text, self._max_chars)
         self._enqueue(self._text.push(text))
 
@@ -103,17 +105,7 @@ class LiveSession:
         self.cancel()
 
     def _enqueue(self, texts: list[str]) -> None:
-        for text in texts:
-            for segment in segment_text(
-                self._frontend,
-                text,
-                self._language,
-                split_chars=self._split_chars,
-                fill=True,
-                continues=True,
-                max_ids=self._max_ids,
-                speed=self._session.request.speed,
-            ):
-                self._segments.add(segment)
+        for segment in chain.from_iterable(map(self._segment_text, texts)):
+            self._segments.add(segment)
         if texts:
             self._wake()

@@ -17,10 +17,7 @@ class SegmentQueue:
     def __init__(
         self, known: Iterator[TextSegment] | None = None, *, reached: Callable[[TextSegment], None]
     ) -> None:
-        """Args:
-        known: All segments of a complete text. Without it, `add` and `close` provide them.
-        reached: Called with each segment as it is taken: all segments before it have been rendered.
-        """
+        """Take segments from `known`, or else from `add`. Call `reached` when all before one are rendered."""
         self._known, self._reached = known, reached
         self._added: deque[TextSegment] = deque()
         self.closed = known is not None

@@ -15,8 +15,8 @@ from typing import Final
 from nightingale.clocks import CLOCKS
 from nightingale.errors import EmptyText, TextError, TextTooLong
 from nightingale.text.frontend import Frontend
-from nightingale.text.sentences import SHORT_CHARS, Ending, Part, paragraphs_of, part_of, sentences_of
-from nightingale.text.stops import says_something, spoken_length
+from nightingale.text.sentences import SHORT_CHARS, Ending, TextSpan, split_paragraphs, span_of, split_sentences
+from nightingale.text.stops import has_words, spoken_length
 
 PAUSE_MS: Final = {Ending.PARAGRAPH: 300, Ending.SENTENCE: 120, Ending.CLAUSE: 60, Ending.WORD: 60}
 """Silence added to what the model itself generates at the end of a segment."""
@@ -58,8 +58,7 @@ def segment_text(
 
     Args:
         frontend: Text normalizer and tokenizer of the model.
-        source: The text, or an iterable of parts of it.
-        language: Code of its language.
+        source: The text, or an iterable of parts of it; `language` is its code.
         split_chars: Length of the longest segment, in letters of an alphabet; None for a single segment.
         fill: Put as many sentences into a segment as fit. A text that fits as a whole stays as it is written.
         continues: More text follows. The last segment then keeps its natural pause, and none is no error.
@@ -155,7 +154,7 @@ def _pause_ms(tag: re.Match[str]) -> int:
 
 
 def _encode(
-    frontend: Frontend, part: Part, language: str | None, max_ids: int | None, speed: float
+    frontend: Frontend, part: TextSpan, language: str | None, max_ids: int | None, speed: float
 ) -> Iterator[TextSegment]:
     """Yield the part as one segment, or as several if it has more than `max_ids` ids."""
     ids = frontend.tokenizer.encode(part.spoken, language)
@@ -163,7 +162,7 @@ def _encode(
         pause_samples = round(_samples(PAUSE_MS[part.ending]) / speed)
         yield TextSegment(text_ids=ids, pause_samples=pause_samples, text=part.spoken)
         return
-    *first, last = sentences_of(part.text, (spoken_length(part.text) + 1) // 2, language, join_below=0)
+    *first, last = split_sentences(part.text, (spoken_length(part.text) + 1) // 2, language, join_below=0)
     for half in (*first, replace(last, ending=part.ending)):
         yield from _encode(frontend, half, language, max_ids, speed)
 
@@ -175,7 +174,7 @@ def _parts(
     split_chars: int | None,
     fill: bool,
     continues: bool,
-) -> Iterator[Part | int]:
+) -> Iterator[TextSpan | int]:
     """Yield normalized text of one segment each and, between them, pauses in milliseconds."""
     if fill and split_chars is not None and isinstance(source, str) and len(source) <= split_chars:
         # Measured only here: for a book, the spoken length takes as long to count as its segments to make.
@@ -184,7 +183,7 @@ def _parts(
         whole = source if isinstance(source, str) else "".join(source)
         blocks: Iterable[tuple[str, bool]] = [(whole, not continues)]
     else:
-        blocks = paragraphs_of(source, language)
+        blocks = split_paragraphs(source, language)
     for block, is_paragraph in blocks:
         stretches = parse_pauses(block)
         for number, stretch in enumerate(stretches, start=1):
@@ -192,17 +191,17 @@ def _parts(
                 yield stretch
                 continue
             normalized = frontend.spell_out(stretch) if frontend.spell_out else stretch
-            if not says_something(normalized):
+            if not has_words(normalized):
                 continue
             # Text that a pause follows ends like a clause, unless a mark ends its sentence.
             goes_on = continues or number < len(stretches) or not is_paragraph
             if split_chars is None:
                 text = normalized if len(stretches) == 1 else normalized.strip()
-                yield part_of(text.rstrip()) if goes_on else Part(text, Ending.PARAGRAPH)
+                yield span_of(text.rstrip()) if goes_on else TextSpan(text, Ending.PARAGRAPH)
                 continue
             join_below = split_chars if fill else SHORT_CHARS
-            for part in sentences_of(normalized, split_chars, language, join_below=join_below):
-                yield part_of(part.text) if goes_on and part.ending is Ending.PARAGRAPH else part
+            for part in split_sentences(normalized, split_chars, language, join_below=join_below):
+                yield span_of(part.text) if goes_on and part.ending is Ending.PARAGRAPH else part
 
 
 def _samples(pause_ms: int) -> int:

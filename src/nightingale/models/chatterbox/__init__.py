@@ -1,1 +1,1 @@
-"""The Chatterbox family: T3 (text ids -> speech ids), S3Gen (speech ids -> mel), HiFT (mel -> samples)."""
+"""The Chatterbox models: T3 (text to speech tokens), S3Gen (tokens to mel), HiFT (mel to samples)."""

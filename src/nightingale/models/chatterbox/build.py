@@ -1,7 +1,7 @@
-"""Files and a preset in, networks out.
+"""Building networks from a preset and weight files.
 
-Speaking needs T3, the flow and the vocoder. The three listeners, a fifth of the bytes, are needed only to
-make a voice from a clip, so they are loaded by a call of their own.
+Synthesis needs T3, the flow and the vocoder. The three voice encoders, a fifth of the bytes, are needed only
+to clone a voice, so they are loaded separately.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokeni
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 from nightingale.models.chatterbox.encoders.xvector import XVector
 from nightingale.models.chatterbox.hift.generator import Hift
-from nightingale.models.chatterbox.hift.sharpen import sharpened
+from nightingale.models.chatterbox.hift.sharpen import sharpen_weights
 from nightingale.models.chatterbox.presets import Preset
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.config import T3Config
@@ -24,18 +24,18 @@ from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import fold_weight_norm, load, part, read_tensors
 
 UNUSED_BY_T3 = frozenset({"tfmr.embed_tokens.weight", "tfmr.wte.weight", "text_head.weight"})
-"""Left over from training; nothing at inference reads them."""
+"""Weights that only training needs."""
 COMPUTED_BY_TOKENIZER = frozenset({"_mel_filters", "window"})
-"""Facts that some files hold and others do not; we compute them."""
+"""Buffers that some files contain; they are computed here."""
 
 
 Unpack = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-"""From tensors as they are stored to tensors as the networks hold them; official files hold the latter."""
+"""Converts stored tensors to the networks' tensors; official files need no conversion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Networks:
-    """The networks that speak."""
+    """The networks of synthesis."""
 
     t3: T3
     flow: Flow
@@ -44,7 +44,7 @@ class Networks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VoiceEncoders:
-    """The networks that make a voice of a clip."""
+    """The networks that turn a clip into a voice."""
 
     speech_tokenizer: SpeechTokenizer
     voice_encoder: VoiceEncoder
@@ -59,7 +59,7 @@ def load_t3(config: T3Config, path: Path, unpack: Unpack = dict) -> T3:
 def load_s3gen(preset: Preset, path: Path, unpack: Unpack = dict) -> tuple[Flow, Hift]:
     """Load the flow and the vocoder, which share a file."""
     tensors = read_tensors(path)
-    vocoder = sharpened(fold_weight_norm(unpack(part(tensors, "mel2wav."))), preset.hift.sharpening)
+    vocoder = sharpen_weights(fold_weight_norm(unpack(part(tensors, "mel2wav."))), preset.hift.sharpening)
     return (
         load(lambda: Flow(preset.flow), unpack(part(tensors, "flow.")), source=path),
         load(lambda: Hift(preset.hift), vocoder, source=path),
@@ -67,13 +67,13 @@ def load_s3gen(preset: Preset, path: Path, unpack: Unpack = dict) -> tuple[Flow,
 
 
 def load_networks(preset: Preset, files: Mapping[str, Path], unpack: Unpack = dict) -> Networks:
-    """Load everything that speech needs. files: paths under the roles "t3" and "s3gen"."""
+    """Load the networks of synthesis; `files` has paths by role: "t3" and "s3gen"."""
     flow, hift = load_s3gen(preset, files["s3gen"], unpack)
     return Networks(t3=load_t3(preset.t3, files["t3"], unpack), flow=flow, hift=hift)
 
 
 def load_encoders(preset: Preset, files: Mapping[str, Path], unpack: Unpack = dict) -> VoiceEncoders:
-    """files: paths under the roles "s3gen" and "voice_encoder"."""
+    """Load the voice encoders; `files` has paths by role: "s3gen" and "voice_encoder"."""
     s3gen: dict[str, Tensor] = read_tensors(files["s3gen"])
     voice = files["voice_encoder"]
     return VoiceEncoders(

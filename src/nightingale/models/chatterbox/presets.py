@@ -1,4 +1,4 @@
-"""The members of the family, as data: a variant is what differs from its sibling."""
+"""Sizes of all networks of each model. This file is free of torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nightingale.models.chatterbox.t3 import config as t3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """Sizes of every network of one model."""
+    """Sizes of the networks of one model."""
 
     t3: t3.T3Config
     flow: FlowConfig = FlowConfig()
@@ -26,7 +26,7 @@ class Preset:
     speech_tokenizer: SpeechTokenizerConfig = SpeechTokenizerConfig()
     voice_encoder: VoiceEncoderConfig = VoiceEncoderConfig()
     xvector: XVectorConfig | None = XVectorConfig()
-    """None: the flow is told the speaker by the voice encoder's vector."""
+    """None: the flow uses the voice encoder's speaker vector."""
 
 
 ENGLISH: Final = Preset(t3=t3.ENGLISH)
@@ -63,9 +63,9 @@ WREN: Final = Preset(
         mel_std=2.6,
         meanflow=True,
         block_causal=True,
-        # 7.7 s at the encoder's 25 positions a second, 3.8 s at 50: less than the windows it is trained on.
-        remembered=192,
-        # Trained as two steps from nothing (nightingale_lab/train/flow.py).
+        # 7.7 s at the encoder's 25 positions a second, 3.8 s at 50: shorter than its training windows.
+        left_context=192,
+        # Trained as two steps from zeros (nightingale_lab/train/flow.py).
         noise_scale=0.0,
     ),
     hift=HiftConfig(
@@ -74,14 +74,14 @@ WREN: Final = Preset(
         source_kernels=(5, 5, 5),
         f0_channels=256,
         harmonics=48,
-        in_step=True,
+        in_phase=True,
         sharpening=0.35,
         causal=True,
     ),
     speech_tokenizer=SpeechTokenizerConfig(width=256, heads=4, blocks=4, memory_taps=5, attention_reach=6),
     xvector=None,
 )
-"""The voice in the box: trained by us (docs/training.md), shipped in the package."""
+"""The model in the package, trained by this project (docs/training.md)."""
 
 PRESETS: Final[Mapping[str, Preset]] = {
     "english": ENGLISH,

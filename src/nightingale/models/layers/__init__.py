@@ -1,1 +1,1 @@
-"""Layers shared by the networks. Plain torch, no policy, no files."""
+"""Layers that the networks share."""

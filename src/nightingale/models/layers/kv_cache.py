@@ -1,8 +1,8 @@
-"""What an attention layer remembers.
+"""KV caches of attention layers: the protocol, the dense reference, and a batch of dense rows.
 
-The layer does not know how it is remembered: dense, quantised, windowed and paged memories are classes with
-this one protocol, and the attention itself happens inside the memory, so nothing ever asks which one it is.
-All tensors are (rows, heads, time, head width).
+A layer does not know how its keys and values are stored: dense, quantized, windowed and paged caches
+implement one protocol, and attention is computed inside the cache. All tensors are (rows, heads, time, head
+width).
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from nightingale.errors import MemoryFull
 
 
 class KVCache(Protocol):
-    def positions(self, x: Tensor) -> Tensor:
-        """Absolute positions of the tokens x (rows, time, width), however much has been forgotten since.
+    """The keys and values of one attention layer."""
 
-        (time,), or (rows, time) where the rows have come differently far.
+    def positions(self, x: Tensor) -> Tensor:
+        """Return the absolute positions of the tokens x (rows, time, width), evicted tokens included.
+
+        (time,), or (rows, time) where the rows have different lengths.
         """
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Remember k and v, then attend causally with q over everything remembered."""
+        """Store k and v, then attend causally with q over everything stored."""
 
     def rewind(self, position: int) -> None:
-        """Forget from `position` on."""
+        """Drop everything from `position` on."""
 
 
 class DenseKVCache:
@@ -43,8 +45,8 @@ class DenseKVCache:
         self.keys, self.values = lazy_zeros(shape, dtype, device), lazy_zeros(shape, dtype, device)
         self.position = 0
 
-    def of_rows(self, first: int, count: int) -> DenseKVCache:
-        """An empty memory of its own over some of the rows: what a pool hands out."""
+    def slice_rows(self, first: int, count: int) -> DenseKVCache:
+        """Return an empty cache that uses some of the rows of this one's buffer."""
         part = object.__new__(DenseKVCache)
         part.keys, part.values = self.keys[first : first + count], self.values[first : first + count]
         part.position = 0
@@ -55,6 +57,7 @@ class DenseKVCache:
         return len(self.keys)
 
     def wipe(self) -> None:
+        """Fill the buffer with zeros."""
         self.keys.zero_()
         self.values.zero_()
 
@@ -64,7 +67,7 @@ class DenseKVCache:
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         start, end = self.position, self.position + k.shape[2]
         if end > self.keys.shape[2]:
-            raise memory_full(end, self.keys.shape[2])
+            raise kv_cache_full(end, self.keys.shape[2])
         self.keys[:, :, start:end] = k
         self.values[:, :, start:end] = v
         self.position = end
@@ -80,74 +83,67 @@ class DenseKVCache:
         self.position = position
 
 
-class NoMemory:
-    """A whole sequence at once, remembered by nobody: training, and scoring a finished utterance."""
-
-    def positions(self, x: Tensor) -> Tensor:
-        return torch.arange(x.shape[1], device=x.device)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    def rewind(self, position: int) -> None:
-        """There is nothing to forget."""
-
-
 class BatchedKVCache:
-    """Rows that have come differently far, each given a few tokens more: a step of continuous batching."""
+    """Rows of different lengths that each take a few more tokens: one step of continuous batching.
+
+    `for_layers` makes them.
+    """
 
     def __init__(
-        self, keys: Tensor, values: Tensor, rows: Tensor, lengths: Tensor, counts: Tensor, seen: Tensor
+        self, keys: Tensor, values: Tensor, rows: Tensor, lengths: Tensor, counts: Tensor, mask: Tensor
     ) -> None:
-        """rows: their numbers, (rows, 1); lengths: how much each remembers; counts: how many tokens it is
-        given, the rest of its share being padding; seen: (rows, 1, tokens, time), what each token sees."""
+        """Take rows (rows, 1), lengths and counts (rows,), and mask (rows, 1, tokens, time)."""
         self.keys, self.values = keys, values
-        self._rows, self.lengths, self._counts, self._seen = rows, lengths, counts, seen
+        self._rows, self.lengths, self._counts, self._mask = rows, lengths, counts, mask
 
     @classmethod
-    def of_layers(
+    def for_layers(
         cls,
-        whole: Sequence[DenseKVCache],
+        layers: Sequence[DenseKVCache],
         lengths: Sequence[int],
         *,
         every: int,
         counts: Sequence[int] | None = None,
     ) -> list[BatchedKVCache]:
-        """The memory of each layer over rows 0, `every`, 2·`every`, …, which remember so many positions.
+        """Return the batched cache of each layer over its rows 0, `every`, 2·`every`, ….
 
-        counts: how many tokens each is given; one, if not told. There must be room for the largest in all.
+        Args:
+            layers: The whole cache of each layer.
+            lengths: The stored positions of each row.
+            every: The distance between the rows that are used.
+            counts: The tokens that each row takes; one each by default. All rows need room for the largest.
         """
-        each = torch.tensor([1] * len(lengths) if counts is None else counts)
-        most = int(each.max())
-        part, end = slice(0, every * len(lengths), every), max(lengths) + most
-        if end > whole[0].keys.shape[2]:
-            raise memory_full(end, whole[0].keys.shape[2])
-        device = whole[0].keys.device
+        taken = torch.tensor([1] * len(lengths) if counts is None else counts)
+        longest = int(taken.max())
+        part, end = slice(0, every * len(lengths), every), max(lengths) + longest
+        if end > layers[0].keys.shape[2]:
+            raise kv_cache_full(end, layers[0].keys.shape[2])
+        device = layers[0].keys.device
         at = torch.tensor(lengths, device=device)
         rows = torch.arange(len(lengths), device=device)[:, None]
-        last = at[:, None] + torch.arange(most, device=device)
-        seen = (torch.arange(end, device=device) <= last[..., None])[:, None]
-        each = each.to(device)
-        return [cls(m.keys[part, :, :end], m.values[part, :, :end], rows, at, each, seen) for m in whole]
+        last = at[:, None] + torch.arange(longest, device=device)
+        mask = (torch.arange(end, device=device) <= last[..., None])[:, None]
+        taken = taken.to(device)
+        return [cls(m.keys[part, :, :end], m.values[part, :, :end], rows, at, taken, mask) for m in layers]
 
     def positions(self, x: Tensor) -> Tensor:
         ahead = torch.arange(x.shape[1], device=self.lengths.device)
-        # Padding stands where the last token does: beyond it a table of positions may end.
+        # Padding takes the position of the last token: a table of positions may end after it.
         return self.lengths[:, None] + torch.minimum(ahead, self._counts[:, None] - 1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         at = self.lengths[:, None] + torch.arange(k.shape[2], device=k.device)
         self.keys[self._rows, :, at] = k.transpose(1, 2)
         self.values[self._rows, :, at] = v.transpose(1, 2)
-        return F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=self._seen)
+        return F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=self._mask)
 
     def rewind(self, position: int) -> None:
         self.lengths = self.lengths.clamp(max=position)
 
 
-def memory_full(positions: int, capacity: int) -> MemoryFull:
+def kv_cache_full(positions: int, capacity: int) -> MemoryFull:
     return MemoryFull(
-        "the utterance outgrew its memory",
+        "the utterance is longer than its KV cache",
         got=f"{positions} positions",
         allowed=f"at most {capacity}",
         fix="Speak a shorter sentence, or open the session with a larger capacity.",
@@ -155,10 +151,9 @@ def memory_full(positions: int, capacity: int) -> MemoryFull:
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, not whatever was there: a masked NaN would still make a whole row NaN.
+    """Return zeros that, on a CPU, take no memory before they are written, unlike those of torch.zeros.
 
-    On a CPU they take no memory until they are written (torch.zeros writes them at once), so a pool for many
-    costs what few have used of it.
+    Uninitialized memory would not do: a masked NaN would still make a whole row NaN.
     """
     if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""What the networks hear: four spectrograms on a mel scale.
+"""The four mel spectrograms that the networks take as input.
 
     FlowMel     24 kHz, 80 bands, log of magnitude    the voice prompt of the flow, 50 frames a second
     TokenMel    16 kHz, 128 bands, log10 of power     the speech tokenizer, 100 frames a second
@@ -6,24 +6,25 @@
     KaldiFbank  16 kHz, 80 bands, log of power        the x-vector network, 100 frames a second
 
 They differ in window, padding, scale and floor because four projects made the four networks. Filters and
-windows are computed, never loaded, so they are buffers that no checkpoint holds (models/layers/stft.py says more).
+windows are computed, so they are buffers that no checkpoint contains.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nightingale.models.layers.stft import hann_window, reflect_pad, spectrum, too_short
+from nightingale.models.layers.stft import clip_too_short, hann_window, reflect_pad, spectrum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MelConfig:
-    """One mel spectrogram. The window is as long as the transform."""
+    """Sizes of one mel spectrogram. The window is as long as the transform."""
 
     sample_rate_hz: int
     fft_samples: int
@@ -39,27 +40,27 @@ KALDI_FBANK = MelConfig(sample_rate_hz=16_000, fft_samples=512, hop_samples=160,
 
 
 class MelFront(nn.Module):
-    """The window and the filters that the three Slaney front ends share."""
+    """Base of the three front ends with Slaney filters."""
 
     window: Tensor
     filters: Tensor
+    DEFAULT: ClassVar[MelConfig]
 
-    def __init__(self, config: MelConfig) -> None:
+    def __init__(self, config: MelConfig | None = None) -> None:
         super().__init__()
-        self.config = config
-        self.register_buffer("window", hann_window(config.fft_samples), persistent=False)
-        self.register_buffer("filters", slaney_filters(config), persistent=False)
+        self.config = config or self.DEFAULT
+        self.register_buffer("window", hann_window(self.config.fft_samples), persistent=False)
+        self.register_buffer("filters", slaney_filters(self.config), persistent=False)
 
     def spectrum(self, wav: Tensor, margin: int) -> Tensor:
-        """(batch, samples) -> complex (batch, bins, frames), mirrored by `margin` samples at both ends."""
+        """Transform (batch, samples), padded by reflection, to complex (batch, bins, frames)."""
         return spectrum(reflect_pad(wav, margin), self.window, self.config.hop_samples)
 
 
 class FlowMel(MelFront):
     """(batch, samples) -> (batch, bands, frames): natural log of mel magnitudes, samples // hop frames."""
 
-    def __init__(self, config: MelConfig = FLOW_MEL) -> None:
-        super().__init__(config)
+    DEFAULT = FLOW_MEL
 
     def forward(self, wav: Tensor) -> Tensor:
         bins = torch.view_as_real(
@@ -72,11 +73,10 @@ class FlowMel(MelFront):
 class TokenMel(MelFront):
     """(batch, samples) -> (batch, bands, frames): log10 of mel power, 8 decades deep, about -1 to 1.
 
-    The floor hangs from each clip's own maximum, so cutting a clip after this is not cutting it before.
+    The floor is relative to each clip's own maximum, so cutting a clip before and after differ.
     """
 
-    def __init__(self, config: MelConfig = TOKEN_MEL) -> None:
-        super().__init__(config)
+    DEFAULT = TOKEN_MEL
 
     def forward(self, wav: Tensor) -> Tensor:
         power = self.spectrum(wav, self.config.fft_samples // 2)[..., :-1].abs().square()
@@ -86,10 +86,9 @@ class TokenMel(MelFront):
 
 
 class VoiceMel(MelFront):
-    """(batch, samples) -> (batch, frames, bands): mel power as it is, without a logarithm."""
+    """(batch, samples) -> (batch, frames, bands): mel power without a logarithm."""
 
-    def __init__(self, config: MelConfig = VOICE_MEL) -> None:
-        super().__init__(config)
+    DEFAULT = VOICE_MEL
 
     def forward(self, wav: Tensor) -> Tensor:
         power = self.spectrum(wav, self.config.fft_samples // 2).abs().square()
@@ -99,7 +98,7 @@ class VoiceMel(MelFront):
 class KaldiFbank(nn.Module):
     """(batch, samples) -> (batch, frames, bands): Kaldi's log mel energies with its default settings.
 
-    Frames of 25 ms that fit entirely, each freed of its mean, pre-emphasised, shaped by Povey's window and
+    Frames of 25 ms that fit entirely, without their mean, pre-emphasized, multiplied by Povey's window and
     zero-padded to `fft_samples`.
     """
 
@@ -112,13 +111,13 @@ class KaldiFbank(nn.Module):
         super().__init__()
         self.config = config
         self.frame_samples = int(config.sample_rate_hz * self.FRAME_S)
-        hann = torch.hann_window(self.frame_samples, periodic=False, dtype=torch.float32, device="cpu")
-        self.register_buffer("window", hann.pow(0.85), persistent=False)
+        window = hann_window(self.frame_samples, periodic=False).pow(0.85)
+        self.register_buffer("window", window, persistent=False)
         self.register_buffer("filters", kaldi_filters(config), persistent=False)
 
     def forward(self, wav: Tensor) -> Tensor:
         if wav.shape[-1] < self.frame_samples:
-            raise too_short(wav.shape[-1], self.frame_samples)
+            raise clip_too_short(wav.shape[-1], self.frame_samples)
         frames = wav.unfold(-1, self.frame_samples, self.config.hop_samples)  # (batch, frames, frame_samples)
         frames = frames - frames.mean(-1, keepdim=True)
         before = torch.cat((frames[..., :1], frames[..., :-1]), dim=-1)
@@ -128,7 +127,7 @@ class KaldiFbank(nn.Module):
 
 
 def slaney_filters(config: MelConfig) -> Tensor:
-    """(bands, bins): triangles of equal area on Slaney's scale, linear to 1 kHz and logarithmic above."""
+    """Return (bands, bins): triangles of equal area on Slaney's scale, linear to 1 kHz, then logarithmic."""
     high = torch.tensor(config.high_hz, dtype=torch.float64, device="cpu")
     edges_mel = torch.linspace(
         0.0, float(_hz_to_slaney(high)), config.bands + 2, dtype=torch.float64, device="cpu"
@@ -146,7 +145,7 @@ def slaney_filters(config: MelConfig) -> Tensor:
 
 
 def kaldi_filters(config: MelConfig) -> Tensor:
-    """(bands, bins): triangles of equal height on Kaldi's scale from 20 Hz to half the sample rate."""
+    """Return (bands, bins): triangles of equal height on Kaldi's scale, 20 Hz to half the sample rate."""
     low, high = _hz_to_kaldi(20.0), _hz_to_kaldi(config.sample_rate_hz / 2)
     step = (high - low) / (config.bands + 1)
     # PARITY: single precision, in this order; the slopes differ by up to 1e-5 from exact ones.

@@ -1,4 +1,4 @@
-"""What an attention layer remembers, in the cells of an arena (arena.py says why, and what is exact)."""
+"""KV caches over the blocks of a pool (kv_blocks.py explains storage and exactness)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nightingale.models.layers.kv_blocks import TOPS, Extent, KVBlockPool, quantise, restored
-from nightingale.models.layers.kv_cache import memory_full
+from nightingale.models.layers.kv_blocks import MAX_QUANTIZED, Extent, KVBlockPool, dequantize, quantize
+from nightingale.models.layers.kv_cache import kv_cache_full
 
-BLOCK: Final = 256
-"""Cells that a CPU writes out in full at a time."""
+TILE: Final = 256
+"""Blocks that a CPU dequantizes at a time."""
 
 
 @dataclass(slots=True)
-class Stream:
-    """One utterance's cells: [layer][row][head][prompt, then ring]."""
+class PagedKVSequence:
+    """The blocks of one sequence, in the order [layer][row][head][prompt, then ring]."""
 
-    arena: KVBlockPool
+    block_pool: KVBlockPool
     extent: Extent
     rows: int
     prompt: int
@@ -32,22 +32,22 @@ class Stream:
     layers: list[PagedKVCache] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.rings = self.arena.plan.rings(self.tokens)
+        self.rings = self.block_pool.layout.ring_sizes(self.tokens)
         self.layers, start = [], 0
         for rings in self.rings:
             self.layers.append(PagedKVCache(self, start, rings))
             start += self.rows * sum(self.prompt + ring for ring in rings)
 
     @classmethod
-    def open(cls, arena: KVBlockPool, *, rows: int, prompt: int, tokens: int) -> Stream:
-        extent = arena.take(rows * arena.plan.cells(prompt, tokens))
-        return cls(arena, extent, rows, prompt, tokens)
+    def open(cls, block_pool: KVBlockPool, *, rows: int, prompt: int, tokens: int) -> PagedKVSequence:
+        extent = block_pool.allocate(rows * block_pool.layout.blocks(prompt, tokens))
+        return cls(block_pool, extent, rows, prompt, tokens)
 
     def close(self) -> None:
-        self.arena.give(self.extent)
+        self.block_pool.release(self.extent)
 
     def starts(self) -> NDArray[np.int64]:
-        """Where each head's cells begin: (layers, rows, heads)."""
+        """Return the first block of each head: (layers, rows, heads)."""
         each = np.array(self.rings, np.int64) + self.prompt
         rows = np.arange(self.rows)[None, :, None]
         layers = np.array([layer.start for layer in self.layers])[:, None, None]
@@ -55,129 +55,132 @@ class Stream:
         return np.asarray(self.extent.start + layers + rows * each.sum(1)[:, None, None] + heads)
 
     def wipe(self) -> None:
-        piece = slice(self.extent.start, self.extent.start + self.extent.count)
-        for cells in (self.arena.keys, self.arena.values, self.arena.key_scales, self.arena.value_scales):
-            # As bytes: not every device fills eight-bit floats.
-            (cells.view(torch.int8) if cells.dtype in TOPS else cells)[piece].zero_()
+        """Fill the blocks with zeros."""
+        own = slice(self.extent.start, self.extent.start + self.extent.count)
+        for buffer in self.block_pool.buffers:
+            _as_indexable(buffer)[own].zero_()
 
 
 class PagedKVCache:
-    """One layer of one stream, as a `KVCache`."""
+    """The `KVCache` of one layer of one sequence."""
 
-    def __init__(self, stream: Stream, start: int, rings: Sequence[int]) -> None:
-        """start: of the layer in the stream's extent."""
-        self.stream, self.position, self.start = stream, 0, start
-        device, each = stream.arena.device, [stream.prompt + ring for ring in rings]
-        self._most, self._even = max(rings), len(set(rings)) == 1
+    def __init__(self, sequence: PagedKVSequence, start: int, rings: Sequence[int]) -> None:
+        """Describe the layer whose blocks begin at `start` in the sequence's extent."""
+        self.sequence, self.position, self.start = sequence, 0, start
+        device, each = sequence.block_pool.device, [sequence.prompt + ring for ring in rings]
+        self._longest, self._uniform = max(rings), len(set(rings)) == 1
         self._rings = torch.tensor(rings, device=device)[:, None]  # (heads, 1)
         before = torch.tensor([sum(each[:head]) for head in range(len(each))], device=device)
-        row = torch.arange(stream.rows, device=device)[:, None] * sum(each)
+        row = torch.arange(sequence.rows, device=device)[:, None] * sum(each)
         self._starts = (start + row + before)[..., None]
-        """(rows, heads, 1): each head's first cell in the extent."""
+        """(rows, heads, 1): each head's first block in the extent."""
 
     @property
     def rows(self) -> int:
-        return self.stream.rows
+        return self.sequence.rows
 
     def positions(self, x: Tensor) -> Tensor:
         return torch.arange(self.position, self.position + x.shape[1], device=x.device)
 
     def rewind(self, position: int) -> None:
-        """Forget from `position` on: back to the prompt's beginning, or by no more than there is to spare."""
-        plan = self.stream.arena.plan
-        kept = plan.windows is None or position == 0
-        assert kept or self.position - position <= plan.spare + 1, "its cells were written over"
+        """Drop everything from `position` on: all of it, or at most the layout's rewind margin."""
+        layout = self.sequence.block_pool.layout
+        kept = layout.windows is None or position == 0
+        assert kept or self.position - position <= layout.rewind_margin + 1, "its blocks were overwritten"
         self.position = position
 
-    def check_room(self, count: int) -> None:
-        end = self.position + count
-        most = self.stream.prompt + self.stream.tokens + self.stream.arena.plan.spare
-        if end > most:
-            raise memory_full(end, most)
+    def check_capacity(self, count: int) -> None:
+        """Raise `MemoryFull` unless `count` more positions fit."""
+        end, sequence = self.position + count, self.sequence
+        capacity = sequence.prompt + sequence.tokens + sequence.block_pool.layout.rewind_margin
+        if end > capacity:
+            raise kv_cache_full(end, capacity)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.check_room(k.shape[2])
-        begun, self.position = self.position, self.position + k.shape[2]
-        self._remember(begun, k, v)
-        if not begun:
+        self.check_capacity(k.shape[2])
+        start, self.position = self.position, self.position + k.shape[2]
+        self._store(start, k, v)
+        if not start:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self._look(begun, q)
+        return self._attend_stored(start, q)
 
-    def _remember(self, begun: int, k: Tensor, v: Tensor) -> None:
-        arena, prompt, end = self.stream.arena, self.stream.prompt, self.position
-        assert end <= prompt or begun >= prompt, "a prompt is read in one pass"
-        kind = arena.plan.kind
-        at = torch.arange(begun, end, device=k.device)
+    def _store(self, start: int, k: Tensor, v: Tensor) -> None:
+        pool, prompt, end = self.sequence.block_pool, self.sequence.prompt, self.position
+        assert end <= prompt or start >= prompt, "a prompt is stored in one pass"
+        dtype = pool.layout.dtype
+        at = torch.arange(start, end, device=k.device)
         local = at if end <= prompt else prompt + (at - prompt) % self._rings  # (heads, tokens)
-        place = self.stream.extent.start + self._starts + local
-        for x, cells, scales in ((k, arena.keys, arena.key_scales), (v, arena.values, arena.value_scales)):
-            if kind in TOPS:
-                rounded, scales[place] = quantise(x, kind, scales.shape[1])
-                cells.view(torch.int8)[place] = rounded.view(torch.int8)
+        place = self.sequence.extent.start + self._starts + local
+        for x, buffer, scales in ((k, pool.keys, pool.key_scales), (v, pool.values, pool.value_scales)):
+            if dtype in MAX_QUANTIZED:
+                quantized, scales[place] = quantize(x, dtype, scales.shape[1])
+                _as_indexable(buffer)[place] = _as_indexable(quantized)
             else:
-                cells[place] = x
+                buffer[place] = x
 
-    def _look(self, begun: int, q: Tensor) -> Tensor:
-        arena = self.stream.arena
-        count = min(self.position, self.stream.prompt + self._most)
-        seen = self._seen(begun, count, q.device)
-        keys, values = (self._kept(cells, count) for cells in (arena.keys, arena.values))
-        if arena.plan.kind not in TOPS:
-            return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
+    def _attend_stored(self, start: int, q: Tensor) -> Tensor:
+        pool = self.sequence.block_pool
+        count = min(self.position, self.sequence.prompt + self._longest)
+        mask = self._mask(start, count, q.device)
+        keys, values = self._gather(pool.keys, count), self._gather(pool.values, count)
+        if pool.layout.dtype not in MAX_QUANTIZED:
+            return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
         key_scales, value_scales = (
-            self._kept(scales, count) for scales in (arena.key_scales, arena.value_scales)
+            self._gather(pool.key_scales, count),
+            self._gather(pool.value_scales, count),
         )
-        given, q = q.dtype, q.float() * q.shape[-1] ** -0.5
-        blocks = [slice(at, min(at + BLOCK, count)) for at in range(0, count, BLOCK)]
-        scores = torch.cat([q @ restored(keys[:, :, at], key_scales[:, :, at]).mT for at in blocks], dim=-1)
-        if seen is not None:
-            scores = scores.masked_fill(~seen, -torch.inf)
-        shares = scores.softmax(-1)
-        heard = [shares[..., at] @ restored(values[:, :, at], value_scales[:, :, at]) for at in blocks]
-        return (torch.stack(heard).sum(0) if len(heard) > 1 else heard[0]).to(given)
+        dtype, q = q.dtype, q.float() * q.shape[-1] ** -0.5
+        tiles = [slice(at, min(at + TILE, count)) for at in range(0, count, TILE)]
+        scores = torch.cat([q @ dequantize(keys[:, :, at], key_scales[:, :, at]).mT for at in tiles], dim=-1)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -torch.inf)
+        weights = scores.softmax(-1)
+        parts = [weights[..., at] @ dequantize(values[:, :, at], value_scales[:, :, at]) for at in tiles]
+        return (torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]).to(dtype)
 
-    def _kept(self, cells: Tensor, count: int) -> Tensor:
-        """(rows, heads, count, width): as they lie where all heads keep the same number; else brought side by
-        side, where a head with fewer has its last one repeated."""
-        heads, width, each = len(self._rings), cells.shape[1], self.stream.prompt + self._most
-        if self._even:
-            return cells.as_strided(
+    def _gather(self, buffer: Tensor, count: int) -> Tensor:
+        """Return (rows, heads, count, width): a view if all heads keep the same number of blocks.
+
+        Otherwise a copy, in which a head with fewer blocks repeats its last one.
+        """
+        heads, width, each = len(self._rings), buffer.shape[1], self.sequence.prompt + self._longest
+        if self._uniform:
+            return buffer.as_strided(
                 (self.rows, heads, count, width),
                 (heads * each * width, each * width, width, 1),
-                (self.stream.extent.start + self.start) * width,
+                (self.sequence.extent.start + self.start) * width,
             )
-        local = torch.arange(count, device=cells.device).clamp(max=self.stream.prompt + self._rings - 1)
-        place = self.stream.extent.start + self._starts + local
-        # As bytes: not every device looks up eight-bit floats.
-        as_bytes = torch.int8 if cells.dtype in TOPS else cells.dtype
-        return cells.view(as_bytes)[place].view(cells.dtype)
+        local = torch.arange(count, device=buffer.device).clamp(max=self.sequence.prompt + self._rings - 1)
+        place = self.sequence.extent.start + self._starts + local
+        return _as_indexable(buffer)[place].view(buffer.dtype)
 
-    def _seen(self, begun: int, count: int, device: torch.device) -> Tensor | None:
-        """(heads, tokens, cells): which cells each of the latest tokens may look at; None if all."""
-        prompt, end, plan = self.stream.prompt, self.position, self.stream.arena.plan
-        slack = 0 if plan.windows is None else plan.spare
-        if self._even and end - begun == 1 and end - prompt <= self._most - slack:
+    def _mask(self, start: int, count: int, device: torch.device) -> Tensor | None:
+        """Return the blocks that each new token attends to, (heads, tokens, blocks); None if all."""
+        prompt, end, layout = self.sequence.prompt, self.position, self.sequence.block_pool.layout
+        margin = 0 if layout.windows is None else layout.rewind_margin
+        if self._uniform and end - start == 1 and end - prompt <= self._longest - margin:
             return None
-        cell = torch.arange(count, device=device)
-        # The latest position that was written to each; a stale one comes out as too old to be seen.
-        held = (end - 1 - (end - 1 - cell) % self._rings)[:, None]
-        at = torch.arange(begun, end, device=device)[:, None]
-        recent = (held <= at) & (held > at - (self._rings - slack)[..., None])
-        return (cell < prompt) | (recent & (cell < prompt + self._rings)[:, None])
+        block = torch.arange(count, device=device)
+        # The latest position written to each block; a stale one comes out as too old.
+        held = (end - 1 - (end - 1 - block) % self._rings)[:, None]
+        at = torch.arange(start, end, device=device)[:, None]
+        recent = (held <= at) & (held > at - (self._rings - margin)[..., None])
+        return (block < prompt) | (recent & (block < prompt + self._rings)[:, None])
 
 
 class PagedKVBatch:
-    """Streams that have come differently far, each given a few tokens more: a step of continuous batching."""
+    """Sequences of different lengths that each take a few more tokens: one step of continuous batching.
 
-    def __init__(self, own: Sequence[PagedKVCache | None], *, used: int, counts: Sequence[int]) -> None:
-        """own: of each slot; None: nobody is there, or nobody who takes part. used: rows of each slot in
-        what comes; counts: how many tokens each is given, the rest being padding."""
-        self._own, self._used, self._counts = own, used, counts
+    A slot has `used` rows in the batch and takes its count of tokens; its cache is None if it takes no part.
+    """
+
+    def __init__(self, caches: Sequence[PagedKVCache | None], *, used: int, counts: Sequence[int]) -> None:
+        self._caches, self._used, self._counts = caches, used, counts
         self.tables: KVBlockTables | None = None
-        """For the kernel; set where there is one, and each is given one token."""
+        """Arguments of the kernel; set where there is one and each slot takes one token."""
 
     def positions(self, x: Tensor) -> Tensor:
-        starts = [0 if memory is None else memory.position for memory in self._own]
+        starts = [0 if cache is None else cache.position for cache in self._caches]
         at = [
             [start + min(ahead, count - 1) for ahead in range(x.shape[1])]
             for start, count in zip(starts, self._counts, strict=True)
@@ -187,96 +190,55 @@ class PagedKVBatch:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self.tables is not None:
-            for memory in self._own:
-                if memory is not None:
-                    memory.position += 1
+            for cache in self._caches:
+                if cache is not None:
+                    cache.position += 1
             return self.tables.attend(q, k, v)
         out = torch.zeros_like(q)
-        for slot, (memory, count) in enumerate(zip(self._own, self._counts, strict=True)):
-            if memory is not None:
-                rows = slice(slot * self._used, slot * self._used + memory.rows)
-                out[rows, :, :count] = memory.attend(
-                    q[rows, :, :count], k[rows, :, :count], v[rows, :, :count]
-                )
+        for slot, (cache, count) in enumerate(zip(self._caches, self._counts, strict=True)):
+            if cache is not None:
+                rows = slice(slot * self._used, slot * self._used + cache.rows)
+                out[rows, :, :count] = cache.attend(*(x[rows, :, :count] for x in (q, k, v)))
         return out
 
     def rewind(self, position: int) -> None:
-        for memory in self._own:
-            if memory is not None:
-                memory.rewind(min(position, memory.position))
+        for cache in self._caches:
+            if cache is not None:
+                cache.rewind(min(position, cache.position))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVBlockTables:
-    """Where the cells of each row are, for one layer: what the kernel is told."""
+    """The blocks of each row in one layer, as arguments of the kernel."""
 
-    arena: KVBlockPool
+    block_pool: KVBlockPool
     starts: Tensor
-    """(rows, heads), of the first cell; negative: nobody is there."""
+    """(rows, heads): the first block; negative if the row is unused."""
     rings: Tensor
-    """(rows, heads)"""
+    """(rows, heads): the ring sizes."""
     prompts: Tensor
-    """(rows,)"""
+    """(rows,): the prompt lengths."""
     lengths: Tensor
-    """(rows,), positions before this token."""
+    """(rows,): the positions before this token."""
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, **more: Any) -> Tensor:
-        """One token of each row, (rows, heads, 1, width). more: what the kernel may be told besides."""
-        assert self.arena.attend is not None
-        plan = self.arena.plan
-        slack = 0 if plan.windows is None else plan.spare
-        return self.arena.attend(
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+        """Attend with one token of each row, (rows, heads, 1, width); options are the kernel's own."""
+        assert self.block_pool.attend is not None
+        layout = self.block_pool.layout
+        return self.block_pool.attend(
             q,
             k,
             v,
-            self.arena,
+            self.block_pool,
             starts=self.starts,
             rings=self.rings,
             prompts=self.prompts,
             lengths=self.lengths,
-            slack=slack,
-            **more,
+            slack=0 if layout.windows is None else layout.rewind_margin,
+            **options,
         )
 
 
-def plain_attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    arena: KVBlockPool,
-    *,
-    starts: Tensor,
-    rings: Tensor,
-    prompts: Tensor,
-    lengths: Tensor,
-    slack: int,
-) -> Tensor:
-    """The kernel's twin (backends/cuda/paged_attention.py), a head of a row at a time: what it must say, and how slowly."""
-    out = torch.zeros_like(q)
-    kind = arena.plan.kind
-    for row, head in torch.nonzero(starts >= 0).tolist():
-        start, ring = int(starts[row, head]), int(rings[row, head])
-        prompt, length = int(prompts[row]), int(lengths[row])
-        own = start + prompt + (length - prompt) % ring
-        for x, cells, scales in ((k, arena.keys, arena.key_scales), (v, arena.values, arena.value_scales)):
-            if kind in TOPS:
-                rounded, scales[own] = quantise(x[row, head, 0], kind, scales.shape[1])
-                cells[own] = rounded
-            else:
-                cells[own] = x[row, head, 0]
-        count = min(length + 1, prompt + ring)
-        at = torch.arange(count, device=q.device)
-        age = (length - at) % ring
-        place = start + at[(at < prompt) | (age < ring - slack)]
-        # As bytes: not every device looks up eight-bit floats.
-        as_bytes = torch.int8 if kind in TOPS else kind
-        keys, values = (x.view(as_bytes)[place].view(kind) for x in (arena.keys, arena.values))
-        if kind in TOPS:
-            keys, values = (
-                restored(keys, arena.key_scales[place]),
-                restored(values, arena.value_scales[place]),
-            )
-        keys, values = keys.float(), values.float()
-        score = keys @ (q[row, head, 0].float() * q.shape[-1] ** -0.5)
-        out[row, head, 0] = (score.softmax(0) @ values).to(q.dtype)
-    return out
+def _as_indexable(x: Tensor) -> Tensor:
+    """View float8 as int8: not every device indexes or fills float8."""
+    return x.view(torch.int8) if x.dtype in MAX_QUANTIZED else x

@@ -1,4 +1,4 @@
-"""Rotary positions, half-split: channel i turns together with channel i + width/2."""
+"""Rotary position embeddings, half-split: channel i is rotated together with channel i + width/2."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from nightingale.models.layers.config import RopeScaling
 
 
 def inverse_frequencies(width: int, *, theta: float, scaling: RopeScaling | None) -> Tensor:
-    """Radians per position of each channel pair: (width / 2,)."""
-    # On the CPU even while a model is built on the meta device: a fact, not a weight.
+    """Return the radians per position of each channel pair: (width / 2,)."""
+    # On the CPU even when a model is built on the meta device: no checkpoint contains them.
     plain = 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float32, device="cpu") / width)
     if scaling is None:
         return plain
@@ -22,13 +22,13 @@ def inverse_frequencies(width: int, *, theta: float, scaling: RopeScaling | None
 
 
 def rotations(inverse: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Cosines and sines for `positions` (…, time): each (…, time, width)."""
+    """Return cosines and sines for `positions` (…, time): each (…, time, width)."""
     angle = positions[..., None].to(inverse.dtype) * inverse
     angle = torch.cat([angle, angle], dim=-1)
     return angle.cos().to(dtype), angle.sin().to(dtype)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn (rows, heads, time, width) by angles given as (time, width) or (rows, 1, time, width)."""
+    """Rotate (rows, heads, time, width) by angles given as (time, width) or (rows, 1, time, width)."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin

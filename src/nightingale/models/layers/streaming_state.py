@@ -1,9 +1,8 @@
-"""What layers hand from one piece of a sequence to the next, as a value.
+"""The state that layers pass from one block of a sequence to the next.
 
-A causal convolution needs the few inputs before its piece; attention needs the keys and values before it.
-Each such layer, in the order of the forward pass, takes from the carry what it left there last time and
-leaves something for next time. The layers hold nothing; `past` is never written to, so many streams may start
-from one.
+A causal convolution needs the few inputs before its block; attention needs the earlier keys and values. In
+the order of the forward pass, each such layer takes what it saved for this block and saves something for the
+next one. Layers hold no state. Saved tensors are never written to, so many streams may start from one.
 """
 
 from __future__ import annotations
@@ -14,53 +13,55 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Past = tuple[Tensor, ...]
-"""What was left, in the order of the forward pass."""
+SavedState = tuple[Tensor, ...]
+"""The tensors that layers saved, in the order of the forward pass."""
 
 
-class Carry:
-    """One pass over one piece: takes from `past`, gathers what to `leave`.
+class StreamingState:
+    """The state of one pass over one block: it reads `past` and collects what is saved for the next block.
 
-    advance: how far into this piece the next one starts; less than all of it when the next one begins with
-    some of this one again. remember: whether attention also remembers this piece, or only what it knew.
-    at_most: how many positions attention remembers; None is all of them.
+    Args:
+        past: What the previous block saved; None at the start of a stream.
+        advance: The fraction of this block at which the next one starts; less than 1 if they overlap.
+        store: Save the keys and values of this block too, and not only those of `past`.
+        max_positions: Save the keys and values of at most this many positions; None is all.
     """
 
     def __init__(
         self,
-        past: Past | None = None,
+        past: SavedState | None = None,
         *,
         advance: Fraction = Fraction(1),
-        remember: bool = True,
-        at_most: int | None = None,
+        store: bool = True,
+        max_positions: int | None = None,
     ) -> None:
         self._past = None if past is None else list(reversed(past))
-        self._advance, self._remember, self._at_most = advance, remember, at_most
-        self._left: list[Tensor] = []
+        self._advance, self._store, self._max_positions = advance, store, max_positions
+        self._saved: list[Tensor] = []
 
-    def leave(self) -> Past:
-        """The past of the next piece."""
+    def saved(self) -> SavedState:
+        """Return the past of the next block."""
         assert not self._past, "the past belongs to another network"
-        return tuple(self._left)
+        return tuple(self._saved)
 
     @property
-    def known(self) -> int:
-        """How many positions the next attention layer knows already."""
+    def cached_positions(self) -> int:
+        """The positions whose keys and values the next attention layer has."""
         return 0 if self._past is None else self._past[-1].shape[-2]
 
-    def behind(self, x: Tensor, width: int) -> Tensor:
-        """(…, time) -> (…, width + time): x after the `width` positions before it, zeros at the start."""
+    def prepend_inputs(self, x: Tensor, width: int) -> Tensor:
+        """Return x (…, time) after the `width` inputs before it, which are zeros at the start."""
         joined = F.pad(x, (width, 0)) if self._past is None else torch.cat([self._past.pop(), x], dim=-1)
         start = int(self._advance * x.shape[-1])
-        self._left.append(joined[..., start : start + width].clone())  # a view would keep the whole piece
+        self._saved.append(joined[..., start : start + width].clone())  # a view would keep the whole block
         return joined
 
-    def among(self, x: Tensor) -> Tensor:
-        """(…, time, width) -> (…, known + time, width): keys or values after those known already."""
+    def prepend_kv(self, x: Tensor) -> Tensor:
+        """Return keys or values x (…, time, width) after the cached ones."""
         past = x.new_empty(*x.shape[:-2], 0, x.shape[-1]) if self._past is None else self._past.pop()
         joined = torch.cat([past, x], dim=-2)
-        left = joined if self._remember else past
-        if self._at_most is not None and left.shape[-2] > self._at_most:
-            left = left[..., -self._at_most :, :].clone()
-        self._left.append(left)
+        saved = joined if self._store else past
+        if self._max_positions is not None and saved.shape[-2] > self._max_positions:
+            saved = saved[..., -self._max_positions :, :].clone()
+        self._saved.append(saved)
         return joined

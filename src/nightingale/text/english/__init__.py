@@ -1,6 +1,6 @@
-"""English written out as a person would read it aloud: digits, symbols and abbreviations become words.
+"""English text normalization: digits, symbols and abbreviations become words.
 
-Wren is trained on text that passed through here and speaks text that passed through here, by the same code.
+Wren is trained on text that this code normalized, and speaks text that it normalizes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Dates, clock times, decades and years."""
+"""Rules for dates, clock times, decades and years."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ YEAR_CUES: Final = listed(
 NOT_COUNTED: Final = listed(
     "was is has its this as does says thus plus versus always perhaps yes his hers us"
 )
-"""Words in -s that may follow a year without being what is counted."""
+"""Words in -s that may follow a year without being counted."""
 
-# Only a shortened month owns the full stop behind it, and not at the end of the text.
+# Only an abbreviated month has a full stop of its own, and not at the end of the text.
 _MONTH: Final = (
     rf"\b(?P<month>{any_of(MONTH_OF)})\b"
     r"(?:(?:(?<=Sept)|(?<=\b(?:Jan|Feb|Mar|Apr|Jun|Jul|Aug|Sep|Oct|Nov|Dec)))\.(?!$))?"
@@ -41,12 +41,12 @@ _LAST: Final = r"\s?[-–—]\s?(?P<last>[12]\d|3[01]|0?[1-9])"
 _TH: Final = r"(?:st|nd|rd|th)?"
 _YEAR: Final = r"(?P<year>1\d{3}|20\d{2})"
 _WEEKDAY: Final = r"(?:Sun|Mon|Tues|Wednes|Thurs|Fri|Satur)day\b"
-# The sentence goes on behind an hour: with a day, a zone, or anything without a capital.
-HOUR_GOES_ON: Final = (
+# The sentence continues after an hour: with a day, a time zone, or a lower-case letter.
+SENTENCE_CONTINUES: Final = (
     rf"(?=\s+[a-z0-9]|\s+[A-Z]{{2,4}}\b|\s+{_WEEKDAY}|\s+(?:{any_of(MONTHS)}) [a-z0-9]"
     r"|\s+(?:Eastern|Central|Mountain|Pacific|Greenwich)(?:[.,;)]|$| [A-Z]?[a-z]{0,7} ?[Tt]ime\b)|[^\s\"'])"
 )
-_HALF: Final = rf"(?P<half>[AaPp])\.?\s?[Mm]\b(?:\.{HOUR_GOES_ON})?"
+_HALF: Final = rf"(?P<half>[AaPp])\.?\s?[Mm]\b(?:\.{SENTENCE_CONTINUES})?"
 
 
 def _day(figures: str) -> str:
@@ -79,7 +79,7 @@ def _day_month(match: re.Match[str]) -> str:
 
 
 def _slashed(match: re.Match[str]) -> str:
-    """Month first, as in America, unless only the other order is a date."""
+    """Read the month first, as in America, unless only the other order is a date."""
     month, day = int(match[1]), int(match[3])
     if month > 12:
         month, day = day, month
@@ -101,7 +101,7 @@ def _iso(match: re.Match[str]) -> str:
 
 
 def _timestamp(match: re.Match[str]) -> str:
-    """The time stays in figures, for the clock to read; whole minutes need no seconds."""
+    """Leave the time in digits for the clock rules; whole minutes need no seconds."""
     second = "" if match[6] in (None, "00") else f":{match[6]}"
     return f"{_iso(match)} at {match[2]}:{match[5]}{second}{_zone(match[7])}"
 
@@ -148,7 +148,7 @@ _NUMBER_ENDS: Final = r"(?![\w%°]|[.,:/]\d)"
 
 
 def _short(match: re.Match[str]) -> str:
-    """A month or a day with the full stop of its abbreviation, which may be the sentence's as well."""
+    """Expand a month or a day; the full stop of its abbreviation may also end the sentence."""
     said = (MONTH_OF | DAY_OF)[match[1]]
     return said + ("." if sentence_ends(match.string, match.end()) else "")
 
@@ -164,7 +164,7 @@ SPANS: Final[tuple[Rule, ...]] = (
     ),
 )
 
-# Without a figure beside them. Jan and Del Mar are names, and a sun is no day: those need a word in front.
+# Without a number next to them. Jan and Del Mar are names, and a sun is not a day: those need a word before.
 SHORT: Final[tuple[Rule, ...]] = (
     rule(r"\b(Feb|Apr|Jul|Aug|Sept?|Oct|Nov|Dec|Tues?|Wed|Thurs?|Fri)\.(?!\w)", _short),
     rule(
@@ -176,7 +176,7 @@ SHORT: Final[tuple[Rule, ...]] = (
 
 DATES: Final[tuple[Rule, ...]] = (
     rule(
-        # The hour is the second group, so that a date has the same groups with and without it.
+        # The hour is the second group, so that dates have the same groups with and without it.
         rf"{_NOT_IN_NUMBER}(1\d{{3}}|20\d{{2}})-(?=\d\d-\d\dT([01]\d|2[0-4]):)"
         r"(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T\d\d:([0-5]\d)(?::([0-5]\d)(?:\.\d{1,9})?)?"
         r"(Z|[+-](?:0\d|1[0-4]):?[0-5]\d)?(?![\w:])",
@@ -216,7 +216,7 @@ DATES: Final[tuple[Rule, ...]] = (
 )
 
 TIMES: Final[tuple[Rule, ...]] = (
-    # "9-5pm", "9:30–11 am": the dash of a span, while both ends still look like times.
+    # "9-5pm", "9:30–11 am": the dash of a range, while both ends still look like times.
     rule(rf"(?<=\d)\s?[-–—]\s?(?=\d{{1,2}}(?::\d\d)?\s?{_HALF})", " to "),
     rule(r"(?:(?<=[AaPp][Mm])|(?<=[AaPp]\.[Mm]\.))\s?[-–—]\s?(?=\d)", " to "),
     rule(r"(?<=:\d\d)\s?[-–—]\s?(?=\d{1,2}:\d\d)", " to "),
@@ -233,7 +233,7 @@ YEARS: Final[tuple[Rule, ...]] = (
     rule(r"(?<![\w.,$£€])'?(1[1-9]|20)(\d)0'?s\b", _decade),
     rule(r"(?<![\w.,$£€])'?([2-9])0'?s\b", lambda m: words.plural(words.cardinal(int(m[1]) * 10))),
     rule(r"(?<![\w'])'(\d)(\d)(?![\w']|[.,]\d)", lambda m: _short_year(m[1], m[2])),
-    # The second half of a span of years, written short: 1939–45.
+    # A range of years whose second year is shortened: 1939–45.
     rule(
         r"(?<![\w.,$£€-])(1[1-9]\d\d|20\d\d)\s?[-–—/]\s?(\d\d)(?![\w%°]|[.,:]\d)",
         lambda m: f"{words.year(m[1])} to {_short_year(m[2][0], m[2][1])}",

@@ -1,12 +1,12 @@
-"""Every other figure: ordinals, fractions, spans, versions, codes, and at last plain numbers."""
+"""Rules for all other numbers: ordinals, fractions, ranges, versions, codes and plain numbers."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-from nightingale.text.english import words
-from nightingale.text.english.measures import ONLY_ATTACHED, UNITS
+from nightingale.text.english import lexicon, words
+from nightingale.text.english.measures import NUMBER, ONLY_ATTACHED, UNITS
 from nightingale.text.english.rule import Rule, any_of, listed, rule
 
 FIXED: Final = {
@@ -21,17 +21,12 @@ PAIRED_NAMES: Final = listed(
     "Boeing Airbus Flight flight Room room Route Highway Interstate Suite Apartment Apt Unit Bus bus "
     "Train train"
 )
-STREETS: Final = listed(
-    "Street St Avenue Ave Road Rd Boulevard Blvd Lane Ln Drive Dr Court Ct Place Pl Square Sq Way "
-    "Highway Hwy Parkway Pkwy Terrace"
-)
+STREETS: Final = (*lexicon.STREETS, *lexicon.STREETS.values(), "Way", "Terrace")
 SCALES: Final = {"M": "million", "B": "billion"}
-
-_NUMBER: Final = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
 
 
 def _fraction(above: str, below: str) -> str | None:
-    """A fraction in words, or None where the slash more likely means something else."""
+    """Return a fraction in words, or None where the slash more likely means something else."""
     if len(above) > 4 or len(below) > 4 or above.startswith("0") or below.startswith("0"):
         return None
     top, bottom = int(above), int(below)
@@ -62,14 +57,14 @@ def _version(figures: str) -> str:
 
 
 def _paired(figures: str) -> str:
-    """Three and four digits as rooms and house numbers are read: 221 is "two twenty-one"."""
+    """Read three and four digits as in house numbers: 221 is "two twenty-one"."""
     if len(figures) not in (3, 4) or figures.startswith("0"):
         return words.whole(figures)
     return words.year(figures)
 
 
 def _power(match: re.Match[str]) -> str:
-    """A figure or a letter raised, and what so many are counted of."""
+    """Read a power of a number or a letter, with an optional unit."""
     base = words.number(match[1]) if match[1][0].isdigit() else match[1]
     sign = "minus " if match[2] == "-" else ""
     unit = f" {UNITS[match['unit']][1]}" if match["unit"] else ""
@@ -86,7 +81,7 @@ def _by(match: re.Match[str]) -> str:
 
 
 EARLY: Final[tuple[Rule, ...]] = (
-    # Before money and units: what joins two figures, and a sign in front of one.
+    # Before money and units: what joins two numbers, and a sign before one.
     rule(
         r"(?<![\w.,])(\d{1,15}(?:\.\d{1,15})?) ?(?:\^|\*\*) ?([+-]?)(\d{1,15})(?!\d)"
         rf"(?: (?P<unit>{any_of(UNITS.keys() - ONLY_ATTACHED)})(?![\w°/'^]| squared| cubed))?",
@@ -125,13 +120,13 @@ LATE: Final[tuple[Rule, ...]] = (
     rule(
         r"(?<![\w.,])(\d{1,3}(?:\.\d)?)([MB])\b(?= [a-z])", lambda m: f"{words.number(m[1])} {SCALES[m[2]]}"
     ),
-    rule(rf"(?<![\d.,])({_NUMBER})(?=\D|$)", lambda m: _bounded(m, m[1])),
+    rule(rf"(?<![\d.,])({NUMBER})(?=\D|$)", lambda m: _bounded(m, m[1])),
     rule(r"\d+", lambda m: _bounded(m, m[0])),
 )
 
 
 def _bounded(match: re.Match[str], figures: str) -> str:
-    """The number, set apart from a word it was glued to: "word26" is "word twenty-six"."""
+    """Read a number and separate it from an adjacent word: "word26" is "word twenty-six"."""
     text, start, end = match.string, match.start(), match.end()
     before = " " if start and (text[start - 1].isalpha() or text[start - 1] == "-") else ""
     after = " " if text[end : end + 1].isalpha() else ""

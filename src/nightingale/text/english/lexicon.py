@@ -1,4 +1,4 @@
-"""Abbreviations and capital words, as tables: what they stand for, or how they are said."""
+"""Tables of abbreviations and of words in capitals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TITLES: Final = {
     "Supt": "Superintendent", "Fr": "Father", "Mt": "Mount", "Ft": "Fort", "St": "Saint",
     "Messrs": "Messers", "Atty": "Attorney",
 }  # fmt: skip
-"""Spoken so only in front of a name; most are too short to trust without their full stop."""
+"""Expanded only before a name; most are too short to recognize without their full stop."""
 TRUSTED_WITHOUT_STOP: Final = ("Dr", "Mr", "Mrs", "Ms")
 
 STREETS: Final = {
@@ -39,16 +39,16 @@ SHORT_FORMS: Final = {
     "oz.": "ounces", "lbs.": "pounds", "hrs.": "hours", "mins.": "minutes",
 }  # fmt: skip
 
-LEADING_ON: Final = frozenset(
+CONTINUING: Final = frozenset(
     listed(
         "e.g. E.g. i.e. I.e. vs. approx. Approx. est. Est. incl. excl. cf. viz. a.k.a. A.K.A. P.S. N.B. "
         "tel. Tel."
     )
 )
-"""Short forms that lead on to what follows, and so end no sentence: "e.g. The Beatles"."""
+"""Short forms that continue with what follows and end no sentence: "e.g. The Beatles"."""
 
 WHOLE_WORDS: Final = {
-    # Written without a full stop, and never anything else.
+    # Written without a full stop, and unambiguous.
     "vs": "versus", "PhD": "P H D", "PhDs": "P H D's", "aka": "also known as", "AKA": "also known as",
     "OK": "okay", "w/o": "without", "w/": "with ", "b/c": "because", "c/o": "care of",
     "n/a": "not applicable", "N/A": "not applicable", "and/or": "and or", "TBD": "to be determined",
@@ -81,14 +81,14 @@ SAID_AS_LETTERS: Final = frozenset(
 ALSO_WORDS: Final = frozenset(
     ["IT", "US", "WHO", "AM", "LA", "AD", "ID", "IRA", "SAT", "PE", "OS", "UPS", "AC", "IO", "AI", "EST"]
 )
-"""Capitals that are an English word too: in a text that shouts they are the word."""
+"""Initialisms that are also words: in a text in capitals they are the word."""
 
 SHORT_WORDS: Final = frozenset(
     listed(
         "AH AN AS AT BE BY DO EH GO HA HE HI IF IN IS ME MY NO OF OH ON OR OW SO TO UH UM UP WE YO MR DR ST"
     )
 )
-"""Two capitals are initials, unless they are one of these."""
+"""Two capitals are an initialism, unless they are one of these."""
 
 ONSETS: Final = listed(
     "bl br ch cl cr dr dw fl fr gh gl gn gr kl kn kr ph pl pr ps qu rh sc sh sk sl sm sn sp sq st sw "
@@ -99,7 +99,7 @@ LETTERED: Final = listed(
     "Plan Vitamin Section Part Option Type Class Appendix Exhibit Group Grade Figure Table Team "
     "Hepatitis Point And But So Then Or The A"
 )
-"""Words that a single letter may follow at the end of a sentence, where a name's initial would not."""
+"""Words after which a single letter may end a sentence, and is not an initial."""
 
 MONARCHS: Final = listed(
     "Henry Louis Elizabeth George Edward Charles William James Richard Mary Philip Felipe Napoleon "
@@ -113,11 +113,11 @@ NUMBERED: Final = listed(
     "Appendix Figure Table Title War Bowl Grade Unit Category Tier Division Group Schedule Mark Rocky "
     "Fantasy Apollo Canto Stave chapter part act scene volume book section phase type class level article "
     "episode stage grade canto "
-    # Set as headings.
+    # In headings.
     "CHAPTER PART ACT SCENE VOLUME BOOK SECTION EPISODE APPENDIX ARTICLE CANTO STAVE"
 )
 NUMBERED_SHORT: Final = {
     "vol": "volume", "ch": "chapter", "chap": "chapter", "pt": "part", "bk": "book", "sec": "section",
     "art": "article", "fig": "figure",
 }  # fmt: skip
-"""With a full stop, in front of a Roman numeral."""
+"""With a full stop, before a Roman numeral."""

@@ -1,4 +1,4 @@
-"""What must go before reading: tags, Markdown, typographic variants and letters from outside the alphabet."""
+"""Removal of tags, Markdown, typographic variants and characters outside the Latin alphabet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from typing import Final
 from unicodedata import category, decimal, normalize
 
-from nightingale.text.english.rule import Rule, listed, read_all, rule
+from nightingale.text.english.rule import Rule, apply_all, listed, rule
 from nightingale.text.stops import LINK
 
 FRACTIONS: Final = {
@@ -30,17 +30,17 @@ CHARACTERS: Final = str.maketrans(
 )  # fmt: skip
 
 INVISIBLE: Final = re.compile("[\xad\u180e\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u2069\ufeff]+")
-"""For who sets the lines: soft hyphens, joiners, marks of direction. A word goes on across them."""
+"""Soft hyphens, joiners and direction marks. A word continues across them."""
 
 LINE_END: Final = re.compile(r"(?<=[a-z])(?:-|\xad)[ \t]{0,9}\r?\n[ \t]{0,9}(?=[a-z])")
-"""A word broken by its line."""
+"""A word hyphenated at the end of a line."""
 HYPHENATED: Final = frozenset(
     listed(
         "well self non half all ex ill cross old new long short high low full part two three four five six "
         "seven eight nine ten twenty thirty forty fifty sixty seventy eighty ninety"
     )
 )
-"""What begins a word with a hyphen more often than it is the first syllable of a broken one."""
+"""Beginnings that more often have a hyphen of their own than are the first part of a hyphenated word."""
 
 NEGATIONS: Final = str.maketrans(
     {
@@ -53,12 +53,12 @@ NEGATIONS: Final = str.maketrans(
         "⊈": " is not a subset of ", "⊉": " is not a superset of ", "⇏": " does not imply ",
     }
 )  # fmt: skip
-"""Folded, each of these would lose its stroke and say the opposite."""
+"""Compatibility decomposition would drop the stroke of each and reverse its meaning."""
 
 MINUS: Final = re.compile(r"(?<=[\d)]) ?− ?(?=[\d.(A-Za-z])|(?<=\b[A-Za-z]) ?− ?(?=\d|[A-Za-z]\b)")
-"""Between two terms the sign takes away; a hyphen there is a span."""
+"""Between two terms the minus sign subtracts; a hyphen there would be a range."""
 GROUPED: Final = re.compile(
-    # Spaces that do not break, or thousands, or two groups behind so few figures that it is no telephone.
+    # Non-breaking spaces, or thousands, or two groups after too few digits for a telephone number.
     r"(?<![\w.,+/:$-])(?<![\d)+] )(?:[1-9]\d{0,2}(?:[\u00a0\u202f\u2009]\d{3}){1,4}"
     r"|[1-9]\d{0,2}(?: 000){1,4}|(?!1 800 )[1-9]\d?(?: \d{3}){2,4})(?![\w/-]|[\u00a0\u202f\u2009 ]\d|,\d)"
 )
@@ -68,7 +68,7 @@ SQUARES: Final = {"2": " squared ", "3": " cubed "}
 _TAG_NAME: Final = r"</?(?:[a-zA-Z][a-zA-Z0-9]{0,15}|[a-z]{2,12}[:-][a-z][\w:-]{0,30})"
 
 MICRO: Final = re.compile(r"(?<=[\d ])[µμ](?=[gsmlLAVWF]\b)")
-"""In front of a unit the letter is a prefix, which the units know as u."""
+"""The prefix micro before a unit, which the units write as u."""
 
 GREEK: Final = dict(
     zip(
@@ -81,16 +81,16 @@ GREEK: Final = dict(
     )
 )
 
-# Behind letters and brackets; behind figures it is a power as any other.
+# After letters and brackets; after digits it is handled like any other power.
 CARETS: Final = rule(r"(?<=[A-Za-z)])\^([23])(?![\w^]|\.\d)", lambda m: SQUARES[m[1]])
 
-# Quantifiers are bounded: a page of unclosed brackets must cost linear time.
+# Quantifiers are bounded: a page of unclosed brackets must take linear time.
 MARKUP: Final[tuple[Rule, ...]] = (
     rule(r"<!--.{0,2000}?-->", " ", re.DOTALL),
     rule(r"<(script|style)\b[^<>]{0,300}>.{0,5000}?</\1>", " ", re.DOTALL | re.IGNORECASE),
     rule(r"</?(?:p|br|div|li|ul|ol|tr|h[1-6]|table|blockquote)\b[^<>]{0,300}>", "\n\n", re.IGNORECASE),
     rule(r"<[?!][a-zA-Z][^<>]{0,300}>", " "),
-    # "if a<b and c>d" has no tag: behind a letter, a tag with more than a name has an attribute's sign.
+    # "if a<b and c>d" has no tag: after a letter, a tag with more than a name needs an equals sign.
     rule(rf"{_TAG_NAME}(?:\s[^<>=]{{0,100}}=[^<>]{{0,300}}|\s?/?)>|(?<!\w){_TAG_NAME}\s[^<>]{{0,300}}>", " "),
     Rule(LINK, r"\g<label>"),
     rule(r"^[ \t]*(?:```|~~~).{0,40}$", " ", re.MULTILINE),
@@ -102,7 +102,7 @@ MARKUP: Final[tuple[Rule, ...]] = (
     rule(r"[ \t]*\|[ \t]*", ", "),
 )
 
-# A heading or a list item has no full stop, but it is heard as if it had one.
+# A heading or a list item has no full stop, but sounds as if it had one.
 PARAGRAPHS: Final[tuple[Rule, ...]] = (
     rule(r"([A-Za-z0-9%)\]\"'])\s{0,20}\n\s{0,20}\n\s*(?=\S)", r"\1. "),
     rule(r"\s+", " "),
@@ -110,7 +110,7 @@ PARAGRAPHS: Final[tuple[Rule, ...]] = (
 
 
 def clean(text: str) -> str:
-    """Plain text in plain characters: what a reader sees, without what only a screen needs."""
+    """Return plain ASCII text without markup."""
     text = INVISIBLE.sub("", LINE_END.sub(_line_end, html.unescape(text)))
     text = normalize("NFC", text).translate(NEGATIONS)
     for fraction, figures in FRACTIONS.items():
@@ -118,12 +118,12 @@ def clean(text: str) -> str:
     text = MICRO.sub("u", text)
     text = GROUPED.sub(lambda m: re.sub(r"\s", ",", m[0]), MINUS.sub(" minus ", text))
     text = RAISED.sub(_raised, text).translate(CHARACTERS)
-    text = CARETS.read(read_all(MARKUP, text))
-    return read_all(PARAGRAPHS, _plain_characters(text)).strip()
+    text = CARETS.apply(apply_all(MARKUP, text))
+    return apply_all(PARAGRAPHS, _plain_characters(text)).strip()
 
 
 def _line_end(match: re.Match[str]) -> str:
-    """Nothing, or the hyphen where the word has one anyway: "well-known", "mother-in-law"."""
+    """Drop the hyphen, unless the word has one anyway: "well-known", "mother-in-law"."""
     before = re.search(r"[\w-]{1,30}$", match.string[max(0, match.start() - 30) : match.start()])
     after = re.match(r"[\w-]{1,30}", match.string[match.end() : match.end() + 30])
     parts = (before[0] if before else "", after[0] if after else "")
@@ -133,7 +133,7 @@ def _line_end(match: re.Match[str]) -> str:
 
 
 def _raised(match: re.Match[str]) -> str:
-    """A power by its name or behind a caret, where there is something to raise; else plain figures."""
+    """Write a superscript as a power where it has a base, and as plain digits otherwise."""
     figures = normalize("NFKC", match[1]).replace("−", "-")
     if figures in SQUARES:
         return SQUARES[figures]
@@ -144,7 +144,7 @@ def _raised(match: re.Match[str]) -> str:
 
 
 def _plain_characters(text: str) -> str:
-    """Compatible forms folded, accents dropped, foreign digits made ours, lone Greek letters named."""
+    """Fold compatibility forms, drop accents, convert digits to ASCII, and name single Greek letters."""
     folded = normalize("NFKD", text)
     kept: list[str] = []
     for at, character in enumerate(folded):
@@ -156,8 +156,8 @@ def _plain_characters(text: str) -> str:
             kept.append(str(decimal(character)))
         elif character.lower() in GREEK:
             neighbours = folded[max(at - 1, 0) : at] + folded[at + 1 : at + 2]
-            lone = not any(neighbour.lower() in GREEK for neighbour in neighbours)
-            kept.append(f" {GREEK[character.lower()]} " if lone else " ")
+            is_single = not any(neighbour.lower() in GREEK for neighbour in neighbours)
+            kept.append(f" {GREEK[character.lower()]} " if is_single else " ")
         elif category(character) == "Mn":
             continue
         else:

@@ -1,4 +1,4 @@
-"""Percentages and units: a figure and what it measures."""
+"""Rules for percentages and units of measurement."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nightingale.text.english import words
 from nightingale.text.english.rule import Rule, any_of, listed, rule
 
 UNITS: Final = {
-    # As written, and what one and several of it are called.
+    # Written form: singular and plural.
     "km": ("kilometer", "kilometers"), "cm": ("centimeter", "centimeters"),
     "mm": ("millimeter", "millimeters"), "m": ("meter", "meters"), "nm": ("nanometer", "nanometers"),
     "um": ("micrometer", "micrometers"), "mi": ("mile", "miles"), "ft": ("foot", "feet"),
@@ -50,11 +50,11 @@ UNITS: Final = {
     "°F": ("degree Fahrenheit", "degrees Fahrenheit"), "°": ("degree", "degrees"),
 }  # fmt: skip
 INCH: Final = ("inch", "inches")
-"""Only as "in." in front of a small letter: "in" is nearly always the preposition."""
+"""Only written as "in." before a lower-case letter: "in" is nearly always the preposition."""
 ONLY_ATTACHED: Final = frozenset({"l", "us", "ha"})
-"""Behind a space these are more often a word or a letter than a unit."""
-STOPPED: Final = listed("ft yd yds lb lbs oz mi sec secs min mins hr hrs yr yrs tsp tbsp gal")
-"""Often written with a full stop, which is not the sentence's where a small letter follows."""
+"""After a space these are more often a word or a letter than a unit."""
+DOTTED: Final = listed("ft yd yds lb lbs oz mi sec secs min mins hr hrs yr yrs tsp tbsp gal")
+"""Often written with a full stop, which does not end the sentence if a lower-case letter follows."""
 PER: Final = {
     "h": "hour", "hr": "hour", "hour": "hour", "day": "day", "week": "week", "wk": "week", "mo": "month",
     "month": "month", "yr": "year", "year": "year", "kg": "kilogram", "lb": "pound", "min": "minute",
@@ -65,7 +65,7 @@ PER: Final = {
 
 NUMBER: Final = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
 START: Final = r"(?<![\w.,])"
-"""Of a figure that stands by itself."""
+"""Start of a separate number."""
 PER_UNIT: Final = {**{unit: names[0] for unit, names in UNITS.items() if unit.isalpha()}, **PER}
 _PER: Final = rf"(?:\s?/\s?(?P<per>{any_of(PER_UNIT)})\b(?: (?P<per_power>squared|cubed)\b)?)?"
 POWERS: Final = {"squared": "square ", "cubed": "cubic ", None: ""}
@@ -78,7 +78,7 @@ COUNTED: Final = listed(
     "words lines documents images barrels tons tonnes shares streams players members accounts vehicles "
     "cars readers listeners fans units items messages requests queries likes clicks installs hectares acres"
 )
-"""What is counted in millions and not in meters."""
+"""Things for which "5m" means five million and not five meters."""
 
 
 def is_one(figures: str) -> bool:
@@ -90,7 +90,7 @@ def _per(match: re.Match[str]) -> str:
 
 
 def _fraction_measure(match: re.Match[str]) -> str:
-    """Only the unit: the fraction is read with the figures. Half a teaspoon is one half teaspoon."""
+    """Replace only the unit; the fraction is normalized later. 1/2 tsp is one half teaspoon."""
     unit = match["unit"]
     if unit in ONLY_ATTACHED:
         return match[0]
@@ -126,11 +126,11 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     rule(r"(?<=\d) ?sq\. (?=ft\b|mi\b)", " sq "),
     rule(
-        rf"(?<=\d)([ -]?(?:sq )?(?:{any_of(STOPPED)}))\.(?=[,;)]| [a-z]| \d{{1,2}} ?(?:in|oz|mins?|secs?)\b)",
+        rf"(?<=\d)([ -]?(?:sq )?(?:{any_of(DOTTED)}))\.(?=[,;)]| [a-z]| \d{{1,2}} ?(?:in|oz|mins?|secs?)\b)",
         r"\1",
     ),
     rule(
-        # Reduced, as fractions are written; in "8/16 GB" there are two sizes.
+        # Only reduced fractions: "8/16 GB" has two sizes.
         r"(?<![\w.,/])"
         r"(?P<fraction>(?P<whole>\d{1,3} )?(?:1/2|[12]/3|[13]/4|[1357]/8|(?:[13579]|1[135])/16))[ -]?"
         rf"(?P<unit>(?:{any_of(UNITS)})(?![\w°/])(?!'\w)|in\.(?=[,;)]| [a-z]))",

@@ -1,4 +1,4 @@
-"""Sums of money: one, a span of two, and one that describes a thing (a hundred dollar bill)."""
+"""Rules for sums of money: single, ranges, and as attributes (a hundred dollar bill)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nightingale.text.english.measures import MILLIONS, NUMBER, PER, START, is_o
 from nightingale.text.english.rule import Rule, any_of, listed, rule
 
 CURRENCIES: Final = {
-    # One, several, and the same of the hundredth part.
+    # Singular and plural of the unit and of its hundredth.
     "$": ("dollar", "dollars", "cent", "cents"),
     "US$": ("U S dollar", "U S dollars", "cent", "cents"),
     "C$": ("Canadian dollar", "Canadian dollars", "cent", "cents"),
@@ -46,13 +46,13 @@ THINGS: Final = listed(
     "coupon question lawsuit settlement project plan package bonus fee reward bounty discount rebate "
     "donation bailout investment scholarship house mansion price jackpot"
 )
-"""What a sum may describe without an article in front: two $20 bills."""
+"""Nouns that a sum may describe without an article before it: two $20 bills."""
 NOT_THINGS: Final = listed(
     "and or but nor to in on at for from of off out over under up down with by per as than a an the each "
     "every apiece is was are were has had will would can could should more less now then today yesterday "
     "tomorrow ago back he she it they we you who that which if when while because so until since"
 )
-"""What may follow "a $100" and is not described by it."""
+"""Words that may follow "a $100" and are not described by it."""
 
 BETWEEN: Final = ("between ", "Between ")
 
@@ -65,8 +65,8 @@ _LISTED_THING: Final = rf" (?:{any_of(THINGS)})s?\b"
 _WORD: Final = re.compile(r" [a-z]")
 _DESCRIBES: Final = re.compile(rf"-(?:an?|per)-[a-z]|{_LISTED_THING}")
 _ANYTHING: Final = re.compile(_THING)
-_DESCRIBES_BEHIND: Final = (
-    # What stands in front of the sum, and what then follows a sum that describes.
+_DESCRIBES_AFTER: Final = (
+    # What precedes the sum, and what follows a sum that is an attribute.
     (re.compile(r"\b(?:[Aa]n?|[Aa]nother|[Ee]very|[Ee]ach) $"), _ANYTHING),
     (
         re.compile(r"\b(?:[Tt]he|[Tt]his|[Tt]hat|[Hh]is|[Hh]er|[Ii]ts|[Tt]heir|[Oo]ur|[Mm]y|[Yy]our|'s) $"),
@@ -76,14 +76,14 @@ _DESCRIBES_BEHIND: Final = (
 
 
 def _describes(match: re.Match[str]) -> bool:
-    """Whether the sum is said in the singular, for what follows: a five dollar bill."""
+    """Return whether the sum is an attribute, read in the singular: a five dollar bill."""
     text, end = match.string, match.end()
     if match["per"]:
         return False
     if _DESCRIBES.match(text, end) or (match["joined"] and _ANYTHING.match(text, end)):
         return True
     before = text[max(0, match.start() - 10) : match.start()]
-    return any(led.search(before) and thing.match(text, end) for led, thing in _DESCRIBES_BEHIND)
+    return any(led.search(before) and thing.match(text, end) for led, thing in _DESCRIBES_AFTER)
 
 
 def _sum(figures: str, scale: str | None, names: tuple[str, str, str, str], *, single: bool = False) -> str:
@@ -111,13 +111,13 @@ def _per(match: re.Match[str]) -> str:
 
 def _money(match: re.Match[str]) -> str:
     scale, single = match["scale"] or match["joined"], _describes(match)
-    # Behind letters that are no country known here, the sum is a word of its own.
+    # After letters that are no known country, the sum is a word of its own.
     gap = " " if match.string[max(0, match.start() - 1) : match.start()].isalpha() else ""
     return gap + _sum(match["figures"], scale, CURRENCIES[match["sign"]], single=single) + _per(match)
 
 
 def _span(match: re.Match[str]) -> str:
-    """From one sum to another. A million behind the second is meant for the first as well."""
+    """Read a range of sums. A scale after the second applies to the first as well."""
     low, low_scale, joint, again = match["low"], match["lows"], match["joint"].strip(), match["again"]
     figures, scale = match["figures"], match["scale"] or match["joined"]
     shared = scale and not low_scale
@@ -135,7 +135,7 @@ def _span(match: re.Match[str]) -> str:
     return f"{said} {joint if joint == 'and' else 'to'} {high}"
 
 
-# Before figures become spans of their own: "$5-10" is money at both ends, "$5 to 10 people" is not.
+# Before number ranges: "$5-10" is money at both ends, "$5 to 10 people" is not.
 SPANS: Final[tuple[Rule, ...]] = (
     rule(
         rf"(?<![\d.,-]){_SIGN}\s?(?P<low>{NUMBER})(?:\s?(?P<lows>{any_of(MULTIPLIERS)})\b)?"

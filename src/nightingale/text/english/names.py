@@ -1,4 +1,4 @@
-"""Abbreviations, initials, Roman numerals and words in capitals."""
+"""Rules for abbreviations, initials, Roman numerals and words in capitals."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 from typing import Final
 
 from nightingale.text.english import lexicon, words
-from nightingale.text.english.calendar import HOUR_GOES_ON
+from nightingale.text.english.calendar import SENTENCE_CONTINUES
 from nightingale.text.english.openings import OPENING, sentence_ends
-from nightingale.text.english.rule import Rule, any_of, rule
+from nightingale.text.english.rule import Rule, any_of, apply_all, rule
 
 ROMAN: Final = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
 _NUMERAL: Final = r"(?=[IVXLC])(?:C{0,3}(?:X[CL]|L?X{0,3})(?:I[XV]|V?I{0,3}))(?<=[IVXLC])"
-SHOUT_SHARE: Final = 0.6
-"""Above this share of capitals among its letters a text is shouting, and capitals prove nothing."""
+ALL_CAPS_SHARE: Final = 0.6
+"""With a larger share of capitals among its letters, a text counts as written in capitals."""
 
 
 def roman(numeral: str) -> int:
@@ -27,15 +27,15 @@ def letters(word: str) -> str:
 
 
 def _dotted(match: re.Match[str]) -> str:
-    """U.S. becomes U S; its last full stop stays where it ends the sentence, too."""
+    """Read U.S. as U S; its last full stop stays if it also ends the sentence."""
     ends = sentence_ends(match.string, match.end())
     return letters(match[1].replace(".", "")) + ("." if ends else "")
 
 
 def _short_form(match: re.Match[str]) -> str:
-    """The last full stop of a short form also ends the sentence where a new one begins."""
+    """Expand a short form; its full stop stays if it also ends the sentence."""
     written, text, end = match[1], match.string, match.end()
-    if written in lexicon.LEADING_ON:
+    if written in lexicon.CONTINUING:
         ends = not text[end:].strip()
     else:
         ends = sentence_ends(text, end) or (written == "etc." and re.match(r" [A-Z]", text[end:]) is not None)
@@ -43,18 +43,18 @@ def _short_form(match: re.Match[str]) -> str:
 
 
 def _initials(match: re.Match[str]) -> str:
-    """ "J. K. Rowling" has no stops; "the U. S. He" ends a sentence."""
+    """Read initials: "J. K. Rowling" loses its full stops; "the U. S. He" ends a sentence."""
     spelled = letters(re.sub(r"[^A-Z]", "", match[1]))
     ends = match[1].endswith(" ") and sentence_ends(match.string, match.end() - 1)
     return f"{spelled}. " if ends else f"{spelled} "
 
 
 def _numbered(match: re.Match[str]) -> str:
-    """ "Chapter IV" is numbered; in "the last book I read" somebody reads, and Part C has a letter."""
+    """Read "Chapter IV" as a number, but not "the last book I read" or "Part C"."""
     label, numeral, text = match[1], match[2], match.string
     inside = text[max(0, match.start() - 2) : match.start()].rstrip("\"'( ")[-1:] not in ("", *".!?:;,")
-    speaks = numeral == "I" and text.startswith(" ", match.end()) and (label.islower() or inside)
-    if speaks and (label.islower() or label.isupper()):
+    is_pronoun = numeral == "I" and text.startswith(" ", match.end()) and (label.islower() or inside)
+    if is_pronoun and (label.islower() or label.isupper()):
         return match[0]
     if numeral in ("C", "L") and label.lower() != "chapter":
         return match[0]
@@ -76,7 +76,7 @@ def _capitals(match: re.Match[str]) -> str:
 
 
 def is_spelled(word: str) -> bool:
-    """Whether a word in capitals is said letter by letter. Unsure means no."""
+    """Return whether a word in capitals is spelled letter by letter; unknown words are not."""
     if word in lexicon.SAID_AS_WORDS or len(word) > 6:
         return False
     if word in lexicon.SAID_AS_LETTERS or (len(word) == 2 and word not in lexicon.SHORT_WORDS):
@@ -89,13 +89,13 @@ def is_spelled(word: str) -> bool:
 
 
 def _spell_capitals(text: str) -> str:
-    """Initialisms letter by letter, unless the whole text is in capitals: then only the unmistakable ones."""
+    """Spell initialisms letter by letter; in a text in capitals only the unambiguous ones."""
     capitals = sum(character.isupper() for character in text)
     small = sum(character.islower() for character in _COUNTED.sub("", text))
-    shouting = capitals > SHOUT_SHARE * (capitals + small) and len(text.split()) > 1
+    all_caps = capitals > ALL_CAPS_SHARE * (capitals + small) and len(text.split()) > 1
 
     def say(match: re.Match[str]) -> str:
-        if not shouting:
+        if not all_caps:
             return _capitals(match)
         known = match[1] in lexicon.SAID_AS_LETTERS and match[1] not in lexicon.ALSO_WORDS
         return _capitals(match) if known or not re.search(r"[AEIOUY]", match[1]) else match[0]
@@ -103,28 +103,28 @@ def _spell_capitals(text: str) -> str:
     return re.sub(r"(?<![A-Za-z'])([A-Z]{2,6})(s(?![A-Za-z]))?(?![A-Za-z])", say, text)
 
 
-# The number of a heading was in capitals, too.
+# The number of a heading was in capitals too.
 _COUNTED: Final = re.compile(rf"\b(?:{any_of(filter(str.isupper, lexicon.NUMBERED))}) [a-z-]+")
 _STREET: Final = any_of(street for street in lexicon.STREETS if street != "Dr")
 _NAMED: Final = r"(?:[A-Z][a-z]{1,20} ){1,3}"
 _FIGURE: Final = rf"\d{{1,5}}[A-Z]?|hundred|{any_of((*words.SMALL, *filter(None, words.TENS)))}"
-# The sentence goes on behind a street, and the full stop was only the abbreviation's.
-_GOES_ON: Final = r"\.(?=,| [a-z]| [NSEW]\b)"
+# The sentence continues after a street, and the full stop was only the abbreviation's.
+_CONTINUES: Final = r"\.(?=,| [a-z]| [NSEW]\b)"
 
 ABBREVIATIONS: Final[tuple[Rule, ...]] = (
     rule(
         rf"(?<=[a-z]) ({_STREET})\b"
-        rf"(?:{_GOES_ON}|(?=,| (?:in|and|at|near|is|was|to|[NSEW])\b|\.?$|\.{OPENING}))",
+        rf"(?:{_CONTINUES}|(?=,| (?:in|and|at|near|is|was|to|[NSEW])\b|\.?$|\.{OPENING}))",
         lambda m: f" {lexicon.STREETS[m[1]]}",
     ),
-    # A doctor may be called He and stand behind a capital ("Ask Dr. He"); a drive needs more of an address.
+    # A doctor may be called He and follow a capital ("Ask Dr. He"); a drive needs more of an address.
     rule(r"(?<=[a-z]) Dr\b\.?(?=, [A-Z][a-z])", " Drive"),
-    rule(rf"\b((?:[a-z]{{2,20}}|{_FIGURE}) {_NAMED})Dr\b(?:{_GOES_ON}|(?=,|\.?$))", r"\1Drive"),
+    rule(rf"\b((?:[a-z]{{2,20}}|{_FIGURE}) {_NAMED})Dr\b(?:{_CONTINUES}|(?=,|\.?$))", r"\1Drive"),
     rule(rf"\b((?:on|at|along|near|off|down|up|{_FIGURE}) {_NAMED})Dr(?=\.{OPENING})", r"\1Drive"),
-    # Behind a house number a saint is a street, whatever follows.
+    # After a house number "St." is a street, whatever follows.
     rule(rf"\b((?:{_FIGURE}) {_NAMED})St\.(?= [A-Z])", r"\1Street,"),
     rule(
-        # "Give me a sec. I am busy": a word that may end a sentence needs a numeral of several letters.
+        # "Give me a sec. I am busy": a word that can end a sentence needs a numeral of several letters.
         rf"\b((?i:{any_of(lexicon.NUMBERED_SHORT)}))\. ?(?!(?<=(?i:sec|art|fig)\. )[IVX]\b)"
         rf"(?=(?!I\b(?: [a-z]|')|[CL]\b){_NUMERAL}\b(?!'|\.\w))",
         _short_label,
@@ -136,7 +136,7 @@ ABBREVIATIONS: Final[tuple[Rule, ...]] = (
     ),
     rule(rf"(?<![\w.])({any_of(lexicon.SHORT_FORMS)})(?!\w)", _short_form),
     rule(rf"(?<![\w/&])({any_of(lexicon.WHOLE_WORDS)})(?![\w&/]|'\w)", lambda m: lexicon.WHOLE_WORDS[m[1]]),
-    rule(rf"\b([AaPp])\.[Mm]\.{HOUR_GOES_ON}", lambda m: f"{m[1].upper()} M"),
+    rule(rf"\b([AaPp])\.[Mm]\.{SENTENCE_CONTINUES}", lambda m: f"{m[1].upper()} M"),
     rule(r"\b([AaPp])\.[Mm]\.", lambda m: f"{m[1].upper()} M."),
     rule(r"(?<![\w.])((?:[A-Za-z]\.){2,8})(?!\w)", _dotted),
     rule(r"(?<![\w.'])((?:[A-Z]\. ?){2,4})(?=[A-Z][a-z])", _initials),
@@ -163,8 +163,6 @@ NUMERALS: Final[tuple[Rule, ...]] = (
 )
 
 
-def read_names(text: str) -> str:
-    """Roman numerals where they are safe, then capitals."""
-    for each in NUMERALS:
-        text = each.read(text)
-    return _spell_capitals(text)
+def normalize_names(text: str) -> str:
+    """Replace unambiguous Roman numerals, then initialisms."""
+    return _spell_capitals(apply_all(NUMERALS, text))

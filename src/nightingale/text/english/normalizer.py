@@ -1,8 +1,8 @@
-"""The order of reading. Each stage claims what it knows and leaves the rest to the next.
+"""`normalize`: the order of all normalization rules.
 
-Specific before general: an address before a date, a date before a time, a price before a number. What
-reaches the end unclaimed is read as a plain number or dropped, so the result has letters, spaces and
-. , ! ? ; : ' " - ( ) and nothing else.
+Specific rules come before general ones: addresses before dates, dates before times, prices before numbers.
+What no rule matches is read as a plain number or dropped, so the result has only letters, spaces and
+. , ! ? ; : ' " - ( ).
 """
 
 from __future__ import annotations
@@ -13,27 +13,25 @@ from typing import Final
 from nightingale.text.english import (
     calendar,
     figures,
-    labels,
     measures,
     money,
     names,
-    phones,
-    scripture,
+    references,
     symbols,
     web,
 )
 from nightingale.text.english.markup import clean
-from nightingale.text.english.rule import Rule, read_all
+from nightingale.text.english.rule import Rule, apply_all
 
 BEGINNINGS: Final[tuple[Rule, ...]] = (*web.RULES, *calendar.SPANS)
-# Rules about figures, which a text without a digit need not try.
+# Text without a digit skips these.
 FIGURES: Final[tuple[Rule, ...]] = (
     *symbols.COMPARISONS,
-    *labels.RULES,
-    *scripture.RULES,
+    *references.LABEL_RULES,
+    *references.VERSE_RULES,
     *money.SPANS,
     *calendar.DATES,
-    *phones.RULES,
+    *references.DIGIT_RULES,
     *calendar.TIMES,
     *calendar.YEARS,
     *figures.EARLY,
@@ -43,28 +41,28 @@ FIGURES: Final[tuple[Rule, ...]] = (
 ABBREVIATIONS: Final[tuple[Rule, ...]] = (*calendar.SHORT, *names.ABBREVIATIONS)
 ENDINGS: Final[tuple[Rule, ...]] = (*symbols.RULES, *symbols.DASHES, *symbols.SPACING)
 
-MAX_READINGS: Final = 6
-"""One reading nearly always settles a text and a second confirms it. The bound is for hostile texts."""
+MAX_PASSES: Final = 6
+"""One pass is nearly always enough, and a second confirms it. The limit is for hostile texts."""
 
 
 def normalize(text: str) -> str:
-    """The text in words. Reading the result again changes nothing."""
-    for _ in range(MAX_READINGS):
-        read = _read_once(text)
-        if read == text:
+    """Return the text in words. Normalizing the result again changes nothing."""
+    for _ in range(MAX_PASSES):
+        normalized = _one_pass(text)
+        if normalized == text:
             break
-        text = read
+        text = normalized
     return text
 
 
-def _read_once(text: str) -> str:
-    text = read_all(BEGINNINGS, clean(text))
+def _one_pass(text: str) -> str:
+    text = apply_all(BEGINNINGS, clean(text))
     if has_digit(text):
-        text = read_all(FIGURES, text)
-    text = read_all(ABBREVIATIONS, text)
+        text = apply_all(FIGURES, text)
+    text = apply_all(ABBREVIATIONS, text)
     if has_digit(text):
-        text = read_all(figures.LATE, text)
-    text = read_all(ENDINGS, names.read_names(text))
+        text = apply_all(figures.LATE, text)
+    text = apply_all(ENDINGS, names.normalize_names(text))
     return text.strip() if has_letter(text) else ""
 
 

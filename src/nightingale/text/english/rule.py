@@ -1,4 +1,4 @@
-"""The shape of a reading rule: a pattern, and what is said in its place."""
+"""The type of a normalization rule: a pattern and its replacement."""
 
 from __future__ import annotations
 
@@ -6,43 +6,42 @@ import re
 from collections.abc import Callable, Iterable
 from functools import cached_property
 
-Say = Callable[[re.Match[str]], str] | str
-"""What is said for a match; a string is a template in the manner of `re.sub`."""
+Replacement = Callable[[re.Match[str]], str] | str
+"""The replacement of a match; a string is a template of `re.sub`."""
 
 
 class Rule:
-    """Every match of a pattern is replaced by `say`.
+    """Replaces every match of a pattern.
 
-    The pattern is compiled when it is first tried: two in three are about figures, and a process that says
-    "Hello." need not wait for them.
+    The pattern is compiled on first use: two thirds of the rules are about numbers, and text without digits
+    does not need them.
     """
 
-    def __init__(self, written: str | re.Pattern[str], say: Say, flags: int = 0) -> None:
-        self._written, self._say, self._flags = written, say, flags
+    def __init__(self, pattern: str | re.Pattern[str], replacement: Replacement, flags: int = 0) -> None:
+        self._source, self._replacement, self._flags = pattern, replacement, flags
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        return re.compile(self._written, self._flags)
+        return re.compile(self._source, self._flags)
 
-    def read(self, text: str) -> str:
-        return self._pattern.sub(self._say, text)
+    def apply(self, text: str) -> str:
+        return self._pattern.sub(self._replacement, text)
 
 
 rule = Rule
-"""As tables of rules write it."""
 
 
-def read_all(rules: Iterable[Rule], text: str) -> str:
+def apply_all(rules: Iterable[Rule], text: str) -> str:
     for each in rules:
-        text = each.read(text)
+        text = each.apply(text)
     return text
 
 
 def any_of(words: Iterable[str]) -> str:
-    """A pattern for any of the words, the longest first so that no word hides behind its own beginning."""
+    """Return a pattern for any of the words, longest first, so that no prefix matches instead."""
     return "|".join(re.escape(word) for word in sorted(words, key=lambda word: (-len(word), word)))
 
 
 def listed(words: str) -> tuple[str, ...]:
-    """A table of words, written as a line of text."""
+    """Split a line of text into a table of words."""
     return tuple(words.split())

@@ -1,4 +1,4 @@
-"""The last signs: operators between words, and whatever no other rule has claimed."""
+"""Rules for operators and for all symbols that no other rule replaced."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ NAMES: Final = {
     "∞": "infinity", "√": "the square root of", "§": "section", "№": "number", "♯": "sharp", "♭": "flat",
 }  # fmt: skip
 
-WORDS_OF: Final = {"<": "less than", ">": "greater than"}
-FOND: Final = listed("you ya thanks love loved luv hugs kisses guys everyone night bye miss xoxo")
-"""What <3 is a heart behind. Behind anything else it may compare."""
+COMPARISON_WORDS: Final = {"<": "less than", ">": "greater than"}
+AFFECTIONATE_WORDS: Final = listed(
+    "you ya thanks love loved luv hugs kisses guys everyone night bye miss xoxo"
+)
+"""Words after which <3 is a heart. After other words it may be a comparison."""
 
 
 def _compared(match: re.Match[str]) -> str:
-    """ "x<5" says what x is; "<5%" only how much."""
+    """Read "x<5" with a verb, and "<5%" without."""
     before = match.string[max(0, match.start() - 1) : match.start()]
-    return f"{' is' if before.isalnum() or before in tuple(')%°') else ''} {WORDS_OF[match[1]]} "
+    return f"{' is' if before.isalnum() or before in tuple(')%°') else ''} {COMPARISON_WORDS[match[1]]} "
 
 
-# While figures are figures.
+# Before numbers become words.
 COMPARISONS: Final[tuple[Rule, ...]] = (
     rule(r"\b([Ii]) <3 (?=(?!and\b|or\b|then\b)[A-Za-z])", r"\1 love "),
-    rule(rf"\b((?i:{any_of(FOND)}))([.,!]?) ?<3+(?![\d%]|\.\d| [a-z])", r"\1\2 "),
+    rule(rf"\b((?i:{any_of(AFFECTIONATE_WORDS)}))([.,!]?) ?<3+(?![\d%]|\.\d| [a-z])", r"\1\2 "),
     rule(r"(?<![<>=-])([<>])(?=[$£€+-]?\.?\d)", _compared),
     rule(r"(?<![<>=-])(?<![\w)%°\]\"'] )([<>]) (?=[$£€+-]?\.?\d)", _compared),
 )
@@ -52,7 +54,7 @@ RULES: Final[tuple[Rule, ...]] = (
     rule(any_of(NAMES), lambda m: f" {NAMES[m[0]]} "),
 )
 
-# A dash between words is heard as a comma; inside a word it stays.
+# A dash between words sounds like a comma; inside a word it stays.
 DASHES: Final[tuple[Rule, ...]] = (
     rule(r"\s+", " "),
     rule(r" ?(?:—|–|--+) ?", ", "),

@@ -1,4 +1,4 @@
-"""Addresses: e-mail, links, file names, handles and hashtags, read the way one dictates them."""
+"""Rules for e-mail addresses, links, file names, handles and hashtags."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ MARKS: Final = {
     "@": "at",
 }
 MAX_PATH_CHARS: Final = 40
-"""A longer path is an identifier for machines; the site's name is what a person would read."""
+"""A longer path is not read, only the site's name."""
 
 _LABEL: Final = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _DOMAIN: Final = rf"(?:{_LABEL}\.){{1,5}}(?:{any_of(SPOKEN_DOMAINS)})"
 
 
 def _spell(address: str) -> str:
-    """Words as they stand, marks by name, figures digit by digit beyond two."""
+    """Read words as they are, marks by name, and numbers of more than two digits digit by digit."""
     said: list[str] = []
     for piece in re.findall(r"[A-Za-z]+|\d+|[^A-Za-z\d]", address):
         if piece.isdigit():
@@ -56,7 +56,7 @@ def _host(host: str) -> str:
 
 
 def _link(match: re.Match[str]) -> str:
-    """The site and a short path. Queries are for machines; punctuation at the end is the sentence's."""
+    """Read the site and a short path without a query; punctuation at the end belongs to the sentence."""
     host, whole = match["host"], match["path"] or ""
     link = (host + whole).rstrip(".,;:!?'\"")
     ending = (host + whole)[len(link) :]

@@ -1,4 +1,4 @@
-"""Numbers as words, the American way: no "and" inside a whole number, hyphens from twenty-one on."""
+"""Numbers as American English words: no "and" inside an integer, hyphens from twenty-one on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SMALL: Final = listed(
 TENS: Final = ("", "", *listed("twenty thirty forty fifty sixty seventy eighty ninety"))
 SCALES: Final = ("", "thousand", "million", "billion", "trillion")
 MAX_CARDINAL_DIGITS: Final = 15
-"""Longer figures are read digit by digit: nobody follows quintillions by ear."""
+"""Longer numbers are read digit by digit: quintillions are hard to follow."""
 
 ORDINAL_OF: Final = {
     "one": "first",
@@ -27,7 +27,7 @@ ORDINAL_OF: Final = {
 
 
 def cardinal(number: int) -> str:
-    """How many: 1234 is "one thousand two hundred thirty-four"."""
+    """Return the cardinal: 1234 is "one thousand two hundred thirty-four"."""
     if number == 0:
         return SMALL[0]
     parts: list[str] = []
@@ -54,7 +54,7 @@ def _below_hundred(number: int) -> str:
 
 
 def ordinal(number: int) -> str:
-    """Which one: 21 is "twenty-first"."""
+    """Return the ordinal: 21 is "twenty-first"."""
     said = cardinal(number)
     cut = max(said.rfind(" "), said.rfind("-")) + 1
     head, last = said[:cut], said[cut:]
@@ -64,26 +64,26 @@ def ordinal(number: int) -> str:
 
 
 def digits(figures: str) -> str:
-    """One by one: "007" is "zero zero seven". Anything that is not a digit is passed over."""
+    """Read digit by digit: "007" is "zero zero seven". Other characters are skipped."""
     return " ".join(SMALL[int(figure)] for figure in figures if figure in "0123456789")
 
 
 def whole(figures: str) -> str:
-    """A run of digits as a quantity, or digit by digit where it is a code: a leading zero, or too long."""
+    """Read a run of digits as a number, or digit by digit if it has a leading zero or is too long."""
     if len(figures) > MAX_CARDINAL_DIGITS or (len(figures) > 1 and figures.startswith("0")):
         return digits(figures)
     return cardinal(int(figures))
 
 
 def number(figures: str) -> str:
-    """A figure with optional thousands commas and decimals: "1,234.50" or ".5"."""
+    """Read a number with optional thousands separators and decimals: "1,234.50" or ".5"."""
     before, point, after = figures.replace(",", "").partition(".")
     said = whole(before) if before else ""
     return f"{said} point {digits(after)}".strip() if point else said
 
 
 def year(figures: str) -> str:
-    """Two by two, as years, rooms and flights are read: 1905 is "nineteen oh five"."""
+    """Read digits in pairs, as in years and room numbers: 1905 is "nineteen oh five"."""
     value = int(figures)
     high, low = divmod(value, 100)
     if not 100 <= value <= 9999 or (value < 3000 and high % 10 == 0 and low < 10):
@@ -94,7 +94,7 @@ def year(figures: str) -> str:
 
 
 def plural(word: str) -> str:
-    """The plural of a number word: twenties, hundreds, sixes."""
+    """Return the plural of a number word: twenties, hundreds, sixes."""
     if word.endswith("y"):
         return f"{word[:-1]}ies"
     return f"{word}es" if word.endswith("x") else f"{word}s"

@@ -1,4 +1,4 @@
-"""The 23 languages of the multilingual models. To add one, write a file here and a row in the table."""
+"""The 23 languages of the multilingual models. To add one, write a module here and a row in the table."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from nightingale.errors import UnsupportedLanguage
 from nightingale.text.languages import he, ja, ko, ru, zh
-from nightingale.text.languages.base import Language
+from nightingale.text.languages.language import Language
 
 LANGUAGES: Final[dict[str, Language]] = {
     "ar": Language(code="ar", name="Arabic"),
@@ -38,13 +38,13 @@ LANGUAGES: Final[dict[str, Language]] = {
 
 
 def check_language(code: str, known: Iterable[str] = tuple(LANGUAGES)) -> str:
-    """The code in lower case, if it is one of `known`."""
+    """Return the code in lower case, or raise `UnsupportedLanguage` if it is not one of `known`."""
     allowed = sorted(known)
     if code.lower() in allowed:
         return code.lower()
     hint = _nearest(code, allowed)
     raise UnsupportedLanguage(
-        "this model does not speak that language",
+        "this model does not support that language",
         got=repr(code),
         allowed=", ".join(allowed),
         fix=f"Did you mean {hint!r}?" if hint else "Choose one of these codes.",
@@ -52,7 +52,7 @@ def check_language(code: str, known: Iterable[str] = tuple(LANGUAGES)) -> str:
 
 
 def _nearest(code: str, allowed: list[str]) -> str | None:
-    """The code meant by a regional tag (pt-BR), a name (French) or a slip (fre)."""
+    """Return the code closest to a regional tag (pt-BR), a name (French) or a misspelling (fre)."""
     base = code.lower().replace("_", "-").split("-")[0].strip()
     names = {LANGUAGES[known].name.lower(): known for known in allowed if known in LANGUAGES}
     found = get_close_matches(base, [*allowed, *names], n=1, cutoff=0.6)

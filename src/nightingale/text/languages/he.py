@@ -1,48 +1,43 @@
-"""Hebrew: vowel points are added, because unpointed text does not say how it sounds.
+"""Hebrew: vowel points are added, because unpointed text does not determine the pronunciation.
 
-Upstream calls this package without the model file it requires, and then speaks unpointed text without a word.
-Here the package is given its file, text that is pointed already is taken as it is, and the rest is an error.
+Upstream calls this package without the model file it requires, and then silently speaks unpointed text. Here
+the package gets its file, and without the package only pointed text is accepted.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from nightingale.errors import CheckpointError, LanguagePackageMissing
-from nightingale.text.languages.base import LanguageFiles, Step, open_package
+from nightingale.text.languages.language import LanguageFiles, Step, open_package, pass_marked
 
 NIQQUD_FIRST, NIQQUD_LAST = "\u05b0", "\u05bc"
+open_dicta = partial(
+    open_package,
+    "dicta_onnx",
+    language="Hebrew",
+    package="dicta-onnx",
+    source="nightingale-tts[he]",
+    otherwise=" or write the vowel points in the text.",
+)
 
 
 def open_step(files: LanguageFiles) -> Step:
     try:
-        package = open_diacritics_package()
+        package = open_dicta()
     except LanguagePackageMissing:
-        return as_pointed
+        return pass_marked(is_pointed, open_dicta)
     dicta = package.Dicta(str(find_model(files.folder)))
     return lambda text: str(dicta.add_diacritics(text))
 
 
-def open_diacritics_package() -> Any:
-    return open_package(
-        "dicta_onnx",
-        language="Hebrew",
-        package="dicta-onnx",
-        source="nightingale-tts[he]",
-        otherwise=" or write the vowel points in the text.",
-    )
-
-
-def as_pointed(text: str) -> str:
-    """The text itself, if its author wrote the vowels; otherwise the missing package is an error."""
-    if not any(NIQQUD_FIRST <= character <= NIQQUD_LAST for character in text):
-        open_diacritics_package()
-    return text
+def is_pointed(text: str) -> bool:
+    return any(NIQQUD_FIRST <= character <= NIQQUD_LAST for character in text)
 
 
 def find_model(folder: Path) -> Path:
-    """The diacritics network, which its package does not bring along."""
+    """Return the diacritics network, which the package does not include."""
     found = sorted(folder.glob("dicta*.onnx"))
     if not found:
         raise CheckpointError(

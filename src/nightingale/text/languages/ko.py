@@ -1,10 +1,10 @@
-"""Korean: Hangul syllables become Jamo, the letters of which the vocabulary is made."""
+"""Korean: Hangul syllables become Jamo, the letters of the vocabulary."""
 
 from __future__ import annotations
 
 from unicodedata import normalize
 
-from nightingale.text.languages.base import LanguageFiles, Step
+from nightingale.text.languages.language import LanguageFiles, Step
 
 
 def open_step(_files: LanguageFiles) -> Step:
@@ -12,5 +12,5 @@ def open_step(_files: LanguageFiles) -> Step:
 
 
 def to_jamo(text: str) -> str:
-    """Each syllable as its two or three Jamo. Compatible decomposition is the Hangul formula."""
+    """Split each syllable into its two or three Jamo, which is what NFKD does."""
     return normalize("NFKD", text).strip()

@@ -1,8 +1,8 @@
-"""Chinese: text is cut into words, and each glyph is spelled by its Cangjie keys.
+"""Chinese: text is split into words, and each glyph is spelled with its Cangjie keys.
 
-The vocabulary has no glyphs; it has the 26 Cangjie keys. Glyphs that share a code are told apart by their
-rank among them in the table. The table comes from the model's folder and the segmenter's model from its own;
-neither is fetched from here, so speaking never touches the network.
+The vocabulary has no glyphs, but the 26 Cangjie keys. Glyphs that share a code are distinguished by their
+rank in the table. The table comes from the model's folder and the segmenter's model from its own; neither is
+downloaded here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from unicodedata import category
 
 from nightingale.errors import CheckpointError, LanguagePackageMissing
-from nightingale.text.languages.base import LanguageFiles, Step, open_package
+from nightingale.text.languages.language import LanguageFiles, Step, open_package
 
 CANGJIE_FILE = "Cangjie5_TC.json"
 SEGMENTER_MODEL = "spacy_ontonotes"
@@ -31,7 +31,7 @@ def open_step(files: LanguageFiles) -> Step:
 
 
 def spell(text: str, codes: dict[str, str]) -> str:
-    """The text with every glyph of the table written as key tokens, closed by a full stop token."""
+    """Replace every glyph of the table by its key tokens and a full stop token."""
     return "".join(_keys(codes[c]) if category(c) == "Lo" and c in codes else c for c in text)
 
 
@@ -40,7 +40,7 @@ def _keys(code: str) -> str:
 
 
 def read_cangjie(path: Path) -> dict[str, str]:
-    """Glyph to code; a glyph that is the k-th (k > 0) to carry a code gets k appended."""
+    """Return the code of each glyph; a glyph that is the k-th (k > 0) with its code gets k appended."""
     try:
         rows = [row.split("\t")[:2] for row in json.loads(path.read_text(encoding="utf-8"))]
         code_of = dict(rows)
@@ -62,7 +62,7 @@ def read_cangjie(path: Path) -> dict[str, str]:
 
 
 def open_segmenter(folder: Path) -> Any:
-    """The word segmenter, from local files only: its constructor would download them otherwise."""
+    """Open the word segmenter from local files only: its constructor would download them otherwise."""
     package = open_package(
         "spacy_pkuseg", language="Chinese", package="spacy-pkuseg", source="nightingale-tts[zh]"
     )

@@ -1,6 +1,6 @@
 """Int8 matrix product with quantized inputs: the linear layers of T3, and of the flow.
 
-    y[m, n] = epilogue(bias[n] + Σ_b x_scale[m, b] · w_scale[n, b] · Σ_{i in block b} x_code[m, i] · w_code[n, i])
+    y[m, n] = epilogue(bias[n] + Σ_b x_scale[m, b] · w_scale[n, b] · Σ_{i in b} x_code[m, i] · w_code[n, i])
 
 Shapes and layout (k: inputs, blocks = k / QUANT_BLOCK)
     x               (rows, k) float32
@@ -79,8 +79,8 @@ class Epilogue(IntEnum):
 class GemmScratch:
     """A thread's memory for the quantized rows of a product and for one group of its outputs."""
 
-    def __init__(self, f: Function, address: Value, k: Value, blocks: Value, max_rows: int) -> None:
-        self.codes = f.pointer_at(address, I8)
+    def __init__(self, scratch: Pointer, k: Value, blocks: Value, max_rows: int) -> None:
+        self.codes = scratch.cast(I8)
         self.scales = self.codes.offset(k * max_rows).cast(F32)
         self.corrections = self.scales.offset(blocks * max_rows).cast(I32)
         self.product = self.corrections.offset(blocks * max_rows).cast(F32)
@@ -111,9 +111,8 @@ def emit_quantize_row(module: ir.Module, target: Target, norm: Norm, block: int 
     """Emit quantize_row: x (k) to codes (k), scales (k / block) and corrections, normalized first."""
     params = {"x": F32, "weight": F32, "bias": F32, "codes": I8, "scales": F32, "corrections": I32, "k": I64}
     f = Function(module, f"quantize_row_{norm.name}_{block}", params)
-    x, k = f.pointer("x"), f["k"]
-    mean = f.variable(f.const(0.0, F32))
-    factor = f.variable(f.const(1.0, F32))
+    x, weight, bias, codes, scales, corrections, k = f.params
+    mean, factor = f.variable(f.const(0.0, F32)), f.variable(f.const(1.0, F32))
     count = k.cast(F32)
     if norm == Norm.LAYER:
         total = f.variable(f.zeros(F32, LANES))
@@ -136,17 +135,17 @@ def emit_quantize_row(module: ir.Module, target: Target, norm: Norm, block: int 
             if norm == Norm.LAYER:
                 value = value - center
             if norm != Norm.NONE:
-                value = value * scale * f.pointer("weight").load_vector(at, LANES)
+                value = value * scale * weight.load_vector(at, LANES)
             if norm == Norm.LAYER:
-                value = value + f.pointer("bias").load_vector(at, LANES)
+                value = value + bias.load_vector(at, LANES)
             values.append(value)
-        f.pointer("scales")[number], codes = emit_quantization(values)
-        total_codes = f.zeros(I32, LANES)
-        for part, code in enumerate(codes):
-            total_codes = total_codes + code
-            f.pointer("codes")[number * block + part * LANES] = code.cast(I8)
+        scales[number], quantized = emit_quantization(values)
+        code_sum = f.zeros(I32, LANES)
+        for part, code in enumerate(quantized):
+            code_sum = code_sum + code
+            codes[number * block + part * LANES] = code.cast(I8)
         if not target.signed_weights:
-            f.pointer("corrections")[number] = total_codes.reduce_sum() * -ZERO_POINT
+            corrections[number] = code_sum.reduce_sum() * -ZERO_POINT
     f.ret()
     return f
 
@@ -175,37 +174,35 @@ def emit_dot_16(
 
 def emit_gemm(module: ir.Module, target: Target, rows: int, block: int = QUANT_BLOCK) -> Function:
     """Emit gemm: one group of outputs of `rows` rows, to product (rows, GROUP_OUTPUTS)."""
-    params = {
-        "w_codes": I8, "w_scales": F32, "x_codes": I8, "x_scales": F32, "x_corrections": I32, "product": F32
-    }  # fmt: skip
-    f = Function(module, f"gemm_{rows}_{block}", {**params, "k": I64})
-    w_codes, x_codes, k = f.pointer("w_codes"), f.pointer("x_codes"), f["k"]
-    blocks, at_once, parts = k // block, target.gemm_tiles(rows), range(TILE_OUTPUTS // target.lanes)
+    w = {"w_codes": I8, "w_scales": F32}
+    x = {"x_codes": I8, "x_scales": F32, "x_corrections": I32}
+    f = Function(module, f"gemm_{rows}_{block}", {**w, **x, "product": F32, "k": I64})
+    w_codes, w_scales, x_codes, x_scales, x_corrections, product, k = f.params
+    lanes, at_once = target.lanes, target.gemm_tiles(rows)
+    blocks, parts = k // block, range(TILE_OUTPUTS // lanes)
     registers = [(row, tile, part) for row in range(rows) for tile in range(at_once) for part in parts]
     for first in range(0, GROUP_TILES, at_once):
-        totals = {place: f.variable(f.zeros(F32, target.lanes)) for place in registers}
+        totals = {place: f.variable(f.zeros(F32, lanes)) for place in registers}
         with f.loop(blocks) as number:
-            sums = {place: f.variable(f.zeros(I32, target.lanes)) for place in registers}
+            sums = {place: f.variable(f.zeros(I32, lanes)) for place in registers}
             starts = [k * (first + tile) + number * block for tile in range(at_once)]
             tiles = [w_codes.offset(start * TILE_OUTPUTS) for start in starts]
             sources = [x_codes.offset(k * row + number * block) for row in range(rows)]
             with f.loop(block, step=4 * DOT_INPUTS) as i:
                 emit_dot_16(f, target, i, tiles, sources, sums)
             for row in range(rows):
-                x_scale = f.pointer("x_scales")[blocks * row + number]
-                correction = f.pointer("x_corrections")[blocks * row + number]
+                x_scale, correction = x_scales[blocks * row + number], x_corrections[blocks * row + number]
                 for tile in range(at_once):
                     for part in parts:
-                        at = (blocks * (first + tile) + number) * TILE_OUTPUTS + part * target.lanes
-                        w_scale = f.pointer("w_scales").load_vector(at, target.lanes)
-                        exact = sums[row, tile, part].value
+                        at = (blocks * (first + tile) + number) * TILE_OUTPUTS + part * lanes
+                        scale = w_scales.load_vector(at, lanes) * x_scale
+                        exact, total = sums[row, tile, part].value, totals[row, tile, part]
                         if not target.signed_weights:
                             exact = exact + correction
-                        total = totals[row, tile, part]
-                        total.value = exact.cast(F32).fma(w_scale * x_scale, total.value)
+                        total.value = exact.cast(F32).fma(scale, total.value)
         for row, tile, part in registers:
-            at = row * GROUP_OUTPUTS + (first + tile) * TILE_OUTPUTS + part * target.lanes
-            f.pointer("product")[at] = totals[row, tile, part].value
+            at = row * GROUP_OUTPUTS + (first + tile) * TILE_OUTPUTS + part * lanes
+            product[at] = totals[row, tile, part].value
     f.ret()
     return f
 
@@ -233,12 +230,12 @@ def emit_epilogue(module: ir.Module, epilogue: Epilogue) -> Function:
     """Emit epilogue: product (rows, GROUP_OUTPUTS) plus bias, through the activation, to rows of `out`."""
     params = {"product": F32, "bias": F32, "out": F32, "rows": I64, "stride": I64}
     f = Function(module, f"epilogue_{epilogue.name}", params)
-    with f.loop(f["rows"]) as row:
-        product = f.pointer("product").offset(row * GROUP_OUTPUTS)
-        out = f.pointer("out").offset(row * f["stride"])
-        outputs = GROUP_OUTPUTS // 2 if epilogue == Epilogue.SWIGLU else GROUP_OUTPUTS
+    products, bias, outs, rows, stride = f.params
+    outputs = GROUP_OUTPUTS // 2 if epilogue == Epilogue.SWIGLU else GROUP_OUTPUTS
+    with f.loop(rows) as row:
+        product, out = products.offset(row * GROUP_OUTPUTS), outs.offset(row * stride)
         for at in range(0, outputs, LANES):
-            value = product.load_vector(at, LANES) + f.pointer("bias").load_vector(at, LANES)
+            value = product.load_vector(at, LANES) + bias.load_vector(at, LANES)
             if epilogue == Epilogue.ADD:
                 value = value + out.load_vector(at, LANES)
             elif epilogue == Epilogue.SWIGLU:

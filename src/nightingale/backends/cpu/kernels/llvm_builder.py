@@ -3,10 +3,11 @@
 Read this before any other file of this package; every kernel is written with these four classes.
 
     f = Function(module, "sum", {"x": F32, "count": I64})   # void sum(float *x, int64_t count)
+    x, count = f.params
     total = f.variable(f.zeros(F32, 16))                    # a vector of sixteen floats
-    with f.loop(f["count"], step=16) as i:                  # for (i = 0; i < count; i += 16)
-        total.value += f.pointer("x").load_vector(i, 16)
-    f.pointer("x")[0] = total.value.reduce_sum()
+    with f.loop(count, step=16) as i:                       # for (i = 0; i < count; i += 16)
+        total.value += x.load_vector(i, 16)
+    x[0] = total.value.reduce_sum()
     f.ret()
 
 The Python code runs once, while the function is emitted: a Python `for` unrolls, `f.loop` loops at run time.
@@ -16,20 +17,23 @@ Vectors may be wider than the machine's registers; LLVM splits them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeAlias
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Final, TypeAlias
 
 from llvmlite import ir
 
 IRType: TypeAlias = Any
 """A type of LLVM; llvmlite has no annotations."""
 Operand: TypeAlias = "Value | float"
-I1, I8, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 32, 64))
+Index: TypeAlias = "Value | int"
+I8, I32, I64 = (ir.IntType(bits) for bits in (8, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
-FLOATS = (F16, F32)
-ADDRESS = ir.PointerType()
-SIZES = {I8: 1, I32: 4, I64: 8, F16: 2, F32: 4}
+FLOATS: Final = (F16, F32)
+ADDRESS: Final = ir.PointerType()
+SIZES: Final = {I8: 1, I32: 4, I64: 8, F16: 2, F32: 4}
 """Bytes of each element type."""
+WORDS: Final = "words"
+"""Declares a parameter that points to 64-bit integers; I64 declares an integer."""
 
 
 def vector_of(element: IRType, lanes: int) -> IRType:
@@ -37,12 +41,12 @@ def vector_of(element: IRType, lanes: int) -> IRType:
 
 
 def _binary(int_op: str, float_op: str) -> Callable[[Value, Operand], Value]:
-    """Return a method that emits one of two instructions, with a scalar operand splat to a vector's lanes."""
+    """Return a method that emits one of two instructions; a scalar operand is splat to a vector's lanes."""
 
     def emit(self: Value, other: Operand) -> Value:
         left = other.splat(self) if isinstance(other, Value) and other.lanes and not self.lanes else self
         instruction = getattr(self.function.builder, float_op if self.is_float else int_op)
-        return Value(self.function, instruction(left.raw, left.splat(other).raw))
+        return self.wrap(instruction(left.raw, left.splat(other).raw))
 
     return emit
 
@@ -51,7 +55,7 @@ def _comparison(predicate: str) -> Callable[[Value, Operand], Value]:
     def emit(self: Value, other: Operand) -> Value:
         builder = self.function.builder
         compare = builder.fcmp_ordered if self.is_float else builder.icmp_signed
-        return Value(self.function, compare(predicate, self.raw, self.splat(other).raw))
+        return self.wrap(compare(predicate, self.raw, self.splat(other).raw))
 
     return emit
 
@@ -66,6 +70,9 @@ class Value:
 
     def __init__(self, function: Function, raw: Any) -> None:
         self.function, self.raw = function, raw
+
+    def wrap(self, raw: Any) -> Value:
+        return Value(self.function, raw)
 
     @property
     def ir_type(self) -> IRType:
@@ -89,9 +96,7 @@ class Value:
         if isinstance(other, Value):
             return self.function.splat(other, self.lanes) if self.lanes and not other.lanes else other
         number = ir.Constant(self.element_type, float(other) if self.is_float else int(other))
-        return Value(
-            self.function, ir.Constant(self.ir_type, [number] * self.lanes) if self.lanes else number
-        )
+        return self.wrap(ir.Constant(self.ir_type, [number] * self.lanes) if self.lanes else number)
 
     __add__ = __radd__ = _binary("add", "fadd")
     __sub__ = _binary("sub", "fsub")
@@ -110,12 +115,11 @@ class Value:
 
     def select(self, if_true: Value, if_false: Operand) -> Value:
         """Choose lane by lane; this value is the result of a comparison."""
-        return Value(
-            self.function, self.function.builder.select(self.raw, if_true.raw, if_true.splat(if_false).raw)
-        )
+        select = self.function.builder.select
+        return self.wrap(select(self.raw, if_true.raw, if_true.splat(if_false).raw))
 
     def cast(self, element: IRType) -> Value:
-        """Convert to another element type; integers are signed."""
+        """Convert to another element type; integers are signed, and never widened."""
         builder, own = self.function.builder, self.element_type
         if element == own:
             return self
@@ -123,25 +127,21 @@ class Value:
             convert = builder.fpext if SIZES[element] > SIZES[own] else builder.fptrunc
         elif self.is_float:
             convert = builder.fptosi
-        elif element in FLOATS:
-            convert = builder.sitofp
         else:
-            convert = builder.sext if element.width > own.width else builder.trunc
-        return Value(
-            self.function, convert(self.raw, vector_of(element, self.lanes) if self.lanes else element)
-        )
+            convert = builder.sitofp if element in FLOATS else builder.trunc
+        return self.wrap(convert(self.raw, vector_of(element, self.lanes) if self.lanes else element))
 
     def bitcast(self, ir_type: IRType) -> Value:
-        return Value(self.function, self.function.builder.bitcast(self.raw, ir_type))
+        return self.wrap(self.function.builder.bitcast(self.raw, ir_type))
 
     def extract(self, lane: int) -> Value:
-        return Value(self.function, self.function.builder.extract_element(self.raw, ir.Constant(I32, lane)))
+        return self.wrap(self.function.builder.extract_element(self.raw, ir.Constant(I32, lane)))
 
     def shuffle(self, lanes: Sequence[int]) -> Value:
         """Return a vector of the lanes with these numbers."""
         mask = ir.Constant(vector_of(I32, len(lanes)), list(lanes))
         unused = ir.Constant(self.ir_type, ir.Undefined)
-        return Value(self.function, self.function.builder.shuffle_vector(self.raw, unused, mask))
+        return self.wrap(self.function.builder.shuffle_vector(self.raw, unused, mask))
 
     def _intrinsic(self, name: str, *others: Operand) -> Value:
         operands = [self, *(self.splat(other) for other in others)]
@@ -165,7 +165,7 @@ class Value:
         return self._intrinsic("minnum" if self.is_float else "smin", other)
 
     def max(self, other: Operand) -> Value:
-        return self._intrinsic("maxnum" if self.is_float else "smax", other)
+        return self._intrinsic("maxnum", other)
 
     def _reduce(self, name: str, *start: Value) -> Value:
         name = f"llvm.vector.reduce.{name}.{_suffix(self.ir_type)}"
@@ -211,85 +211,71 @@ class Pointer:
     def __init__(self, function: Function, address: Any, element: IRType) -> None:
         self.function, self.address, self.element = function, address, element
 
-    def offset(self, index: Value | int) -> Pointer:
+    def offset(self, index: Index) -> Pointer:
         return Pointer(self.function, self._at(index), self.element)
 
     def cast(self, element: IRType) -> Pointer:
         """Read the same memory as another type."""
         return Pointer(self.function, self.address, element)
 
-    def load_vector(self, index: Value | int, lanes: int) -> Value:
+    def load_vector(self, index: Index, lanes: int) -> Value:
         return self._load(index, vector_of(self.element, lanes))
 
-    def __getitem__(self, index: Value | int) -> Value:
+    def __getitem__(self, index: Index) -> Value:
         return self._load(index, self.element)
 
-    def __setitem__(self, index: Value | int, value: Value) -> None:
+    def __setitem__(self, index: Index, value: Value) -> None:
         """Store a scalar, or a vector over as many elements as it has lanes."""
         self.function.builder.store(value.raw, self._at(index), align=SIZES[self.element])
 
-    def prefetch(self, index: Value | int) -> None:
+    def prefetch(self, index: Index) -> None:
         read_keep_data = [self.function.const(fact, I32) for fact in (0, 3, 1)]
         address = Value(self.function, self._at(index))
         self.function.intrinsic("llvm.prefetch.p0", ir.VoidType(), [address, *read_keep_data])
 
-    def fetch_add(self, index: Value | int, value: int) -> Value:
+    def fetch_add(self, index: Index, value: int) -> Value:
         """Add atomically, with acquire and release ordering, and return what was there before."""
-        number = ir.Constant(self.element, value)
-        previous = self.function.builder.atomic_rmw("add", self._at(index), number, "acq_rel")
-        return Value(self.function, previous)
+        add = self.function.builder.atomic_rmw
+        return Value(self.function, add("add", self._at(index), ir.Constant(self.element, value), "acq_rel"))
 
-    def load_acquire(self, index: Value | int) -> Value:
+    def load_acquire(self, index: Index) -> Value:
         """Load atomically; what the releasing thread wrote before its release is visible afterwards."""
-        load = self.function.builder.load_atomic
-        return Value(self.function, load(self._at(index), "acquire", SIZES[self.element], typ=self.element))
+        load, size = self.function.builder.load_atomic, SIZES[self.element]
+        return Value(self.function, load(self._at(index), "acquire", size, typ=self.element))
 
-    def exchange_release(self, index: Value | int, value: Value) -> None:
+    def exchange_release(self, index: Index, value: Value) -> None:
         """Store atomically; a thread that acquires it sees everything that was written before."""
         self.function.builder.atomic_rmw("xchg", self._at(index), value.raw, "release")
 
-    def _at(self, index: Value | int) -> Any:
+    def _at(self, index: Index) -> Any:
         raw = index.raw if isinstance(index, Value) else ir.Constant(I64, int(index))
         return self.function.builder.gep(self.address, [raw], source_etype=self.element)
 
-    def _load(self, index: Value | int, ir_type: IRType) -> Value:
-        raw = self.function.builder.load(self._at(index), align=SIZES[self.element], typ=ir_type)
-        return Value(self.function, raw)
+    def _load(self, index: Index, ir_type: IRType) -> Value:
+        load, size = self.function.builder.load, SIZES[self.element]
+        return Value(self.function, load(self._at(index), align=size, typ=ir_type))
 
 
 class Function:
     """A function without a result, while it is being emitted."""
 
-    def __init__(
-        self, module: ir.Module, name: str, params: Mapping[str, IRType], *, tables: Sequence[str] = ()
-    ) -> None:
-        """Declare a function.
-
-        Args:
-            module: Where it is emitted.
-            name: Its symbol.
-            params: By name, I64 for an integer; any other type for a pointer to elements of it.
-            tables: The parameters of type I64 that are pointers all the same.
-        """
-        self.module = module
-        self._elements = {key: type_ for key, type_ in params.items() if type_ != I64 or key in tables}
-        types = [ADDRESS if key in self._elements else I64 for key in params]
-        self.raw = ir.Function(module, ir.FunctionType(ir.VoidType(), types), name)
-        self._args = dict(zip(params, self.raw.args, strict=True))
+    def __init__(self, module: ir.Module, name: str, params: Mapping[str, IRType]) -> None:
+        """Declare a function; a type other than I64 declares a pointer to elements of it."""
+        types = [I64 if param == I64 else ADDRESS for param in params.values()]
+        self.module, self.raw = module, ir.Function(module, ir.FunctionType(ir.VoidType(), types), name)
         first, self._body = self.raw.append_basic_block(), self.raw.append_basic_block()
         self.entry, self.builder = ir.IRBuilder(first), ir.IRBuilder(self._body)
+        self.params: list[Any] = [
+            Value(self, raw) if param == I64 else Pointer(self, raw, I64 if param is WORDS else param)
+            for param, raw in zip(params.values(), self.raw.args, strict=True)
+        ]
+        """A `Value` or a `Pointer` for each parameter."""
         self._loop_exit: Any = None
 
     def ret(self) -> None:
         """End the function."""
         self.builder.ret_void()
         self.entry.branch(self._body)
-
-    def __getitem__(self, name: str) -> Value:
-        return Value(self, self._args[name])
-
-    def pointer(self, name: str) -> Pointer:
-        return Pointer(self, self._args[name], self._elements[name])
 
     def pointer_at(self, address: Value, element: IRType) -> Pointer:
         """Return a pointer from an address that is an integer."""
@@ -307,7 +293,7 @@ class Function:
         return Value(self, ir.Constant(vector_of(element, lanes), [zero] * lanes))
 
     def iota(self, lanes: int) -> Value:
-        """Return the vector 0, 1, 2 …"""
+        """Return the vector 0, 1, 2 and so on."""
         return Value(self, ir.Constant(vector_of(I64, lanes), list(range(lanes))))
 
     def variable(self, initial: Value) -> Variable:
@@ -320,7 +306,7 @@ class Function:
         return Value(self, first).shuffle([0] * lanes)
 
     @contextmanager
-    def loop(self, end: Value | int, *, start: Value | int = 0, step: int = 1) -> Iterator[Value]:
+    def loop(self, end: Index, *, start: Index = 0, step: int = 1) -> Iterator[Value]:
         """Loop over range(start, end, step)."""
         first, last = (n if isinstance(n, Value) else self.const(n) for n in (start, end))
         index = self.variable(first)
@@ -347,16 +333,14 @@ class Function:
         self.builder.cbranch(condition.raw, self._loop_exit, following)
         self.builder.position_at_end(following)
 
-    @contextmanager
-    def if_then(self, condition: Value) -> Iterator[None]:
-        with self.builder.if_then(condition.raw):
-            yield
+    def if_then(self, condition: Value) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = self.builder.if_then(condition.raw)
+        return context
 
-    @contextmanager
-    def if_else(self, condition: Value) -> Iterator[Any]:
-        """Yield two contexts, the first for the branch where the condition holds."""
-        with self.builder.if_else(condition.raw) as branches:
-            yield branches
+    def if_else(self, condition: Value) -> AbstractContextManager[Any]:
+        """Return a context of two contexts, the first for the branch where the condition holds."""
+        context: AbstractContextManager[Any] = self.builder.if_else(condition.raw)
+        return context
 
     def call(self, function: Function, *args: Value | Pointer) -> None:
         self.builder.call(function.raw, [a.address if isinstance(a, Pointer) else a.raw for a in args])

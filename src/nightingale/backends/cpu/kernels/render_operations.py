@@ -50,7 +50,7 @@ class RenderOpcode(IntEnum):
 
 
 LINEAR_OPCODES: Final = {128: RenderOpcode.LINEAR_128, 64: RenderOpcode.LINEAR_64}
-"""By the number of inputs that share a scale."""
+"""Opcodes by the number of inputs that share a scale."""
 
 
 class SnakeOp(OpArg):
@@ -73,9 +73,6 @@ class RowsLinearOp(OpArg):
     ROWS = I64
     OUTPUTS = I64
     K = I64
-    SCRATCH = I64
-    SCRATCH_BYTES = I64
-    """Of one thread."""
 
 
 def linear_scratch_bytes(k: int) -> int:
@@ -103,14 +100,10 @@ def emit_render_module(target: Target) -> ir.Module:
 
 def _emit_snake(module: ir.Module) -> Operation:
     f = Operation(module, "snake")
-    x, out, alphas, inverses = (
-        f.arg_pointer(name) for name in (SnakeOp.X, SnakeOp.OUT, SnakeOp.ALPHA, SnakeOp.INVERSE_ALPHA)
-    )
-    count = f.arg(SnakeOp.COLUMNS)
-    begin, end = f.thread_range(f.arg(SnakeOp.CHANNELS))
+    x, out, alphas, inverses, channels, count, x_stride, out_stride = f.args(*SnakeOp)
+    begin, end = f.thread_range(channels)
     with f.loop(end, start=begin) as channel:
-        source = x.offset(channel * f.arg(SnakeOp.X_STRIDE))
-        result = out.offset(channel * f.arg(SnakeOp.OUT_STRIDE))
+        source, result = x.offset(channel * x_stride), out.offset(channel * out_stride)
         alpha, inverse = alphas[channel], inverses[channel]
 
         def snake(value: Value) -> Value:
@@ -130,20 +123,17 @@ def _emit_linear(
 ) -> Operation:
     gemm = Gemm(module, target, block)
     f = Operation(module, f"linear_{block}")
-    pointers = (name for name in RowsLinearOp if name.element != I64)
-    x, weights, scales, bias, out = map(f.arg_pointer, pointers)
-    k, stride = f.arg(RowsLinearOp.K), f.arg(RowsLinearOp.OUTPUTS)
+    x, weights, scales, bias, out, rows, outputs, k = f.args(*RowsLinearOp)
     blocks = k // block
-    address = f.arg(RowsLinearOp.SCRATCH) + f.arg(RowsLinearOp.SCRATCH_BYTES) * f["thread"]
-    scratch = GemmScratch(f, address, k, blocks, ROWS_PER_PASS)
-    begin, end = f.thread_range(f.arg(RowsLinearOp.ROWS), ROWS_PER_PASS)
+    scratch = GemmScratch(f.scratch, k, blocks, ROWS_PER_PASS)
+    begin, end = f.thread_range(rows, ROWS_PER_PASS)
     with f.loop(end, start=begin, step=ROWS_PER_PASS) as first:
         count = (first + ROWS_PER_PASS).min(end) - first
         with f.loop(count) as row:
             f.call(quantize_row, x.offset((first + row) * k), bias, bias, *scratch.row(row), k)
-        with f.loop(stride // GROUP_OUTPUTS) as group:
+        with f.loop(outputs // GROUP_OUTPUTS) as group:
             at = group * GROUP_OUTPUTS
             gemm.emit_call(f, weights.offset(at * k), scales.offset(at * blocks), scratch, count)
-            f.call(store, scratch.product, bias.offset(at), out.offset(first * stride + at), count, stride)
+            f.call(store, scratch.product, bias.offset(at), out.offset(first * outputs + at), count, outputs)
     f.ret()
     return f

@@ -39,23 +39,22 @@ def emit_attention(module: ir.Module, *, head_dim: int, rotary: bool) -> Functio
     """
     arrays = {"qkv": F32, "keys": F16, "values": F16, "cos": F32, "sin": F32, "out": F32, "logits": F32}
     f = Function(module, "attention", {**arrays, "tokens": I64, "past": I64, "width": I64})
-    qkv, keys, values, logits = (f.pointer(name) for name in ("qkv", "keys", "values", "logits"))
-    parts, width = range(0, head_dim, LANES), f["width"]
+    qkv, keys, values, cosines, sines, out, logits, tokens, past, width = f.params
+    parts = range(0, head_dim, LANES)
 
     def rotate(start: Value, position: Value) -> list[Value]:
         x = [qkv.load_vector(start + at, LANES) for at in parts]
         if not rotary:
             return x
         cos, sin = (
-            [f.pointer(name).load_vector(position * head_dim + at, LANES) for at in parts]
-            for name in ("cos", "sin")
+            [table.load_vector(position * head_dim + at, LANES) for at in parts] for table in (cosines, sines)
         )
         half = len(x) // 2
         swapped = [-part for part in x[half:]] + x[:half]
         return [(a * c) + (b * s) for a, b, c, s in zip(x, swapped, cos, sin, strict=True)]
 
-    with f.loop(f["tokens"]) as token:
-        position, start = f["past"] + token, token * width * 3
+    with f.loop(tokens) as token:
+        position, start = past + token, token * width * 3
         key = keys.offset(position // LANES * (head_dim * LANES) + position % LANES)
         for number, part in enumerate(rotate(start + width, position)):
             small = part.cast(F16)
@@ -65,13 +64,13 @@ def emit_attention(module: ir.Module, *, head_dim: int, rotary: bool) -> Functio
             part = qkv.load_vector(start + width * 2 + at, LANES)
             values[position * head_dim + at] = part.cast(F16)
     query = f.stack_array(F32, head_dim)
-    with f.loop(f["tokens"]) as token:
-        count = f["past"] + token + 1
+    with f.loop(tokens) as token:
+        count = past + token + 1
         for at, part in zip(parts, rotate(token * width * 3, count - 1), strict=True):
             query[at] = part * head_dim**-0.5
         blocks = (count + (LANES - 1)) // LANES
         with f.loop(blocks) as block:
-            _emit_logits(f, query, keys, block, count, head_dim)
+            logits[block * LANES] = _emit_logits(f, query, keys, block, count, head_dim)
         total = emit_softmax_numerators(f, logits, blocks)
         sums = [f.variable(f.zeros(F32, LANES)) for _ in parts]
         with f.loop(count) as position:
@@ -81,19 +80,19 @@ def emit_attention(module: ir.Module, *, head_dim: int, rotary: bool) -> Functio
                 part_sum.value = value.fma(weight, part_sum.value)
         scale = f.const(1.0, F32) / total
         for at, part_sum in zip(parts, sums, strict=True):
-            f.pointer("out")[token * width + at] = part_sum.value * scale
+            out[token * width + at] = part_sum.value * scale
     f.ret()
     return f
 
 
 def _emit_logits(
     f: Function, query: Pointer, keys: Pointer, block: Value, count: Value, head_dim: int
-) -> None:
-    """Write the logits of one block of positions."""
+) -> Value:
+    """Return the logits of one block of positions."""
     sums = [f.zeros(F32, LANES)] * 4
     for d in range(head_dim):
         key = keys.load_vector((block * head_dim + d) * LANES, LANES).cast(F32)
         sums[d % 4] = key.fma(query[d], sums[d % 4])
     logit = (sums[0] + sums[1]) + (sums[2] + sums[3])
     in_cache = (f.iota(LANES) + block * LANES) < count
-    f.pointer("logits")[block * LANES] = in_cache.select(logit, -math.inf)
+    return in_cache.select(logit, -math.inf)

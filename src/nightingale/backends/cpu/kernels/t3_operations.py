@@ -40,7 +40,7 @@ from nightingale.backends.cpu.kernels.int8_gemm import (
     emit_epilogue,
     emit_quantize_row,
 )
-from nightingale.backends.cpu.kernels.llvm_builder import F16, F32, I8, I64
+from nightingale.backends.cpu.kernels.llvm_builder import F16, F32, I8, I64, WORDS
 from nightingale.backends.cpu.kernels.t3_attention import emit_attention
 from nightingale.backends.cpu.kernels.target import Target
 from nightingale.backends.cpu.kernels.thread_pool import (
@@ -91,11 +91,8 @@ class T3Job(JobArg):
     LOGITS_TOKENS = I64
     """The last so many tokens get logits."""
     SEQUENCE_COUNT = I64
-    SEQUENCES = I64
-    """Address of (SEQUENCE_COUNT, len(SequenceField)) words."""
-    SCRATCH = I64
-    SCRATCH_BYTES = I64
-    """Of one thread."""
+    SEQUENCES = WORDS
+    """Points to (SEQUENCE_COUNT, len(SequenceField)) words."""
     ATTENTION_OUT = F32
     COS = F32
     SIN = F32
@@ -117,9 +114,8 @@ class SequenceField(IntEnum):
 
 
 def scratch_bytes(max_k: int, positions: int) -> int:
-    """Return the bytes that a thread needs for rows of `max_k` inputs and for logits of so many positions."""
-    size = GemmScratch.size_bytes(max_k, QUANT_BLOCK, MAX_TOKENS) + 4 * positions
-    return -(-size // 4096) * 4096
+    """Return the bytes that a thread needs for rows of `max_k` inputs, or for logits of so many positions."""
+    return max(GemmScratch.size_bytes(max_k, QUANT_BLOCK, MAX_TOKENS), 4 * positions)
 
 
 def emit_t3_step(target: Target, *, head_dim: int, rotary: bool) -> ir.Module:
@@ -138,27 +134,23 @@ def _emit_linear(module: ir.Module, target: Target) -> Operation:
     gemm = Gemm(module, target)
     epilogues = {epilogue: emit_epilogue(module, epilogue) for epilogue in Epilogue}
     f = Operation(module, "linear")
-    k, stride, tokens = f.arg(LinearOp.K), f.arg(LinearOp.OUT_STRIDE), f.arg(T3Job.TOKENS)
-    blocks = k // QUANT_BLOCK
-    rows = (f.arg(LinearOp.LOGITS_ONLY) > 0).select(f.arg(T3Job.LOGITS_TOKENS), tokens)
-    x = f.arg_pointer(LinearOp.X).offset((tokens - rows) * k)
-    scratch_address = f.arg(T3Job.SCRATCH) + f.arg(T3Job.SCRATCH_BYTES) * f["thread"]
-    scratch = GemmScratch(f, scratch_address, k, blocks, MAX_TOKENS)
-    wanted, weight, bias = (
-        f.arg(LinearOp.NORM), f.arg_pointer(LinearOp.NORM_WEIGHT), f.arg_pointer(LinearOp.NORM_BIAS)
-    )  # fmt: skip
-    for norm, function in quantize.items():
-        with f.if_then(wanted.equals(norm)), f.loop(rows) as row:
-            f.call(function, x.offset(row * k), weight, bias, *scratch.row(row), k)
-    groups, epilogue = f.arg(LinearOp.GROUPS), f.arg(LinearOp.EPILOGUE)
+    (
+        groups, xs, norm, norm_weight, norm_bias, w_codes, w_scales, bias, out,
+        k, epilogue, stride, logits_only,
+    ) = f.args(*LinearOp)  # fmt: skip
+    tokens, logits_tokens = f.args(T3Job.TOKENS, T3Job.LOGITS_TOKENS)
+    blocks, threads, claims = k // QUANT_BLOCK, f.threads, f.claims
+    scratch = GemmScratch(f.scratch, k, blocks, MAX_TOKENS)
+    rows = (logits_only > 0).select(logits_tokens, tokens)
+    x = xs.offset((tokens - rows) * k)
+    for known_norm, function in quantize.items():
+        with f.if_then(norm.equals(known_norm)), f.loop(rows) as row:
+            f.call(function, x.offset(row * k), norm_weight, norm_bias, *scratch.row(row), k)
     outputs = epilogue.equals(Epilogue.SWIGLU).select(f.const(GROUP_OUTPUTS // 2), GROUP_OUTPUTS)
-    w_codes, w_scales = f.arg_pointer(LinearOp.W_CODES), f.arg_pointer(LinearOp.W_SCALES)
-    biases, out = f.arg_pointer(LinearOp.BIAS), f.arg_pointer(LinearOp.OUT)
     groups = (rows > 0).select(groups, 0)
-    threads, claims = f.threads, f.claims
     front, claimed = f.variable(f.const(0)), f.variable(f.const(0))
     with f.loop(threads) as turn, f.loop_forever():
-        owner = (f["thread"] + turn) % threads
+        owner = (f.thread + turn) % threads
         first, end = groups * owner // threads, groups * (owner + 1) // threads
         claim = claims.offset(owner * CLAIM_WORDS)
         f.break_if(claim.fetch_add(ClaimField.TAKEN, 1) >= end - first)
@@ -169,11 +161,9 @@ def _emit_linear(module: ir.Module, target: Target) -> Operation:
             with stolen:
                 claimed.value = end - 1 - claim.fetch_add(ClaimField.STOLEN, 1)
         group = claimed.value
-        gemm.emit_call(
-            f, w_codes.offset(group * k * GROUP_OUTPUTS), w_scales.offset(group * blocks * GROUP_OUTPUTS),
-            scratch, rows,
-        )  # fmt: skip
-        group_bias, group_out = biases.offset(group * GROUP_OUTPUTS), out.offset(group * outputs)
+        at = group * GROUP_OUTPUTS
+        gemm.emit_call(f, w_codes.offset(at * k), w_scales.offset(at * blocks), scratch, rows)
+        group_bias, group_out = bias.offset(at), out.offset(group * outputs)
         for known, function in epilogues.items():
             with f.if_then(epilogue.equals(known)):
                 f.call(function, scratch.product, group_bias, group_out, rows, stride)
@@ -184,23 +174,20 @@ def _emit_linear(module: ir.Module, target: Target) -> Operation:
 def _emit_attention(module: ir.Module, *, head_dim: int, rotary: bool) -> Operation:
     attention = emit_attention(module, head_dim=head_dim, rotary=rotary)
     f = Operation(module, "attention_heads")
-    qkv, out = f.arg_pointer(AttentionOp.QKV), f.arg_pointer(T3Job.ATTENTION_OUT)
-    keys, values = f.arg_pointer(AttentionOp.KEYS), f.arg_pointer(AttentionOp.VALUES)
-    cos, sin = f.arg_pointer(T3Job.COS), f.arg_pointer(T3Job.SIN)
-    sequences, stride, heads = f.arg_pointer(T3Job.SEQUENCES), f.arg(T3Job.HEAD_STRIDE), f.arg(T3Job.HEADS)
-    width, count = heads * head_dim, f.arg(T3Job.SEQUENCE_COUNT) * heads
-    logits = f.pointer_at(f.arg(T3Job.SCRATCH) + f.arg(T3Job.SCRATCH_BYTES) * f["thread"], F32)
-    claims = f.claims
+    qkv, keys, values = f.args(*AttentionOp)
+    _, _, count, sequences, out, cos, sin, heads, head_stride, row_stride = f.args(*T3Job)
+    width, claims, logits = heads * head_dim, f.claims, f.scratch.cast(F32)
+    units = count * heads
     with f.loop_forever():
-        number = claims.fetch_add(ClaimField.TAKEN, 1)
-        f.break_if(number >= count)
-        sequence, head = sequences.offset(number // heads * len(SequenceField)), number % heads
-        first = sequence[SequenceField.FIRST_TOKEN]
-        cache = sequence[SequenceField.CACHE_ROW] * f.arg(T3Job.CACHE_ROW_STRIDE) + head * stride
+        unit = claims.fetch_add(ClaimField.TAKEN, 1)
+        f.break_if(unit >= units)
+        sequence, head = sequences.offset(unit // heads * len(SequenceField)), unit % heads
+        first, tokens, row, past = (sequence[field] for field in SequenceField)
+        cache = row * row_stride + head * head_stride
         f.call(
             attention, qkv.offset(first * width * 3 + head * head_dim), keys.offset(cache),
             values.offset(cache), cos, sin, out.offset(first * width + head * head_dim), logits,
-            sequence[SequenceField.TOKENS], sequence[SequenceField.PAST], width,
+            tokens, past, width,
         )  # fmt: skip
     f.ret()
     return f

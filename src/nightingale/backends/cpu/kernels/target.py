@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from llvmlite import binding, ir
 
@@ -39,7 +39,7 @@ class Target:
     lanes: int
     """int32 sums of one dot-product instruction."""
     signed_weights: bool
-    """True where the instruction takes int8 weights; otherwise they are stored as uint8, offset by ZERO_POINT."""
+    """True: the instruction takes int8 weights. False: they are stored as uint8, plus ZERO_POINT."""
     prefetch_bytes: int
     """Distance at which weights are prefetched. 0: the hardware does it by itself."""
     spins_per_ms: int
@@ -81,52 +81,50 @@ class Target:
             yield broadcast.bitcast(vector_of(I8, self.lanes * DOT_INPUTS))
 
 
+NEON: Final = Target(
+    isa=Isa.NEON, lanes=4, signed_weights=True, prefetch_bytes=0, spins_per_ms=100_000, features="+dotprod"
+)
+AVX512: Final = Target(
+    isa=Isa.AVX512, lanes=16, signed_weights=False, prefetch_bytes=1024, spins_per_ms=20_000
+)
+AVX_VNNI: Final = replace(AVX512, isa=Isa.AVX_VNNI, lanes=8)
+
+
 def detect_target() -> Target | str:
     """Return the target of this machine, or the reason why there is none."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     features = binding.get_host_cpu_features()
-    llvm = {
-        "triple": binding.get_process_triple(),
-        "cpu": binding.get_host_cpu_name(),
-        "features": features.flatten(),
-    }
-    return select_target(platform.machine().lower(), dict(features), llvm, has_dotprod=has_dotprod())
+    target = select_target(platform.machine().lower(), dict(features), has_dotprod=has_dotprod())
+    if isinstance(target, str):
+        return target
+    flags = ",".join(filter(None, (features.flatten(), target.features)))
+    triple, cpu = binding.get_process_triple(), binding.get_host_cpu_name()
+    return replace(target, triple=triple, cpu=cpu, features=flags)
 
 
-def select_target(
-    machine: str, features: dict[str, bool], llvm: dict[str, Any], *, has_dotprod: bool
-) -> Target | str:
-    """Return the target of a machine with these CPU features, or the reason why there is none.
+def select_target(machine: str, features: Mapping[str, bool], *, has_dotprod: bool) -> Target | str:
+    """Return the target of a type of machine with these features, or the reason why there is none.
 
-    Args:
-        machine: As `platform.machine()` names it, in lower case.
-        features: The features that LLVM reports.
-        llvm: `triple`, `cpu` and `features` of the target.
-        has_dotprod: The answer of `has_dotprod()`; it matters on ARM only.
+    `has_dotprod` matters on ARM only, where LLVM does not report that feature.
     """
     if machine in ("aarch64", "arm64"):
         if not has_dotprod:
             return "this processor has no int8 dot-product instruction (ARM's dotprod)"
-        llvm = {**llvm, "features": ",".join(filter(None, (llvm["features"], "+dotprod")))}
-        return Target(
-            isa=Isa.NEON, lanes=4, signed_weights=True, prefetch_bytes=0, spins_per_ms=100_000, **llvm
-        )
+        return NEON
     if machine not in ("x86_64", "amd64"):
         return f"there are no kernels for processors of type {machine!r}"
-    for isa, lanes, needed in (
-        (Isa.AVX512, 16, ("avx512vnni", "avx512bw", "avx512vl")),
-        (Isa.AVX_VNNI, 8, ("avxvnni", "f16c")),
+    for target, needed in (
+        (AVX512, ("avx512vnni", "avx512bw", "avx512vl")),
+        (AVX_VNNI, ("avxvnni", "f16c")),
     ):
         if all(features.get(name) for name in needed):
-            return Target(
-                isa=isa, lanes=lanes, signed_weights=False, prefetch_bytes=1024, spins_per_ms=20_000, **llvm
-            )
+            return target
     return "this processor has no int8 dot-product instruction (x86's VNNI)"
 
 
 def has_dotprod() -> bool:
-    """Return True if an ARM processor has the dot-product instructions, which LLVM does not report."""
+    """Return whether an ARM processor has the dot-product instructions."""
     if sys.platform == "darwin":
         return True  # every Apple silicon has them
     try:

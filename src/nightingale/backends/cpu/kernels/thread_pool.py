@@ -3,14 +3,14 @@
 A *job* is a list of operations that all threads run in the same order, with a barrier after each one:
 
     run(job, thread):
-        for op in job.ops:
+        for op in job.OPS:
             operations[op.OPCODE](job, op, thread)     # every thread computes its share
             barrier(job, op)
 
-Jobs and operations are rows of 64-bit words in numpy arrays, addressed through the enums below: a few words
-that the pool itself reads, then arguments, from `FIRST_ARG` on. An argument is an integer or an address.
-The calling thread is thread 0. The others wait in `worker_loop`, where they spin for the next run for some
-time and then park in Python on a lock.
+Jobs and operations are rows of 64-bit words in numpy arrays, addressed through the enums below: some words
+that the pool itself reads, then arguments from FIRST_ARG on, which are integers or addresses. The calling
+thread is thread 0. The others wait in `worker_loop`, where they spin for the next run for some time and then
+park in Python.
 
 Why it is fast: a step of T3 is many short operations. Between two of them a thread waits by spinning on one
 cache line; neither Python nor the operating system is involved. docs/internals/cpu-kernels.md describes who
@@ -19,11 +19,13 @@ writes which word, and with which memory ordering.
 
 from __future__ import annotations
 
+import mmap
 import threading
 import weakref
 from collections.abc import Mapping
 from enum import IntEnum
 from functools import partial
+from queue import SimpleQueue
 from typing import Any, Final
 
 import numpy as np
@@ -31,19 +33,17 @@ from llvmlite import ir
 from numpy.typing import NDArray
 
 from nightingale.backends.cpu.kernels.jit import YIELD_SYMBOL, CompiledModule
-from nightingale.backends.cpu.kernels.llvm_builder import I32, I64, Function, IRType, Pointer, Value, Variable
+from nightingale.backends.cpu.kernels.llvm_builder import I32, I64, WORDS, Function, Pointer, Value, Variable
 from nightingale.backends.cpu.kernels.target import Target
 from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
 
+Words = NDArray[np.int64]
 SPIN_MS_BEFORE_YIELD: Final = 0.1
 """A thread that has spun for so long yields its core before each further look."""
-LINE_WORDS: Final = 8
-"""64-bit words of a cache line. Words that different threads write lie in different lines."""
-FIRST_ARG: Final = 3
-OP_WORDS: Final = 3 * LINE_WORDS
-JOB_WORDS: Final = 5 * LINE_WORDS
-CLAIM_WORDS: Final = LINE_WORDS
-WORKER_WORDS: Final = LINE_WORDS
+LINE: Final = 8
+"""Words of a cache line. Words that different threads write lie in different lines."""
+OP_WORDS, JOB_WORDS, CLAIM_WORDS, WORKER_WORDS = 3 * LINE, 5 * LINE, LINE, LINE
+FIRST_ARG: Final = 5
 
 
 class OpField(IntEnum):
@@ -60,14 +60,17 @@ class JobField(IntEnum):
     OPS = 0
     OP_COUNT = 1
     THREADS = 2
-    ARRIVED = 3 * LINE_WORDS
+    SCRATCH = 3
+    """Address of (threads, SCRATCH_BYTES) bytes that only the thread itself uses."""
+    SCRATCH_BYTES = 4
+    ARRIVED = 3 * LINE
     """Threads that have reached the current barrier."""
-    PHASE = 4 * LINE_WORDS
+    PHASE = 4 * LINE
     """Barriers that all threads have passed."""
 
 
 class ClaimField(IntEnum):
-    """Words of a thread's counters of claimed work, a cache line each; the barrier sets them to zero."""
+    """Words of a thread's counters of claimed work; the barrier sets them to zero."""
 
     TAKEN = 0
     """Units of the thread's share that were claimed, by itself or by others."""
@@ -76,7 +79,7 @@ class ClaimField(IntEnum):
 
 
 class WorkerField(IntEnum):
-    """Words of a worker, a cache line each."""
+    """Words of a worker."""
 
     STATE = 0
     STATE_BEFORE = 1
@@ -92,14 +95,14 @@ class WorkerState(IntEnum):
 
 
 class Arg(IntEnum):
-    """Base of the enums of arguments: members are numbered from FIRST_ARG on and declared by their type.
+    """Base of enums of arguments: members are numbered from FIRST_ARG on, and declared by their type.
 
-    I64 declares an integer, any other type a pointer to elements of it.
+    I64 declares an integer, WORDS a pointer to 64-bit words, any other type a pointer to elements of it.
     """
 
-    element: IRType
+    element: Any
 
-    def __new__(cls, element: IRType) -> Arg:
+    def __new__(cls, element: Any) -> Arg:
         index = FIRST_ARG + len(cls.__members__)
         member = int.__new__(cls, index)
         member._value_, member.element = index, element
@@ -115,48 +118,51 @@ class JobArg(Arg):
 
 
 class Operation(Function):
-    """An operation while it is being emitted: a function of the job, the operation and the thread's number."""
+    """A function of the job, the operation and the thread's number, while it is being emitted."""
 
     def __init__(self, module: ir.Module, name: str) -> None:
-        super().__init__(module, name, {"job": I64, "op": I64, "thread": I64}, tables=("job", "op"))
-
-    @property
-    def threads(self) -> Value:
-        return self.pointer("job")[JobField.THREADS]
+        super().__init__(module, name, {"job": WORDS, "op": WORDS, "thread": I64})
+        self.job, self.op, self.thread = self.params
+        self.threads: Value = self.job[JobField.THREADS]
 
     @property
     def claims(self) -> Pointer:
-        return self.pointer_at(self.pointer("op")[OpField.CLAIMS], I64)
+        return self.pointer_at(self.op[OpField.CLAIMS], I64)
 
-    def arg(self, name: Arg) -> Value:
-        """Load an argument; a pointer is loaded as the integer that it is."""
-        return self.pointer("job" if isinstance(name, JobArg) else "op")[name]
+    @property
+    def scratch(self) -> Pointer:
+        """Memory that only this thread uses."""
+        address = self.job[JobField.SCRATCH] + self.job[JobField.SCRATCH_BYTES] * self.thread
+        return self.pointer_at(address, I32)
 
-    def arg_pointer(self, name: Arg) -> Pointer:
-        return self.pointer_at(self.arg(name), name.element)
+    def args(self, *names: Arg) -> list[Any]:
+        """Load arguments: a `Value` for an integer, a `Pointer` for an address."""
+        return [self.arg(name) for name in names]
+
+    def arg(self, name: Arg) -> Any:
+        value = (self.job if isinstance(name, JobArg) else self.op)[name]
+        if name.element == I64:
+            return value
+        return self.pointer_at(value, I64 if name.element is WORDS else name.element)
 
     def thread_range(self, count: Value, unit: int = 1) -> tuple[Value, Value]:
         """Return begin and end of this thread's share of `count`, in whole units."""
-        units, threads = (count + (unit - 1)) // unit, self.threads
-        begin, end = units * self["thread"] // threads, units * (self["thread"] + 1) // threads
+        units = (count + (unit - 1)) // unit
+        begin, end = units * self.thread // self.threads, units * (self.thread + 1) // self.threads
         return begin * unit, (end * unit).min(count)
 
 
 def emit_thread_pool(
-    module: ir.Module, target: Target, operations: Mapping[int, Operation], *, spin_ms: float
+    module: ir.Module, target: Target, operations: Mapping[Any, Operation], *, spin_ms: float
 ) -> None:
-    """Emit the functions that `ThreadPool` calls.
+    """Emit the functions that `ThreadPool` calls. `operations` are given by their opcodes.
 
-    Args:
-        module: The module of the operations.
-        target: The machine to emit for.
-        operations: By opcode. An unknown opcode does nothing.
-        spin_ms: How long a thread spins for the next run before it parks; to wake it takes much longer.
+    A worker spins for `spin_ms` before it parks, because to wake it takes long.
     """
     yield_core = ir.Function(module, ir.FunctionType(I32, []), YIELD_SYMBOL)
     barrier = _emit_barrier(module, target, yield_core)
-    f = Function(module, "run", {"job": I64, "thread": I64}, tables=("job",))
-    job, thread = f.pointer("job"), f["thread"]
+    f = Function(module, "run", {"job": WORDS, "thread": I64})
+    job, thread = f.params
     ops, count = f.pointer_at(job[JobField.OPS], I64), job[JobField.OP_COUNT]
     with f.loop(count) as number:
         op = ops.offset(number * OP_WORDS)
@@ -179,9 +185,10 @@ def _emit_spin(f: Function, target: Target, spins: Variable, yield_core: ir.Func
 
 def _emit_wake(module: ir.Module) -> None:
     """Emit wake(workers, threads): request a run of every worker, and note which of them were parked."""
-    f = Function(module, "wake", {"workers": I64, "threads": I64}, tables=("workers",))
-    with f.loop(f["threads"], start=1) as thread:
-        worker = f.pointer("workers").offset(thread * WORKER_WORDS)
+    f = Function(module, "wake", {"workers": WORDS, "threads": I64})
+    workers, threads = f.params
+    with f.loop(threads, start=1) as thread:
+        worker = workers.offset(thread * WORKER_WORDS)
         worker[WorkerField.STATE_BEFORE] = worker.fetch_add(WorkerField.STATE, 1)
     f.ret()
 
@@ -190,11 +197,11 @@ def _emit_worker_loop(
     module: ir.Module, target: Target, run: Function, yield_core: ir.Function, max_spins: int
 ) -> None:
     """Emit worker_loop(workers, job, thread): run, spin for the next request, and return in order to park."""
-    params = {"workers": I64, "job": I64, "thread": I64}
-    f = Function(module, "worker_loop", params, tables=("workers", "job"))
-    worker = f.pointer("workers").offset(f["thread"] * WORKER_WORDS)
+    f = Function(module, "worker_loop", {"workers": WORDS, "job": WORDS, "thread": I64})
+    workers, job, thread = f.params
+    worker = workers.offset(thread * WORKER_WORDS)
     with f.loop_forever():
-        f.call(run, f.pointer("job"), f["thread"])
+        f.call(run, job, thread)
         spins = f.variable(f.const(0))
         with f.loop_forever():
             f.break_if(worker.load_acquire(WorkerField.STATE).equals(WorkerState.REQUESTED))
@@ -207,8 +214,8 @@ def _emit_worker_loop(
 
 def _emit_barrier(module: ir.Module, target: Target, yield_core: ir.Function) -> Function:
     """Emit barrier(job, op): wait for all threads; the last one resets the operation for the next run."""
-    f = Function(module, "barrier", {"job": I64, "op": I64}, tables=("job", "op"))
-    job, op = f.pointer("job"), f.pointer("op")
+    f = Function(module, "barrier", {"job": WORDS, "op": WORDS})
+    job, op = f.params
     phase = job.load_acquire(JobField.PHASE)
     is_last = job.fetch_add(JobField.ARRIVED, 1).equals(job[JobField.THREADS] - 1)
     with f.if_else(is_last) as (last, others):
@@ -229,67 +236,66 @@ def _emit_barrier(module: ir.Module, target: Target, yield_core: ir.Function) ->
 
 
 class ThreadPool:
-    """Threads that run a job together; the caller of `run` is one of them."""
+    """A job with its operations, and the threads that run it; the caller of `run` is one of them."""
 
-    def __init__(self, module: CompiledModule, job: NDArray[np.int64], threads: int) -> None:
-        self._workers, self._threads = page_aligned_zeros((threads, WORKER_WORDS), np.int64), threads
+    def __init__(self, module: CompiledModule, threads: int, *, max_ops: int, claims: bool = False) -> None:
+        """Start `threads` - 1 parked threads. With `claims`, operations have counters of claimed work."""
+        shapes = (JOB_WORDS,), (max_ops, OP_WORDS), (max_ops, threads, CLAIM_WORDS), (threads, WORKER_WORDS)
+        self.job, self._ops, self._claims, self._workers = (
+            page_aligned_zeros(shape, np.int64) for shape in shapes
+        )
+        self.job[JobField.OPS], self.job[JobField.THREADS] = address_of(self._ops), threads
+        if claims:
+            self._ops[:, OpField.CLAIMS] = [address_of(own) for own in self._claims]
         self._workers[:, WorkerField.STATE] = WorkerState.PARKED
+        self._threads, self._scratch = threads, np.empty(0, np.int8)
         # Addresses are kept: numpy takes as long to return one as an operation takes.
-        self._job, self._addresses = job, (address_of(self._workers), address_of(job))
+        self._addresses = address_of(self._workers), address_of(self.job)
         self._run, self._wake = module.function("run", 2), module.function("wake", 2)
-        self._parked = [_ParkedThread() for _ in range(1, threads)]
+        self._parked: list[SimpleQueue[bool]] = [SimpleQueue() for _ in range(1, threads)]
         for number, parked in enumerate(self._parked, 1):
             # Not a method: a reference to this object would keep it from being collected.
-            work = partial(_work, parked, module, self._workers, job, number)
+            work = partial(_work, parked, module, self._workers, self.job, number)
             threading.Thread(target=work, name=f"nightingale-kernel-{number}", daemon=True).start()
         self.close = weakref.finalize(self, _stop, self._parked)
         """End the threads. Nothing can be run afterwards."""
 
+    def set_operations(self, *operations: Mapping[Any, int]) -> None:
+        """Write the operations of the next runs; a word that is not named keeps its value."""
+        for row, fields in zip(self._ops, operations, strict=False):
+            for field, value in fields.items():
+                row[field] = value
+        self.job[JobField.OP_COUNT] = len(operations)
+
+    def reserve_scratch(self, thread_bytes: int) -> None:
+        """Give each thread at least so many bytes of scratch memory."""
+        if self.job[JobField.SCRATCH_BYTES] < thread_bytes:
+            # With room to grow, and in pages of its own; memory that is not written is not occupied.
+            pages = -(-2 * thread_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+            self._scratch = page_aligned_zeros((self._threads, pages), np.int8)
+            self.job[JobField.SCRATCH], self.job[JobField.SCRATCH_BYTES] = address_of(self._scratch), pages
+
     def run(self) -> None:
-        """Run all operations of the job in their order."""
+        """Run all operations in their order."""
         workers, job = self._addresses
         self._wake(workers, self._threads)
         for number, parked in enumerate(self._parked, 1):
             if self._workers[number, WorkerField.STATE_BEFORE] == WorkerState.PARKED:
-                parked.wake.release()
+                parked.put(True)
         self._run(job, 0)
 
 
-class _ParkedThread:
-    """What a worker waits on while it is parked: a lock that is released to wake it."""
-
-    def __init__(self) -> None:
-        self.wake = threading.Lock()
-        self.wake.acquire()
-        self.stopped = False
-
-
-def _work(
-    parked: _ParkedThread,
-    module: CompiledModule,
-    workers: NDArray[np.int64],
-    job: NDArray[np.int64],
-    number: int,
-) -> None:
+def _work(parked: SimpleQueue[bool], module: CompiledModule, workers: Words, job: Words, number: int) -> None:
+    """Park until True arrives, work until `worker_loop` returns, and repeat; end when False arrives."""
     worker_loop = module.function("worker_loop", 3)
-    while True:
-        parked.wake.acquire()
-        if parked.stopped:
-            return
+    while parked.get():
         worker_loop(address_of(workers), address_of(job), number)
 
 
-def _stop(threads: list[_ParkedThread]) -> None:
-    for parked in threads:
-        parked.stopped = True
-        parked.wake.release()
+def _stop(parked: list[SimpleQueue[bool]]) -> None:
+    for queue in parked:
+        queue.put(False)
 
 
 def address_of(array: NDArray[Any]) -> int:
     return int(array.ctypes.data)
-
-
-def write_fields(row: NDArray[np.int64], values: Mapping[Any, int]) -> None:
-    """Write words of a job or an operation, by their enums."""
-    for field, value in values.items():
-        row[field] = value

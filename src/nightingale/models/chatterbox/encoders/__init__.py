@@ -1,1 +1,1 @@
-"""The three networks that listen to a reference clip and turn it into a voice."""
+"""The three networks that turn a reference clip into a voice."""

@@ -1,6 +1,8 @@
-"""Who is speaking, for T3: an LSTM over windows of mel power, averaged into one unit vector."""
+"""The voice encoder: a speaker vector for T3, from an LSTM over windows of mel power."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -8,36 +10,34 @@ from torch.nn import functional as F
 
 from nightingale.audio.trim import sound_span
 from nightingale.models.chatterbox.encoders.config import VoiceEncoderConfig
-from nightingale.models.layers.mel import MelConfig, VoiceMel
+from nightingale.models.layers.mel import VOICE_MEL, VoiceMel
 
 
 class VoiceEncoder(nn.Module):
     def __init__(self, config: VoiceEncoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.mel = VoiceMel(
-            MelConfig(sample_rate_hz=16_000, fft_samples=400, hop_samples=160, bands=config.mel_bands)
-        )
+        self.mel = VoiceMel(replace(VOICE_MEL, bands=config.mel_bands))
         self.lstm = nn.LSTM(config.mel_bands, config.width, config.layers, batch_first=True)
         self.proj = nn.Linear(config.width, config.embedding)
-        # Two numbers of the training loss that the official file holds; nothing reads them.
+        # Two parameters of the training loss that the official file contains; nothing reads them.
         self.similarity_weight = nn.Parameter(torch.tensor([10.0]))
         self.similarity_bias = nn.Parameter(torch.tensor([-5.0]))
 
     def forward(self, windows: Tensor) -> Tensor:
-        """(windows, frames, bands) -> (windows, embedding), each of length one."""
+        """Embed (windows, frames, bands) as (windows, embedding), each of length one."""
         _, (hidden, _) = self.lstm(windows)
         return unit(F.relu(self.proj(hidden[-1])))
 
     @torch.no_grad()
     def embed(self, wav16k: Tensor) -> Tensor:
-        """(samples,) at 16 kHz -> (embedding,) of length one."""
+        """Embed (samples,) at 16 kHz as (embedding,) of length one."""
         start, end = sound_span(wav16k.cpu().numpy())
         mel = self.mel(wav16k[None, start:end]).squeeze(0)  # (frames, bands)
         return unit(self(self.windows(mel)).mean(0))
 
     def windows(self, mel: Tensor) -> Tensor:
-        """(frames, bands) -> (windows, window_frames, bands), overlapping; zeros after the end."""
+        """Cut (frames, bands) into overlapping (windows, window_frames, bands), zero-padded at the end."""
         size, step = self.config.window_frames, self.config.step_frames
         count, rest = divmod(max(mel.shape[0] - size + step, 0), step)
         if count == 0 or (rest + size - step) / size >= self.config.min_coverage:
@@ -48,5 +48,5 @@ class VoiceEncoder(nn.Module):
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Each row scaled to length one. A row of zeros stays zero instead of becoming NaN."""
+    """Scale each row to length one; a row of zeros stays zero."""
     return F.normalize(vectors, dim=-1)

@@ -1,1 +1,1 @@
-"""HiFT: mel frames to samples, a neural source-filter vocoder with an inverse STFT head."""
+"""HiFT: a neural source-filter vocoder with an inverse STFT, from mel frames to samples."""

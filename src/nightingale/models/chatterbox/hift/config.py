@@ -1,4 +1,4 @@
-"""Sizes of HiFT."""
+"""Sizes and constants of HiFT. This file is free of torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nightingale.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiftConfig:
-    """The vocoder. Defaults are the official model's; a smaller voice differs in widths and kernels."""
+    """Sizes of the vocoder; the defaults are the official ones."""
 
     mel_bands: int = 80
     base_channels: int = 512
@@ -20,16 +20,16 @@ class HiftConfig:
     """One per upsampling stage."""
     f0_channels: int = 512
     harmonics: int = 9
-    """The fundamental and its overtones in the excitation."""
-    in_step: bool = False
-    """All harmonics start together, so that they add up to a pulse a period; else the overtones' phases are
-    random. Overtones of random phase were not used by a small vocoder: it learned weights near zero for them,
-    and its voice had harmonics up to 1.5 kHz only (dev/LOG.md)."""
+    """Harmonics of the excitation, the fundamental included."""
+    in_phase: bool = False
+    """All harmonics start with phase zero, so that they add up to one pulse per period; otherwise overtones
+    have random phases. A small vocoder made no use of overtones with random phases: it learned weights near
+    zero for them, and its voice had harmonics up to 1.5 kHz only (dev/LOG.md)."""
     sharpening: float = 0.0
-    """How much more mel bands are made to stand out from their neighbours before they are sounded. A flow of
-    few steps gives a mean of what it might have said, in which they stand out too little (sharpen.py)."""
+    """The gain of the contrast between neighbouring mel bands, which a flow of few steps makes too small
+    (sharpen.py)."""
     causal: bool = False
-    """Only the first layers look ahead (`lookahead_frames`), so a stream needs no overlap."""
+    """Only the first layers look ahead (`CAUSAL_LOOKAHEAD_FRAMES`), so that a stream needs no overlap."""
 
     def __post_init__(self) -> None:
         if prod(UPSAMPLE_RATES) * ISTFT_HOP != CLOCKS.samples_per_frame:
@@ -47,8 +47,8 @@ RESBLOCK_DILATIONS = (1, 3, 5)
 ISTFT_SIZE = 16
 ISTFT_HOP = 4
 NOISY_HARMONICS = 9
-"""So many carry noise of their own: all of the official model's."""
-AUDIBLE_BELOW_HZ = 11_000.0
-"""Overtones above this are left out, where there are more than the official nine; they would fold back."""
+"""Harmonics with noise of their own: all of the official model's."""
+MAX_HARMONIC_HZ = 11_000.0
+"""Overtones above this are left out if there are more than the official nine; they would alias."""
 CAUSAL_LOOKAHEAD_FRAMES = 3
-"""How many mel frames a causal vocoder needs beyond the one it renders."""
+"""The mel frames that a causal vocoder needs after the one it renders."""

@@ -1,6 +1,8 @@
-"""HiFT's trunk: mel and excitation to samples, through three upsampling stages and an inverse STFT."""
+"""HiFT's generator: mel and excitation to samples, through three upsampling stages and an inverse STFT."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 import torch.nn.functional as F
@@ -14,8 +16,7 @@ from nightingale.models.chatterbox.hift.config import (
     UPSAMPLE_RATES,
     HiftConfig,
 )
-from nightingale.models.chatterbox.hift.f0 import F0Predictor
-from nightingale.models.chatterbox.hift.source import Source
+from nightingale.models.chatterbox.hift.source import F0Predictor, HarmonicSource
 from nightingale.models.layers.conv import PaddedConv1d, UpsamplingConv1d, same_conv
 from nightingale.models.layers.stft import hann_window
 
@@ -25,7 +26,7 @@ SAMPLE_LIMIT = 0.99
 
 
 class Snake(nn.Module):
-    """x + sin²(αx)/α: an activation that knows about periods."""
+    """The periodic activation x + sin²(αx)/α."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -36,14 +37,14 @@ class Snake(nn.Module):
         return x + torch.sin(x * alpha).square() / (alpha + 1e-9)
 
     def write(self, x: Tensor, out: Tensor) -> None:
-        """The same into memory that is there already, in fewer passes; nothing to differentiate."""
+        """Write the result into `out`, in fewer passes and without gradients."""
         alpha = self.alpha[None, :, None]
         torch.mul(x, alpha, out=out).sin_().square_()
         torch.addcmul(x, out, (alpha + 1e-9).reciprocal_(), out=out)
 
 
 class ResBlock(nn.Module):
-    """Three dilated residual pairs."""
+    """Three residual pairs of dilated convolutions."""
 
     def __init__(self, channels: int, kernel: int, *, causal: bool) -> None:
         super().__init__()
@@ -77,8 +78,8 @@ class Hift(nn.Module):
         causal = config.causal
         self.config = config
         self.f0_predictor = F0Predictor(config)
-        self.m_source = Source(config.harmonics)
-        # The one layer of the trunk that looks ahead, also in a causal voice: three frames each way.
+        self.m_source = HarmonicSource(config.harmonics)
+        # The only layer after f0 that looks ahead also in a causal vocoder: three frames each way.
         self.conv_pre = same_conv(config.mel_bands, config.base_channels, 7, causal=False)
         self.ups, self.source_downs = nn.ModuleList(), nn.ModuleList()
         self.source_resblocks, self.resblocks = nn.ModuleList(), nn.ModuleList()
@@ -92,7 +93,7 @@ class Hift(nn.Module):
         self.register_buffer("window", hann_window(ISTFT_SIZE), persistent=False)
 
     def blocks_of(self, stage: int) -> list[nn.Module]:
-        """Not a slice of the ModuleList: that would be a new module, and torch keeps count of those."""
+        """Return a stage's blocks, not as a slice of the ModuleList, which would be a new module."""
         kernels = len(self.config.resblock_kernels)
         return [self.resblocks[index] for index in range(stage * kernels, (stage + 1) * kernels)]
 
@@ -106,25 +107,25 @@ class Hift(nn.Module):
         for stage, up in enumerate(self.ups):
             x = up(F.leaky_relu(x, 0.1))
             if stage == last:
-                x = F.pad(x, (1, 0), mode="reflect")  # a centred STFT has one frame more than hops
+                x = F.pad(x, (1, 0), mode="reflect")  # a centred STFT has one more frame than hops
             x = x + self.source_resblocks[stage](self.source_downs[stage](excitation))
             blocks = self.blocks_of(stage)
             x = sum(block(x) for block in blocks) / len(blocks)
-        return self._synthesize(self.conv_post(F.leaky_relu(x)))  # slope 0.01 here, 0.1 above
-
-    def _synthesize(self, x: Tensor) -> Tensor:
-        magnitude = x[:, :BINS].exp().clamp(max=MAGNITUDE_LIMIT)
-        phase = torch.sin(x[:, BINS:])
-        spectrum = torch.complex(magnitude * torch.cos(phase), magnitude * torch.sin(phase))
+        spectrum = to_spectrum(self.conv_post(F.leaky_relu(x)))  # slope 0.01 here, 0.1 above
         samples = torch.istft(spectrum, ISTFT_SIZE, ISTFT_HOP, window=self.window)
         return samples.clamp(-SAMPLE_LIMIT, SAMPLE_LIMIT)
 
 
+def to_spectrum(x: Tensor) -> Tensor:
+    """Convert the last layer's (batch, 18, columns), log magnitude and phase, to a complex spectrum."""
+    magnitude = x[:, :BINS].exp().clamp(max=MAGNITUDE_LIMIT)
+    phase = torch.sin(x[:, BINS:])
+    return torch.complex(magnitude * torch.cos(phase), magnitude * torch.sin(phase))
+
+
 def _source_down(channels: int, stage: int, *, causal: bool) -> nn.Module:
-    """Bring the excitation's spectrum (one frame per ISTFT_HOP) to the rate of an upsampling stage."""
-    stride = 1
-    for rate in UPSAMPLE_RATES[stage + 1 :]:
-        stride *= rate
+    """Return the layer that brings the excitation's spectrum to the rate of an upsampling stage."""
+    stride = math.prod(UPSAMPLE_RATES[stage + 1 :])
     if stride == 1:
         return nn.Conv1d(2 * BINS, channels, 1)
     left, right = (stride, 0) if causal else (stride // 2, stride // 2)

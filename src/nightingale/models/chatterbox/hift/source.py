@@ -1,7 +1,7 @@
-"""The excitation: harmonics of f0 where the voice sounds, noise where it does not.
+"""The excitation signal: f0 from mel frames, harmonics of f0 in voiced frames, noise in unvoiced ones.
 
-Random phase and noise are arguments, never drawn here: a session owns its generator, so the same request
-gives the same samples, and a stream can carry the running phase from one chunk to the next.
+Phase and noise are arguments: a session owns its random generator, so the same request gives the same
+samples, and a stream continues the phase from one block to the next.
 """
 
 from __future__ import annotations
@@ -12,15 +12,41 @@ import torch
 from torch import Tensor, nn
 
 from nightingale.clocks import CLOCKS
-from nightingale.models.chatterbox.hift.config import AUDIBLE_BELOW_HZ, NOISY_HARMONICS
+from nightingale.models.chatterbox.hift.config import (
+    CAUSAL_LOOKAHEAD_FRAMES,
+    MAX_HARMONIC_HZ,
+    NOISY_HARMONICS,
+    HiftConfig,
+)
+from nightingale.models.layers.conv import same_conv
 
+F0_LAYERS = 5
 SINE_AMPLITUDE = 0.1
 VOICED_NOISE = 0.003
 UNVOICED_NOISE = SINE_AMPLITUDE / 3
 VOICED_ABOVE_HZ = 10.0
 
 
-class Source(nn.Module):
+class F0Predictor(nn.Module):
+    """(batch, mel, frames) -> (batch, frames) in Hz, zero where unvoiced."""
+
+    def __init__(self, config: HiftConfig) -> None:
+        super().__init__()
+        widths = [config.mel_bands] + [config.f0_channels] * F0_LAYERS
+        layers: list[nn.Module] = []
+        for i in range(F0_LAYERS):
+            # A two-sided layer looks one frame ahead: a causal vocoder has one for each frame of lookahead.
+            causal = config.causal and i >= CAUSAL_LOOKAHEAD_FRAMES
+            layers += [same_conv(widths[i], widths[i + 1], 3, causal=causal), nn.ELU()]
+        self.condnet = nn.Sequential(*layers)
+        self.classifier = nn.Linear(config.f0_channels, 1)
+
+    def forward(self, mel: Tensor) -> Tensor:
+        hidden: Tensor = self.condnet(mel)
+        return self.classifier(hidden.transpose(1, 2)).squeeze(-1).abs()
+
+
+class HarmonicSource(nn.Module):
     """f0 per frame -> one excitation signal per sample."""
 
     def __init__(self, harmonics: int = NOISY_HARMONICS) -> None:
@@ -31,26 +57,28 @@ class Source(nn.Module):
     def forward(
         self, f0_hz: Tensor, phase: Tensor, noise: Tensor, start_cycles: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Excitation (batch, 1, samples) and the cycles reached, to be passed on as `start_cycles`.
+        """Return the excitation (batch, 1, samples), and the cycles reached for the next block.
 
-        f0_hz: (batch, frames), one at least; phase: (batch, harmonics, 1) radians; noise: (batch,
-        NOISY_HARMONICS, samples), standard normal; start_cycles: (batch, harmonics, 1), turned by each
-        harmonic before this chunk.
+        Args:
+            f0_hz: (batch, frames), at least one frame.
+            phase: The initial phases, (batch, harmonics, 1), in radians.
+            noise: Standard normal, (batch, NOISY_HARMONICS, samples).
+            start_cycles: The cycles of each harmonic before this block, (batch, harmonics, 1).
         """
-        device = "cpu" if f0_hz.device.type == "mps" else f0_hz.device  # which has no doubles
+        device = "cpu" if f0_hz.device.type == "mps" else f0_hz.device  # MPS has no float64
         f0 = f0_hz.to(device, torch.promote_types(f0_hz.dtype, torch.float32))
-        sound = self._sines if self.harmonics == NOISY_HARMONICS else self._pulses
-        merged, cycles = sound(f0, phase.to(f0), noise.to(f0), start_cycles)
+        render = self._sines if self.harmonics == NOISY_HARMONICS else self._pulses
+        merged, cycles = render(f0, phase.to(f0), noise.to(f0), start_cycles)
         return torch.tanh(merged.to(f0_hz)), cycles
 
     def _sines(
         self, f0_hz: Tensor, phase: Tensor, noise: Tensor, start_cycles: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """As upstream: each harmonic turns by itself."""
+        """Integrate each harmonic separately, as upstream does."""
         f0 = f0_hz[:, None].repeat_interleave(CLOCKS.samples_per_frame, dim=2)  # (batch, 1, samples)
         harmonic = torch.arange(1, self.harmonics + 1, device=f0.device, dtype=f0.dtype)[None, :, None]
-        # Added up in double precision, then rounded, as the CPU does of itself: so chunks equal the whole.
-        # The rounding is 1e-3 of a cycle after ten seconds; cycles carried modulo one would be rounded less.
+        # Summed in float64, then rounded, as CPU kernels do anyway, so that blocks equal the whole. Rounding
+        # is 1e-3 of a cycle after ten seconds; cycles modulo one would be rounded less.
         cycles = torch.cumsum(f0 * harmonic / CLOCKS.sample_rate_hz, dim=-1, dtype=torch.float64)
         if start_cycles is not None:
             cycles = cycles + start_cycles
@@ -63,41 +91,45 @@ class Source(nn.Module):
     def _pulses(
         self, f0_hz: Tensor, phase: Tensor, noise: Tensor, start_cycles: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Many harmonics: the fundamental turns, and they are multiples of it. Only the first carry noise."""
+        """Integrate the fundamental and multiply; only the first harmonics have noise."""
         size, weight = CLOCKS.samples_per_frame, self.l_linear.weight.to(f0_hz)[0]
         f0 = f0_hz[:, None].repeat_interleave(size, dim=2)  # (batch, 1, samples)
         harmonic = torch.arange(1, self.harmonics + 1, device=f0.device, dtype=f0.dtype)[None, :, None]
         cycles = torch.cumsum(f0 / CLOCKS.sample_rate_hz, dim=-1, dtype=torch.float64)
         if start_cycles is not None:
             cycles = cycles + start_cycles[:, :1]
-        turned = (cycles % 1).to(f0.dtype) * (2 * math.pi)
+        angle = ((cycles % 1).to(f0.dtype) * (2 * math.pi))[:, 0].unflatten(1, (-1, size))
         voiced = (f0_hz > VOICED_ABOVE_HZ).to(f0.dtype)  # (batch, frames)
-        audible = voiced[:, None] * (f0_hz[:, None] * harmonic < AUDIBLE_BELOW_HZ)
-        loudness, turned = SINE_AMPLITUDE * weight[:, None] * audible, turned[:, 0].unflatten(1, (-1, size))
+        audible = voiced[:, None] * (f0_hz[:, None] * harmonic < MAX_HARMONIC_HZ)
+        amplitude = SINE_AMPLITUDE * weight[:, None] * audible
         if f0.device.type == "cpu" and not torch.is_grad_enabled() and not phase.any():
-            tone = sum_in_step(turned, loudness).flatten(1)
+            tone = sum_in_phase(angle, amplitude).flatten(1)
         else:
-            tone = sum_of_sines(turned, loudness, phase).flatten(1)
+            tone = sum_of_sines(angle, amplitude, phase).flatten(1)
         level = (voiced * VOICED_NOISE + (1 - voiced) * UNVOICED_NOISE).repeat_interleave(size, dim=1)
         hiss = level * torch.einsum("h,bhs->bs", weight[:NOISY_HARMONICS], noise)
         return (tone + hiss + self.l_linear.bias.to(f0))[:, None], cycles[..., -1:] * harmonic
 
 
-def sum_of_sines(turned: Tensor, loudness: Tensor, phase: Tensor) -> Tensor:
-    """Harmonics added up. turned: the fundamental's (batch, frames, samples), radians; loudness: (batch,
-    harmonics, frames); phase: (batch, harmonics, 1). Gives (batch, frames, samples)."""
-    harmonic = torch.arange(1, loudness.shape[1] + 1, device=turned.device, dtype=turned.dtype)
-    sines = torch.sin(turned[:, None] * harmonic[:, None, None] + phase[..., None])
-    return torch.einsum("bhft,bhf->bft", sines, loudness)
+def sum_of_sines(angle: Tensor, amplitude: Tensor, phase: Tensor) -> Tensor:
+    """Sum the harmonics of a fundamental whose angle is (batch, frames, samples), in radians.
+
+    amplitude is (batch, harmonics, frames), phase (batch, harmonics, 1).
+    """
+    harmonic = torch.arange(1, amplitude.shape[1] + 1, device=angle.device, dtype=angle.dtype)
+    sines = torch.sin(angle[:, None] * harmonic[:, None, None] + phase[..., None])
+    return torch.einsum("bhft,bhf->bft", sines, amplitude)
 
 
-def sum_in_step(turned: Tensor, loudness: Tensor) -> Tensor:
-    """The same for harmonics that start together, by Clenshaw's recurrence: two sines a sample instead of one
-    for each harmonic, and two calls for each. A tenth of the time on a CPU."""
-    twice_cos = 2 * turned.cos()
-    last, last_but_one = torch.zeros_like(turned), torch.zeros_like(turned)
-    for n in reversed(range(loudness.shape[1])):
-        torch.sub(loudness[:, n, :, None], last_but_one, out=last_but_one)
+def sum_in_phase(angle: Tensor, amplitude: Tensor) -> Tensor:
+    """Sum harmonics of phase zero by Clenshaw's recurrence, in a tenth of the time on a CPU.
+
+    It needs two sines a sample, and two calls for each harmonic, instead of one sine for each harmonic.
+    """
+    twice_cos = 2 * angle.cos()
+    last, last_but_one = torch.zeros_like(angle), torch.zeros_like(angle)
+    for n in reversed(range(amplitude.shape[1])):
+        torch.sub(amplitude[:, n, :, None], last_but_one, out=last_but_one)
         last_but_one.addcmul_(twice_cos, last)
         last, last_but_one = last_but_one, last
-    return last * turned.sin()
+    return last * angle.sin()

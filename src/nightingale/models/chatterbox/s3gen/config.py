@@ -1,17 +1,18 @@
-"""Sizes of the flow."""
+"""Sizes of the flow, and constants of speech tokens. This file is free of torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 SPEECH_CODES = 6561
-"""3^8 codes of the speech tokenizer; ids from here on are control ids and never reach the flow."""
+"""3^8 codes of the speech tokenizer. Ids from here on are control ids and never reach the flow."""
 LOOKAHEAD_TOKENS = 3
+"""Tokens after a block that the token encoder needs to render it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowConfig:
-    """Token encoder and flow estimator. Defaults are the official model's."""
+    """Sizes of the token encoder and the estimator; the defaults are the official ones."""
 
     mel_bands: int = 80
     speaker_width: int = 192
@@ -29,13 +30,13 @@ class FlowConfig:
 
     mel_mean: float = 0.0
     mel_std: float = 1.0
-    """The flow moves noise to (mel - mel_mean) / mel_std; the official one works on the mel as it is."""
+    """The flow generates (mel - mel_mean) / mel_std; the official one does not normalize the mel."""
     meanflow: bool = False
-    """Predicts the average velocity over a step: two steps without guidance do the work of twenty passes."""
+    """Predict the average velocity over a step: two steps without guidance replace twenty passes."""
     block_causal: bool = False
-    """Attention never looks past the current streaming block, so a stream equals the whole."""
-    remembered: int | None = None
-    """How many positions before its block an attention layer of a block-causal flow looks back to, so that a
-    block costs the same however long the utterance is; None is all of them."""
+    """Attend to no later streaming block, so that a stream equals the whole."""
+    left_context: int | None = None
+    """The positions before its own block that a block-causal flow attends to; None is all of them. With a
+    limit the cost of a block does not grow with the utterance."""
     noise_scale: float = 1.0
-    """How much of the noise it starts from: less is calmer and clearer, and less varied."""
+    """The scale of the initial noise: less is clearer, and less varied."""

@@ -1,7 +1,7 @@
-"""The flow's estimator: which way, and how fast, should each mel frame move.
+"""The flow's estimator: the velocity of each mel frame at one time of the integration.
 
-A U-Net of one resolution: one stage down, several in the middle, one up with a skip. Its convolutions look
-back only; its attention looks wherever the mask allows.
+A U-Net of one resolution: one stage down, several in the middle, one up with a skip connection. Its
+convolutions are causal; its attention is limited by the mask.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.layers.activations import gelu, mish
 from nightingale.models.layers.conv import same_conv
-from nightingale.models.layers.streaming_state import Carry
+from nightingale.models.layers.streaming_state import StreamingState
 
 HEAD_WIDTH = 64
 
 
 class ConvBlock(nn.Module):
-    """Causal convolution, norm over channels, Mish. Indices 0 and 2 are the checkpoint's names."""
+    """A causal convolution, a norm over channels and Mish. "0" and "2" are names of the checkpoint."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -29,8 +29,8 @@ class ConvBlock(nn.Module):
             {"0": same_conv(inputs, outputs, 3, causal=True), "2": nn.LayerNorm(outputs, eps=1e-5)}
         )
 
-    def forward(self, x: Tensor, carry: Carry | None = None) -> Tensor:
-        y = self.block["0"](x, carry).transpose(1, 2)
+    def forward(self, x: Tensor, state: StreamingState | None = None) -> Tensor:
+        y = self.block["0"](x, state).transpose(1, 2)
         return mish(self.block["2"](y).transpose(1, 2))
 
 
@@ -42,40 +42,40 @@ class ResnetBlock(nn.Module):
         self.block2 = ConvBlock(outputs, outputs)
         self.res_conv = nn.Conv1d(inputs, outputs, 1)
 
-    def forward(self, x: Tensor, time: Tensor, carry: Carry | None = None) -> Tensor:
-        h = self.block1(x, carry) + self.mlp["1"](mish(time))[..., None]
-        return self.block2(h, carry) + self.res_conv(x)
+    def forward(self, x: Tensor, time: Tensor, state: StreamingState | None = None) -> Tensor:
+        h = self.block1(x, state) + self.mlp["1"](mish(time))[..., None]
+        return self.block2(h, state) + self.res_conv(x)
 
 
-class Attend(nn.Module):
-    """(batch, heads, queries, HEAD_WIDTH) of what the queries hear. A module, so that it can be swapped."""
+class AttentionProduct(nn.Module):
+    """Scaled dot-product attention as a module, so that a backend can replace it."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
-class Attention(nn.Module):
+class EstimatorAttention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         inner = heads * HEAD_WIDTH
-        self.heads, self.attend = heads, Attend()
+        self.heads, self.attend = heads, AttentionProduct()
         self.to_q = nn.Linear(width, inner, bias=False)
         self.to_k = nn.Linear(width, inner, bias=False)
         self.to_v = nn.Linear(width, inner, bias=False)
         self.to_out = nn.ModuleList([nn.Linear(inner, width)])
 
-    def forward(self, x: Tensor, mask: Tensor | None, carry: Carry | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None, state: StreamingState | None = None) -> Tensor:
         q, k, v = (
             project(x).unflatten(-1, (self.heads, HEAD_WIDTH)).transpose(1, 2)
             for project in (self.to_q, self.to_k, self.to_v)
         )
-        if carry is not None:
-            k, v = carry.among(k), carry.among(v)
+        if state is not None:
+            k, v = state.prepend_kv(k), state.prepend_kv(v)
         out = self.attend(q, k, v, mask)
         return self.to_out[0](out.transpose(1, 2).flatten(2))
 
 
-class Gelu(nn.Module):
+class GeluLinear(nn.Module):
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
         self.proj = nn.Linear(inputs, outputs)
@@ -84,10 +84,10 @@ class Gelu(nn.Module):
         return gelu(self.proj(x))
 
 
-class FeedForward(nn.Module):
+class EstimatorFeedForward(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.net = nn.ModuleDict({"0": Gelu(width, 4 * width), "2": nn.Linear(4 * width, width)})
+        self.net = nn.ModuleDict({"0": GeluLinear(width, 4 * width), "2": nn.Linear(4 * width, width)})
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net["2"](self.net["0"](x))
@@ -97,19 +97,19 @@ class TransformerBlock(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(width, eps=1e-5)
-        self.attn1 = Attention(width, heads)
+        self.attn1 = EstimatorAttention(width, heads)
         self.norm3 = nn.LayerNorm(width, eps=1e-5)
-        self.ff = FeedForward(width)
+        self.ff = EstimatorFeedForward(width)
 
-    def forward(self, x: Tensor, mask: Tensor | None, carry: Carry | None = None) -> Tensor:
-        x = x + self.attn1(self.norm1(x), mask, carry)
+    def forward(self, x: Tensor, mask: Tensor | None, state: StreamingState | None = None) -> Tensor:
+        x = x + self.attn1(self.norm1(x), mask, state)
         return x + self.ff(self.norm3(x))
 
 
-class Stage(nn.ModuleList):
+class EstimatorStage(nn.ModuleList):
     """A resnet block, some transformer blocks and, at the ends of the U, a convolution.
 
-    It is a list because the checkpoint numbers its parts.
+    A list, because the checkpoint numbers its parts.
     """
 
     def __init__(self, config: FlowConfig, inputs: int, *, with_conv: bool) -> None:
@@ -122,11 +122,13 @@ class Stage(nn.ModuleList):
             parts.append(same_conv(width, width, 3, causal=True))
         super().__init__(parts)
 
-    def forward(self, x: Tensor, time: Tensor, mask: Tensor | None, carry: Carry | None = None) -> Tensor:
-        """Everything but the closing convolution, which the U applies after taking its skip."""
-        x = self[0](x, time, carry).transpose(1, 2)
+    def forward(
+        self, x: Tensor, time: Tensor, mask: Tensor | None, state: StreamingState | None = None
+    ) -> Tensor:
+        """Apply all but the closing convolution, which follows the skip connection."""
+        x = self[0](x, time, state).transpose(1, 2)
         for block in self[1]:  # type: ignore[attr-defined]
-            x = block(x, mask, carry)
+            x = block(x, mask, state)
         return x.transpose(1, 2)
 
 
@@ -155,16 +157,16 @@ class Estimator(nn.Module):
         self.time_mlp = TimeEmbedding(inputs, 4 * width)
         if config.meanflow:
             self.time_embed_mixer = nn.Linear(8 * width, 4 * width, bias=False)
-        self.down_blocks = nn.ModuleList([Stage(config, inputs, with_conv=True)])
+        self.down_blocks = nn.ModuleList([EstimatorStage(config, inputs, with_conv=True)])
         self.mid_blocks = nn.ModuleList(
-            Stage(config, width, with_conv=False) for _ in range(config.estimator_mid_stages)
+            EstimatorStage(config, width, with_conv=False) for _ in range(config.estimator_mid_stages)
         )
-        self.up_blocks = nn.ModuleList([Stage(config, 2 * width, with_conv=True)])
+        self.up_blocks = nn.ModuleList([EstimatorStage(config, 2 * width, with_conv=True)])
         self.final_block = ConvBlock(width, width)
         self.final_proj = nn.Conv1d(width, config.mel_bands, 1)
 
     def times(self, t: Tensor, r: Tensor | None) -> Tensor:
-        """(batch,) and (batch,) -> (batch, 4 · width)."""
+        """Embed the times t and r, each (batch,), as (batch, 4 · width)."""
         time: Tensor = self.time_mlp(t)
         return time if r is None else self.time_embed_mixer(torch.cat([time, self.time_mlp(r)], dim=1))
 
@@ -178,15 +180,15 @@ class Estimator(nn.Module):
         t: Tensor,
         r: Tensor | None = None,
         mask: Tensor | None = None,
-        carry: Carry | None = None,
+        state: StreamingState | None = None,
     ) -> Tensor:
-        """`r` is the time a meanflow step ends at; a plain flow has none. `carry`: x continues a stream."""
+        """Return the velocity. `r` is the end of a meanflow's step; with a `state`, x continues a stream."""
         time = self.times(t, r)
         h = torch.cat([x, mu, speaker[..., None].expand_as(x), cond], dim=1)
         down, up = self.down_blocks[0], self.up_blocks[0]
-        skip = down(h, time, mask, carry)
-        h = down[2](skip, carry)  # type: ignore[index]
+        skip = down(h, time, mask, state)
+        h = down[2](skip, state)  # type: ignore[index]
         for stage in self.mid_blocks:
-            h = stage(h, time, mask, carry)
-        h = up[2](up(torch.cat([h, skip], dim=1), time, mask, carry), carry)  # type: ignore[index]
-        return self.final_proj(self.final_block(h, carry))
+            h = stage(h, time, mask, state)
+        h = up[2](up(torch.cat([h, skip], dim=1), time, mask, state), state)  # type: ignore[index]
+        return self.final_proj(self.final_block(h, state))

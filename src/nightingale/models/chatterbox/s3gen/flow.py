@@ -1,4 +1,4 @@
-"""Speech ids to mel: encode the tokens once, then move noise along the flow."""
+"""The flow: encodes speech tokens once, then integrates noise to mel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nightingale.models.chatterbox.s3gen.estimator import Estimator
 from nightingale.models.chatterbox.s3gen.solver import cosine_times, integrate, linear_times
 from nightingale.models.chatterbox.s3gen.token_encoder import TokenEncoder
 from nightingale.models.layers.masks import attention_mask
-from nightingale.models.layers.streaming_state import Carry
+from nightingale.models.layers.streaming_state import StreamingState
 
 GUIDANCE = 0.7
 GUIDED_STEPS = 10
@@ -21,7 +21,7 @@ MEANFLOW_STEPS = 2
 
 
 class Flow(nn.Module):
-    """The flow's weights. Noise is an argument; nothing here remembers a call."""
+    """Speech tokens and noise to mel. It keeps no state between calls."""
 
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
@@ -38,17 +38,19 @@ class Flow(nn.Module):
         valid: Tensor | None = None,
         blocks: Tensor | None = None,
         *,
-        ahead: int = 0,
-        carry: Carry | None = None,
+        lookahead: int = 0,
+        state: StreamingState | None = None,
     ) -> Tensor:
-        """(batch, tokens) ids below SPEECH_CODES -> mu (batch, mel, 2·tokens), without the last `ahead`."""
+        """Encode ids (batch, tokens) to mu (batch, mel, 2·tokens), without the last `lookahead` tokens."""
         x = self.input_embedding(ids)
         if valid is not None:
             x = x * valid[..., None]
-        return self.encoder_proj(self.encoder(x, valid, blocks, ahead=ahead, carry=carry)).transpose(1, 2)
+        return self.encoder_proj(self.encoder(x, valid, blocks, lookahead=lookahead, state=state)).transpose(
+            1, 2
+        )
 
     def speaker(self, vector: Tensor) -> Tensor:
-        """(batch, speaker_width) -> (batch, mel)."""
+        """Project a speaker vector: (batch, speaker_width) -> (batch, mel)."""
         return self.spk_embed_affine_layer(F.normalize(vector, dim=1))
 
     def estimate(
@@ -61,28 +63,28 @@ class Flow(nn.Module):
         t: Tensor,
         r: Tensor,
         mask: Tensor | None,
-        carry: Carry | None = None,
+        state: StreamingState | None = None,
     ) -> Tensor:
-        """One velocity: averaged over the step for a meanflow, guided for a plain one."""
+        """Return the velocity: averaged over the step for a meanflow, with guidance otherwise."""
         estimator = self.decoder["estimator"]
         if self.config.meanflow:
             t, r = t.expand(len(x)), r.expand(len(x))
             velocity: Tensor = estimator(
-                x, mu=mu, speaker=speaker, cond=cond, t=t, r=r, mask=mask, carry=carry
+                x, mu=mu, speaker=speaker, cond=cond, t=t, r=r, mask=mask, state=state
             )
             return velocity
 
-        def with_none(y: Tensor) -> Tensor:
+        def with_zeros(y: Tensor) -> Tensor:
             return torch.cat([y, torch.zeros_like(y)])
 
         both = estimator(
             torch.cat([x, x]),
-            mu=with_none(mu),
-            speaker=with_none(speaker),
-            cond=with_none(cond),
+            mu=with_zeros(mu),
+            speaker=with_zeros(speaker),
+            cond=with_zeros(cond),
             t=t.expand(2 * len(x)),
             mask=mask if mask is None or len(mask) == 1 else torch.cat([mask, mask]),
-            carry=carry,
+            state=state,
         )
         guided, free = both.chunk(2)
         return (1 + GUIDANCE) * guided - GUIDANCE * free
@@ -98,20 +100,26 @@ class Flow(nn.Module):
         valid: Tensor | None = None,
         blocks: Tensor | None = None,
     ) -> Tensor:
-        """Mel of everything after the prompt: (batch, mel, 2·tokens - prompt frames).
+        """Render everything after the prompt: (batch, mel, 2·tokens - prompt frames).
 
-        ids: (batch, tokens), the prompt's tokens first; prompt_mel: (batch, mel, prompt frames);
-        noise: (batch, mel, 2·tokens), addressed by absolute frame.
+        Args:
+            ids: (batch, tokens), the prompt's tokens first.
+            prompt_mel: (batch, mel, prompt frames).
+            speaker: (batch, speaker_width).
+            noise: (batch, mel, 2·tokens), addressed by absolute frame.
+            steps: Solver steps; None takes the model's default.
+            valid: (batch, tokens), false on padding.
+            blocks: Streaming blocks, see `attention_mask`.
         """
-        mu, spoken = self.encode(ids, valid, blocks), self.speaker(speaker)
-        cond = F.pad(self.scaled(prompt_mel), (0, mu.shape[2] - prompt_mel.shape[2]))
+        mu = self.encode(ids, valid, blocks)
+        cond = F.pad(self.normalize_mel(prompt_mel), (0, mu.shape[2] - prompt_mel.shape[2]))
         mask = attention_mask(
             None if valid is None else valid.repeat_interleave(2, dim=1),
             None if blocks is None else blocks.repeat_interleave(2, dim=1),
-            self.config.remembered,
+            self.config.left_context,
         )
-        mel = self.solve(noise, mu=mu, speaker=spoken, cond=cond, steps=steps, mask=mask)
-        return self.unscaled(mel[:, :, prompt_mel.shape[2] :])
+        mel = self.solve(noise, mu=mu, speaker=self.speaker(speaker), cond=cond, steps=steps, mask=mask)
+        return self.denormalize_mel(mel[:, :, prompt_mel.shape[2] :])
 
     def solve(
         self,
@@ -122,15 +130,15 @@ class Flow(nn.Module):
         cond: Tensor,
         steps: int | None = None,
         mask: Tensor | None = None,
-        carries: Sequence[Carry | None] | None = None,
+        states: Sequence[StreamingState | None] | None = None,
     ) -> Tensor:
-        """Noise moved to scaled mel. `carries`: one for each step, where the frames continue a stream."""
+        """Integrate noise to normalized mel; a stream has one state for each step."""
         steps = steps or self.steps
         times = (linear_times if self.config.meanflow else cosine_times)(steps)
-        turn = iter(carries or [None] * steps)
+        state = iter(states or [None] * steps)
         return integrate(
             lambda x, t, r: self.estimate(
-                x, mu=mu, speaker=speaker, cond=cond, t=t, r=r, mask=mask, carry=next(turn)
+                x, mu=mu, speaker=speaker, cond=cond, t=t, r=r, mask=mask, state=next(state)
             ),
             noise * self.config.noise_scale,
             times,
@@ -138,11 +146,11 @@ class Flow(nn.Module):
 
     @property
     def steps(self) -> int:
-        """How many steps this flow takes unless told otherwise."""
+        """The default number of solver steps."""
         return MEANFLOW_STEPS if self.config.meanflow else GUIDED_STEPS
 
-    def scaled(self, mel: Tensor) -> Tensor:
+    def normalize_mel(self, mel: Tensor) -> Tensor:
         return (mel - self.config.mel_mean) / self.config.mel_std
 
-    def unscaled(self, mel: Tensor) -> Tensor:
+    def denormalize_mel(self, mel: Tensor) -> Tensor:
         return mel * self.config.mel_std + self.config.mel_mean

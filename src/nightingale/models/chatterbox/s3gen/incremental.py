@@ -1,8 +1,8 @@
-"""The flow, piece by piece: a piece costs its own frames, and continues what came before it.
+"""The flow block by block: a block costs its own frames and continues the previous block.
 
-Nothing in the flow looks ahead but attention, whose reach is the caller's choice, and one layer that sees
-three tokens more. So a piece needs, of all that came before, only each convolution's last inputs and each
-attention's keys and values: once in the encoder, and once for each solver step in the estimator.
+Only attention, whose reach is the caller's choice, and one layer that sees three more tokens look ahead. So a
+block needs, of all that came before it, the last inputs of each convolution and the keys and values of each
+attention layer: once in the encoder, and once for each solver step in the estimator.
 """
 
 from __future__ import annotations
@@ -14,46 +14,53 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.layers.streaming_state import Carry, Past
+from nightingale.models.layers.streaming_state import SavedState, StreamingState
 
 
 @dataclass(frozen=True, slots=True)
-class FlowPast:
-    """What a flow must know of what came before. Never written to: many streams may continue one."""
+class FlowState:
+    """The saved state of a flow. It is never written to: many streams may continue one."""
 
-    encoder: Past
-    steps: tuple[Past, ...]
+    encoder: SavedState
+    steps: tuple[SavedState, ...]
 
     @property
     def nbytes(self) -> int:
-        return sum(t.nbytes for past in (self.encoder, *self.steps) for t in past)
+        return sum(t.nbytes for saved in (self.encoder, *self.steps) for t in saved)
 
 
-def render_piece(
+def render_block(
     flow: Flow,
     ids: Tensor,
     *,
-    ahead: int,
+    lookahead: int,
     prompt_mel: Tensor,
     speaker: Tensor,
     noise: Tensor,
-    past: FlowPast | None,
+    past: FlowState | None,
     advance: Fraction = Fraction(1),
-    remember: bool = True,
-) -> tuple[Tensor, FlowPast]:
-    """Mel of the piece, (batch, mel, 2·tokens), and the past of the next one.
+    store: bool = True,
+) -> tuple[Tensor, FlowState]:
+    """Render one block; return its mel (batch, mel, 2·tokens) and the past of the next block.
 
-    ids: (batch, tokens + ahead), of which the last `ahead` are only looked at; prompt_mel: (batch, mel,
-    frames), of as many of the piece's first frames as belong to the prompt; noise: (batch, mel, 2·tokens).
-    advance, remember: see `Carry`; everything in the piece sees the whole piece and what the past remembers.
+    Args:
+        flow: The network.
+        ids: (batch, tokens + lookahead).
+        lookahead: Tokens at the end of `ids` that are not rendered.
+        prompt_mel: (batch, mel, frames) of the block's first frames that belong to the prompt.
+        speaker: (batch, speaker_width).
+        noise: (batch, mel, 2·tokens).
+        past: The state after the previous block; None at the start.
+        advance: See `StreamingState`, like `store`. All of a block attends to all of it and to the past.
+        store: Save the keys and values of this block.
     """
 
-    def carry(of: Past | None) -> Carry:
-        return Carry(of, advance=advance, remember=remember, at_most=flow.config.remembered)
+    def state(saved: SavedState | None) -> StreamingState:
+        return StreamingState(saved, advance=advance, store=store, max_positions=flow.config.left_context)
 
-    encoder = carry(past.encoder if past else None)
-    steps = [carry(step) for step in (past.steps if past else (None,) * flow.steps)]
-    mu = flow.encode(ids, ahead=ahead, carry=encoder)
-    cond = F.pad(flow.scaled(prompt_mel), (0, mu.shape[2] - prompt_mel.shape[2]))
-    mel = flow.solve(noise, mu=mu, speaker=flow.speaker(speaker), cond=cond, carries=steps)
-    return flow.unscaled(mel), FlowPast(encoder.leave(), tuple(step.leave() for step in steps))
+    encoder = state(past.encoder if past else None)
+    steps = [state(step) for step in (past.steps if past else (None,) * flow.steps)]
+    mu = flow.encode(ids, lookahead=lookahead, state=encoder)
+    cond = F.pad(flow.normalize_mel(prompt_mel), (0, mu.shape[2] - prompt_mel.shape[2]))
+    mel = flow.solve(noise, mu=mu, speaker=flow.speaker(speaker), cond=cond, states=steps)
+    return flow.denormalize_mel(mel), FlowState(encoder.saved(), tuple(step.saved() for step in steps))

@@ -1,4 +1,4 @@
-"""From noise to mel: the two ways the family integrates its flow, as pure functions."""
+"""Euler integration of the flow, and the time steps of its two variants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Velocity = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def cosine_times(steps: int) -> list[float]:
-    """Fine steps early, where the guided flow turns most."""
+    """Return times with fine steps early, where the guided flow changes direction most."""
     return [1 - math.cos(0.5 * math.pi * i / steps) for i in range(steps + 1)]
 
 
@@ -23,7 +23,7 @@ def linear_times(steps: int) -> list[float]:
 
 
 def integrate(velocity: Velocity, noise: Tensor, times: list[float]) -> Tensor:
-    """Euler's method along `times`, in the noise's precision."""
+    """Integrate with Euler's method along `times`, in the noise's dtype."""
     grid = torch.tensor(times, dtype=noise.dtype, device=noise.device)
     x = noise
     for t, r in pairwise(grid):

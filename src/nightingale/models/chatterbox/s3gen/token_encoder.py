@@ -1,6 +1,6 @@
-"""Speech tokens to mel-rate features: a Transformer-XL style encoder that doubles the rate half-way.
+"""Speech tokens to mel-rate features: a Transformer-XL style encoder that doubles the rate halfway.
 
-Besides attention, only `pre_lookahead_layer` sees the future: three tokens of it.
+Besides attention, only `pre_lookahead_layer` looks ahead, by three tokens.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, FlowConfig
 from nightingale.models.layers.conv import PaddedConv1d
 from nightingale.models.layers.masks import attention_mask
-from nightingale.models.layers.streaming_state import Carry
+from nightingale.models.layers.streaming_state import StreamingState
 
 
 class RelativeAttention(nn.Module):
-    """Attention whose scores depend on content and on signed distance, as in Transformer-XL."""
+    """Attention with relative position encodings, as in Transformer-XL."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -32,12 +32,12 @@ class RelativeAttention(nn.Module):
         self.pos_bias_v = nn.Parameter(torch.zeros(heads, self.head_width))
 
     def forward(
-        self, x: Tensor, distances: Tensor, mask: Tensor | None, carry: Carry | None = None
+        self, x: Tensor, distances: Tensor, mask: Tensor | None, state: StreamingState | None = None
     ) -> Tensor:
         q, k, v = (self._heads(project(x)) for project in (self.linear_q, self.linear_k, self.linear_v))
-        if carry is not None:
-            k, v = carry.among(k), carry.among(v)
-        # (1, heads, head, keys + queries - 1); copied, because products with a transposed matrix are slow.
+        if state is not None:
+            k, v = state.prepend_kv(k), state.prepend_kv(v)
+        # (1, heads, head, keys + queries - 1); copied, because products with a transposed operand are slow.
         p = self._heads(self.linear_pos(distances)).transpose(2, 3).contiguous()
         scale = self.head_width**-0.5
         by_distance = _align_distances((q + self.pos_bias_v[:, None]) @ p) * scale
@@ -51,16 +51,17 @@ class RelativeAttention(nn.Module):
 
 
 def _align_distances(scores: Tensor) -> Tensor:
-    """(…, queries, keys + queries - 1) by distance, far past first -> (…, queries, keys) by key.
+    """Convert scores by distance, farthest first, to scores by key.
 
-    Row i must be shifted by i; reading the padded matrix with a row length one shorter does just that.
+    (…, queries, keys + queries - 1) -> (…, queries, keys). Row i must be shifted by i, which is reading the
+    padded matrix with rows that are one shorter.
     """
     queries, spans = scores.shape[-2:]
     padded = F.pad(scores, (1, 0)).flatten(-2)[..., queries:]
     return padded.unflatten(-1, (queries, spans))[..., : spans - queries + 1]
 
 
-class FeedForward(nn.Module):
+class EncoderFeedForward(nn.Module):
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
         self.w_1 = nn.Linear(width, inner)
@@ -75,19 +76,19 @@ class EncoderBlock(nn.Module):
         super().__init__()
         width = config.encoder_width
         self.self_attn = RelativeAttention(width, config.encoder_heads)
-        self.feed_forward = FeedForward(width, config.encoder_ffn)
+        self.feed_forward = EncoderFeedForward(width, config.encoder_ffn)
         self.norm_mha = nn.LayerNorm(width, eps=1e-12)
         self.norm_ff = nn.LayerNorm(width, eps=1e-12)
 
     def forward(
-        self, x: Tensor, distances: Tensor, mask: Tensor | None, carry: Carry | None = None
+        self, x: Tensor, distances: Tensor, mask: Tensor | None, state: StreamingState | None = None
     ) -> Tensor:
-        x = x + self.self_attn(self.norm_mha(x), distances, mask, carry)
+        x = x + self.self_attn(self.norm_mha(x), distances, mask, state)
         return x + self.feed_forward(self.norm_ff(x))
 
 
-class Embed(nn.Module):
-    """Linear and norm, then a scale by √width as the original positional module applied."""
+class EncoderEmbedding(nn.Module):
+    """A linear layer and a norm, scaled by √width as in the original positional encoding."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -104,36 +105,36 @@ class PreLookahead(nn.Module):
         self.conv1 = PaddedConv1d(width, width, LOOKAHEAD_TOKENS + 1, left=0, right=LOOKAHEAD_TOKENS)
         self.conv2 = PaddedConv1d(width, width, 3, left=2, right=0)
 
-    def forward(self, x: Tensor, *, ahead: int = 0, carry: Carry | None = None) -> Tensor:
-        """The last `ahead` tokens are only looked at."""
-        tokens = x.shape[1] - ahead
-        seen = F.leaky_relu(self.conv1(x.transpose(1, 2))[..., :tokens])
-        return x[:, :tokens] + self.conv2(seen, carry).transpose(1, 2)
+    def forward(self, x: Tensor, *, lookahead: int = 0, state: StreamingState | None = None) -> Tensor:
+        """Return no output for the last `lookahead` tokens."""
+        tokens = x.shape[1] - lookahead
+        y = F.leaky_relu(self.conv1(x.transpose(1, 2))[..., :tokens])
+        return x[:, :tokens] + self.conv2(y, state).transpose(1, 2)
 
 
 class Upsample(nn.Module):
-    """Each token twice, then a look back."""
+    """Repeats each token, then applies a causal convolution."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.conv = PaddedConv1d(width, width, 5, left=4, right=0)
 
-    def forward(self, x: Tensor, carry: Carry | None = None) -> Tensor:
-        return self.conv(x.repeat_interleave(2, dim=1).transpose(1, 2), carry).transpose(1, 2)
+    def forward(self, x: Tensor, state: StreamingState | None = None) -> Tensor:
+        return self.conv(x.repeat_interleave(2, dim=1).transpose(1, 2), state).transpose(1, 2)
 
 
 class TokenEncoder(nn.Module):
-    """(batch, tokens, width) -> (batch, 2·tokens, width); tokens that are only looked ahead to give none."""
+    """(batch, tokens, width) -> (batch, 2·tokens, width); lookahead tokens give no output."""
 
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
         width = config.encoder_width
-        self.remembered = config.remembered
-        self.embed = Embed(width)
+        self.left_context = config.left_context
+        self.embed = EncoderEmbedding(width)
         self.pre_lookahead_layer = PreLookahead(width)
         self.encoders = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_blocks))
         self.up_layer = Upsample(width)
-        self.up_embed = Embed(width)
+        self.up_embed = EncoderEmbedding(width)
         self.up_encoders = nn.ModuleList(EncoderBlock(config) for _ in range(config.encoder_up_blocks))
         self.after_norm = nn.LayerNorm(width, eps=1e-5)
 
@@ -143,24 +144,24 @@ class TokenEncoder(nn.Module):
         valid: Tensor | None = None,
         blocks: Tensor | None = None,
         *,
-        ahead: int = 0,
-        carry: Carry | None = None,
+        lookahead: int = 0,
+        state: StreamingState | None = None,
     ) -> Tensor:
         x = self.embed(x)
         if valid is not None:
-            x = x * valid[..., None]  # the look-ahead past the end must read zeros, as it does alone
-        x = self.pre_lookahead_layer(x, ahead=ahead, carry=carry)
-        x = _run(self.encoders, x, attention_mask(valid, blocks, self.remembered), carry)
-        x = self.up_embed(self.up_layer(x, carry))
-        x = _run(self.up_encoders, x, attention_mask(_twice(valid), _twice(blocks), self.remembered), carry)
+            x = x * valid[..., None]  # lookahead past the end must read zeros, as without padding
+        x = self.pre_lookahead_layer(x, lookahead=lookahead, state=state)
+        x = _run(self.encoders, x, attention_mask(valid, blocks, self.left_context), state)
+        x = self.up_embed(self.up_layer(x, state))
+        x = _run(self.up_encoders, x, attention_mask(_twice(valid), _twice(blocks), self.left_context), state)
         return self.after_norm(x)
 
 
-def _run(layers: nn.ModuleList, x: Tensor, mask: Tensor | None, carry: Carry | None) -> Tensor:
-    known = 0 if carry is None else carry.known
-    distances = signed_distances(x.shape[1], known + x.shape[1], x.shape[2], like=x)
+def _run(layers: nn.ModuleList, x: Tensor, mask: Tensor | None, state: StreamingState | None) -> Tensor:
+    known = 0 if state is None else state.cached_positions
+    distances = distance_encoding(x.shape[1], known + x.shape[1], x.shape[2], like=x)
     for layer in layers:
-        x = layer(x, distances, mask, carry)
+        x = layer(x, distances, mask, state)
     return x
 
 
@@ -168,10 +169,10 @@ def _twice(x: Tensor | None) -> Tensor | None:
     return None if x is None else x.repeat_interleave(2, dim=1)
 
 
-def signed_distances(queries: int, keys: int, width: int, *, like: Tensor) -> Tensor:
-    """Sinusoids of the distances keys-1 … -(queries-1), sines on even channels, for the last queries of keys.
+def distance_encoding(queries: int, keys: int, width: int, *, like: Tensor) -> Tensor:
+    """Return sinusoids of the distances keys-1 … -(queries-1): (1, keys + queries - 1, width).
 
-    (1, keys + queries - 1, width)
+    The queries are the last of the keys. Sines are on even channels.
     """
     distance = torch.arange(keys - 1, -queries, -1, device=like.device, dtype=torch.float32)
     rate = torch.exp(

@@ -1,1 +1,1 @@
-"""T3: the language model that writes speech tokens."""
+"""T3: the language model that generates speech tokens from text."""

@@ -1,4 +1,4 @@
-"""The Llama backbone of the English and multilingual T3 (and of wren)."""
+"""The Llama backbone of the English and multilingual T3 and of wren."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RmsNorm(nn.Module):
         return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
 
 
-class Attention(nn.Module):
+class LlamaAttention(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.heads = config.heads
@@ -35,16 +35,16 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.width, config.width, bias=False)
         self.o_proj = nn.Linear(config.width, config.width, bias=False)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], memory: KVCache) -> Tensor:
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], kv_cache: KVCache) -> Tensor:
         q, k, v = (
             project(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for project in (self.q_proj, self.k_proj, self.v_proj)
         )
-        out = memory.attend(rotate(q, *turn), rotate(k, *turn), v)
+        out = kv_cache.attend(rotate(q, *rope), rotate(k, *rope), v)
         return self.o_proj(out.transpose(1, 2).flatten(2))
 
 
-class Mlp(nn.Module):
+class LlamaMlp(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.gate_proj = nn.Linear(config.width, config.ffn, bias=False)
@@ -55,27 +55,27 @@ class Mlp(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Layer(nn.Module):
+class LlamaLayer(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.self_attn = Attention(config)
-        self.mlp = Mlp(config)
+        self.self_attn = LlamaAttention(config)
+        self.mlp = LlamaMlp(config)
         self.input_layernorm = RmsNorm(config.width)
         self.post_attention_layernorm = RmsNorm(config.width)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], memory: KVCache) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), turn, memory)
+    def forward(self, x: Tensor, rope: tuple[Tensor, Tensor], kv_cache: KVCache) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rope, kv_cache)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class LlamaBackbone(nn.Module):
-    """(rows, time, width) and one memory per layer -> (rows, time, width), normed."""
+    """(rows, time, width) and one KV cache per layer -> normed hidden states (rows, time, width)."""
 
     inverse: Tensor
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self.layers = nn.ModuleList(LlamaLayer(config) for _ in range(config.layers))
         self.norm = RmsNorm(config.width)
         self._frequencies = partial(
             inverse_frequencies,
@@ -86,26 +86,31 @@ class LlamaBackbone(nn.Module):
         self.register_buffer("inverse", self._frequencies(), persistent=False)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LlamaBackbone:
-        """As for every module, but frequencies stay exact: times a position, eight bits of one are another
-        angle (its cosine is off by 0.2 after 200 tokens)."""
+        """Move or cast the module, but keep the rotary frequencies in float32.
+
+        Rounded to bfloat16 and multiplied by a position they give other angles: the cosine is off by 0.2
+        after 200 tokens.
+        """
         super()._apply(fn, recurse)
         if self.inverse.dtype in (torch.float16, torch.bfloat16):
             self.inverse = self._frequencies().to(self.inverse.device)
         return self
 
     def first(self, count: int) -> Self:
-        """Without the layers after the first so many; weights are shared."""
+        """Return a backbone of the first `count` layers that shares their weights."""
         part = copy.copy(self)
         part._modules = {**self._modules, "layers": self.layers[:count]}
         return part
 
-    def forward(self, x: Tensor, memory: Sequence[KVCache], heard: list[Tensor] | None = None) -> Tensor:
-        """heard: a list to which the stream before each layer is added."""
-        cos, sin = rotations(self.inverse, memory[0].positions(x), x.dtype)
+    def forward(
+        self, x: Tensor, kv_caches: Sequence[KVCache], layer_inputs: list[Tensor] | None = None
+    ) -> Tensor:
+        """Append the input of each layer to `layer_inputs`, if given."""
+        cos, sin = rotations(self.inverse, kv_caches[0].positions(x), x.dtype)
         # (time, head) is the same for all rows; (rows, time, head) needs an axis for the heads.
-        turn = (cos, sin) if cos.dim() == 2 else (cos[:, None], sin[:, None])
-        for layer, layer_memory in zip(self.layers, memory, strict=True):
-            if heard is not None:
-                heard.append(x)
-            x = layer(x, turn, layer_memory)
+        rope = (cos, sin) if cos.dim() == 2 else (cos[:, None], sin[:, None])
+        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
+            if layer_inputs is not None:
+                layer_inputs.append(x)
+            x = layer(x, rope, kv_cache)
         return self.norm(x)

@@ -1,4 +1,4 @@
-"""What T3 is told before the text: who speaks, how a clip of them sounded, how expressive to be."""
+"""The conditioning before T3's text: the speaker, a speech prompt and the emotion, as embeddings."""
 
 from __future__ import annotations
 
@@ -20,36 +20,35 @@ class PerceiverAttention(nn.Module):
         self.to_v = nn.Linear(width, width)
         self.proj_out = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, seen: Tensor) -> Tensor:
-        asked, shown = self.norm(x), self.norm(seen)
+    def forward(self, x: Tensor, context: Tensor) -> Tensor:
+        queries, keys = self.norm(x), self.norm(context)
         q, k, v = (
             y.unflatten(-1, (PERCEIVER_HEADS, -1)).transpose(1, 2)
-            for y in (self.to_q(asked), self.to_k(shown), self.to_v(shown))
+            for y in (self.to_q(queries), self.to_k(keys), self.to_v(keys))
         )
         out = F.scaled_dot_product_attention(q, k, v)
         return x + self.proj_out(out.transpose(1, 2).flatten(2))
 
 
 class Perceiver(nn.Module):
-    """A prompt of any length -> 32 vectors."""
+    """Compresses an embedded prompt of any length to 32 vectors."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        reach = width**-0.5
-        self.pre_attention_query = nn.Parameter(
-            torch.empty(1, PERCEIVER_QUERIES, width).uniform_(-reach, reach)
-        )
+        bound = width**-0.5
+        query = torch.empty(1, PERCEIVER_QUERIES, width).uniform_(-bound, bound)
+        self.pre_attention_query = nn.Parameter(query)
         self.attn = PerceiverAttention(width)
 
     def forward(self, prompt: Tensor) -> Tensor:
-        # PARITY: the one block serves twice, first on the prompt, then on its own answer.
+        # PARITY: the one block is applied twice, first to the prompt, then to its own output.
         #         tests/models/test_t3.py::test_the_perceiver_uses_its_block_twice
-        heard = self.attn(self.pre_attention_query.expand(len(prompt), -1, -1), prompt)
-        return self.attn(heard, heard)
+        x = self.attn(self.pre_attention_query.expand(len(prompt), -1, -1), prompt)
+        return self.attn(x, x)
 
 
 class Conditioning(nn.Module):
-    """speaker ‖ prompt ‖ emotion, as embeddings: (rows, vectors, width)."""
+    """Returns speaker ‖ prompt ‖ emotion as embeddings (rows, vectors, width)."""
 
     def __init__(self, config: T3Config) -> None:
         super().__init__()
@@ -61,10 +60,9 @@ class Conditioning(nn.Module):
             self.emotion_adv_fc = nn.Linear(1, width, bias=False)
 
     def forward(self, speaker: Tensor, prompt: Tensor, exaggeration: Tensor) -> Tensor:
-        """speaker: (rows, speaker_width); prompt: (rows, tokens, width), embedded; exaggeration: (rows,)."""
-        who = self.spkr_enc(speaker)[:, None]
+        """Embed speaker (rows, speaker_width), embedded prompt (rows, n, width), exaggeration (rows,)."""
+        speaker = self.spkr_enc(speaker)[:, None]
         if not self.expressive:
-            return torch.cat([who, prompt], dim=1)
-        return torch.cat(
-            [who, self.perceiver(prompt), self.emotion_adv_fc(exaggeration[:, None, None])], dim=1
-        )
+            return torch.cat([speaker, prompt], dim=1)
+        emotion = self.emotion_adv_fc(exaggeration[:, None, None])
+        return torch.cat([speaker, self.perceiver(prompt), emotion], dim=1)

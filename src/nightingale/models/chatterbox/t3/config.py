@@ -1,4 +1,4 @@
-"""Sizes and defaults of T3 in each family."""
+"""Sizes, special ids and prompt layout of T3 in each model. This file is free of torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PERCEIVER_QUERIES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaConfig:
-    """Defaults are the official half-billion backbone."""
+    """Sizes of a Llama backbone; the defaults are those of the official 0.5 B model."""
 
     layers: int = 30
     width: int = 1024
@@ -31,6 +31,8 @@ class LlamaConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpt2Config:
+    """Sizes of a GPT-2 backbone; the defaults are Turbo's."""
+
     layers: int = 24
     width: int = 1024
     heads: int = 16
@@ -44,19 +46,21 @@ class Gpt2Config:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class T3Config:
+    """Sizes of T3, and the layout of its prompt."""
+
     backbone: LlamaConfig | Gpt2Config
     text_vocab: int
     speech_vocab: int
     prompt_tokens: int
-    """At most this many tokens of the reference clip are shown to the model."""
+    """The largest number of speech tokens of the reference clip in the prompt."""
     start_text: int | None
     stop_text: int | None
     starts: int
-    """How often the start-of-speech token stands before the first generated one."""
+    """Start-of-speech tokens before the first generated token."""
     learned_positions: tuple[int, int] | None
-    """Rows of the text and the speech position tables, if the model has them."""
+    """Rows of the learned position tables of text and speech; None if there are none."""
     perceiver: bool
-    """Compresses the prompt to 32 vectors and adds an emotion vector; otherwise the prompt stands bare."""
+    """Compress the prompt to 32 vectors and add an emotion vector; otherwise the prompt is used as it is."""
     head_bias: bool
     speaker_width: int = 256
 

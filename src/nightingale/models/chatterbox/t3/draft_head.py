@@ -1,10 +1,11 @@
-"""What T3 will think next, guessed from what it has just thought and from what was drawn of it.
+"""The draft head of speculative decoding: predicts T3's next hidden state from its latest one.
 
-A thought is what T3's head reads: the normed output of its last layer. Much of what T3 knows of the text, the
-voice and the tokens so far is in it, so a few small layers that see one thought and one token guess far
-better than a small T3 would that reads everything anew (docs/speculative.md). The last layers keep what the
-next token needs and drop what those after it will; so T3's stream halfway through is looked at too. T3's own
-head then makes scores of the guessed thought; from it and its token the one after can be guessed.
+The hidden state that T3's speech head reads (the normed output of the last layer) holds much of what T3 knows
+about the text, the voice and the tokens so far. A few small layers over one hidden state and the sampled
+token therefore draft far better than a small T3 that reads everything again (docs/speculative.md). The last
+layers of T3 keep what the next token needs and drop what later tokens need, so the head also reads the inputs
+of three earlier layers. T3's own speech head turns a predicted hidden state into logits; the prediction and
+its token then predict the next one.
 """
 
 from __future__ import annotations
@@ -14,60 +15,60 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from nightingale.models.chatterbox.t3.backbone_llama import Mlp, RmsNorm
+from nightingale.models.chatterbox.t3.backbone_llama import LlamaMlp, RmsNorm
 from nightingale.models.chatterbox.t3.config import LlamaConfig
 
 BLOCKS, INNER_OVER_WIDTH = 3, 3
-HALVES = 3
-"""Places on the way through T3's layers that are looked at."""
+TAPS = 3
+"""Layers of T3 whose inputs the head reads, besides the final hidden state."""
 
 
-def halfway(layers: int) -> tuple[int, ...]:
-    """Before which of T3's layers: when a third is done, two thirds, and all but the last."""
+def tapped_layers(layers: int) -> tuple[int, ...]:
+    """Return the indices of the layers whose inputs are read: at a third, at two thirds, and the last."""
     return layers // 3, 2 * layers // 3, layers - 1
 
 
-class GuessBlock(nn.Module):
+class DraftBlock(nn.Module):
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
         self.norm = RmsNorm(width)
-        self.mlp = Mlp(LlamaConfig(layers=1, width=width, heads=1, ffn=inner))
+        self.mlp = LlamaMlp(LlamaConfig(layers=1, width=width, heads=1, ffn=inner))
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.mlp(self.norm(x))
 
 
 class DraftHead(nn.Module):
-    """(…, width) thought and (…, width) embedding of the token drawn of it -> (…, width) the next thought.
+    """(…, width) hidden state and (…, width) embedding of its sampled token -> (…, width) next hidden state.
 
-    The first thought is one that `begin` gives; those after it are its own.
+    The first hidden state comes from `start`; later ones are the head's own predictions.
     """
 
     def __init__(self, width: int, *, blocks: int = BLOCKS, inner: int | None = None) -> None:
         super().__init__()
         self.width = width
-        self.halves = RmsNorm(HALVES * width)
-        self.outset = nn.Linear(HALVES * width, width, bias=False)
-        self.inward = nn.Linear(2 * width, width, bias=False)
+        self.taps_norm = RmsNorm(TAPS * width)
+        self.taps_proj = nn.Linear(TAPS * width, width, bias=False)
+        self.in_proj = nn.Linear(2 * width, width, bias=False)
         self.blocks = nn.ModuleList(
-            GuessBlock(width, inner or INNER_OVER_WIDTH * width) for _ in range(blocks)
+            DraftBlock(width, inner or INNER_OVER_WIDTH * width) for _ in range(blocks)
         )
         self.norm = RmsNorm(width)
 
     @classmethod
     def shaped_like(cls, weights: Mapping[str, Tensor]) -> DraftHead:
-        """An empty one of the size of these weights."""
-        width, _ = weights["inward.weight"].shape
+        """Return an untrained head of the size of these weights."""
+        width, _ = weights["in_proj.weight"].shape
         blocks = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blocks."))
         return cls(width, blocks=blocks, inner=len(weights["blocks.0.mlp.gate_proj.weight"]))
 
-    def begin(self, thoughts: Tensor) -> Tensor:
-        """(…, width + HALVES * width), a thought of T3's and its stream on the way there -> (…, width)."""
-        thought, halves = thoughts[..., : self.width], thoughts[..., self.width :]
-        return thought + self.outset(self.halves(halves))
+    def start(self, hidden_states: Tensor) -> Tensor:
+        """Combine (…, width + TAPS * width), T3's hidden state and the tapped inputs, into (…, width)."""
+        final, taps = hidden_states[..., : self.width], hidden_states[..., self.width :]
+        return final + self.taps_proj(self.taps_norm(taps))
 
-    def forward(self, thought: Tensor, said: Tensor) -> Tensor:
-        x = self.inward(torch.cat([thought, said], dim=-1))
+    def forward(self, hidden_state: Tensor, token_embedding: Tensor) -> Tensor:
+        x = self.in_proj(torch.cat([hidden_state, token_embedding], dim=-1))
         for block in self.blocks:
             x = block(x)
         return self.norm(x)

@@ -1,7 +1,7 @@
-"""T3: text ids and a voice in, scores of the next speech token out.
+"""T3: text ids and a voice in, logits of the next speech token out.
 
-The prompt is  conditioning ‖ text ‖ start-of-speech;  after it stand the speech tokens spoken so far. With
-guidance two rows run side by side: the first is told the text, the second sees zeros in its place.
+The prompt is  conditioning ‖ text ‖ start-of-speech;  the speech tokens generated so far follow it. With
+classifier-free guidance two rows run side by side: the first sees the text, the second zeros in its place.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from nightingale.models.chatterbox.t3.backbone_gpt2 import Gpt2Backbone
 from nightingale.models.chatterbox.t3.backbone_llama import LlamaBackbone
 from nightingale.models.chatterbox.t3.conditioning import Conditioning
 from nightingale.models.chatterbox.t3.config import START_SPEECH, LlamaConfig, T3Config
-from nightingale.models.chatterbox.t3.draft_head import halfway
+from nightingale.models.chatterbox.t3.draft_head import tapped_layers
 from nightingale.models.layers.kv_cache import DenseKVCache, KVCache
 
 
-class Positions(nn.Module):
+class PositionTable(nn.Module):
     """A learned table, nested once because the checkpoint's name is."""
 
     def __init__(self, rows: int, width: int) -> None:
         super().__init__()
         self.emb = nn.Embedding(rows, width)
 
-    def forward(self, start: int, count: int) -> Tensor:
-        return self.emb.weight[start : start + count]
+    def forward(self, count: int) -> Tensor:
+        """Return the first `count` rows."""
+        return self.emb.weight[:count]
 
 
 class T3(nn.Module):
@@ -47,12 +48,12 @@ class T3(nn.Module):
         self.speech_emb = nn.Embedding(config.speech_vocab, width)
         if config.learned_positions is not None:
             text_rows, speech_rows = config.learned_positions
-            self.text_pos_emb = Positions(text_rows, width)
-            self.speech_pos_emb = Positions(speech_rows, width)
+            self.text_pos_emb = PositionTable(text_rows, width)
+            self.speech_pos_emb = PositionTable(speech_rows, width)
         self.speech_head = nn.Linear(width, config.speech_vocab, bias=config.head_bias)
 
     def new_kv_cache(self, *, rows: int, capacity: int) -> list[KVCache]:
-        """Empty memory for `rows` utterances of at most `capacity` positions, prompt included."""
+        """Return empty KV caches for `rows` utterances of at most `capacity` positions, prompt included."""
         backbone, weight = self.config.backbone, self.speech_head.weight
         return [
             DenseKVCache(
@@ -67,64 +68,65 @@ class T3(nn.Module):
         ]
 
     def first_layers(self, count: int) -> T3:
-        """The same weights without the later layers: the norm and the head follow earlier."""
+        """Return a T3 of the first `count` layers that shares all weights; norm and head follow earlier."""
         part = copy.copy(self)
         part._modules = {**self._modules, "tfmr": self.tfmr.first(count)}
         part.config = replace(self.config, backbone=replace(self.config.backbone, layers=count))
         return part
 
-    def prompt_length(self, text_ids: int) -> int:
-        """How many positions `prompt` takes at most, for so many text ids."""
-        return self.config.prompt_length(text_ids)
-
-    def frame_text(self, text_ids: list[int]) -> list[int]:
-        return self.config.frame_text(text_ids)
-
     def prompt(
         self, text: Tensor, *, speaker: Tensor, prompt_ids: Tensor, exaggeration: Tensor, guided: bool
     ) -> Tensor:
-        """Embeddings of everything before the first generated token.
+        """Embed everything before the first generated token.
 
-        text: (1, n) framed ids; speaker: (1, speaker_width); prompt_ids: (1, m); exaggeration: (1,).
-        Gives (1, time, width), or (2, time, width) when guided.
+        Args:
+            text: Framed text ids, (1, n).
+            speaker: The speaker vector, (1, speaker_width).
+            prompt_ids: Speech tokens of the reference clip, (1, m).
+            exaggeration: (1,).
+            guided: Add the row without text for classifier-free guidance.
+
+        Returns:
+            Embeddings (1, time, width), or (2, time, width) when guided.
         """
-        shown = self.speech_emb(prompt_ids)
-        # PARITY: only the perceiver's prompt is given learned positions; Turbo's stands bare.
-        #         tests/models/test_t3.py::test_turbos_prompt_stands_bare
-        if self.config.learned_positions is not None:
-            shown = shown + self.speech_pos_emb(0, shown.shape[1])
-        told = self.text_emb(text)
+        prompt, embedded = self.speech_emb(prompt_ids), self.text_emb(text)
         if guided:
-            told = torch.cat([told, torch.zeros_like(told)])
+            embedded = torch.cat([embedded, torch.zeros_like(embedded)])
+        # PARITY: only the perceiver's prompt has learned positions; Turbo's has none.
+        #         tests/models/test_t3.py::test_turbos_prompt_has_no_positions
         if self.config.learned_positions is not None:
-            told = told + self.text_pos_emb(0, told.shape[1])
-        rows = len(told)
-        cond = self.cond_enc(speaker, shown, exaggeration).expand(rows, -1, -1)
-        start = torch.full((rows, 1), START_SPEECH, device=text.device)
-        return torch.cat([cond, told, *[self.embed_speech(start, 0)] * self.config.starts], dim=1)
+            prompt = prompt + self.speech_pos_emb(prompt.shape[1])
+            embedded = embedded + self.text_pos_emb(embedded.shape[1])
+        rows = len(embedded)
+        conditioning = self.cond_enc(speaker, prompt, exaggeration).expand(rows, -1, -1)
+        start = self.embed_speech(torch.full((rows, 1), START_SPEECH, device=text.device), 0)
+        return torch.cat([conditioning, embedded, *[start] * self.config.starts], dim=1)
 
     def embed_speech(self, ids: Tensor, position: int) -> Tensor:
-        """(rows, n) speech ids, the first standing at `position` after the start token."""
+        """Embed (rows, n) speech tokens, the first at `position` after the start token."""
         at = torch.arange(position, position + ids.shape[1], device=ids.device)
         return self.embed_speech_at(ids, at)
 
     def embed_speech_at(self, ids: Tensor, positions: Tensor) -> Tensor:
-        """(rows, n) speech ids at positions (n,) or (rows, n) after the start token."""
+        """Embed (rows, n) speech tokens at positions (n,) or (rows, n) after the start token."""
         x = self.speech_emb(ids)
         if self.config.learned_positions is not None:
             x = x + self.speech_pos_emb.emb(positions)
         return x
 
-    def forward(self, x: Tensor, memory: Sequence[KVCache]) -> Tensor:
-        """Embeddings (rows, time, width) -> scores after each of them (rows, time, speech_vocab)."""
-        return self.speech_head(self.tfmr(x, memory))
+    def forward(self, x: Tensor, kv_caches: Sequence[KVCache]) -> Tensor:
+        """Return the logits after each embedding: (rows, time, width) -> (rows, time, speech_vocab)."""
+        return self.speech_head(self.tfmr(x, kv_caches))
 
-    def hidden_states(self, x: Tensor, memory: Sequence[KVCache]) -> list[Tensor]:
-        """What the head would read, and T3's stream on the way there: each (rows, time, width)."""
-        heard: list[Tensor] = []
-        thought = self.tfmr(x, memory, heard)
-        return [thought, *(heard[place] for place in halfway(len(heard)))]
+    def hidden_states(self, x: Tensor, kv_caches: Sequence[KVCache]) -> list[Tensor]:
+        """Return what the draft head reads: the final hidden states, then the inputs of tapped layers.
 
-    def next_logits(self, x: Tensor, memory: Sequence[KVCache]) -> Tensor:
-        """Logits after the last embedding only: (rows, speech_vocab)."""
-        return self.speech_head(self.tfmr(x, memory)[:, -1])
+        Each is (rows, time, width).
+        """
+        layer_inputs: list[Tensor] = []
+        final = self.tfmr(x, kv_caches, layer_inputs)
+        return [final, *(layer_inputs[layer] for layer in tapped_layers(len(layer_inputs)))]
+
+    def next_logits(self, x: Tensor, kv_caches: Sequence[KVCache]) -> Tensor:
+        """Return the logits after the last embedding only: (rows, speech_vocab)."""
+        return self.speech_head(self.tfmr(x, kv_caches)[:, -1])

@@ -19,7 +19,7 @@ from nightingale.backends.onnx.graph import GraphBuilder
 from nightingale.backends.onnx.protobuf import FLOAT, INT64
 from nightingale.backends.onnx.runner import bind, open_session
 from nightingale.decoding.sampling import Logits
-from nightingale.models.chatterbox.t3.draft_head import HALVES, DraftHead
+from nightingale.models.chatterbox.t3.draft_head import TAPS, DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Sampling
 
@@ -45,7 +45,7 @@ class OnnxDraftHead:
 
     @torch.inference_mode()
     def start(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
-        return self._head.begin(torch.from_numpy(hidden)).numpy()
+        return self._head.start(torch.from_numpy(hidden)).numpy()
 
     @torch.inference_mode()
     def step(
@@ -58,7 +58,7 @@ class OnnxDraftHead:
 
 
 class OnnxDraftChain(OnnxDraftHead):
-    """A draft head that also proposes several tokens in one call. Everything is prepared when it is opened."""
+    """A draft head that also proposes several tokens in one call; all graphs are opened beforehand."""
 
     def __init__(self, t3: T3, head: DraftHead, *, threads: int, longest: int) -> None:
         super().__init__(t3, head, threads=threads)
@@ -70,7 +70,7 @@ class OnnxDraftChain(OnnxDraftHead):
     def chain(
         self, hidden: NDArray[np.float32], token: int, uniforms: NDArray[np.float64], sampling: Sampling
     ) -> list[int]:
-        """Return one token for each row of `uniforms` (draws, vocab), after a token and its hidden state."""
+        """Return a token for each row of `uniforms` (n, vocab), after a token and its hidden state."""
         return self._chains[len(uniforms) - 1].run(hidden, token, uniforms, sampling)
 
 
@@ -81,7 +81,7 @@ class _Chain:
         self._session, self._binding = session, session.io_binding()
         vocab = next(given.shape[1] for given in session.get_inputs() if given.name == "uniforms")
         self._inputs: dict[str, NDArray[Any]] = {
-            "hidden_states": np.zeros((1, (1 + HALVES) * width), np.float32),
+            "hidden_states": np.zeros((1, (1 + TAPS) * width), np.float32),
             "uniforms": np.zeros((count, vocab), np.float32),
             "inverse_temperature": np.zeros(1, np.float32),
             "log_min_p": np.zeros(1, np.float32),
@@ -120,48 +120,45 @@ class _DraftGraph(GraphBuilder):
         self._width, self._vocab = head.width, t3.config.speech_vocab
 
     def single(self) -> bytes:
-        g = self.graph
         for name in ("hidden", "embedding"):
-            g.input(name, FLOAT, ("rows", self._width))
+            self.input(name, FLOAT, ("rows", self._width))
         self._draft(1, "hidden", "embedding")
-        g.output("hidden.1", FLOAT, ("rows", self._width))
-        g.output("logits.1", FLOAT, ("rows", self._vocab))
-        return g.model()
+        self.output("hidden.1", FLOAT, ("rows", self._width))
+        self.output("logits.1", FLOAT, ("rows", self._vocab))
+        return self.model()
 
     def chain(self, count: int) -> bytes:
-        g = self.graph
-        g.input("hidden_states", FLOAT, (1, (1 + HALVES) * self._width))
-        g.input("token", INT64, (1,))
-        g.input("uniforms", FLOAT, (count, self._vocab))
-        g.input("inverse_temperature", FLOAT, (1,))
-        g.input("log_min_p", FLOAT, (1,))
+        self.input("hidden_states", FLOAT, (1, (1 + TAPS) * self._width))
+        self.input("token", INT64, (1,))
+        self.input("uniforms", FLOAT, (count, self._vocab))
+        self.input("inverse_temperature", FLOAT, (1,))
+        self.input("log_min_p", FLOAT, (1,))
         table = self.weight("speech_embedding", FLOAT, self._embedding)
         self.weight("minus_infinity", FLOAT, torch.tensor([-math.inf]))
         self.weight("axis_0", INT64, torch.tensor([0]))
         self.weight("candidates", INT64, torch.tensor([min(CANDIDATES, self._vocab)]))
         numbers = range(1, count + 1)
-        g.node("Split", ["uniforms"], [f"uniforms.{n}" for n in numbers], axis=0, num_outputs=count)
+        self.node("Split", ["uniforms"], [f"uniforms.{n}" for n in numbers], axis=0, num_outputs=count)
         hidden, token, tokens = self._begin(), "token", []
         for n in numbers:
-            hidden, logits = self._draft(n, hidden, g.node("Gather", [table, token], axis=0))
+            hidden, logits = self._draft(n, hidden, self.node("Gather", [table, token], axis=0))
             token = self._sample(logits, f"uniforms.{n}")
             tokens.append(token)
-        g.node("Concat", tokens, ["tokens"], axis=0)
-        g.output("tokens", INT64, (count,))
-        return g.model()
+        self.node("Concat", tokens, ["tokens"], axis=0)
+        self.output("tokens", INT64, (count,))
+        return self.model()
 
     def _begin(self) -> str:
         """Add what `DraftHead.begin` computes."""
-        g = self.graph
-        sizes = self.weight("sizes", INT64, torch.tensor([self._width, HALVES * self._width]))
-        g.node("Split", ["hidden_states", sizes], ["last", "streams"], axis=-1)
-        normed, _ = self.norm("halves", "streams", "")
-        return g.node("Add", ["last", self.linear("outset", normed, [self.source("outset.weight")])])
+        sizes = self.weight("sizes", INT64, torch.tensor([self._width, TAPS * self._width]))
+        self.node("Split", ["hidden_states", sizes], ["last", "streams"], axis=-1)
+        normed, _ = self.norm("taps_norm", "streams", "")
+        return self.node("Add", ["last", self.linear("taps_proj", normed, [self.source("taps_proj.weight")])])
 
     def _draft(self, number: int, hidden: str, embedding: str) -> tuple[str, str]:
         at = f"{number}/"
-        both = self.graph.node("Concat", [hidden, embedding], axis=-1)
-        stream, added = self.linear(f"{at}inward", both, [self.source("inward.weight")]), ""
+        both = self.node("Concat", [hidden, embedding], axis=-1)
+        stream, added = self.linear(f"{at}in_proj", both, [self.source("in_proj.weight")]), ""
         for block in range(self._blocks):
             normed, stream = self.norm(f"{at}blocks.{block}.norm", stream, added)
             added = self.gated_mlp(f"{at}blocks.{block}.", normed)
@@ -174,13 +171,13 @@ class _DraftGraph(GraphBuilder):
 
         token = argmax(logit / temperature - log(-log(uniform))) over the candidates that min-p leaves.
         """
-        g, top = self.graph, f"{logits}.top"
-        g.node("TopK", [logits, "candidates"], [top, f"{top}.ids"], axis=-1, sorted=0)
-        scaled = g.node("Mul", [top, "inverse_temperature"])
-        threshold = g.node("Add", [g.node("ReduceMax", [scaled], keepdims=1), "log_min_p"])
-        chosen = g.node("GatherElements", [uniforms, f"{top}.ids"], axis=1)
-        log_arrival = g.node("Log", [g.node("Neg", [g.node("Log", [chosen])])])
-        race = g.node("Sub", [scaled, log_arrival])
-        race = g.node("Where", [g.node("Less", [scaled, threshold]), "minus_infinity", race])
-        winner = g.node("ArgMax", [race], axis=-1, keepdims=1)
-        return g.node("Squeeze", [g.node("GatherElements", [f"{top}.ids", winner], axis=1), "axis_0"])
+        top = f"{logits}.top"
+        self.node("TopK", [logits, "candidates"], [top, f"{top}.ids"], axis=-1, sorted=0)
+        scaled = self.node("Mul", [top, "inverse_temperature"])
+        threshold = self.node("Add", [self.node("ReduceMax", [scaled], keepdims=1), "log_min_p"])
+        chosen = self.node("GatherElements", [uniforms, f"{top}.ids"], axis=1)
+        log_arrival = self.node("Log", [self.node("Neg", [self.node("Log", [chosen])])])
+        race = self.node("Sub", [scaled, log_arrival])
+        race = self.node("Where", [self.node("Less", [scaled, threshold]), "minus_infinity", race])
+        winner = self.node("ArgMax", [race], axis=-1, keepdims=1)
+        return self.node("Squeeze", [self.node("GatherElements", [f"{top}.ids", winner], axis=1), "axis_0"])
