@@ -24,21 +24,22 @@ from typing import Any
 
 import checkout  # noqa: F401
 import torch
-from nightingale_lab.bench.engine_internals import TEXT, random_model
 from torch import Tensor
 
 from nightingale.backends.cuda.decoder import DecodeLoop, DecodePlan
 from nightingale.backends.cuda.flow import FRAMES, FlowSteps, WholeFlow
 from nightingale.backends.cuda.graphs import How, how_on
-from nightingale.backends.cuda.random import key_of
+from nightingale.backends.cuda.random import int64_key
 from nightingale.backends.cuda.t3_layers import Way
 from nightingale.backends.cuda.vocoder import Vocoder, source_noise
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Sampling
 from nightingale_lab import reference
 from nightingale_lab.bench import board
+from nightingale_lab.random_models import random_model
 
 FAMILIES = ("multilingual", "turbo")
+TEXT = "This sentence stands for sixty text ids."
 TUNINGS: list[tuple[int, ...]] = [
     (8, 256, 4, False), (8, 256, 4, True), (4, 256, 4, True), (16, 256, 8, True), (8, 256, 2, True),
     (4, 256, 2, True), (8, 512, 4, True), (8, 1024, 8, True),
@@ -55,16 +56,17 @@ class Parts:
         self.family, self.board, self.device = family, shown, shown.device
         self.tiny, cuda = shown.options.tiny, shown.device.type == "cuda"
         self.tokens = 12 if self.tiny else 102
-        self.model = random_model(family, self.device, tiny=self.tiny, tokens=self.tokens)
+        self.model = random_model(family, device=self.device, tiny=self.tiny, tokens=self.tokens)
+        self.networks = reference.networks_of(self.model, str(self.device))
         voice = reference.voice_of(self.model)
         self.prompt_ids = torch.as_tensor(voice.flow_prompt_ids).to(self.device)
         self.prompt_mel = torch.as_tensor(voice.flow_prompt_mel).to(self.device)
         self.speaker = torch.as_tensor(voice.flow_speaker).to(self.device)
         self.greedy = reference.sampling_of(self.model, temperature=0.0)
-        self.key = torch.tensor([key_of(1, "flow")], device=self.device)
+        self.key = torch.tensor([int64_key(1, "flow")], device=self.device)
         half = torch.bfloat16 if cuda else torch.float32  # bfloat16 may be very slow on a CPU
         self.precisions = tuple(dict.fromkeys((torch.float32, half)))
-        self.t3s = {kind: copy.deepcopy(self.model.networks.t3).to(kind) for kind in self.precisions}
+        self.t3s = {kind: copy.deepcopy(self.networks.t3).to(kind) for kind in self.precisions}
 
     def time(self, name: str, act: Callable[[], object], **other: Any) -> float:
         taken = median_ms(act, self.device, rounds=1 if self.tiny else 5, **other)
@@ -78,14 +80,15 @@ class Parts:
     def expected(self) -> list[int]:
         """Greedy tokens of the plain loop."""
         started = time.perf_counter()
-        tokens = list(reference.speech_tokens(self.model, TEXT, seed=0, temperature=0.0))
+        device = str(self.device)
+        tokens = list(reference.speech_tokens(self.model, TEXT, seed=0, temperature=0.0, device=device))
         taken = 1000 * (time.perf_counter() - started) / len(tokens)
         self.board.rows[f"{self.family}: T3 step, float32 plain, ms"] = taken
         self.check("greedy tokens", f"{len(tokens)}, {len(set(tokens))} different")
         return tokens
 
     def decoder(self, t3: T3, **plan: Any) -> DecodeLoop:
-        length = reference.prompt(self.model, TEXT, t3=t3).shape[1] + self.tokens
+        length = self.prompt(t3).shape[1] + self.tokens
         spans = (32, 64) if self.tiny else (256, 512, 640, 1024)
         return DecodeLoop(
             t3,
@@ -95,9 +98,11 @@ class Parts:
             plan=DecodePlan(slots=(1,), spans=spans, steps=6 if self.tiny else 17, **plan),
         )
 
+    def prompt(self, t3: T3) -> Tensor:
+        return reference.prompt_embeddings(self.model, t3, reference.decoding_of(self.model, TEXT))
+
     def begin(self, decoder: DecodeLoop, sampling: Sampling) -> None:
-        prompt = reference.prompt(self.model, TEXT, t3=decoder.t3)
-        decoder.begin(0, prompt, sampling=sampling, seed=0, budget=self.tokens)
+        decoder.begin(0, self.prompt(decoder.t3), sampling=sampling, seed=0, budget=self.tokens)
 
     def step(self, way: Way, tuning: tuple[int, ...] | None = None) -> None:
         """Time and check a step of this implementation in each precision."""
@@ -137,7 +142,7 @@ class Parts:
         """Return the mel of a prompt and a sentence: (1, bands, frames)."""
         prompt = self.prompt_ids
         ids = torch.cat([prompt, prompt[: self.tokens]])[None]
-        steps = FlowSteps(self.model.networks.flow, precision=kind)
+        steps = FlowSteps(self.networks.flow, precision=kind)
         whole = WholeFlow(steps, batches=(1,), tokens=(ids.shape[1] + SPARE_TOKENS,), how=how)
         act = partial(
             whole,
@@ -159,7 +164,7 @@ class Parts:
             self.check(f"flow, {precision_name(kind)} {how}: error", error)
 
     def vocoder(self) -> None:
-        hift, frames = self.model.networks.hift, FRAMES * self.tokens
+        hift, frames = self.networks.hift, FRAMES * self.tokens
         mel = self.prompt_mel.T[None, :, :frames]
         phase = torch.zeros(1, hift.config.harmonics, 1, device=self.device)
         ends = torch.full((1,), frames, device=self.device)

@@ -28,16 +28,27 @@ from typing import Any
 
 import checkout  # noqa: F401
 import torch
-from nightingale.engine.profiles import PROFILES
-from nightingale_lab.bench.engine_internals import TEXT, captured_tokens, cuda_decoder, random_model
 from torch.profiler import profile
 from upstream_side import UpstreamModel, UpstreamPackages
 
+from nightingale.backends import BACKENDS
+from nightingale.backends.profiles import PROFILES, Profile
+from nightingale.backends.selection import Choice, Plan, find_machine, select
 from nightingale.engine.model import Model
+from nightingale.engine.rendering.utterance import Utterance
 from nightingale.engine.tts import TTS
-from nightingale_lab.bench import board, engine_internals
+from nightingale.models.chatterbox.build import UNUSED_BY_T3, Networks
+from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.presets import PRESETS, Preset
+from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.checkpoint import fold_weight_norm, load, part
+from nightingale_lab.bench import board
+from nightingale_lab.random_models import random_model, random_voice
+from nightingale_lab.reference import backend_named, setup_for
 
-PLAIN: dict[str, Any] = {"t3": (), "flow": (), "vocoder": ()}
+TEXT = "This sentence stands for sixty text ids."
+PLAIN: dict[str, Any] = {"decoder": (), "renderer": ()}
 FAMILIES = ("multilingual", "turbo")
 TABLE = (
     ("T3 step with CFG and sampling, ms", "multilingual", "T3 step, ms", 1.6, 0.8),
@@ -49,6 +60,49 @@ TABLE = (
     ("Turbo: T3 step, ms", "turbo", "T3 step, ms", None, None),
 )
 """Name, family, name of the row, must and aim."""
+
+
+def upstream_networks(upstream: Any, preset: Preset, device: torch.device) -> Networks:
+    """Return our networks with upstream's weights."""
+    t3, s3gen, source = upstream.t3.state_dict(), upstream.s3gen.state_dict(), Path("upstream")
+    vocoder = fold_weight_norm(part(s3gen, "mel2wav."))
+    return Networks(
+        t3=load(lambda: T3(preset.t3), t3, source=source, unused=UNUSED_BY_T3).to(device),
+        flow=load(lambda: Flow(preset.flow), part(s3gen, "flow."), source=source).to(device),
+        hift=load(lambda: Hift(preset.hift), vocoder, source=source).to(device),
+    )
+
+
+def plan_for(model: Model, profile: Profile, device: torch.device, dtype: str) -> Plan:
+    """Return the plan for this machine. Without a GPU, the functions of the CUDA graphs run eagerly."""
+    machine = find_machine(BACKENDS, str(device))
+    if device.type == "cuda":
+        return select(BACKENDS, model.info, machine, profile, dtype=dtype)
+    plan = select(BACKENDS, model.info, machine, replace(profile, **PLAIN))
+    cuda, setup = backend_named("cuda"), setup_for(profile)
+    return replace(
+        plan,
+        profile=profile,
+        decoder=Choice(role="decoder", backend=cuda, setup=setup) if profile.decoder else plan.decoder,
+        renderer=Choice(role="renderer", backend=cuda, setup=setup) if profile.renderer else plan.renderer,
+    )
+
+
+@contextmanager
+def captured_tokens() -> Iterator[dict[int, list[int]]]:
+    """Capture the tokens that every engine of this process draws, by seed."""
+    captured: dict[int, list[int]] = {}
+    accept = Utterance.accept
+
+    def capture(utterance: Utterance, token: int) -> None:
+        captured.setdefault(utterance.request.seed, []).append(token)
+        accept(utterance, token)
+
+    Utterance.accept = capture  # type: ignore[method-assign]
+    try:
+        yield captured
+    finally:
+        Utterance.accept = accept  # type: ignore[method-assign]
 
 
 class EngineBench:
@@ -83,14 +137,15 @@ class EngineBench:
 
     def build(self, family: str) -> None:
         """Make both sides from the same weights, if upstream is there."""
-        tiny, upstream = self.options.tiny, None
+        networks = None
         if self.options.upstream:
             self.packages = self.packages or UpstreamPackages(self.options.upstream)
             self.board.checks["upstream's packages"] = self.packages.versions
-            voice = engine_internals.random_voice(engine_internals.preset_of(family, tiny=tiny))
+            voice = random_voice(PRESETS[family])
             upstream = self.upstreams[family] = UpstreamModel(self.packages, family, self.device, voice)
+            networks = upstream_networks(upstream.model, PRESETS[family], self.device)
         self.models[family] = random_model(
-            family, self.device, tiny=tiny, tokens=self.tokens, upstream=upstream and upstream.model
+            family, device=self.device, tiny=self.options.tiny, tokens=self.tokens, networks=networks
         )
 
     def upstream(self, family: str) -> None:
@@ -108,13 +163,13 @@ class EngineBench:
         self, family: str, profile: str, *, slots: int, dtype: str = "auto", **changes: Any
     ) -> Iterator[tuple[TTS, float]]:
         """Open an engine, and yield it with the seconds that took."""
-        model = replace(self.models[family], dtype=dtype)
+        model = self.models[family]
         wanted = replace(PROFILES[profile], slots=slots, queue_limit=256, **changes)
         started = time.perf_counter()
-        with TTS.over(model, wanted, plan=engine_internals.graphs_plan(model, wanted, self.device)) as tts:
+        with TTS.over(model, wanted, plan=plan_for(model, wanted, self.device, dtype)) as tts:
             load_s = time.perf_counter() - started
-            stages = {part.stage: f"{part.way} {part.dtype}" for part in tts.plan.parts}
-            board.report(f"         {family}, {profile}, {slots} slots: {stages}, ready in {load_s:.1f} s")
+            chosen = {one.role: f"{one.backend.name} {one.precision}" for one in tts.plan.choices}
+            board.report(f"         {family}, {profile}, {slots} slots: {chosen}, ready in {load_s:.1f} s")
             yield tts, load_s
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -122,7 +177,7 @@ class EngineBench:
     def greedy(self, family: str) -> None:
         """Compare greedy tokens of the graphs in float32 with the plain runner's, or with upstream's."""
         texts = [TEXT + " And so on." * i for i in range(3)]
-        variants: dict[str, dict[str, Any]] = {"graphs": {"flow": (), "vocoder": ()}}
+        variants: dict[str, dict[str, Any]] = {"graphs": {"renderer": ()}}
         if family not in self.upstreams:
             variants["plain"] = {**PLAIN, "batched": False}
         drawn: dict[str, dict[int, list[int]]] = {}
@@ -137,10 +192,11 @@ class EngineBench:
                 ]
                 for stream in streams:
                     list(stream)
-                drawn[name] = captured.tokens
+                drawn[name] = captured
         if upstream := self.upstreams.get(family):
+            encode = self.models[family].frontend.encode
             drawn["upstream"] = {
-                seed: upstream.greedy(captured.text_ids[seed], len(ids))
+                seed: upstream.greedy(encode(texts[seed], None), len(ids))
                 for seed, ids in drawn["graphs"].items()
             }
         checks = self.board.checks
@@ -155,7 +211,7 @@ class EngineBench:
 
     def step_ms(self, tts: TTS) -> float:
         """Return the time of one T3 step in the engine's own decoder for one stream, sampling included."""
-        decoder = cuda_decoder(tts)
+        decoder = tts._worker.decoder._loop  # type: ignore[attr-defined]
         width, length = decoder.t3.config.backbone.width, 8 if self.options.tiny else 96
         prompt = 0.02 * torch.randn(decoder.rows, length, width)
         times, launches = [], self.tokens // decoder.plan.steps
@@ -176,10 +232,18 @@ class EngineBench:
     def repeats(self, name: str, tts: TTS) -> None:
         """Check that a seed gives the same samples, with the host delayed in some runs."""
         digests = []
-        with engine_internals.delayed_rendering(tts) as delay:
-            for turn in range(2 if self.options.tiny else 6):
-                delay[0] = 0.02 * (turn % 3)
-                digests.append(tts.say(TEXT, seed=7).sha256)
+        renderer, delay_s = tts._worker.renderer, 0.0
+        render = renderer.render
+
+        def delayed(blocks: Any) -> Any:
+            time.sleep(delay_s)
+            return render(blocks)
+
+        renderer.render = delayed  # type: ignore[method-assign]
+        for turn in range(2 if self.options.tiny else 6):
+            delay_s = 0.02 * (turn % 3)
+            digests.append(tts.say(TEXT, seed=7).sha256)
+        renderer.render = render  # type: ignore[method-assign]
         self.board.checks[f"{name}: the same seed, the same samples"] = len(set(digests)) == 1
 
     def alone(self, family: str, profile: str, **changes: Any) -> None:
@@ -256,7 +320,6 @@ def main(arguments: list[str] | None = None) -> None:
     bench = EngineBench(shown)
     shown.more = bench.summary
     torch.manual_seed(0)
-    engine_internals.make_control_ids_audible()
     parts: list[tuple[str, Callable[[], None]]] = []
     for family in FAMILIES:
         parts += [(f"{family}: build", partial(bench.build, family))]

@@ -31,6 +31,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nightingale.backends.profiles import profile_named
+from nightingale.backends.torch.decoder import kv_layout
+from nightingale.backends.torch.runner import to_logits
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_blocks import KVBlockLayout, KVBlockPool
 from nightingale.models.layers.paged_kv_cache import Stream
@@ -65,11 +68,11 @@ def main() -> None:
         model = reference.load(args.model)
         variants = args.variant or list(PROFILES)[: 2 if args.tiny else None]
         lines = args.texts.read_text(encoding="utf-8").splitlines() if args.texts else sentences("wren_200")
-        texts = lines[: 2 if args.tiny else args.sentences]
+        texts = lines[: 1 if args.tiny else args.sentences]
         result |= {"model": model.name, "sentences": len(texts)}
         acts: dict[str, Callable[[], dict[str, dict[str, Any]]]] = {
             "agree": lambda: agree(model, texts, args.free, variants),
-            "time": lambda: step_times(model, variants, 2 if args.tiny else args.rounds),
+            "time": lambda: step_times(model, variants, args),
             "speak": lambda: record(model, texts, args.out, variants),
         }
         for part, act in acts.items():
@@ -95,10 +98,8 @@ def arguments() -> argparse.Namespace:
 
 def layout_for(model: Any, variant: str, *, spare: int | None = None) -> KVBlockLayout | None:
     """Return the paged layout of a variant; None for the dense cache."""
-    from nightingale.backends.torch.paged import cells_of
-    from nightingale.engine.profiles import profile_named
-
-    layout = cells_of(model, profile_named(PROFILES[variant]))
+    setup = reference.setup_for(profile_named(PROFILES[variant]))
+    layout = kv_layout(model.source, setup, reference.networks_of(model).t3)
     return layout if layout is None or spare is None else replace(layout, spare=spare)
 
 
@@ -114,7 +115,7 @@ def new_cache(t3: T3, layout: KVBlockLayout | None, prompt: Tensor, tokens: int)
 
 @torch.inference_mode()
 def agree(model: Any, texts: Sequence[str], free: int, variants: list[str]) -> dict[str, dict[str, Any]]:
-    t3 = model.networks.t3
+    t3 = reference.networks_of(model).t3
     position_floats = 2.0 * t3.config.backbone.layers * t3.config.backbone.width
     sums = {name: dict.fromkeys(("same", "bytes", "error", "kl"), 0.0) for name in variants}
     worst = dict.fromkeys(variants, 0.0)
@@ -174,21 +175,23 @@ def agree(model: Any, texts: Sequence[str], free: int, variants: list[str]) -> d
 @torch.inference_mode()
 def greedy(model: Any, text: str, layout: KVBlockLayout | None) -> tuple[Tensor, list[int]]:
     """Return a sentence's prompt and its greedy tokens, over a paged or over the dense cache."""
-    t3, prompt = model.networks.t3, reference.prompt(model, text)
-    decoding = reference.decoding(model, text, temperature=0.0)
+    t3, decoding = reference.networks_of(model).t3, reference.decoding_of(model, text, temperature=0.0)
+    prompt = reference.prompt_embeddings(model, t3, decoding)
     cache = new_cache(t3, layout, prompt, decoding.budget)
     x, tokens = prompt, []
     while not decoding.finished:
-        tokens.append(decoding.accept(t3.next_logits(x, cache)))
-        x = t3.embed_speech(torch.tensor([[tokens[-1]]] * len(prompt)), decoding.drawn)
+        tokens.append(decoding.accept(to_logits(t3.next_logits(x, cache))))
+        x = t3.embed_speech(torch.tensor([[tokens[-1]]] * len(prompt)), decoding.appended)
     return prompt, tokens
 
 
-def step_times(model: Any, variants: list[str], rounds: int) -> dict[str, dict[str, Any]]:
+def step_times(model: Any, variants: list[str], args: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Return the milliseconds of processor time of a step at several lengths, variants in turn."""
+    lengths, rounds = (LENGTHS[:1], 2) if args.tiny else (LENGTHS, args.rounds)
     rows: dict[str, dict[str, Any]] = {name: {} for name in variants}
-    for length in LENGTHS:
-        steps = {name: step_at(model.networks.t3, layout_for(model, name), length) for name in variants}
+    for length in lengths:
+        t3 = reference.networks_of(model).t3
+        steps = {name: step_at(t3, layout_for(model, name), length) for name in variants}
         taken: dict[str, list[float]] = {name: [] for name in variants}
         for _ in range(rounds):
             for name, step in steps.items():
@@ -223,7 +226,7 @@ def step_at(t3: T3, layout: KVBlockLayout | None, length: int) -> Callable[[], f
 
 def record(model: Any, texts: Sequence[str], out: Path, variants: list[str]) -> dict[str, dict[str, Any]]:
     from nightingale.audio.encoders.wav import wav_bytes
-    from nightingale.decoding.decoding import budget_tokens
+    from nightingale.decoding.decoding import token_budget
     from nightingale.engine.tts import TTS
 
     out.mkdir(parents=True, exist_ok=True)
@@ -238,7 +241,7 @@ def record(model: Any, texts: Sequence[str], out: Path, variants: list[str]) -> 
                 path, cost = out / name / f"{number:03d}.wav", audio.metrics
                 path.write_bytes(wav_bytes(audio.samples, audio.sample_rate_hz))
                 retries, tokens, held = retries + cost.retries, tokens + cost.tokens, held + cost.memory_bytes
-                budget = budget_tokens(len(model.frontend.encode(text)), model.defaults)
+                budget = token_budget(len(model.frontend.encode(text)), model.defaults)
                 runaways += cost.tokens >= budget - 1
         row = {"tokens": tokens, "retries": retries, "runaways": runaways}
         rows[name] = {**row, "bytes per stream": held // len(texts)}

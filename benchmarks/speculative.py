@@ -18,37 +18,35 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import statistics
-import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import checkout  # noqa: F401
 import torch
-from nightingale.decoding.decoder import Decoder, HostDecoder, Speaking
-from nightingale.engine.profiles import BALANCED
 
-from nightingale.backends.torch.runner import PlainRunner, Trial, Verifier
-from nightingale.backends.torch.speculation import open_speculation
-from nightingale.decoding.decoding import DraftStats, PromptText
-from nightingale.decoding.speculative import LONGEST, Costs, SpeculativeDecoder
+from nightingale.backends.base import Decoder, ModelInfo, ModelSource
+from nightingale.backends.profiles import BALANCED, EXACT
+from nightingale.decoding.decoding import DraftStats, Prompt
+from nightingale.decoding.host_decoder import HostDecoder
+from nightingale.decoding.runner import DraftVerifier, VerifyInput
+from nightingale.decoding.speculative import MAX_DRAFT_TOKENS, Costs, SpeculativeDecoder
 from nightingale.engine.model import Model
-from nightingale.models.chatterbox.t3.config import MULTILINGUAL, LlamaConfig
-from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.chatterbox.presets import PRESETS, Preset
+from nightingale.models.chatterbox.t3.config import LlamaConfig
+from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale_lab import reference
 from nightingale_lab.bench import script
 from nightingale_lab.bench.report import svg
 from nightingale_lab.bench.sentences import sentences
-from nightingale_lab.random_models import random_t3
+from nightingale_lab.random_models import random_t3, random_voice
 
 TEMPERATURE = 0.8
-FREE = Costs(several=1.0, token=0.0, guess=0.0)
+FREE = Costs(several=1.0, token=0.0)
 """Costs of nothing, for which the adaptive length is the longest allowed."""
-CACHED = 150
-"""Positions in the cache before the timed pass: the middle of a sentence."""
-CAPACITY = 1200
+CACHED = 100
+"""Text ids of the prompt before the timed pass, which puts it into the middle of a sentence."""
 
 
 def main() -> None:
@@ -59,7 +57,7 @@ def main() -> None:
     result: dict[str, Any] = {"temperature": TEMPERATURE, "threads": args.threads}
     if "verify" in parts:
         layers, rounds = (1, 1) if args.tiny else (6, args.rounds)
-        result["verify"] = verify_tables(model.networks.t3, layers, args.threads, rounds)
+        result["verify"] = verify_tables(model, layers, args.threads, rounds)
         print_verify(result["verify"])
     if "speak" in parts:
         drafts, lengths = args.draft or ["guess", "exit:6", "lookup"], args.length or [1, 2, 3]
@@ -86,56 +84,55 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def verify_tables(t3: T3, layers: int, threads: int, rounds: int) -> dict[str, list[float]]:
+def verify_tables(model: Model, layers: int, threads: int, rounds: int) -> dict[str, list[float]]:
     """Return the milliseconds of a pass over 1, 2, … tokens."""
-    large = random_t3(replace(MULTILINGUAL, backbone=LlamaConfig(layers=layers)))
-    tables = {"model, torch": passes(by_torch(t3), rounds)}
-    if has_onnxruntime():
-        tables["model, onnxruntime"] = passes(by_onnxruntime(t3, threads), rounds)
-    tables[f"{layers} layers of 30, torch"] = passes(by_torch(large), rounds)
-    if has_onnxruntime():
-        tables[f"{layers} layers of 30, onnxruntime, int8"] = int8_passes(large, threads, rounds)
-    return tables
+    backbone = LlamaConfig(layers=layers)
+    preset = replace(PRESETS["multilingual"], t3=replace(PRESETS["multilingual"].t3, backbone=backbone))
+    info = ModelInfo(name="multilingual", preset=preset, defaults=MODEL_DEFAULTS["multilingual"])
+    large = ModelSource(info, {}, loaded={"t3": random_t3(preset.t3)})
+    cases = [("model", model.source, "torch", "float32"), ("model", model.source, "onnx", "float32")]
+    name = f"{layers} layers of 30"
+    cases += [(name, large, "torch", "float32"), (name, large, "onnx", "int8")]
+    found = {}
+    for what, source, backend, precision in cases:
+        if backend == "torch" or has_onnxruntime():
+            runner = open_runner(source, backend, precision, threads)
+            found[f"{what}, {backend}, {precision}"] = passes(runner, source, rounds)
+    return found
 
 
 def has_onnxruntime() -> bool:
     return importlib.util.find_spec("onnxruntime") is not None
 
 
-def by_torch(t3: T3, capacity: int = CACHED + 16, rows: int = 1) -> PlainRunner:
-    return PlainRunner(t3, slots=1, rows_per_slot=rows, capacity=capacity, spare=LONGEST, batched=False)
+def open_runner(source: ModelSource, backend: str, precision: str, threads: int) -> DraftVerifier:
+    """Open a backend's decoder for one utterance without CFG, and return its runner."""
+    info = source.info
+    defaults = replace(info.defaults, ignored=info.defaults.ignored | {"cfg_weight"}, max_new_tokens=100)
+    single = source.with_info(replace(info, defaults=defaults))
+    setup = reference.setup_for(replace(EXACT, slots=1), precision=precision, threads=threads)
+    decoder = reference.backend_named(backend).open_decoder(single, setup)
+    assert isinstance(decoder, HostDecoder)
+    runner: DraftVerifier = decoder.runner  # type: ignore[assignment]
+    return runner
 
 
-def by_onnxruntime(
-    t3: T3, threads: int, capacity: int = CACHED + 16, rows: int = 1, graph: Any = None
-) -> Verifier:
-    """graph: the float32 graph by default."""
-    from nightingale.backends.onnx.runner import CpuRunner, exact_graph
-
-    sizes: dict[str, Any] = {"slots": 1, "rows_per_slot": rows, "capacity": capacity, "spare": LONGEST}
-    return CpuRunner(t3, graph or exact_graph(t3), **sizes, batched=False, threads=threads)
-
-
-def passes(runner: Verifier, rounds: int) -> list[float]:
+def passes(runner: DraftVerifier, source: ModelSource, rounds: int) -> list[float]:
     """Return the median milliseconds of passes over 1 … 9 tokens, in turn."""
-    runner.begin(0, torch.zeros(1, CACHED, runner.t3.config.backbone.width))  # type: ignore[attr-defined]
-    taken: list[list[float]] = [[] for _ in range(LONGEST + 1)]
+    runner.prefill(0, random_prompt(source.info.preset), max_tokens=50)
+    taken: list[list[float]] = [[] for _ in range(MAX_DRAFT_TOKENS + 1)]
     for _ in range(rounds):
         for count, times in enumerate(taken, start=1):
             began = time.process_time()
-            runner.verify([Trial(slot=0, tokens=[7] * count, position=1)])
+            runner.verify([VerifyInput(slot=0, tokens=[7] * count, position=1)])
             times.append(1000 * (time.process_time() - began))
             runner.rewind(0, count)
     return [statistics.median(times) for times in taken]
 
 
-def int8_passes(t3: T3, threads: int, rounds: int) -> list[float]:
-    from nightingale.backends.shared.packed_t3 import digest_of_tensors, pack
-
-    tensors = t3.state_dict()
-    with tempfile.TemporaryDirectory() as home:
-        packed = pack(t3.config, tensors, home=Path(home), source=digest_of_tensors(tensors))
-        return passes(by_onnxruntime(t3, threads, graph=packed.graph), rounds)
+def random_prompt(preset: Preset) -> Prompt:
+    voice = random_voice(preset, prompt_tokens=20)
+    return Prompt(text="", text_ids=[7] * CACHED, voice=voice, exaggeration=0.5, guided=False)
 
 
 class Variant(NamedTuple):
@@ -149,19 +146,21 @@ class Variant(NamedTuple):
 
 
 def variants(model: Model, drafts: list[str], lengths: list[int], threads: int) -> list[Variant]:
-    t3, rows = model.networks.t3, 2 if model.defaults.sampling.cfg_weight > 0 else 1
-    runners: dict[str, Callable[[], Verifier]] = {"torch": lambda: by_torch(t3, CAPACITY, rows)}
-    if has_onnxruntime():
-        runners["onnxruntime"] = lambda: by_onnxruntime(t3, threads, CAPACITY, rows)
-    found = [Variant(runtime, "", 0, HostDecoder(make())) for runtime, make in runners.items()]
+    runtimes = ["torch", *(["onnx"] if has_onnxruntime() else [])]
+
+    def opened(runtime: str, draft: str) -> Any:
+        profile = replace(BALANCED, draft=draft, batched=False, slots=1, streaming=False)
+        setup = reference.setup_for(profile, threads=threads)
+        return reference.backend_named(runtime).open_decoder(model.source, setup)
+
+    found = [Variant(runtime, "", 0, opened(runtime, "")) for runtime in runtimes]
     for name in drafts:
         # An early exit needs T3's layers in torch.
-        runtime = "torch" if name.startswith("exit:") else [*runners][-1]
+        runtime = "torch" if name.startswith("exit:") else runtimes[-1]
         for length in (0, *lengths):
-            profile = replace(BALANCED, draft=name, batched=False, slots=1)
-            decoder = open_speculation(model, profile, runners[runtime](), threads)
+            decoder = opened(runtime, name)
             if length:
-                parts = decoder._verifier, decoder._draft
+                parts = decoder._verifier, decoder._draft, decoder.kv_budget
                 decoder = SpeculativeDecoder(*parts, costs=FREE, after=1, longest=length)
             found.append(Variant(runtime, name, length, decoder))
     return found
@@ -208,24 +207,11 @@ def speak_table(
 
 def decode(model: Model, decoder: Decoder, text: str, seed: int) -> tuple[list[int], float, DraftStats]:
     """Return the tokens of one sentence, the seconds of its steps without the prefill, and draft counts."""
-    ids, voice = model.frontend.encode(text), reference.voice_of(model)
-    told = PromptText(text=text, text_ids=ids, voice=voice, exaggeration=model.defaults.exaggeration)
-    decoding = reference.decoding(model, text, seed=seed, temperature=TEMPERATURE, told=told)
-    tokens = decoder.begin(0, decoding, reference.prompt(model, text))
-    decoding.note(tokens[0])
+    decoding = reference.decoding_of(model, text, seed=seed, temperature=TEMPERATURE)
+    first = reference.prefill(decoder, decoding)
     began = time.perf_counter()
-    while not decoding.finished:
-        (drawn,) = decoder.step([Speaking(slot=0, decoding=decoding, last_token=tokens[-1])])
-        if isinstance(drawn, Exception):
-            raise drawn
-        for token in drawn:
-            tokens.append(token)
-            decoding.note(token)
-            if decoding.finished:
-                break
-    took = time.perf_counter() - began
-    decoder.leave(0)
-    return tokens, took, decoding.tally
+    tokens = reference.decode_rest(decoder, decoding, first)
+    return tokens, time.perf_counter() - began, decoding.stats
 
 
 def print_verify(tables: dict[str, list[float]]) -> None:
@@ -235,7 +221,7 @@ def print_verify(tables: dict[str, list[float]]) -> None:
         rows.append((f"{name}, ms", *times))
         rows.append(("over a step", *ratios))
         rows.append(("pays from", None, *(pays_from(ratio, k) for k, ratio in enumerate(ratios[1:], 1))))
-    script.print_table("A pass over several tokens", ("tokens", *range(1, LONGEST + 2)), rows)  # type: ignore[arg-type]
+    script.print_table("A pass over several tokens", ("tokens", *range(1, MAX_DRAFT_TOKENS + 2)), rows)  # type: ignore[arg-type]
 
 
 def pays_from(cost: float, drafted: int) -> str:

@@ -21,21 +21,20 @@ from typing import Any
 import numpy as np
 import streaming_vocoder
 import torch
-from nightingale.engine.standin import seeded
 from streaming_vocoder import RATE_HZ, SEED, cpu_ms
 from torch import Tensor
 
 from nightingale.audio.loudness import integrated_loudness
 from nightingale.backends.torch.mel_stream import MelStream, prepare_prompt, render_mel
 from nightingale.engine import TTS
-from nightingale.engine.requests.segments import cut
+from nightingale.engine.requests.segments import segment_text
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, SPEECH_CODES, FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.voices.voice import Voice
 from nightingale_lab.bench import script
 from nightingale_lab.bench.script import print_table
-from nightingale_lab.random_models import random_voice, tiny_preset
+from nightingale_lab.random_models import random_voice, seeded, tiny_preset
 
 MEDIUM = FlowConfig(
     encoder_width=128, encoder_heads=4, encoder_blocks=3, encoder_up_blocks=2, encoder_ffn=256,
@@ -47,6 +46,8 @@ FLOWS = {
     "wren, block-causal": replace(PRESETS["wren"].flow, speaker_width=192),
 }
 RAMPS_TOKENS = {"8, 16, 32, 64": (8, 64), "all of 8": (8, 8), "all of 25": (25, 25)}
+PROMPTED = ["turbo", "english"]
+"""Presets whose prompt state is measured."""
 COUNTS = {"tokens": 120, "chunks": 32, "copies": 8}
 BOOK = (
     "It was a bright day, and the road went up into the hills. Nobody was on it but a boy and his dog. "
@@ -80,7 +81,7 @@ def flow() -> dict[str, Any]:
     """Measure how far streamed mel is from exact mode's, and whether a chunk costs more later in a stream."""
     distances, costs = {}, {}
     for name, config in FLOWS.items():
-        net = seeded(Flow(config), torch.Generator().manual_seed(1))
+        net = seeded(Flow(config), 1)
         voice, ids = voice_with(0 if config.block_causal else 100), ids_of(COUNTS["tokens"])
         whole = render_mel(net, ids, voice, seed=SEED)
         spread = (whole - whole.mean(dim=1, keepdim=True)).norm()
@@ -101,7 +102,7 @@ def flow() -> dict[str, Any]:
         ((name, f"{early:.0f}", f"{late:.0f}") for name, (early, late) in costs.items()),
     )
     prompts = {}
-    for preset in ("turbo", "english"):
+    for preset in PROMPTED:
         with torch.device("meta"):  # shapes alone
             net = Flow(PRESETS[preset].flow)
         prompts[preset] = round(prepare_prompt(net, voice_with(250)).nbytes / 1e6)
@@ -113,12 +114,12 @@ def segments(model: str) -> dict[str, Any]:
     """Measure the loudness of the segments of a long text: its spread and drift."""
     tts = TTS(model)
     defaults = tts._model.defaults
-    texts = cut(
+    texts = segment_text(
         tts._model.frontend,
         BOOK * COUNTS["copies"],
         None,
         split_chars=defaults.split_chars,
-        fill=defaults.fill_pieces,
+        fill=defaults.fill_segments,
     )
     measured = (integrated_loudness(tts.say(p.text, seed=n).samples, RATE_HZ) for n, p in enumerate(texts))
     levels = np.array([lufs for lufs in measured if np.isfinite(lufs)])
@@ -168,6 +169,7 @@ def make_tiny() -> None:
     streaming_vocoder.make_tiny()
     FLOWS.clear()
     FLOWS["meanflow, windows"] = tiny_preset(PRESETS["turbo"]).flow
+    PROMPTED.pop()
     RAMPS_TOKENS.pop("all of 8")
     RAMPS_TOKENS.pop("all of 25")
     COUNTS.update(tokens=24, chunks=8, copies=5)

@@ -42,7 +42,9 @@ SHAPES = {"wren": PRESETS["wren"].hift, "official shape": HiftConfig(base_channe
 """The official shape has an eighth of its width."""
 HOLDS = {"wren": (4, 3, 2, 1, 0), "official shape": (20, 14, 8, 4, 2)}
 """Frames that the stream holds back."""
-COUNTS = {"clips": 4, "frames": 200, "faulty clips": 10, "seconds": 4}
+COUNTS = {"clips": 4, "frames": 200, "faulty clips": 10, "faults": 10, "seconds": 4}
+BOUNDARIES = [480, 960, 2400, 6000, 24_000]
+"""Distances of boundaries in untouched speech, in samples."""
 
 
 def make_tiny() -> None:
@@ -54,7 +56,8 @@ def make_tiny() -> None:
     for name in list(RAMPS_FRAMES):
         if name not in ("all of 16", RAMP):
             del RAMPS_FRAMES[name]
-    COUNTS.update({"clips": 1, "frames": 60, "faulty clips": 1, "seconds": 3})
+    COUNTS.update({"clips": 1, "frames": 60, "faulty clips": 1, "faults": 1, "seconds": 3})
+    del BOUNDARIES[:-1]
 
 
 def cpu_ms(act: Callable[[], object]) -> float:
@@ -224,12 +227,12 @@ def plant(clips: list[Samples]) -> dict[str, list[int]]:
     rng = np.random.default_rng(5)
     for clip in clips:
         level = np.sqrt(np.convolve(clip**2, np.full(480, 1 / 480), "same"))
-        for at in rng.choice(np.flatnonzero(level[6000:-6000] > 0.02) + 6000, 10).tolist():
+        for at in rng.choice(np.flatnonzero(level[6000:-6000] > 0.02) + 6000, COUNTS["faults"]).tolist():
             for name, fault in FAULTS.items():
                 start = max(0, at - RATE_HZ)
                 near = clip[start : at + RATE_HZ]
                 count(counts[name], fault(near, at - start), [at - start], near)
-        for size in (480, 960, 2400, 6000, 24_000):
+        for size in BOUNDARIES:
             count(
                 counts["nothing, at every boundary of 20 to 1000 ms"],
                 clip,

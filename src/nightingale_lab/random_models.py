@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.text.frontend import Frontend
 from nightingale.voices.voice import Voice
 
+Net = TypeVar("Net", bound=torch.nn.Module)
 PROMPT_TOKENS, TINY_PROMPT_TOKENS = 250, 20
 """Tokens of a voice's flow prompt. Ten seconds is the longest that clips give."""
 TEXT_IDS, TINY_TEXT_IDS = 60, 6
@@ -83,6 +84,17 @@ def random_networks(preset: Preset, device: torch.device | str = "cpu") -> Netwo
     for network in (t3, flow, hift):
         network.to(device).eval().requires_grad_(False)
     return Networks(t3=t3, flow=flow, hift=hift)
+
+
+def seeded(network: Net, seed: int) -> Net:
+    """Draw every weight anew, scaled by its fan-in; biases are zero, gains stay as they were built."""
+    rng = torch.Generator().manual_seed(seed)
+    for name, weight in network.named_parameters():
+        if weight.dim() > 1:
+            weight.data.copy_(torch.randn(weight.shape, generator=rng) / weight[0].numel() ** 0.5)
+        elif name.endswith("bias") or "bias_" in name:
+            weight.data.zero_()
+    return network.eval().requires_grad_(False)
 
 
 class FixedLengthTokenizer:

@@ -52,9 +52,10 @@ def setup_for(
 
 
 def networks_of(model: Model, device: str = "cpu") -> Networks:
-    """Return the networks in float32."""
-    flow, hift = rendering_weights(model.source, device)
-    return Networks(t3=t3_weights(model.source, device, "float32"), flow=flow, hift=hift)
+    """Return the networks in float32. They are shared with engines, so no inference tensors are made."""
+    with torch.inference_mode(False):
+        flow, hift = rendering_weights(model.source, device)
+        return Networks(t3=t3_weights(model.source, device, "float32"), flow=flow, hift=hift)
 
 
 def voice_of(model: Model, voice: Any = None) -> Voice:
@@ -103,11 +104,21 @@ def open_decoder(model: Model) -> Decoder:
     return choice.backend.open_decoder(model.source, choice.setup)
 
 
-def decode(decoder: Decoder, decoding: Decoding) -> list[int]:
-    """Decode one utterance in slot 0 with any backend, and return its tokens."""
+def prefill(decoder: Decoder, decoding: Decoding) -> list[int]:
+    """Read the prompt into slot 0 of any backend, and return the tokens that are known then."""
     tokens = list(decoder.prefill(0, decoding))
     for token in tokens:
         decoding.append(token)
+    return tokens
+
+
+def decode(decoder: Decoder, decoding: Decoding) -> list[int]:
+    """Decode one utterance in slot 0 of any backend, and return its tokens."""
+    return decode_rest(decoder, decoding, prefill(decoder, decoding))
+
+
+def decode_rest(decoder: Decoder, decoding: Decoding, tokens: list[int]) -> list[int]:
+    """Decode an utterance to its end after `prefill`."""
     while not decoding.finished:
         (drawn,) = decoder.decode([DecodeRow(0, decoding, tokens[-1] if tokens else 0)])
         if isinstance(drawn, Exception):
