@@ -102,7 +102,7 @@ class Parts:
         return reference.prompt_embeddings(self.model, t3, reference.decoding_of(self.model, TEXT))
 
     def begin(self, decoder: DecodeLoop, sampling: Sampling) -> None:
-        decoder.begin(0, self.prompt(decoder.t3), sampling=sampling, seed=0, budget=self.tokens)
+        decoder.prefill(0, self.prompt(decoder.t3), sampling=sampling, seed=0, budget=self.tokens)
 
     def step(self, way: Way, tuning: tuple[int, ...] | None = None) -> None:
         """Time and check a step of this implementation in each precision."""
