@@ -26,16 +26,17 @@ import checkout  # noqa: F401
 import torch
 from torch import Tensor
 
-from nightingale.backends.cuda.decoder import DecodeLoop, DecodePlan
-from nightingale.backends.cuda.flow import FRAMES, FlowSteps, WholeFlow
-from nightingale.backends.cuda.graphs import How, how_on
+from nightingale.backends.cuda.flow.flow_steps import FRAMES, FlowSteps
+from nightingale.backends.cuda.graphs import GraphMode, default_mode
 from nightingale.backends.cuda.random import int64_key
-from nightingale.backends.cuda.t3_layers import Way
-from nightingale.backends.cuda.vocoder import Vocoder, source_noise
+from nightingale.backends.cuda.t3.decode_loop import DecodeLoop, DecodePlan
+from nightingale.backends.cuda.triton_support import KernelChoice, Tuning
+from nightingale.backends.cuda.vocoder.bucketed_vocoder import BucketedVocoder, source_noise
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Sampling
 from nightingale_lab import reference
 from nightingale_lab.bench import board
+from nightingale_lab.bench.whole_flow import WholeFlow
 from nightingale_lab.random_models import random_model
 
 FAMILIES = ("multilingual", "turbo")
@@ -104,12 +105,12 @@ class Parts:
     def begin(self, decoder: DecodeLoop, sampling: Sampling) -> None:
         decoder.prefill(0, self.prompt(decoder.t3), sampling=sampling, seed=0, budget=self.tokens)
 
-    def step(self, way: Way, tuning: tuple[int, ...] | None = None) -> None:
+    def step(self, kernels: KernelChoice, tuning: Tuning | None = None) -> None:
         """Time and check a step of this implementation in each precision."""
         expected = self.expected
         for kind in self.precisions:
-            decoder = self.decoder(self.t3s[kind], way=way, tuning=tuning)
-            name = f"{precision_name(kind)} {way}{f' {tuning}' if tuning else ''}"
+            decoder = self.decoder(self.t3s[kind], kernels=kernels, tuning=tuning)
+            name = f"{precision_name(kind)} {kernels}{f' {tuple(tuning)}' if tuning else ''}"
             steps = decoder.plan.steps
             launches = self.tokens // steps
             self.begin(decoder, self.greedy)
@@ -134,16 +135,16 @@ class Parts:
         for t3 in self.t3s.values():
             decoder = self.decoder(t3)
             self.begin(decoder, self.greedy)
-            found.append(decoder.state.scores)
+            found.append(decoder.state.logits)
         error = board.relative_error(found[-1], found[0])
         self.check(f"{precision_name(self.precisions[-1])} logits: error", error)
 
-    def mel(self, how: How, kind: torch.dtype) -> Tensor:
+    def mel(self, mode: GraphMode, kind: torch.dtype) -> Tensor:
         """Return the mel of a prompt and a sentence: (1, bands, frames)."""
         prompt = self.prompt_ids
         ids = torch.cat([prompt, prompt[: self.tokens]])[None]
         steps = FlowSteps(self.networks.flow, precision=kind)
-        whole = WholeFlow(steps, batches=(1,), tokens=(ids.shape[1] + SPARE_TOKENS,), how=how)
+        whole = WholeFlow(steps, batches=(1,), tokens=(ids.shape[1] + SPARE_TOKENS,), mode=mode)
         act = partial(
             whole,
             ids,
@@ -153,15 +154,15 @@ class Parts:
             speaker=self.speaker[None],
             key=self.key,
         )
-        self.time(f"flow, {precision_name(kind)} {how}", act)
+        self.time(f"flow, {precision_name(kind)} {mode}", act)
         return act().clone()
 
     def flow(self) -> None:
         """Compare mels: the samples of random weights amplify any difference."""
-        how, plain = how_on(self.device), self.mel("eager", torch.float32)
+        mode, plain = default_mode(self.device), self.mel("eager", torch.float32)
         for kind in self.precisions:
-            error = board.relative_error(self.mel(how, kind), plain)
-            self.check(f"flow, {precision_name(kind)} {how}: error", error)
+            error = board.relative_error(self.mel(mode, kind), plain)
+            self.check(f"flow, {precision_name(kind)} {mode}: error", error)
 
     def vocoder(self) -> None:
         hift, frames = self.networks.hift, FRAMES * self.tokens
@@ -177,11 +178,11 @@ class Parts:
 
         self.time("vocoder, plain", plain)
         theirs = plain()
-        for how in dict.fromkeys(("eager", how_on(self.device))):
-            fast = Vocoder(hift, batches=(1,), frames=(frames + SPARE_FRAMES,), how=how)
+        for mode in dict.fromkeys(("eager", default_mode(self.device))):
+            fast = BucketedVocoder(hift, batches=(1,), frames=(frames + SPARE_FRAMES,), mode=mode)
             act = partial(fast, mel, ends, key=self.key, phase=phase)
-            self.time(f"vocoder, {how}", act)
-            self.check(f"vocoder, {how}: error", board.relative_error(act()[0], theirs))
+            self.time(f"vocoder, {mode}", act)
+            self.check(f"vocoder, {mode}: error", board.relative_error(act()[0], theirs))
 
 
 def precision_name(kind: torch.dtype) -> str:
@@ -224,12 +225,12 @@ def main(arguments: list[str] | None = None) -> None:
 
     for family in FAMILIES:
         shown.part(f"{family}: build", partial(build, family))
-    ways: tuple[Way, ...] = ("sdpa", "triton") if shown.device.type == "cuda" else ("sdpa",)
+    choices: tuple[KernelChoice, ...] = ("library", "triton") if shown.device.type == "cuda" else ("library",)
     for parts in built:
-        for way in ways:
-            shown.part(f"{parts.family}: T3 step, {way}", partial(parts.step, way))
+        for kernels in choices:
+            shown.part(f"{parts.family}: T3 step, {kernels}", partial(parts.step, kernels))
         for tuning in TUNINGS if shown.options.tunings else ():
-            shown.part(f"{parts.family}: T3 step, {tuning}", partial(parts.step, "triton", tuning))
+            shown.part(f"{parts.family}: T3 step, {tuning}", partial(parts.step, "triton", Tuning(*tuning)))
         shown.part(f"{parts.family}: T3 logits", parts.logits)
         shown.part(f"{parts.family}: flow", parts.flow)
         shown.part(f"{parts.family}: vocoder", parts.vocoder)

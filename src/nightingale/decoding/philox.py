@@ -75,12 +75,12 @@ def uniform(key: int, draw: int, ids: NDArray[Any]) -> NDArray[np.float64]:
     return _to_uniform(lanes[np.arange(len(ids)), ids & 3])
 
 
-def uniform_rows(key: int, first_draw: int, draws: int, width: int) -> NDArray[np.float64]:
-    """Return `uniform` of the ids 0 … width - 1 for several draws in a row: (draws, width)."""
+def uniform_rows(key: int, first_draw: int, count: int, width: int) -> NDArray[np.float64]:
+    """Return `uniform` of the ids 0 … width - 1 for `count` consecutive draw numbers: (count, width)."""
     blocks = -(-width // 4)
-    numbers = np.repeat(np.arange(first_draw, first_draw + draws, dtype=np.uint32), blocks)
-    lanes = _lanes(key, np.tile(np.arange(blocks, dtype=np.uint32), draws), numbers)
-    return _to_uniform(lanes.reshape(draws, 4 * blocks)[:, :width])
+    numbers = np.repeat(np.arange(first_draw, first_draw + count, dtype=np.uint32), blocks)
+    lanes = _lanes(key, np.tile(np.arange(blocks, dtype=np.uint32), count), numbers)
+    return _to_uniform(lanes.reshape(count, 4 * blocks)[:, :width])
 
 
 def normal(key: int, first_row: int, rows: int, width: int) -> NDArray[np.float32]:
@@ -106,9 +106,9 @@ def normal(key: int, first_row: int, rows: int, width: int) -> NDArray[np.float3
     return values.reshape(-1)[start : start + last - first].reshape(rows, width)
 
 
-def _lanes(key: int, blocks: NDArray[Any], draws: NDArray[np.uint32] | np.uint32) -> _Words:
+def _lanes(key: int, blocks: NDArray[Any], draw: NDArray[np.uint32] | np.uint32) -> _Words:
     """Return the bits of counters (block, draw, 0, 0): (blocks, 4)."""
-    even, odd = _rounds((blocks, draws, 0, 0), key)
+    even, odd = _rounds((blocks, draw, 0, 0), key)
     lanes = np.empty((len(blocks), 2, 2), np.uint32)
     lanes[:, :, 0], lanes[:, :, 1] = even.T, odd.T
     return lanes.reshape(-1, 4)

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nightingale.backends.cuda.t3.packed_weights import LlamaWeights, RotationTable
-from nightingale.backends.shared.paged_attention import TUNING, PagedTuning
 from nightingale.backends.cuda.t3.t3_kernels import rms_norm, swiglu
+from nightingale.backends.shared.paged_attention import TUNING, PagedTuning
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.paged_kv_cache import KVBlockTables
 

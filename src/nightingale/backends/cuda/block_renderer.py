@@ -119,8 +119,6 @@ class BlockRenderer:
     """The flow and the vocoder with graphs for a few sizes of blocks and batches.
 
     Args:
-        flow: The flow.
-        hift: The vocoder.
         precision: Of the flow's estimator; None is its own.
         blocks: Sizes in tokens, ascending; the first is that of an utterance's first block.
         context: Tokens before a block that are rendered again with it.

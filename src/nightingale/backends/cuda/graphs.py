@@ -122,11 +122,11 @@ class GraphedFunction(Generic[Result]):
         """Capture the function, or only keep it in eager mode.
 
         Args:
-            name: For messages and traces.
+            name: For messages.
             function: Takes the inputs by name.
             inputs: Examples; the warm-up runs use their values.
-            mode: Graph or eager.
-            device: Where the buffers are.
+            mode: In eager mode nothing is captured.
+            device: Of the buffers.
             pool: Graphs that never run at the same time may share the memory of their intermediate values.
             stream: The stream to capture on, by default the current one; see `reserve_stream`.
         """

@@ -40,14 +40,8 @@ def load_kernels(
 ) -> Result | None:
     """Return what `load` makes of the Triton kernels, or None if library calls are to be used.
 
-    Args:
-        choice: With "triton", a failure is an error; with "auto", it is logged.
-        load: Imports, and perhaps tries, the kernels.
-        what: The part of the model, for messages.
-        default: Whether "auto" means the kernels here.
-
-    Raises:
-        ConfigError: The kernels were asked for and cannot be used.
+    A failure is logged, or raised as ConfigError if the choice is "triton". what: the part of the model, for
+    messages; default: whether "auto" means the kernels here.
     """
     if choice == "library" or (choice == "auto" and not default):
         return None

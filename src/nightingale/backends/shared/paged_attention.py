@@ -164,8 +164,8 @@ def paged_attention(
 ) -> Tensor:
     """Append the token of each row and attend: q, k, v (rows, heads, 1, width) -> like q.
 
-    The other arguments are as in `KVBlockTables`. rotation: cosines and sines (positions, width) if q and k are
-    not rotated yet.
+    The other arguments are as in `KVBlockTables`. rotation: cosines and sines (positions, width) if q and k
+    are not rotated yet.
     """
     rows, heads, _, width = q.shape
     if not (q.stride() == k.stride() == v.stride() and q.stride(3) == 1):

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -44,7 +43,7 @@ class FlowBlocks:
     """Blocks of utterances in one voice at a time.
 
     Args:
-        steps: The flow.
+        steps: The solver.
         context: Tokens of a block with which the next one starts again.
         tokens: The sizes of blocks.
         batches: Buckets of utterances.
@@ -208,7 +207,7 @@ class FlowBlocks:
         steps, flow = self.steps, self.steps.flow
         tokens = ids.shape[1] - LOOKAHEAD_TOKENS
         advance = Fraction(tokens - self.context, tokens)
-        pasts = self._pasts(buffers, shapes, conv_state, len(ids))
+        pasts, offsets = self._pasts(buffers, shapes, conv_state)
         states = [_PromptState(past, advance=advance) for past in pasts[: 1 if self._fused else None]]
         at = torch.arange(-bucket, tokens, device=ids.device)
         seen = (at >= padding - bucket) & (at < lengths[:, None])  # (batch, bucket + tokens)
@@ -224,7 +223,7 @@ class FlowBlocks:
                 padding=padding,
                 conv_state=conv_state,
                 next_conv_state=saved,
-                offsets=_conv_offsets(shapes),
+                offsets=offsets,
                 next_start=FRAMES * (tokens - self.context),
                 keys_values=[t for past in pasts[1:] for t in past],
             )
@@ -239,14 +238,15 @@ class FlowBlocks:
         return flow.denormalize_mel(mel), _flat([t for s in states for t in s.saved()], len(ids), cond.dtype)
 
     def _pasts(
-        self,
-        buffers: Sequence[Tensor],
-        shapes: Sequence[Sequence[tuple[int, ...]]],
-        conv_state: Tensor,
-        batch: int,
-    ) -> list[SavedState]:
-        """Return the past of the encoder and of each step. Conditional rows come first in a batch."""
-        keys_values, start, pasts = iter(buffers), 0, []
+        self, buffers: Sequence[Tensor], shapes: Sequence[Sequence[tuple[int, ...]]], conv_state: Tensor
+    ) -> tuple[list[SavedState], list[int]]:
+        """Return the past of the encoder and of each step, and where the steps' convolutions have theirs.
+
+        Conditional rows come first in a batch.
+        """
+        keys_values, start, batch = iter(buffers), 0, len(conv_state)
+        pasts: list[SavedState] = []
+        offsets: list[int] = []
         for number, saved in enumerate(shapes):
             past = []
             for shape in saved:
@@ -255,23 +255,13 @@ class FlowBlocks:
                     continue
                 size = shape[0] * shape[1] * shape[2]
                 own = conv_state[:, start : start + size].view(batch, *shape).transpose(0, 1).flatten(0, 1)
+                if number > 0:
+                    offsets.append(start)
                 start += size
                 if number == 0 or self._fused is None:  # else the kernels read it in place
                     past.append(own.to(self.steps.dtype if number == 0 else self.steps.precision))
             pasts.append(tuple(past))
-        return pasts
-
-
-def _conv_offsets(shapes: Sequence[Sequence[tuple[int, ...]]]) -> list[int]:
-    """Return where in `conv_state` each convolution of the solver's steps has its values."""
-    sizes = [
-        (number, shape[0] * shape[1] * shape[2])
-        for number, saved in enumerate(shapes)
-        for shape in saved
-        if len(shape) == 3
-    ]
-    ends = list(accumulate(size for _, size in sizes))
-    return [end - size for (number, size), end in zip(sizes, ends, strict=True) if number > 0]
+        return pasts, offsets
 
 
 def _flat(saved: Sequence[Tensor], batch: int, dtype: torch.dtype) -> Tensor:

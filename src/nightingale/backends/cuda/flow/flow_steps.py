@@ -28,13 +28,7 @@ FRAMES = CLOCKS.frames_per_token
 
 
 class FlowSteps:
-    """The solver steps of one flow.
-
-    Args:
-        flow: The network; it is not changed.
-        steps: None is the flow's own number.
-        precision: Of the estimator; None is the flow's own.
-    """
+    """The solver steps of one flow, whose own number and precision are the defaults."""
 
     @torch.no_grad()
     def __init__(self, flow: Flow, *, steps: int | None = None, precision: torch.dtype | None = None) -> None:

@@ -33,14 +33,7 @@ def best_tuning(device: torch.device, *, llama: bool) -> Tuning:
 
 
 class FusedStep:
-    """The layers, final norm and head of T3 for one token of each row.
-
-    Args:
-        t3: The network.
-        layers: Its packed weights.
-        rotation: For every position there is; None for a GPT-2.
-        tuning: None is the best one for the device.
-    """
+    """The layers, final norm and head of T3 for one token of each row. A GPT-2 has no rotation table."""
 
     def __init__(
         self, t3: T3, layers: Sequence[LayerWeights], rotation: RotationTable | None, tuning: Tuning | None

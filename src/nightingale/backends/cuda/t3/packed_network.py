@@ -22,13 +22,9 @@ from nightingale.models.layers.rope import inverse_frequencies, rotations
 
 
 class PackedT3:
-    """T3 with packed weights.
+    """T3 with packed weights, in the precision of `t3`, whose weights are joined in place.
 
-    Args:
-        t3: In the precision it shall run in; its weights are joined in place.
-        positions: The capacity of the KV caches.
-        kernels: What computes a decode step.
-        tuning: Of the Triton kernels; None is their own.
+    positions: the capacity of the KV caches; kernels: for decode steps.
     """
 
     def __init__(

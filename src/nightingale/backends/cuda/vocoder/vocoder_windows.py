@@ -51,10 +51,7 @@ def context_frames(hift: Hift) -> tuple[int, int]:
 class VocoderWindows:
     """Windows of several utterances at a time.
 
-    Args:
-        vocoder: Renders the windows.
-        hold_frames: The last frames that arrived are not emitted yet.
-        extrapolated_frames: Frames that stand for those to come.
+    The last `hold_frames` that arrived are not emitted yet, and `extrapolated_frames` stand for those to come.
     """
 
     def __init__(self, vocoder: BucketedVocoder, *, hold_frames: int, extrapolated_frames: int) -> None:
