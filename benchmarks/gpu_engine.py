@@ -1,18 +1,18 @@
-"""The GPU table of the issue: ours and upstream from the same weights, in the same call, on one GPU.
+"""The GPU table of docs/performance.md: ours and upstream from the same weights, in the same run, on one GPU.
 
     python benchmarks/gpu_engine.py --upstream DIR       # on the GPU: four minutes; DIR: see upstream_side.py
     python benchmarks/gpu_engine.py                      # ours alone: under three minutes, random weights
     python benchmarks/gpu_engine.py --tiny --device cpu  # the same path, eager: proves that it runs
 
-Ours is the engine itself: text ids in, samples on the host, through TTS and its worker's thread;
-scheduling, streaming and copies included. Upstream is its own loops in float32 (benchmarks/upstream_side.py).
-Needs torch, numpy and safetensors, nothing else: packages that are only imported are stood in for. A sentence
-is 102 speech tokens of 60 text ids, in a voice with a ten-second prompt. benchmarks/gpu.py measures the parts
-by themselves, gpu_trace.py says where the time goes.
+Ours is the engine itself: text ids in, samples on the host, through TTS and its worker thread; scheduling,
+streaming and copies included. Upstream is its own loops in float32 (benchmarks/upstream_side.py). Needs
+torch, numpy and safetensors only. A sentence is 102 speech tokens of 60 text ids, in a voice with a
+ten-second prompt. benchmarks/gpu.py measures the parts by themselves. With --timeline, a sentence runs under
+torch's profiler, and the files can be opened in Perfetto or chrome://tracing.
 
-What is checked: in float32 and greedy, the graphs' tokens are the plain runner's, alone and in a crowd, and
-upstream's; the same seed gives the same samples, and if it does not, who is to blame. A part that fails is
-named and the others go on; then the table; the last line is JSON, and each part's is written to --partial.
+Checked: in float32 and greedy, the tokens of the graphs are those of the plain runner, alone and batched, and
+upstream's; the same seed gives the same samples, even if the host is delayed. A part that fails is reported
+and the others run nevertheless. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -22,36 +22,33 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gpu_board
+import checkout  # noqa: F401
 import torch
-from gpu_bits import look_into
-from upstream_side import Guest, House
+from torch.profiler import profile
+from upstream_side import UpstreamModel, UpstreamPackages
 
-from nightingale.engine.rendering import utterance
-from nightingale.models.defaults import MODEL_DEFAULTS
-from nightingale.engine.load import plan_for
-from nightingale.engine.model import Model, Once
-from nightingale.engine.plan import Plan
+from nightingale.backends import BACKENDS
 from nightingale.backends.profiles import PROFILES, Profile
-from nightingale.engine.tts import TTS
+from nightingale.backends.selection import Choice, Plan, find_machine, select
+from nightingale.engine.model import Model
 from nightingale.engine.rendering.utterance import Utterance
+from nightingale.engine.tts import TTS
 from nightingale.models.chatterbox.build import UNUSED_BY_T3, Networks
-from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import PRESETS, Preset
-from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES, FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.chatterbox.t3.config import Gpt2Config, LlamaConfig
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import fold_weight_norm, load, part
-from nightingale.text.frontend import Frontend
-from nightingale.voices.voice import Voice
+from nightingale_lab.bench import board
+from nightingale_lab.random_models import random_model, random_voice
+from nightingale_lab.reference import backend_named, setup_for
 
 TEXT = "This sentence stands for sixty text ids."
-PLAIN: dict[str, Any] = {"t3": (), "flow": (), "vocoder": ()}
+PLAIN: dict[str, Any] = {"decoder": (), "renderer": ()}
 FAMILIES = ("multilingual", "turbo")
 TABLE = (
     ("T3 step with CFG and sampling, ms", "multilingual", "T3 step, ms", 1.6, 0.8),
@@ -62,232 +59,159 @@ TABLE = (
     ("Turbo: first audio, p50 of 20, ms", "turbo", "first audio p50, ms", 60, 25),
     ("Turbo: T3 step, ms", "turbo", "T3 step, ms", None, None),
 )
-"""What, whose, by which name of the rows, must and aim."""
+"""Name, family, name of the row, must and aim."""
 
 
-def every_id_sounds() -> None:
-    """Random weights may draw control ids too; here they are spoken, and a sentence has its length."""
-    utterance.audible = lambda ids: [token % SPEECH_CODES for token in ids]
-
-
-class Sixty:
-    """Every text is as many ids."""
-
-    vocab_size = 256
-
-    def __init__(self, ids: int) -> None:
-        self._ids = ids
-
-    def encode(self, text: str, language: str | None = None) -> list[int]:  # noqa: ARG002, a protocol
-        return [
-            1 + (7 * i + len(text)) % 200 for i in range(self._ids)
-        ]  # neither start nor stop is among them
-
-
-def tiny(preset: Preset, *, gpt: bool) -> Preset:
-    backbone: Any = (
-        Gpt2Config(layers=2, width=64, heads=4) if gpt else LlamaConfig(layers=2, width=64, heads=4, ffn=96)
-    )
-    flow = FlowConfig(
-        encoder_width=32, encoder_heads=2, encoder_blocks=1, encoder_up_blocks=1, encoder_ffn=32,
-        estimator_width=32, estimator_heads=1, estimator_mid_stages=1, estimator_stage_blocks=1,
-        meanflow=preset.flow.meanflow,
-    )  # fmt: skip
-    hift = HiftConfig(base_channels=16, resblock_kernels=(3,), source_kernels=(3, 3, 3), f0_channels=16)
-    t3 = replace(preset.t3, backbone=backbone, prompt_tokens=10)
-    return replace(preset, t3=t3, flow=flow, hift=hift)
-
-
-def speakers_of(preset: Any, device: torch.device) -> Networks:
-    """Random weights, made where they are needed."""
-    with torch.device(device):
-        t3, flow, hift = T3(preset.t3), Flow(preset.flow), Hift(preset.hift)
-    with torch.no_grad():  # sounds are ever likelier than controls, so that a sentence has its length
-        t3.speech_head.weight[:SPEECH_CODES] *= 10
-        t3.speech_head.weight[SPEECH_CODES:] = 0
-    nets = [net.to(device).eval().requires_grad_(False) for net in (t3, flow, hift)]
-    return Networks(t3=nets[0], flow=nets[1], hift=nets[2])  # type: ignore[arg-type]
-
-
-def speakers_from(guest: Guest, preset: Any, device: torch.device) -> Networks:
-    """Upstream's very weights, as ours reads them."""
-    t3, s3gen, source = guest.t3.state_dict(), guest.s3gen.state_dict(), Path("upstream")
+def upstream_networks(upstream: Any, preset: Preset, device: torch.device) -> Networks:
+    """Return our networks with upstream's weights."""
+    t3, s3gen, source = upstream.t3.state_dict(), upstream.s3gen.state_dict(), Path("upstream")
+    vocoder = fold_weight_norm(part(s3gen, "mel2wav."))
     return Networks(
         t3=load(lambda: T3(preset.t3), t3, source=source, unused=UNUSED_BY_T3).to(device),
         flow=load(lambda: Flow(preset.flow), part(s3gen, "flow."), source=source).to(device),
-        hift=load(lambda: Hift(preset.hift), fold_weight_norm(part(s3gen, "mel2wav.")), source=source).to(
-            device
-        ),
+        hift=load(lambda: Hift(preset.hift), vocoder, source=source).to(device),
     )
 
 
-def build(family: str, device: torch.device, *, toy: bool, tokens: int, guest: Guest | None = None) -> Model:
-    """A member of full size with random weights, or the guest's, and a voice with a ten-second prompt."""
-    preset = tiny(PRESETS[family], gpt=family == "turbo") if toy else PRESETS[family]
-    speakers = speakers_of(preset, device) if guest is None else speakers_from(guest, preset, device)
-
-    def nobody() -> Any:
-        raise RuntimeError("no voices are made here")
-
-    return Model(
-        name=family,
-        voice_family="turbo" if family == "turbo" else "chatterbox",
-        frontend=Frontend(tokenizer=Sixty(6 if toy else 60)),
-        networks=speakers,
-        encoders=Once(nobody),
-        defaults=replace(MODEL_DEFAULTS[family], max_new_tokens=tokens, guarded=False, tail_silence_tokens=0),
-        default_voice=voice_of(family, toy=toy),
-        fingerprint="random",
+def plan_for(model: Model, profile: Profile, device: torch.device, dtype: str) -> Plan:
+    """Return the plan for this machine. Without a GPU, the functions of the CUDA graphs run eagerly."""
+    machine = find_machine(BACKENDS, str(device))
+    if device.type == "cuda":
+        return select(BACKENDS, model.info, machine, profile, dtype=dtype)
+    plan = select(BACKENDS, model.info, machine, replace(profile, **PLAIN))
+    cuda, setup = backend_named("cuda"), setup_for(profile)
+    return replace(
+        plan,
+        profile=profile,
+        decoder=Choice(role="decoder", backend=cuda, setup=setup) if profile.decoder else plan.decoder,
+        renderer=Choice(role="renderer", backend=cuda, setup=setup) if profile.renderer else plan.renderer,
     )
 
 
-def voice_of(family: str, *, toy: bool) -> Voice:
-    preset, prompt = PRESETS[family], 20 if toy else 250
-    if toy:
-        preset = tiny(preset, gpt=family == "turbo")
-    rng = torch.Generator().manual_seed(0)
-    voices = "turbo" if family == "turbo" else "chatterbox"
-    shown = min(preset.t3.prompt_tokens, 375 if voices == "turbo" else 150)
-    return Voice.checked(
-        name="random",
-        family=voices,
-        speaker=torch.randn(preset.t3.speaker_width, generator=rng),
-        prompt_ids=torch.randint(SPEECH_CODES, (shown,), generator=rng),
-        flow_prompt_ids=torch.randint(SPEECH_CODES, (prompt,), generator=rng),
-        flow_prompt_mel=torch.randn(2 * prompt, 80, generator=rng),
-        flow_speaker=torch.randn(preset.flow.speaker_width, generator=rng),
-    )
+@contextmanager
+def captured_tokens() -> Iterator[dict[int, list[int]]]:
+    """Capture the tokens that every engine of this process draws, by seed."""
+    captured: dict[int, list[int]] = {}
+    accept = Utterance.accept
+
+    def capture(utterance: Utterance, token: int) -> None:
+        captured.setdefault(utterance.request.seed, []).append(token)
+        accept(utterance, token)
+
+    Utterance.accept = capture  # type: ignore[method-assign]
+    try:
+        yield captured
+    finally:
+        Utterance.accept = accept  # type: ignore[method-assign]
 
 
-class Bench:
-    def __init__(self, board: gpu_board.Board) -> None:
-        options = board.options
-        self.options, self.board, self.device = options, board, board.device
+class EngineBench:
+    def __init__(self, shown: board.Board) -> None:
+        options = shown.options
+        self.options, self.board, self.device = options, shown, shown.device
         self.tokens = 12 if options.tiny else 102
         self.streams = 3 if options.tiny else 64
         self.rounds = 1 if options.tiny else 5
-        self.firsts = 2 if options.tiny else 20
+        self.first_audio_rounds = 2 if options.tiny else 20
         self.models: dict[str, Model] = {}
-        self.house: House | None = None
-        self.guests: dict[str, Guest] = {}
+        self.packages: UpstreamPackages | None = None
+        self.upstreams: dict[str, UpstreamModel] = {}
 
-    def more(self) -> dict[str, Any]:
-        return {"upstream_same_run": bool(self.guests), "table": self.table()}
+    def summary(self) -> dict[str, Any]:
+        return {"upstream_same_run": bool(self.upstreams), "table": self.table()}
 
     def table(self) -> dict[str, dict[str, Any]]:
-        rows, told = self.board.rows, {}
+        rows, found = self.board.rows, {}
         for what, family, row, must, aim in TABLE:
             row = row.replace("64", str(self.streams))
             reached, theirs = rows.get(f"{family}, fast: {row}"), rows.get(f"{family}, upstream: {row}")
-            more = what.startswith("audio")
-            met = None if reached is None or must is None else (reached >= must if more else reached <= must)
-            told[what] = {
+            higher = what.startswith("audio")
+            met = (
+                None if reached is None or must is None else (reached >= must if higher else reached <= must)
+            )
+            found[what] = {
                 "upstream": theirs and round(theirs, 2), "must": must, "aim": aim,
                 "reached": reached and round(reached, 3), "met": met,
             }  # fmt: skip
-        return told
+        return found
 
     def build(self, family: str) -> None:
-        """Both sides from the same weights, where upstream is there."""
-        voice = voice_of(family, toy=self.options.tiny)
+        """Make both sides from the same weights, if upstream is there."""
+        networks = None
         if self.options.upstream:
-            self.house = self.house or House(self.options.upstream)
-            self.board.checks["upstream's packages"] = self.house.versions
-            self.guests[family] = self.house.build(family, self.device, seed=0, voice=voice)  # type: ignore[arg-type]
-        self.models[family] = build(
-            family, self.device, toy=self.options.tiny, tokens=self.tokens, guest=self.guests.get(family)
+            self.packages = self.packages or UpstreamPackages(self.options.upstream)
+            self.board.checks["upstream's packages"] = self.packages.versions
+            voice = random_voice(PRESETS[family])
+            upstream = self.upstreams[family] = UpstreamModel(self.packages, family, self.device, voice)
+            networks = upstream_networks(upstream.model, PRESETS[family], self.device)
+        self.models[family] = random_model(
+            family, device=self.device, tiny=self.options.tiny, tokens=self.tokens, networks=networks
         )
 
     def upstream(self, family: str) -> None:
-        """Its own loop in float32: a sentence, and what a token of it takes."""
-        times = self.guests[family].measure(self.text_ids(family), self.tokens, rounds=3)
+        """Time a sentence and a token of upstream's own loop in float32."""
+        text_ids = self.models[family].frontend.encode(TEXT, None)
+        times = self.upstreams[family].measure(text_ids, self.tokens, rounds=3)
         name = f"{family}, upstream"
         self.board.rows[f"{name}: T3 step, ms"] = times.t3_token
         self.board.rows[f"{name}: sentence, ms"] = times.sentence
         self.board.rows[f"{name}: of which s3gen, ms"] = times.s3gen
         self.board.checks[f"{name}: tokens of a sentence"] = times.tokens
 
-    def text_ids(self, family: str) -> list[int]:
-        return self.models[family].frontend.encode(TEXT, None)
-
-    def plan(self, model: Model, profile: Profile) -> Plan:
-        """This machine's; without a GPU, graphs are run eagerly, which proves the path and nothing else."""
-        made = plan_for(model, profile)
-        if self.device.type == "cuda":
-            return made
-        ways: dict[str, Any] = {
-            stage: replace(getattr(made, stage), way="graphs")
-            for stage in ("t3", "flow", "vocoder")
-            if getattr(profile, stage)
-        }
-        return replace(made, **ways)
-
     @contextmanager
     def engine(
         self, family: str, profile: str, *, slots: int, dtype: str = "auto", **changes: Any
-    ) -> Iterator[TTS]:
-        model = replace(self.models[family], dtype=dtype)
+    ) -> Iterator[tuple[TTS, float]]:
+        """Open an engine, and yield it with the seconds that took."""
+        model = self.models[family]
         wanted = replace(PROFILES[profile], slots=slots, queue_limit=256, **changes)
         started = time.perf_counter()
-        with TTS.over(model, wanted, plan=self.plan(model, wanted)) as tts:
-            tts.load_s = time.perf_counter() - started  # type: ignore[attr-defined]
-            ways = {part.stage: f"{part.way} {part.dtype}" for part in tts.plan.parts}
-            print(
-                f"         {family}, {profile}, {slots} slots: {ways}, ready in {tts.load_s:.1f} s",
-                flush=True,
-            )  # type: ignore[attr-defined]
-            yield tts
+        with TTS.over(model, wanted, plan=plan_for(model, wanted, self.device, dtype)) as tts:
+            load_s = time.perf_counter() - started
+            chosen = {one.role: f"{one.backend.name} {one.precision}" for one in tts.plan.choices}
+            board.report(f"         {family}, {profile}, {slots} slots: {chosen}, ready in {load_s:.1f} s")
+            yield tts, load_s
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def greedy(self, family: str) -> None:
-        """Float32, temperature 0: the graphs' tokens beside the plain runner's, and beside upstream's."""
-        drawn: dict[int, list[int]] = {}
-        told: dict[int, list[int]] = {}
-        accept = Utterance.accept
-
-        def noted(spoken: Utterance, token: int) -> None:
-            drawn.setdefault(spoken.request.seed, []).append(token)
-            told[spoken.request.seed] = list(spoken.piece.text_ids)
-            accept(spoken, token)
-
+        """Compare greedy tokens of the graphs in float32 with the plain runner's, or with upstream's."""
         texts = [TEXT + " And so on." * i for i in range(3)]
-        ways: dict[str, dict[str, Any]] = {"graphs": {"flow": (), "vocoder": ()}}
-        if family not in self.guests:  # who is the better judge
-            ways["plain"] = {**PLAIN, "batched": False}
-        said: dict[str, dict[int, list[int]]] = {}
-        Utterance.accept = noted  # type: ignore[method-assign]
-        try:
-            for name, changes in ways.items():
-                with self.engine(family, "fast", slots=4, dtype="float32", **changes) as tts:
-                    drawn.clear()
-                    streams = [
-                        tts.stream(text, seed=i, temperature=0.0, repetition_penalty=1.0)
-                        for i, text in enumerate(texts)
-                    ]
-                    for stream in streams:
-                        list(stream)
-                    said[name] = {seed: list(tokens) for seed, tokens in drawn.items()}
-        finally:
-            Utterance.accept = accept  # type: ignore[method-assign]
-        if family in self.guests:
-            guest = self.guests[family]
-            said["upstream"] = {
-                seed: guest.greedy(told[seed], len(ids)) for seed, ids in said["graphs"].items()
+        variants: dict[str, dict[str, Any]] = {"graphs": {"renderer": ()}}
+        if family not in self.upstreams:
+            variants["plain"] = {**PLAIN, "batched": False}
+        drawn: dict[str, dict[int, list[int]]] = {}
+        for name, changes in variants.items():
+            with (
+                self.engine(family, "fast", slots=4, dtype="float32", **changes) as (tts, _),
+                captured_tokens() as captured,
+            ):
+                streams = [
+                    tts.stream(text, seed=i, temperature=0.0, repetition_penalty=1.0)
+                    for i, text in enumerate(texts)
+                ]
+                for stream in streams:
+                    list(stream)
+                drawn[name] = captured
+        if upstream := self.upstreams.get(family):
+            encode = self.models[family].frontend.encode
+            drawn["upstream"] = {
+                seed: upstream.greedy(encode(texts[seed], None), len(ids))
+                for seed, ids in drawn["graphs"].items()
             }
         checks = self.board.checks
-        for other in said.keys() - {"graphs"}:
+        for other in drawn.keys() - {"graphs"}:
             name = f"{family}: float32 greedy tokens as {other}'s"
-            tokens = [token for ids in said[other].values() for token in ids]
-            checks[f"{name}, in a crowd"] = said[other] == said["graphs"]
-            checks[f"{name}: prefixes"] = [
-                gpu_board.prefix(ids, said["graphs"][seed]) for seed, ids in said[other].items()
+            tokens = [token for ids in drawn[other].values() for token in ids]
+            checks[f"{name}, batched"] = drawn[other] == drawn["graphs"]
+            checks[f"{name}: same until"] = [
+                board.same_until(ids, drawn["graphs"][seed]) for seed, ids in drawn[other].items()
             ]
             checks[f"{name}: compared"] = f"{len(tokens)}, {len(set(tokens))} different"
 
-    def step(self, tts: TTS) -> float:
-        """Milliseconds of one of T3's steps in the engine's own decoder, for one speaker, draws included."""
-        decoder: Any = tts._worker.draws._decoder  # type: ignore[attr-defined]
+    def step_ms(self, tts: TTS) -> float:
+        """Return the time of one T3 step in the engine's own decoder for one stream, sampling included."""
+        decoder = tts._worker.decoder._loop  # type: ignore[attr-defined]
         width, length = decoder.t3.config.backbone.width, 8 if self.options.tiny else 96
         prompt = 0.02 * torch.randn(decoder.rows, length, width)
         times, launches = [], self.tokens // decoder.plan.steps
@@ -295,55 +219,45 @@ class Bench:
             given = prompt.to(self.device, decoder.dtype)
             sampling = tts._worker.model.defaults.sampling
             decoder.begin(0, given, sampling=sampling, seed=turn, budget=self.tokens)
-            gpu_board.synchronize(self.device)
+            board.synchronize(self.device)
             started = time.perf_counter()
             for _ in range(launches):
                 pending = decoder.launch(decoder.plan.steps)
             pending.take()
             times.append(1000 * (time.perf_counter() - started) / (launches * decoder.plan.steps))
         decoder.release(0)
-        gpu_board.synchronize(self.device)
+        board.synchronize(self.device)
         return statistics.median(times[1:])
 
     def repeats(self, name: str, tts: TTS) -> None:
-        """The same seed some times, the host delayed in some: the same samples, or who is to blame."""
-        renderer: Any = getattr(tts._worker.studio, "_renderer", None)
-        plain, delay = getattr(renderer, "launch", None), [0.0]
+        """Check that a seed gives the same samples, with the host delayed in some runs."""
+        digests = []
+        renderer, delay_s = tts._worker.renderer, 0.0
+        render = renderer.render
 
-        def launch(blocks: Any) -> Any:
-            time.sleep(delay[0])
-            assert plain is not None
-            return plain(blocks)
+        def delayed(blocks: Any) -> Any:
+            time.sleep(delay_s)
+            return render(blocks)
 
-        if renderer is not None:
-            renderer.launch = launch
-        said = []
+        renderer.render = delayed  # type: ignore[method-assign]
         for turn in range(2 if self.options.tiny else 6):
-            delay[0] = 0.02 * (turn % 3)
-            said.append(tts.say(TEXT, seed=7).sha256)
-        if renderer is not None:
-            del renderer.launch
-        self.board.checks[f"{name}: the same seed, the same samples"] = len(set(said)) == 1
-        if len(set(said)) == 1 or renderer is None or self.device.type != "cuda":
-            return
-        with torch.cuda.stream(renderer._stream):
-            graphs = [*renderer.pieces._graphs.values(), *renderer.windows.vocoder._graphs.values()]
-            found = look_into(graph for graph in graphs if ", 1 " in graph.name)
-        self.board.checks[f"{name}: of {len(said)} sentences {len(set(said))} are different, by"] = found
+            delay_s = 0.02 * (turn % 3)
+            digests.append(tts.say(TEXT, seed=7).sha256)
+        renderer.render = render  # type: ignore[method-assign]
+        self.board.checks[f"{name}: the same seed, the same samples"] = len(set(digests)) == 1
 
     def alone(self, family: str, profile: str, **changes: Any) -> None:
-        """One listener: the whole sentence, and the first sound of it."""
+        """Time a whole sentence and its first audio, one stream at a time."""
         name = f"{family}, {'plain' if changes else profile}"
         rows = self.board.rows
-        with self.engine(family, profile, slots=4, **changes) as tts:
-            rows[f"{name}: load and record, s"] = tts.load_s  # type: ignore[attr-defined]
+        with self.engine(family, profile, slots=4, **changes) as (tts, load_s):
+            rows[f"{name}: load and record, s"] = load_s
             self.board.checks[f"{name}: tokens of a sentence"] = tts.say(TEXT, seed=1).metrics.tokens
             if not changes:
-                rows[f"{name}: T3 step, ms"] = self.step(tts)
+                rows[f"{name}: T3 step, ms"] = self.step_ms(tts)
             self.repeats(name, tts)
-            rounds = 1 if changes else self.rounds
             whole, stages = [], []
-            for seed in range(rounds):
+            for seed in range(1 if changes else self.rounds):
                 started = time.perf_counter()
                 audio = tts.say(TEXT, seed=seed)
                 whole.append(1000 * (time.perf_counter() - started) * self.tokens / audio.metrics.tokens)
@@ -352,19 +266,28 @@ class Bench:
             for stage in stages[-1]:
                 rows[f"{name}: of which {stage}, ms"] = statistics.median(s.get(stage, 0.0) for s in stages)
             first = []
-            for seed in range(2 if changes else self.firsts):
+            for seed in range(2 if changes else self.first_audio_rounds):
                 stream = tts.stream(TEXT, seed=seed)
                 started = time.perf_counter()
                 next(stream)
                 first.append(1000 * (time.perf_counter() - started))
                 stream.close()
             rows[f"{name}: first audio p50, ms"] = statistics.median(first)
+            if self.options.timeline:
+                self.timeline(name, tts)
 
-    def crowd(self, family: str, profile: str) -> None:
-        """Everybody at once."""
+    def timeline(self, name: str, tts: TTS) -> None:
+        """Write the timeline of one sentence."""
+        with profile() as profiled:
+            tts.say(TEXT, seed=1)
+        self.options.timeline.mkdir(parents=True, exist_ok=True)
+        profiled.export_chrome_trace(str(self.options.timeline / f"{name.replace(', ', '-')}.json"))
+
+    def batched(self, family: str, profile: str) -> None:
+        """Time all streams at once."""
         name, rows = f"{family}, {profile}", self.board.rows
-        with self.engine(family, profile, slots=self.streams) as tts:
-            for turn in range(2):  # the first one finds what is not yet warm
+        with self.engine(family, profile, slots=self.streams) as (tts, _):
+            for turn in range(2):  # the first one warms up
                 started = time.perf_counter()
                 streams = [tts.stream(TEXT, seed=i) for i in range(self.streams)]
                 seconds = sum(len(chunk.samples) for stream in streams for chunk in stream) / 24_000
@@ -376,45 +299,44 @@ class Bench:
                 rows[f"{name}: GPU memory at {self.streams}, GiB"] = torch.cuda.max_memory_allocated() / 2**30
 
 
-def spoken_table(table: dict[str, dict[str, Any]]) -> str:
+def render_table(table: dict[str, dict[str, Any]]) -> str:
     lines = [f"{'':46}{'upstream':>10}{'must':>8}{'aim':>8}{'reached':>10}"]
     for what, found in table.items():
-        cells = [found[name] for name in ("upstream", "must", "aim", "reached")]
-        told = ["–" if cell is None else f"{cell:g}" for cell in cells]
-        lines.append(f"{what:46}{told[0]:>10}{told[1]:>8}{told[2]:>8}{told[3]:>10}")
+        values = [found[name] for name in ("upstream", "must", "aim", "reached")]
+        cells = ["–" if value is None else f"{value:g}" for value in values]
+        lines.append(f"{what:46}{cells[0]:>10}{cells[1]:>8}{cells[2]:>8}{cells[3]:>10}")
     return "\n".join(lines)
 
 
 @torch.no_grad()
-def main(arguments: list[str] | None = None) -> gpu_board.Board:
-    parser = gpu_board.parser(__doc__, budget_s=150.0)
+def main(arguments: list[str] | None = None) -> None:
+    parser = board.parser(__doc__, budget_s=150.0)
     parser.add_argument("--upstream", type=Path, help="an unpacked folder of upstream's packages")
+    parser.add_argument("--timeline", type=Path, help="a folder for timelines of a sentence")
     options = parser.parse_args(arguments)
     if options.tiny and options.upstream:
-        parser.error("upstream has no toy sizes: give --tiny or --upstream")
-    board = gpu_board.Board(options)
-    bench = Bench(board)
-    board.more = bench.more
+        parser.error("upstream has no tiny sizes: give --tiny or --upstream")
+    shown = board.Board(options)
+    bench = EngineBench(shown)
+    shown.more = bench.summary
     torch.manual_seed(0)
-    every_id_sounds()
     parts: list[tuple[str, Callable[[], None]]] = []
     for family in FAMILIES:
-        parts += [(f"{family}: build", lambda f=family: bench.build(f))]
+        parts += [(f"{family}: build", partial(bench.build, family))]
         if options.upstream:
-            parts += [(f"{family}: upstream", lambda f=family: bench.upstream(f))]
-        parts += [(f"{family}: alone, fast", lambda f=family: bench.alone(f, "fast"))]
-    parts += [("multilingual: crowd, fast", lambda: bench.crowd("multilingual", "fast"))]
-    parts += [(f"{family}: greedy", lambda f=family: bench.greedy(f)) for family in FAMILIES]
+            parts += [(f"{family}: upstream", partial(bench.upstream, family))]
+        parts += [(f"{family}: alone, fast", partial(bench.alone, family, "fast"))]
+    parts += [("multilingual: batched, fast", partial(bench.batched, "multilingual", "fast"))]
+    parts += [(f"{family}: greedy", partial(bench.greedy, family)) for family in FAMILIES]
     parts += [
-        ("turbo: crowd, fast", lambda: bench.crowd("turbo", "fast")),
-        ("multilingual: alone, plain", lambda: bench.alone("multilingual", "balanced", **PLAIN)),
-        ("turbo: alone, plain", lambda: bench.alone("turbo", "balanced", **PLAIN)),
-        ("multilingual: alone, balanced", lambda: bench.alone("multilingual", "balanced")),
+        ("turbo: batched, fast", partial(bench.batched, "turbo", "fast")),
+        ("multilingual: alone, plain", partial(bench.alone, "multilingual", "balanced", **PLAIN)),
+        ("turbo: alone, plain", partial(bench.alone, "turbo", "balanced", **PLAIN)),
+        ("multilingual: alone, balanced", partial(bench.alone, "multilingual", "balanced")),
     ]
     for name, act in parts:
-        board.part(name, act)
-    board.finish(spoken_table(bench.table()))
-    return board
+        shown.part(name, act)
+    shown.finish("gpu_engine", render_table(bench.table()))
 
 
 if __name__ == "__main__":

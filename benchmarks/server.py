@@ -1,28 +1,26 @@
-"""What the server adds to the engine, what it carries, and what it does when it is asked for more.
+"""The server's overhead over the engine, its capacity, and its behaviour under overload.
 
-    python benchmarks/server.py                    # starts a server of its own: the model in the box
+    python benchmarks/server.py                    # starts a server of its own with the model in the package
     python benchmarks/server.py --model noise --clients 32 --seconds 60 --profile exact
+    python benchmarks/server.py --tiny             # two clients for a second: proves that it runs
 
-- overhead: time from sending a request to its first byte of sound, less the engine's own time to first audio
-  (`Server-Timing: ttfa`), one request at a time, by format.
-- load: so many clients, each asking again when it has heard the end. Every response is checked to be its own:
-  in the profile `exact` its SHA-256 is that of the same request alone. Otherwise sound depends on the company
-  it was made in, so a recognizer (`make judges`) reads a sample of them back once the server has stopped:
-  how many words are wrong, beside those of the same requests alone, and whether one says another's text.
-- overload: four times as many clients as there are places. Who is not served must be told 429; /health is
-  timed meanwhile, and afterwards one request must be served.
+- overhead: time from sending a request to its first byte of audio, without the engine's own time to first
+  audio (`Server-Timing: ttfa`), one request at a time, by format.
+- load: that many clients, each sending its next request after the end of the last. Every response must belong
+  to its request: in the profile `exact` its SHA-256 is that of the same request alone. In other profiles
+  samples depend on the batch, so a recognizer (`make judges`) transcribes a sample of them after the server
+  has stopped: the word error rate, beside that of the same requests alone, and whose text each one says.
+- overload: four times as many clients as there are places. Requests that are not served must get 429; /health
+  is timed meanwhile, and afterwards one request must be served.
 
 The client is another process than the server, on the same machine. The last line is JSON.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import hashlib
 import json
-import os
-import platform
 import random
 import re
 import statistics
@@ -30,7 +28,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import wave
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,9 +35,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import checkout  # noqa: F401
 import httpx
+import numpy as np
 
+from nightingale.audio.encoders.wav import wav_bytes
 from nightingale.errors import ConfigError
+from nightingale_lab.bench import script
+from nightingale_lab.bench.judges.client import judges_python, run_judges
+from nightingale_lab.bench.speed.load import percentile
+from nightingale_lab.bench.speed.targets import PCM_BYTES_PER_SECOND
+from nightingale_lab.bench.wer import compare, corpus_rate
 
 TEXTS = (
     "Good morning, and welcome back.",
@@ -53,8 +58,9 @@ TEXTS = (
     "We have time for one more question, and then we must go home.",
 )
 RECOGNIZED = 0.5
-"""A text is what was heard if fewer of its words than this are wrong."""
+"""A transcript is of a text if fewer of its words than this are wrong."""
 SLOTS, QUEUE = 8, 64
+RATE_HZ = 24_000
 
 
 @dataclass
@@ -70,15 +76,15 @@ class Server:
 
 
 @dataclass
-class Heard:
-    """What the clients of one phase saw."""
+class Responses:
+    """The responses to all clients of one phase."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     first_ms: list[float] = field(default_factory=list)
     audio_seconds: float = 0.0
     wrong: int = 0
-    sounds: list[tuple[int, bytes]] = field(default_factory=list)
-    """Every response with its request's number, in the profiles where a recognizer will read some."""
+    audio: list[tuple[int, bytes]] = field(default_factory=list)
+    """Request number and PCM of every response, unless the profile is `exact`."""
 
 
 @contextmanager
@@ -104,63 +110,64 @@ def serving(model: str | None, profile: str | None) -> Iterator[Server]:
         process.wait(60)
 
 
-def body(number: int, form: str = "pcm") -> dict[str, Any]:
-    return {"input": TEXTS[number % len(TEXTS)], "response_format": form, "seed": number}
+def text_of(number: int) -> str:
+    return TEXTS[number % len(TEXTS)]
 
 
-async def ask(client: httpx.AsyncClient, number: int, form: str = "pcm") -> tuple[int, float, float, bytes]:
-    """Status, milliseconds to the first byte of sound, those of the engine, and the sound."""
-    at, first_ms, sound = time.perf_counter(), 0.0, b""
-    async with client.stream("POST", "/v1/audio/speech", json=body(number, form)) as answer:
+async def request(
+    client: httpx.AsyncClient, number: int, form: str = "pcm"
+) -> tuple[int, float, float, bytes]:
+    """Return the status, the ms to the first byte of audio, those of the engine, and the audio."""
+    body = {"input": text_of(number), "response_format": form, "seed": number}
+    at, first_ms, audio = time.perf_counter(), 0.0, b""
+    async with client.stream("POST", "/v1/audio/speech", json=body) as answer:
         async for part in answer.aiter_raw():
             first_ms = first_ms or 1000 * (time.perf_counter() - at)
-            sound += part
+            audio += part
         timing = re.search(r"ttfa;dur=([\d.]+)", answer.headers.get("server-timing", ""))
-        return answer.status_code, first_ms, float(timing[1]) if timing else 0.0, sound
+        return answer.status_code, first_ms, float(timing[1]) if timing else 0.0, audio
 
 
 async def overhead(client: httpx.AsyncClient, rounds: int) -> dict[str, float]:
-    """Median milliseconds by format."""
+    """Return the median overhead in ms by format."""
     found = {}
     for form in ("pcm", "mp3", "opus"):
-        added = []
-        for number in range(rounds):
-            _, first_ms, engine_ms, _ = await ask(client, number, form)
-            added.append(first_ms - engine_ms)
+        answers = [await request(client, number, form) for number in range(rounds)]
+        added = [first_ms - engine_ms for _, first_ms, engine_ms, _ in answers]
         found[form] = round(statistics.median(added), 2)
     return found
 
 
-async def crowd(
+async def run_clients(
     client: httpx.AsyncClient, clients: int, seconds: float, expected: dict[int, bytes], exact: bool
-) -> Heard:
-    heard, until = Heard(), time.perf_counter() + seconds
+) -> Responses:
+    seen, until = Responses(), time.perf_counter() + seconds
 
-    async def one(name: int) -> None:
-        number = name
+    async def one_client(first: int) -> None:
+        number = first
         while time.perf_counter() < until:
+            place = number % len(expected)
             try:
-                status, first_ms, _, sound = await ask(client, number % len(expected))
+                status, first_ms, _, audio = await request(client, place)
             except httpx.HTTPError:
-                status, first_ms, sound = 0, 0.0, b""
-            heard.statuses[status] += 1
+                status, first_ms, audio = 0, 0.0, b""
+            seen.statuses[status] += 1
             if status == 200:
-                heard.first_ms.append(first_ms)
-                heard.audio_seconds += len(sound) / 48_000
-                alone = expected[number % len(expected)]
-                same = _sha(sound) == _sha(alone) if exact else len(sound) > 0
-                heard.wrong += not same
+                seen.first_ms.append(first_ms)
+                seen.audio_seconds += len(audio) / PCM_BYTES_PER_SECOND
+                seen.wrong += _sha(audio) != _sha(expected[place]) if exact else not audio
                 if not exact:
-                    heard.sounds.append((number % len(expected), sound))
+                    seen.audio.append((place, audio))
             elif status == 429:
                 await asyncio.sleep(0.2)
             number += clients
 
-    await asyncio.gather(*(one(name) for name in range(clients)))
-    return heard
+    await asyncio.gather(*(one_client(first) for first in range(clients)))
+    return seen
 
 
-async def watch(client: httpx.AsyncClient, server: Server, took_ms: list[float], memory: list[float]) -> None:
+async def probe(client: httpx.AsyncClient, server: Server, took_ms: list[float], memory: list[float]) -> None:
+    """Request /health twice a second until cancelled."""
     while True:
         at = time.perf_counter()
         await client.get("/health")
@@ -172,66 +179,61 @@ async def watch(client: httpx.AsyncClient, server: Server, took_ms: list[float],
 async def phase(
     server: Server, clients: int, seconds: float, expected: dict[int, bytes], exact: bool
 ) -> tuple[dict[str, Any], list[tuple[int, bytes]]]:
-    """The row of the table, and what was heard."""
-    limits = httpx.Limits(max_connections=None)
+    """Return the row of the table, and the audio."""
     health_ms: list[float] = []
     memory: list[float] = []
+    limits = httpx.Limits(max_connections=None)
     async with (
         httpx.AsyncClient(base_url=server.url, timeout=120, limits=limits) as client,
-        httpx.AsyncClient(base_url=server.url, timeout=30) as probe,
+        httpx.AsyncClient(base_url=server.url, timeout=30) as prober,
     ):
-        watching = asyncio.create_task(watch(probe, server, health_ms, memory))
+        probing = asyncio.create_task(probe(prober, server, health_ms, memory))
         at = time.perf_counter()
-        heard = await crowd(client, clients, seconds, expected, exact)
+        seen = await run_clients(client, clients, seconds, expected, exact)
         took_s = time.perf_counter() - at
-        watching.cancel()
+        probing.cancel()
     quarter = max(1, len(memory) // 4)
     row = {
         "clients": clients,
         "seconds": round(took_s, 1),
-        "statuses": {str(status): count for status, count in sorted(heard.statuses.items())},
-        "wrong": heard.wrong,
-        "first_ms_p50": _share(heard.first_ms, 0.5),
-        "first_ms_p95": _share(heard.first_ms, 0.95),
-        "audio_seconds_per_s": round(heard.audio_seconds / took_s, 2),
-        "health_ms_p95": _share(health_ms, 0.95),
+        "statuses": {str(status): count for status, count in sorted(seen.statuses.items())},
+        "wrong": seen.wrong,
+        "first_ms_p50": percentile(seen.first_ms, 0.5),
+        "first_ms_p95": percentile(seen.first_ms, 0.95),
+        "audio_seconds_per_s": round(seen.audio_seconds / took_s, 2),
+        "health_ms_p95": percentile(health_ms, 0.95),
         "memory_mb": [round(statistics.mean(memory[:quarter])), round(statistics.mean(memory[-quarter:]))],
     }
-    return row, heard.sounds
+    return row, seen.audio
 
 
-def read_back(
-    sounds: list[tuple[int, bytes]], expected: dict[int, bytes], count: int, judge: str
+def transcribe(
+    audio: list[tuple[int, bytes]], expected: dict[int, bytes], count: int, judge: str
 ) -> dict[str, Any]:
-    """What a recognizer hears in a sample of the load, and in the same requests alone."""
-    from nightingale_lab.bench.judges.client import judges_python, run_judges
-    from nightingale_lab.bench.wer import compare, corpus_rate
-
+    """Compare the transcripts of a sample of the load with those of the same requests alone."""
     python = judges_python()
-    sample = random.Random(0).sample(sounds, min(count, len(sounds)))
+    sample = random.Random(0).sample(audio, min(count, len(audio)))
     asked = {f"load-{place:03d}": one for place, one in enumerate(sample)}
-    asked |= {f"alone-{number:03d}": (number, sound) for number, sound in expected.items()}
+    asked |= {f"alone-{number:03d}": (number, pcm) for number, pcm in expected.items()}
     with tempfile.TemporaryDirectory() as folder:
         jobs = []
-        for name, (number, sound) in asked.items():
+        for name, (_, pcm) in asked.items():
             path = Path(folder) / f"{name}.wav"
-            with wave.open(str(path), "wb") as file:
-                file.setparams((1, 2, 24_000, 0, "NONE", "not compressed"))
-                file.writeframes(sound)
-            jobs.append({"wav": str(path), "text": body(number)["input"]})
+            path.write_bytes(wav_bytes(np.frombuffer(pcm, "<i2").astype(np.float32) / 32768, RATE_HZ))
+            jobs.append({"wav": str(path)})
         scores = run_judges(jobs, only=(judge,), python=python)
-        words = {Path(score["wav"]).stem: score[judge]["heard"] for score in scores}
-    rates, said = {}, Counter[str]()
+        words = {Path(score["wav"]).stem: score[judge]["transcript"] for score in scores}
+    rates, says = {}, Counter[str]()
     for name, (number, _) in asked.items():
         by_text = {text: compare(text, words[name]) for text in TEXTS}
-        own = body(number)["input"]
+        own = text_of(number)
         rates[name] = by_text[own]
         nearest = min(TEXTS, key=lambda text: (by_text[text].rate, text != own))
         if name.startswith("load"):
             clear = by_text[nearest].rate < RECOGNIZED
-            said["own" if clear and nearest == own else "another's" if clear else "unclear"] += 1
+            says["own" if clear and nearest == own else "another's" if clear else "unclear"] += 1
             if nearest != own or not clear:
-                print(f"asked for {own!r}, heard {words[name]!r}", file=sys.stderr)
+                print(f"expected {own!r}, recognized {words[name]!r}", file=sys.stderr)
 
     def rate(kind: str) -> float | None:
         chosen = [found for name, found in rates.items() if name.startswith(kind)]
@@ -240,69 +242,65 @@ def read_back(
     return {
         "recognizer": judge,
         "sampled": len(sample),
-        "of": len(sounds),
-        "says": {kind: said[kind] for kind in ("own", "another's", "unclear")},
+        "of": len(audio),
+        "says": {kind: says[kind] for kind in ("own", "another's", "unclear")},
         "wer": rate("load"),
         "wer_alone": rate("alone"),
     }
 
 
-def _share(values: list[float], share: float) -> float | None:
-    return round(sorted(values)[min(len(values) - 1, int(share * len(values)))], 1) if values else None
-
-
-def _sha(sound: bytes) -> str:
-    return hashlib.sha256(sound).hexdigest()
+def _sha(audio: bytes) -> str:
+    return hashlib.sha256(audio).hexdigest()
 
 
 async def measure(
-    server: Server, clients: int, seconds: float, profile: str | None, rounds: int
+    server: Server, clients: int, overload: int, seconds: float, exact: bool, rounds: int
 ) -> tuple[dict[str, Any], list[tuple[int, bytes]], dict[int, bytes]]:
-    """The result, what was heard under load, and the same requests alone."""
-    exact = profile == "exact"
+    """Return the result, the audio of the load phase, and that of the same requests alone."""
     async with httpx.AsyncClient(base_url=server.url, timeout=120) as client:
-        expected = {number: (await ask(client, number))[3] for number in range(len(TEXTS))}
+        expected = {number: (await request(client, number))[3] for number in range(len(TEXTS))}
         added = await overhead(client, rounds)
         if not seconds:
             return {"overhead_ms_p50": added}, [], {}
-        load, sounds = await phase(server, clients, seconds, expected, exact)
-        over, _ = await phase(server, 4 * (SLOTS + QUEUE), seconds / 2, expected, exact)
-        after = await ask(client, 0)
+        load, audio = await phase(server, clients, seconds, expected, exact)
+        over, _ = await phase(server, overload, seconds / 2, expected, exact)
+        after = await request(client, 0)
     result = {
         "overhead_ms_p50": added,
         "load": load,
         "overload": over,
         "recovered": after[0] == 200 and (not exact or _sha(after[3]) == _sha(expected[0])),
     }
-    return result, sounds, expected
+    return result, audio, expected
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = script.parser(__doc__)
     parser.add_argument("--model")
     parser.add_argument("--profile", choices=["exact", "balanced"])
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--seconds", type=float, default=60.0, help="of load; 0 measures the overhead only")
     parser.add_argument("--rounds", type=int, default=20, help="of the overhead, for each format")
-    parser.add_argument("--sample", type=int, default=24, help="responses that are read back; 0 is none")
-    parser.add_argument("--judge", default="base", help="who reads them: tiny, base or moonshine")
+    parser.add_argument("--sample", type=int, default=24, help="responses to be transcribed; 0 is none")
+    parser.add_argument("--judge", default="base", help="the recognizer: tiny, base or moonshine")
     asked = parser.parse_args()
+    overload = 4 * (SLOTS + QUEUE)
+    if asked.tiny:
+        asked.model, asked.clients, asked.seconds, asked.rounds, asked.sample = "noise", 2, 1.0, 1, 0
+        overload = 3
     with serving(asked.model, asked.profile) as server:
-        work = measure(server, asked.clients, asked.seconds, asked.profile, asked.rounds)
-        result, sounds, expected = asyncio.run(work)
-    if sounds and asked.sample:
+        exact = asked.profile == "exact"
+        work = measure(server, asked.clients, overload, asked.seconds, exact, asked.rounds)
+        result, audio, expected = asyncio.run(work)
+    if audio and asked.sample:
         try:
-            result["read_back"] = read_back(sounds, expected, asked.sample, asked.judge)
-        except ConfigError as error:  # without judges the rest still counts, and says what is missing
+            result["read_back"] = transcribe(audio, expected, asked.sample, asked.judge)
+        except ConfigError as error:  # without judges the rest still counts
             result["read_back"] = {"not_read": str(error)}
     for name, value in result.items():
         print(f"{name}: {json.dumps(value)}", file=sys.stderr)
-    machine = {
-        "machine": platform.machine(),
-        "cores": os.cpu_count(),
-        "load_1m": round(os.getloadavg()[0], 1),
-    }
-    print(json.dumps({"model": asked.model or "default", "profile": asked.profile, **machine, **result}))
+    about = {"model": asked.model or "default", "profile": asked.profile}
+    script.finish({**about, **result}, "server", asked)
 
 
 if __name__ == "__main__":

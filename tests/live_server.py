@@ -18,7 +18,7 @@ from nightingale import TTS
 from nightingale.server.app import create_app
 from nightingale.server.listen_socket import open_listen_socket
 from nightingale.server.service.speech_service import SpeechService
-from nightingale.server.settings import Settings
+from nightingale.server.settings import ServerSettings
 from nightingale.types import AudioChunk, Metrics
 
 
@@ -48,7 +48,7 @@ class EndlessService(SpeechService):
     """Gives endless streams to the first sessions and real ones to the others."""
 
     def __init__(self, tts: TTS, endless: int) -> None:
-        super().__init__(Settings(), tts)
+        super().__init__(ServerSettings(), tts)
         self.endless, self.streams = endless, list[EndlessStream]()
 
     async def session(self, **request: Any) -> Any:
@@ -106,7 +106,7 @@ def live_server(
     tts: TTS, service: SpeechService | None = None, *, ping_s: float = 20.0, **settings: Any
 ) -> Iterator[LiveServer]:
     """Run a server while the context is open. The engine belongs to the caller and stays open."""
-    given = Settings(**settings)
+    given = ServerSettings(**settings)
     service = SpeechService(given, tts) if service is None else service
     config = uvicorn.Config(
         create_app(given, service),

@@ -1,4 +1,4 @@
-"""A speaker without faults, made of numbers, into whom the tests of `verify` plant one fault at a time."""
+"""A healthy subject made of numbers, into which the tests of `verify` plant one defect at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nightingale.types import Samples
-from nightingale_lab.bench.verify.subject import BothWays, Spoken
+from nightingale_lab.bench.verify.subject import RecordedUtterance, RenderedTwice
 from nightingale_lab.bench.voicelike import voicelike
 
 RATE_HZ = 24_000
@@ -23,7 +23,7 @@ Damage = Callable[[Samples], Samples]
 
 
 def sound(seed: int = 0) -> Samples:
-    """Three seconds: a voice with pauses and hisses, which dies away. Neighbouring seeds differ."""
+    """Return three seconds of a voice with pauses and hiss that fades out. Neighbouring seeds differ."""
     return _sound(seed % 4)
 
 
@@ -44,34 +44,34 @@ def _sound(seed: int) -> Samples:
 
 @dataclass
 class PlantedSubject:
-    """Healthy as it stands; each field plants something."""
+    """Healthy by default; each field plants a defect."""
 
     name: str = "planted"
     profile: str = "balanced"
     languages: tuple[str, ...] = ("en",)
     damage: Damage = lambda samples: samples
-    """To all that is said."""
+    """Applied to every utterance."""
     damage_to: Mapping[int, Damage] = field(default_factory=dict)
-    """To the utterance of one seed."""
+    """Applied to the utterance of one seed."""
     forgets_seed: bool = False
-    has_moods: bool = False
-    """Never says a thing the same way twice."""
+    nondeterministic: bool = False
+    """Repeating a request gives other samples."""
     greedy_slips: int = 0
     token_slip: int = 0
-    """Tokens it claims beyond those it spoke."""
+    """Tokens it reports beyond those it rendered."""
     says_other: bool = False
     """`say` and `stream` do not agree."""
     lost_samples: int = 0
-    """In its third block."""
+    """Lost in its third block."""
     other_whole: bool = False
     unknown: int = 0
     _said: int = 0
 
-    def say(self, text: str, *, seed: int, language: str | None = None) -> Spoken:
+    def say(self, text: str, *, seed: int, language: str | None = None) -> RecordedUtterance:
         self._said += 1
-        kind = 0 if self.forgets_seed else self._said if self.has_moods else seed
+        kind = 0 if self.forgets_seed else self._said if self.nondeterministic else seed
         samples = self.damage_to.get(seed, lambda x: x)(self.damage(sound(kind)))
-        return Spoken(
+        return RecordedUtterance(
             text=text,
             seed=seed,
             samples=samples,
@@ -87,11 +87,11 @@ class PlantedSubject:
     def tokens(self, text: str, *, seed: int, temperature: float) -> list[int]:
         return [*range(TOKENS - self.greedy_slips), *[seed] * self.greedy_slips]
 
-    def both_ways(self, text: str, *, seed: int) -> BothWays:
+    def render_twice(self, text: str, *, seed: int) -> RenderedTwice:
         whole = sound(seed)
         stream = np.delete(whole, slice(BOUNDARIES[1], BOUNDARIES[1] + self.lost_samples))
         other = sound(seed + 3)[::-1].copy() if self.other_whole else whole
-        return BothWays(stream=stream, boundaries=BOUNDARIES, at_once=whole, whole=other)
+        return RenderedTwice(stream=stream, boundaries=BOUNDARIES, at_once=whole, whole=other)
 
     def text_ids(self, text: str, language: str) -> list[int]:
         return [0] * self.unknown + [*range(1, len(text))]
@@ -103,24 +103,24 @@ class PlantedSubject:
 
 @dataclass
 class PlantedJudges:
-    """Judges who hear what they are told to. By number of the clip: what is wrong with it."""
+    """Judges with prepared answers. The mappings are by number of the clip."""
 
     words: Mapping[int, str] = field(default_factory=dict)
-    only_one_hears: bool = False
+    only_one_misses: bool = False
     cosines: Mapping[int, float] = field(default_factory=dict)
     dnsmos: Mapping[int, float] = field(default_factory=dict)
     profile: str | None = None
-    """Only clips of this profile have the faults."""
+    """Only clips of this profile get the prepared answers."""
 
     def __call__(self, jobs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> Iterable[dict[str, Any]]:
         for job in jobs:
             path = Path(job["wav"])
             faulty = self.profile is None or path.parent.name == self.profile
             number = int(path.stem) if faulty else -1
-            heard = self.words.get(number, job["text"])
+            transcript = self.words.get(number, job["text"])
             answers: dict[str, dict[str, Any]] = {
-                "tiny": {"heard": heard},
-                "moonshine": {"heard": job["text"] if self.only_one_hears else heard},
+                "tiny": {"transcript": transcript},
+                "moonshine": {"transcript": job["text"] if self.only_one_misses else transcript},
                 "dnsmos": {"ovrl": self.dnsmos.get(number, 3.3)},
                 "speaker": {"cosine": self.cosines.get(number, 0.93)},
             }

@@ -12,10 +12,10 @@ from typing import Any
 import typer.main
 
 from nightingale import errors
-from nightingale_lab.bench.report import markdown
-from nightingale_lab.bench.store import read_lines
 from nightingale.cli.main import INTERRUPTED, app
 from nightingale.server.settings import Settings
+from nightingale_lab.bench.report import markdown
+from nightingale_lab.bench.store import read_lines
 
 ROOT = Path(__file__).parents[1]
 WIDTH = 100
@@ -115,7 +115,7 @@ def performance(results: Path = ROOT / "benchmarks" / "results") -> str:
         "cpu": markdown.cpu(lines["cpu"], constant("cpu.py", "GOALS")),
         "cpu_quality": markdown.cpu_quality(lines["cpu"]),
         "bench": markdown.bench(lines["bench"], lines["verify"]),
-        "crowds": markdown.crowds(lines["bench"]),
+        "concurrency": markdown.concurrency(lines["bench"]),
         "engine": markdown.engine(lines["engine"]),
         "server": markdown.server(lines["server"]),
     }

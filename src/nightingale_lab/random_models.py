@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
+from nightingale.backends.base import ModelInfo, ModelSource
+from nightingale.backends.torch.weights import in_memory
+from nightingale.engine.model import Model
+from nightingale.models.chatterbox.build import Networks
 from nightingale.models.chatterbox.hift.config import HiftConfig
-from nightingale.models.chatterbox.presets import Preset
+from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.presets import PRESETS, Preset
 from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES, FlowConfig
+from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.config import Gpt2Config, LlamaConfig, T3Config
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale.text.frontend import Frontend
 from nightingale.voices.voice import Voice
 
-PROMPT_TOKENS = 250
-"""Ten seconds, the flow's longest reference."""
+Net = TypeVar("Net", bound=torch.nn.Module)
+PROMPT_TOKENS, TINY_PROMPT_TOKENS = 250, 20
+"""Tokens of a voice's flow prompt. Ten seconds is the longest that clips give."""
+TEXT_IDS, TINY_TEXT_IDS = 60, 6
 
 
 def tiny_preset(preset: Preset) -> Preset:
@@ -35,22 +46,17 @@ def tiny_preset(preset: Preset) -> Preset:
 
 def random_voice(preset: Preset, *, prompt_tokens: int = PROMPT_TOKENS, seed: int = 0) -> Voice:
     """Return a voice of the preset's family whose flow prompt has that many tokens."""
-    rng = torch.Generator().manual_seed(seed)
+    rng = np.random.default_rng(seed)
     family = "turbo" if isinstance(preset.t3.backbone, Gpt2Config) else "chatterbox"
-    if not preset.t3.prompt_tokens:
-        family = "wren"
-
-    def ids(count: int) -> torch.Tensor:
-        return torch.randint(SPEECH_CODES, (count,), generator=rng)
-
+    speaker = rng.random(preset.t3.speaker_width)
     return Voice.checked(
         name="random",
-        family=family,
-        speaker=torch.nn.functional.normalize(torch.rand(preset.t3.speaker_width, generator=rng), dim=0),
-        prompt_ids=ids(min(preset.t3.prompt_tokens, prompt_tokens)),
-        flow_prompt_ids=ids(prompt_tokens),
-        flow_prompt_mel=torch.randn(2 * prompt_tokens, 80, generator=rng),
-        flow_speaker=torch.randn(preset.flow.speaker_width, generator=rng),
+        family=family if preset.t3.prompt_tokens else "wren",
+        speaker=speaker / np.linalg.norm(speaker),
+        prompt_ids=rng.integers(SPEECH_CODES, size=min(preset.t3.prompt_tokens, prompt_tokens)),
+        flow_prompt_ids=rng.integers(SPEECH_CODES, size=prompt_tokens),
+        flow_prompt_mel=rng.normal(size=(2 * prompt_tokens, 80)),
+        flow_speaker=rng.normal(size=preset.flow.speaker_width),
     )
 
 
@@ -66,3 +72,75 @@ def random_t3(
     t3.to(dtype)
     t3.tfmr.inverse = t3.tfmr._frequencies().to(device)  # type: ignore[operator]
     return t3.eval().requires_grad_(False)
+
+
+def random_networks(preset: Preset, device: torch.device | str = "cpu") -> Networks:
+    """Return networks with random weights, made on the device. Control ids are never the most likely."""
+    with torch.device(device):
+        t3, flow, hift = T3(preset.t3), Flow(preset.flow), Hift(preset.hift)
+    with torch.no_grad():
+        t3.speech_head.weight[:SPEECH_CODES] *= 10
+        t3.speech_head.weight[SPEECH_CODES:] = 0
+    for network in (t3, flow, hift):
+        network.to(device).eval().requires_grad_(False)
+    return Networks(t3=t3, flow=flow, hift=hift)
+
+
+def seeded(network: Net, seed: int) -> Net:
+    """Draw every weight anew, scaled by its fan-in; biases are zero, gains stay as they were built."""
+    rng = torch.Generator().manual_seed(seed)
+    for name, weight in network.named_parameters():
+        if weight.dim() > 1:
+            weight.data.copy_(torch.randn(weight.shape, generator=rng) / weight[0].numel() ** 0.5)
+        elif name.endswith("bias") or "bias_" in name:
+            weight.data.zero_()
+    return network.eval().requires_grad_(False)
+
+
+class FixedLengthTokenizer:
+    """Encodes every text to the same number of ids."""
+
+    vocab_size = 256
+
+    def __init__(self, ids: int) -> None:
+        self._ids = ids
+
+    def encode(self, text: str, language: str | None = None) -> list[int]:  # noqa: ARG002, a protocol
+        return [1 + (7 * i + len(text)) % 200 for i in range(self._ids)]  # neither start nor stop of text
+
+
+def random_model(
+    name: str,
+    *,
+    tokens: int,
+    device: torch.device | str = "cpu",
+    tiny: bool = False,
+    preset: Preset | None = None,
+    networks: Networks | None = None,
+    source: ModelSource | None = None,
+) -> Model:
+    """Return a model of a family with random weights, or with the networks or files that are given.
+
+    Every text has the same number of ids, and every utterance that many tokens. preset: other sizes than the
+    family's.
+    """
+    preset = preset or (tiny_preset(PRESETS[name]) if tiny else PRESETS[name])
+    defaults = replace(
+        MODEL_DEFAULTS[name],
+        max_new_tokens=tokens,
+        guarded=False,
+        tail_silence_tokens=0,
+        tokens_per_text_id=None,
+    )
+    info = ModelInfo(name=name, preset=preset, defaults=defaults)
+    if source is None:
+        made = networks or random_networks(preset, device)
+        source = in_memory(info, t3=made.t3, flow=made.flow, hift=made.hift)
+    voice = random_voice(preset, prompt_tokens=TINY_PROMPT_TOKENS if tiny else PROMPT_TOKENS)
+    return Model(
+        voice_family=voice.family,
+        frontend=Frontend(tokenizer=FixedLengthTokenizer(TINY_TEXT_IDS if tiny else TEXT_IDS)),
+        source=source.with_info(info),
+        default_voice=voice,
+        fingerprint="random",
+    )

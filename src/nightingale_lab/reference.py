@@ -1,7 +1,7 @@
-"""A loaded model run stage by stage with the torch reference code, without the engine around it.
+"""A loaded model run stage by stage with the PyTorch reference code, without the engine around it.
 
-Benchmarks time or compare single stages with these functions. They are the one place where the lab depends
-on the internals of loading, decoding and rendering.
+Benchmarks, checks and training time or compare single stages with these functions. They are the one place
+where the lab depends on how models are loaded, decoded and rendered.
 """
 
 from __future__ import annotations
@@ -14,28 +14,53 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nightingale.backends.torch.mel_stream import audible, render_mel
-from nightingale.backends.torch.sample_stream import render_samples
-from nightingale.decoding.decoding import Decoding, prompt_of, speak
-from nightingale.decoding.random import generator
-from nightingale.engine.load import load_model
-from nightingale.engine.model import Model, default_model
+from nightingale.backends import BACKENDS
+from nightingale.backends.base import Backend, Block, Decoder, Setup
+from nightingale.backends.profiles import BALANCED, EXACT, Profile
+from nightingale.backends.selection import find_machine, select
+from nightingale.backends.torch.mel_stream import MelStream, prepare_prompt, render_mel
+from nightingale.backends.torch.runner import embed_prompt, generate
+from nightingale.backends.torch.sample_stream import SampleStream, render_samples
+from nightingale.backends.torch.weights import rendering_weights, t3_weights, torch_t3
+from nightingale.decoding.decoding import Decoding, Prompt
+from nightingale.decoding.host_decoder import DecodeRow
+from nightingale.engine.load import default_model, load_model
+from nightingale.engine.model import Model
 from nightingale.engine.voice_lookup import VoiceResolver
+from nightingale.models.chatterbox.build import Networks
+from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Samples, Sampling
 from nightingale.voices.voice import Voice
 
 
-def load(
-    name: str | Path | None = None, *, device: str = "cpu", dtype: str = "auto", **options: Any
-) -> Model:
+def load(name: str | Path | None = None, **options: Any) -> Model:
     """Load a model by name or folder, without the network. The default is the model in the package."""
-    return load_model(name or default_model(), device=device, dtype=dtype, offline=True, options=options)
+    return load_model(name or default_model(), offline=True, options=options)
+
+
+def backend_named(name: str) -> Backend:
+    return next(backend for backend in BACKENDS if backend.name == name)
+
+
+def setup_for(
+    profile: Profile = EXACT, *, device: str = "cpu", precision: str = "float32", threads: int | None = None
+) -> Setup:
+    return Setup(
+        profile=profile, machine=find_machine(BACKENDS, device), precision=precision, threads=threads
+    )
+
+
+def networks_of(model: Model, device: str = "cpu") -> Networks:
+    """Return the networks in float32. They are shared with engines, so no inference tensors are made."""
+    with torch.inference_mode(False):
+        flow, hift = rendering_weights(model.source, device)
+        return Networks(t3=t3_weights(model.source, device, "float32"), flow=flow, hift=hift)
 
 
 def voice_of(model: Model, voice: Any = None) -> Voice:
     """Return the voice that the engine would use for this argument of `TTS.say`."""
-    return VoiceResolver(model).resolve(voice)
+    return VoiceResolver(model, setup_for()).resolve(voice)
 
 
 def sampling_of(model: Model, temperature: float | None = None) -> Sampling:
@@ -43,52 +68,111 @@ def sampling_of(model: Model, temperature: float | None = None) -> Sampling:
     return sampling if temperature is None else replace(sampling, temperature=temperature)
 
 
-def prompt(model: Model, text: str, *, t3: T3 | None = None, voice: Any = None) -> Tensor:
-    """Return T3's input embeddings before the first speech token: (rows, positions, width)."""
-    return prompt_of(
-        t3 or model.networks.t3,
-        model.frontend.encode(text, None),
-        voice_of(model, voice),
-        defaults=model.defaults,
-        sampling=model.defaults.sampling,
+def decoding_of(
+    model: Model, text: str, *, seed: int = 0, voice: Any = None, temperature: float | None = None
+) -> Decoding:
+    """Return the decode state of an utterance before its first token."""
+    sampling = sampling_of(model, temperature)
+    prompt = Prompt(
+        text=text,
+        text_ids=model.frontend.encode(text, None),
+        voice=voice_of(model, voice),
         exaggeration=model.defaults.exaggeration,
+        guided=sampling.cfg_weight > 0,
     )
+    vocab = model.info.preset.t3.speech_vocab
+    return Decoding(prompt, vocab=vocab, defaults=model.defaults, sampling=sampling, seed=seed)
 
 
-def decoding(model: Model, text: str, *, seed: int = 0, temperature: float | None = None, **more: Any) -> Decoding:
-    """Return the sampling state of one utterance."""
-    return Decoding(
-        model.networks.t3,
-        defaults=model.defaults,
-        sampling=sampling_of(model, temperature),
-        text_ids=len(model.frontend.encode(text, None)),
-        rng=generator(seed, "tokens"),
-        **more,
-    )
+def prompt_embeddings(model: Model, t3: T3, decoding: Decoding) -> Tensor:
+    """Return T3's input before the first speech token: (rows, positions, width)."""
+    return embed_prompt(t3, decoding.prompt, max_new_tokens=model.defaults.max_new_tokens)
 
 
 def speech_tokens(
-    model: Model, text: str, *, seed: int, voice: Any = None, temperature: float | None = None
+    model: Model, text: str, *, seed: int, temperature: float | None = None, device: str = "cpu"
 ) -> Iterator[int]:
-    """Yield the speech tokens of a text by the plain decoding loop."""
-    return speak(
-        model.networks.t3,
-        model.frontend.encode(text, None),
-        voice_of(model, voice),
-        defaults=model.defaults,
-        sampling=sampling_of(model, temperature),
-        exaggeration=model.defaults.exaggeration,
-        rng=generator(seed, "tokens"),
-    )
+    """Yield the speech tokens of a text by the plain decoding loop in float32."""
+    decoding = decoding_of(model, text, seed=seed, temperature=temperature)
+    return generate(torch_t3(model.source, device, "float32"), decoding)
 
 
-@torch.inference_mode()
-def mel_of(model: Model, ids: list[int], *, seed: int, voice: Any = None) -> Tensor:
-    """Return the mel of all speech ids in one piece."""
-    return render_mel(model.networks.flow, audible(ids), voice_of(model, voice), seed=seed)
+def open_decoder(model: Model) -> Decoder:
+    """Open the reference decoder of a model for one utterance; the model "noise" has one too."""
+    profile = replace(EXACT, slots=1)
+    choice = select(BACKENDS, model.info, find_machine(BACKENDS, "cpu"), profile).decoder
+    return choice.backend.open_decoder(model.source, choice.setup)
 
 
-@torch.inference_mode()
-def samples_of(model: Model, mel: Tensor, *, seed: int) -> Samples:
+def prefill(decoder: Decoder, decoding: Decoding) -> list[int]:
+    """Read the prompt into slot 0 of any backend, and return the tokens that are known then."""
+    tokens = list(decoder.prefill(0, decoding))
+    for token in tokens:
+        decoding.append(token)
+    return tokens
+
+
+def decode(decoder: Decoder, decoding: Decoding) -> list[int]:
+    """Decode one utterance in slot 0 of any backend, and return its tokens."""
+    return decode_rest(decoder, decoding, prefill(decoder, decoding))
+
+
+def decode_rest(decoder: Decoder, decoding: Decoding, tokens: list[int]) -> list[int]:
+    """Decode an utterance to its end after `prefill`."""
+    while not decoding.finished:
+        (drawn,) = decoder.decode([DecodeRow(0, decoding, tokens[-1] if tokens else 0)])
+        if isinstance(drawn, Exception):
+            raise drawn
+        for token in drawn:
+            if not decoding.finished:
+                tokens.append(token)
+                decoding.append(token)
+    decoder.release(0)
+    return tokens
+
+
+def audible(ids: list[int]) -> list[int]:
+    """Return the ids without control ids, which never reach the flow."""
+    return [token for token in ids if token < SPEECH_CODES]
+
+
+def mel_of(model: Model, ids: list[int], *, seed: int, voice: Any = None, device: str = "cpu") -> Tensor:
+    """Return the mel of all speech ids in one piece: (mel, frames)."""
+    return render_mel(networks_of(model, device).flow, audible(ids), voice_of(model, voice), seed=seed)
+
+
+def samples_of(model: Model, mel: Tensor, *, seed: int, device: str = "cpu") -> Samples:
     """Return the vocoder's samples of a mel in one piece."""
-    return render_samples(model.networks.hift, mel, seed=seed)
+    return render_samples(networks_of(model, device).hift, mel, seed=seed)
+
+
+@torch.inference_mode()
+def render_in_blocks(
+    model: Model, ids: list[int], *, seed: int, voice: Any = None
+) -> tuple[Tensor, list[Samples]]:
+    """Return the mel, and the samples of each block, rendered with the block sizes of `balanced`."""
+    speaker, ids, networks = voice_of(model, voice), audible(ids), networks_of(model)
+    prompt = prepare_prompt(networks.flow, speaker)
+    mel_stream = MelStream(networks.flow, speaker, seed=seed, streaming=True, prompt=prompt)
+    sample_stream = SampleStream(networks.hift, seed=seed, streaming=True)
+    mels, chunks, at, size = [], [], 0, BALANCED.first_block_tokens
+    while at < len(ids):
+        final = at + size >= len(ids)
+        mels.append(mel_stream.push(ids[at : at + size], final=final))
+        chunks.append(sample_stream.push(mels[-1], final=final))
+        at, size = at + size, min(2 * size, BALANCED.largest_block_tokens)
+    return torch.cat(mels, dim=1), chunks
+
+
+def render_synthetic(model: Model, ids: list[int], *, seed: int, block_tokens: int) -> list[Samples]:
+    """Return the samples of each block of the model "noise", which has no networks."""
+    setup = setup_for(BALANCED)
+    renderer = backend_named("noise").open_renderer(model.source, setup)
+    stream, ids, chunks = renderer.open(voice_of(model), seed=seed), audible(ids), []
+    while (cut := stream.next_cut(len(ids), finished=True, wanted=block_tokens)) is not None:
+        taken, ids = ids[: cut.tokens], ids[cut.tokens :]
+        block = Block(stream=stream, tokens=taken, first=not chunks, final=cut.final, alone=True)
+        chunks += renderer.render([block]).result()
+        if cut.final:
+            break
+    return chunks

@@ -11,7 +11,7 @@ from nightingale.backends.shared.quantize import (
     quantize_blocks,
     quantize_weights,
 )
-from nightingale.models.chatterbox.t3.backbone_gpt2 import Projection
+from nightingale.models.chatterbox.t3.backbone_gpt2 import Gpt2Linear
 from nightingale.models.chatterbox.t3.model import T3
 
 
@@ -43,7 +43,7 @@ def quantize_t3(t3: T3) -> tuple[str, ...]:
             continue
         if isinstance(layer, nn.Linear):
             reference = ReferenceInt8Linear(layer.weight, layer.bias)
-        elif isinstance(layer, Projection):
+        elif isinstance(layer, Gpt2Linear):
             reference = ReferenceInt8Linear(layer.weight.t(), layer.bias)
         else:
             continue

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -23,7 +22,7 @@ from typer.testing import CliRunner, Result
 
 import nightingale.engine
 from nightingale import errors
-from nightingale.cli.main import LAB_COMMANDS, app
+from nightingale.cli.main import app
 from nightingale.types import Audio, AudioChunk, Metrics
 from nightingale.voices import library
 from nightingale.voices.voice import Voice
@@ -385,49 +384,3 @@ def test_doctor_needs_no_import_of_torch_by_the_command_line() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert f"name='torch', detail='{version('torch')}'" in done.stdout
-
-
-NO_LAB = """
-import sys
-sys.modules["nightingale_lab"] = None
-from nightingale.cli.main import main
-main()
-"""
-
-
-def run_without_lab(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", NO_LAB, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_help_lists_the_lab_commands_without_the_lab_package() -> None:
-    done = run_without_lab("--help")
-    assert done.returncode == 0, done.stderr
-    for name in ("say", "serve", *LAB_COMMANDS):
-        assert re.search(rf"^  {name} ", done.stdout, re.MULTILINE), name
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [("verify", []), ("bench", ["--help"]), ("report", ["-m", "noise", "--no-such"]), ("train", ["stage"])],
-)
-def test_lab_commands_without_the_lab_package_say_how_to_install_it(name: str, arguments: list[str]) -> None:
-    done = run_without_lab(name, *arguments)
-    assert done.returncode == 2
-    assert f"`nightingale {name}` is not installed" in done.stderr
-    assert "pip install 'nightingale-tts[lab]'" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_error_in_the_lab_package_is_not_hidden(tmp_path: Path) -> None:
-    folder = tmp_path / "nightingale_lab" / "cli"
-    folder.mkdir(parents=True)
-    for package in (folder.parent, folder):
-        (package / "__init__.py").touch()
-    (folder / "verify.py").write_text("import no_such_package\n")
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "nightingale", "--help"]
-    env = {**os.environ, "PYTHONPATH": path}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "no_such_package" in done.stderr

@@ -102,7 +102,7 @@ def test_say_writes_the_other_formats(suffix: str) -> None:
 
 def test_controls_change_the_audio() -> None:
     digests = set()
-    for extra in ([], ["--temperature", "0"], ["--cfg-weight", "3"], ["--top-p", "0.1"]):
+    for extra in ([], ["--temperature", "2"], ["--cfg-weight", "3"], ["--top-p", "0.1"]):
         result = say("Hello", "-m", "noise", "-o", "out.wav", "--json", "--seed", "7", *extra)
         digests.add(json.loads(result.stdout)["sha256"])
     assert len(digests) == 4

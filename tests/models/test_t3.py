@@ -14,8 +14,8 @@ from nightingale.errors import MemoryFull
 from nightingale.models.chatterbox.t3.config import ENGLISH, START_SPEECH, TURBO, Gpt2Config, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.config import RopeScaling
-from nightingale.models.layers.kv_cache import NoKVCache
 from nightingale.models.layers.rope import inverse_frequencies
+from nightingale_lab.no_kv_cache import NoKVCache
 
 CONFIGS = {"llama": tiny.TINY_LLAMA, "gpt2": tiny.TINY_GPT2}
 

@@ -26,7 +26,7 @@ from nightingale.models.checkpoint import fold_weight_norm
 from nightingale.voices.voice import Voice
 
 if TYPE_CHECKING:
-    from nightingale_lab.parity.stages.t3 import Case
+    from nightingale_lab.parity.stages.t3 import T3Case
 
 Net = TypeVar("Net", bound=nn.Module)
 GOLDENS = Path(__file__).parent / "goldens.safetensors"
@@ -128,9 +128,9 @@ def fill_weight_normed(net: Net, plain: tuple[str, ...]) -> Net:
     return net.eval().requires_grad_(False)
 
 
-def t3_case(kind: str) -> Case:
+def t3_case(kind: str) -> T3Case:
     """The input of the greedy decode that was recorded for "llama" and for "gpt2"."""
-    from nightingale_lab.parity.stages.t3 import Case
+    from nightingale_lab.parity.stages.t3 import T3Case
 
     config = TINY_LLAMA if kind == "llama" else TINY_GPT2
     voice = Voice.checked(
@@ -142,7 +142,7 @@ def t3_case(kind: str) -> Case:
         flow_prompt_mel=torch.zeros(2, 80),
         flow_speaker=torch.ones(192),
     )
-    return Case(text=TEXT, voice=voice, tokens=GREEDY_TOKENS)
+    return T3Case(text=TEXT, voice=voice, tokens=GREEDY_TOKENS)
 
 
 def sampler_inputs(model: str) -> tuple[Tensor, Tensor]:

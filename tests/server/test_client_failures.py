@@ -22,7 +22,7 @@ from nightingale import TTS
 from nightingale.engine.session import Session
 from nightingale.server.app import create_app
 from nightingale.server.service.speech_service import SpeechService
-from nightingale.server.settings import Settings
+from nightingale.server.settings import ServerSettings
 
 LONG = "This is one of very many sentences that are only here to make the text long. " * 100
 
@@ -77,7 +77,7 @@ def test_cancelling_an_opening_request_leaves_no_session(
     small: Callable[..., TTS], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run(tts: TTS) -> None:
-        service = SpeechService(Settings(), tts)
+        service = SpeechService(ServerSettings(), tts)
         await service.start()
         hold, entered = threading.Event(), threading.Event()
 
@@ -109,7 +109,7 @@ CLIENT_SCRIPT = """
 import os, signal, socket, sys
 port, request = int(sys.argv[1]), sys.stdin.buffer.read()
 for wave in range(WAVES):
-    heard, tell = os.pipe()
+    received, tell = os.pipe()
     children = []
     for number in range(EACH):
         child = os.fork()
@@ -123,10 +123,10 @@ for wave in range(WAVES):
     os.close(tell)
     ends = []
     for _ in children:
-        child = children[os.read(heard, 1)[0]]
+        child = children[os.read(received, 1)[0]]
         os.kill(child, signal.SIGKILL)
         ends.append(os.WTERMSIG(os.waitpid(child, 0)[1]))
-    os.close(heard)
+    os.close(received)
     print("killed", ends.count(signal.SIGKILL), flush=True)
 """
 """Forks clients and kills them in the middle of their streams. A process of its own: forking the tests'
@@ -157,7 +157,7 @@ def test_hundred_killed_client_processes_leak_nothing(
             served.append((answer.status_code, answer.content))
             time.sleep(0.05)
 
-    with small(slots=4, tokens=2) as tts, live_server(tts) as server:
+    with small(slots=4) as tts, live_server(tts) as server:
         alone = HTTP.post(f"{server.http}/v1/audio/speech", json=body).content
         server.wait_until_idle()
         files, threads = open_files(), busy_threads()
@@ -171,7 +171,7 @@ def test_hundred_killed_client_processes_leak_nothing(
             client = threading.Thread(target=other_client)
             client.start()
             try:
-                output, _ = parent.communicate(request_bytes(input=LONG[:1000]), timeout=180)
+                output, _ = parent.communicate(request_bytes(), timeout=180)
             finally:
                 done.set()
                 client.join(30)
@@ -195,7 +195,7 @@ def test_hundred_killed_client_processes_leak_nothing(
 
 def test_stalled_client_is_dropped(small: Callable[..., TTS]) -> None:
     """A half-open connection: the client neither reads nor disconnects, and must not keep its slot."""
-    settings = Settings(send_timeout=0.2)
+    settings = ServerSettings(send_timeout=0.2)
     content = json.dumps({"input": LONG, "response_format": "pcm"}).encode()
     scope = {
         "type": "http", "method": "POST", "path": "/v1/audio/speech", "query_string": b"", "root_path": "",
@@ -233,12 +233,12 @@ def test_stalled_client_is_dropped(small: Callable[..., TTS]) -> None:
 def test_slow_client_receives_everything(server: LiveServer) -> None:
     body = {"input": "One sentence, and then another one. " * 30, "response_format": "pcm", "seed": 1}
     whole = HTTP.post(f"{server.http}/v1/audio/speech", json=body).content
-    heard = b""
+    received = b""
     with HTTP.stream("POST", f"{server.http}/v1/audio/speech", json=body) as answer:
         for part in answer.iter_raw(4096):
-            heard += part
+            received += part
             time.sleep(0.001)
-    assert heard == whole
+    assert received == whole
 
 
 @pytest.mark.parametrize(
@@ -343,9 +343,9 @@ def test_thirty_two_concurrent_clients_receive_their_own_audio(small: Callable[.
                 body = {"input": "Hello there, all of you.", "response_format": "pcm", "seed": seed}
                 return (await client.post(f"{server.http}/v1/audio/speech", json=body)).content
 
-            heard = await asyncio.gather(*(speak(seed) for seed in range(32)))
-            assert len({bytes(sound) for sound in heard}) == 32
-            assert all(len(sound) == len(heard[0]) > 0 for sound in heard)
+            received = await asyncio.gather(*(speak(seed) for seed in range(32)))
+            assert len({bytes(sound) for sound in received}) == 32
+            assert all(len(sound) == len(received[0]) > 0 for sound in received)
 
     with small(slots=8) as tts, live_server(tts) as server:
         asyncio.run(asyncio.wait_for(run(server), 60))

@@ -14,7 +14,7 @@ import pytest
 from live_server import LiveServer, free_port
 
 from nightingale.server.auth import is_foreign_origin
-from nightingale.server.settings import Settings
+from nightingale.server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
@@ -65,6 +65,6 @@ def test_page_behind_the_example_proxy_may_call_its_server() -> None:
         # The values of nginx: $http_host is the header of the client, $host has no port.
         sent = {"$http_host": address, "$host": address.split(":")[0]}[host_header[1]]
         page = {"origin": f"https://{address}", "host": sent}
-        assert not is_foreign_origin(page, Settings(api_key="k")), (
+        assert not is_foreign_origin(page, ServerSettings(api_key="k")), (
             f"the page of {address} may not call its server"
         )

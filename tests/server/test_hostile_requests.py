@@ -27,7 +27,7 @@ from nightingale.server.app import create_app
 from nightingale.server.elevenlabs.contexts import UrlOptions
 from nightingale.server.logs import TextFormatter
 from nightingale.server.service.speech_service import MAX_PENDING_UPLOADS, SpeechService
-from nightingale.server.settings import Settings
+from nightingale.server.settings import ServerSettings
 
 STREAM = "/v1/audio/speech/stream"
 LONG = "This is one of very many sentences that are only here to make the text long. " * 100
@@ -92,7 +92,7 @@ def test_invalid_content_length_is_a_client_error(length: str, status: int) -> N
     """uvicorn's parser refuses these today; the middleware does not rely on it."""
 
     async def run() -> int:
-        settings = Settings()
+        settings = ServerSettings()
         transport = httpx.ASGITransport(create_app(settings, SpeechService(settings)))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             headers = {"content-length": length.encode("latin-1"), "content-type": "application/json"}
@@ -130,7 +130,7 @@ def test_number_of_waiting_uploads_is_limited(
     small: Callable[..., TTS], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def run(tts: TTS) -> None:
-        service, hold = SpeechService(Settings(), tts), threading.Event()
+        service, hold = SpeechService(ServerSettings(), tts), threading.Event()
         await service.start()
 
         def slow(*_: Any) -> None:
@@ -154,7 +154,7 @@ def test_grace_period_is_counted_once(small: Callable[..., TTS]) -> None:
     """uvicorn waits for its connections, then the service for its streams; together no longer than set."""
 
     async def run(tts: TTS) -> float:
-        service = SpeechService(Settings(), tts)
+        service = SpeechService(ServerSettings(), tts)
         await service.start()
         async with await service.open(LONG):
             draining = asyncio.create_task(service.drain(0.5))

@@ -23,7 +23,7 @@ from nightingale.server.auth import is_foreign_origin, is_valid_key, request_key
 from nightingale.server.logs import JsonFormatter, TextFormatter, log_config
 from nightingale.server.service import model_loading, speech_service
 from nightingale.server.service.speech_service import SpeechService
-from nightingale.server.settings import Settings
+from nightingale.server.settings import ServerSettings
 
 SECRET_TEXT = "The password is swordfish."
 KEY = {"authorization": "Bearer open sesame"}
@@ -62,7 +62,7 @@ def test_probes_and_pages_need_no_key(guarded: LiveServer, path: str) -> None:
 @pytest.mark.parametrize("prefix", ["/v", "/v1", "/tts", "/"])
 def test_path_prefix_does_not_bypass_the_key(prefix: str) -> None:
     async def run() -> None:
-        settings = Settings(api_key="k")
+        settings = ServerSettings(api_key="k")
         transport = httpx.ASGITransport(create_app(settings, SpeechService(settings)), root_path=prefix)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             for path in ("/v1/models", "//v1/models", "/page/../v1/models", "/v1//models"):
@@ -110,10 +110,12 @@ def test_preflight_is_answered_for_allowed_origins_only(guarded: LiveServer) -> 
 
 def test_dns_rebinding_is_detected() -> None:
     rebound = {"origin": "http://evil.example:8880", "host": "evil.example:8880"}
-    assert is_foreign_origin(rebound, Settings())
-    assert not is_foreign_origin(rebound, Settings(api_key="k"))
-    assert not is_foreign_origin({"origin": "http://localhost:8880", "host": "localhost:8880"}, Settings())
-    assert not is_foreign_origin({"host": "evil.example"}, Settings()), (
+    assert is_foreign_origin(rebound, ServerSettings())
+    assert not is_foreign_origin(rebound, ServerSettings(api_key="k"))
+    assert not is_foreign_origin(
+        {"origin": "http://localhost:8880", "host": "localhost:8880"}, ServerSettings()
+    )
+    assert not is_foreign_origin({"host": "evil.example"}, ServerSettings()), (
         "a request without an origin is not from a page"
     )
 
@@ -129,7 +131,7 @@ def test_only_whole_keys_match() -> None:
 def test_ready_only_after_the_warm_up(small: Callable[..., TTS], monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         with small() as tts:
-            service = SpeechService(Settings(), tts)
+            service = SpeechService(ServerSettings(), tts)
             warm = asyncio.Event()
             loop = asyncio.get_running_loop()
             hold = asyncio.Event()
@@ -140,7 +142,7 @@ def test_ready_only_after_the_warm_up(small: Callable[..., TTS], monkeypatch: py
                 loop.call_soon_threadsafe(warm.set)
 
             monkeypatch.setattr(speech_service, "warm_up", slow)
-            transport = httpx.ASGITransport(create_app(Settings(), service))
+            transport = httpx.ASGITransport(create_app(ServerSettings(), service))
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 assert (await client.get("/ready")).status_code == 503
                 starting = asyncio.create_task(service.start())
@@ -163,7 +165,7 @@ def test_ready_only_after_the_warm_up(small: Callable[..., TTS], monkeypatch: py
 
 def test_model_that_cannot_be_loaded_is_a_failure() -> None:
     async def run() -> None:
-        service = SpeechService(Settings(model="/no/such/folder"))
+        service = SpeechService(ServerSettings(model="/no/such/folder"))
         with pytest.raises(Exception, match="no/such"):
             await service.start()
         assert service.state == "failed"
@@ -178,7 +180,7 @@ def loads(small: Callable[..., TTS], monkeypatch: pytest.MonkeyPatch) -> list[TT
     """Collect the engines that a service loads."""
     loaded: list[TTS] = []
 
-    def load(_: Settings) -> TTS:
+    def load(_: ServerSettings) -> TTS:
         loaded.append(small())
         return loaded[-1]
 
@@ -188,7 +190,7 @@ def loads(small: Callable[..., TTS], monkeypatch: pytest.MonkeyPatch) -> list[TT
 
 def test_idle_model_is_unloaded_and_loaded_again(loads: list[TTS]) -> None:
     async def run() -> None:
-        service = SpeechService(Settings(keep_alive=0.2))
+        service = SpeechService(ServerSettings(keep_alive=0.2))
         await service.start()
         async with await service.open("Hello.") as speech:
             await asyncio.sleep(0.5)
@@ -209,7 +211,7 @@ def test_idle_model_is_unloaded_and_loaded_again(loads: list[TTS]) -> None:
 
 def test_dead_engine_is_replaced(loads: list[TTS]) -> None:
     async def run() -> None:
-        service = SpeechService(Settings())
+        service = SpeechService(ServerSettings())
         await service.start()
         loads[0].close()
         async with await service.open("Hello.") as speech:
@@ -226,7 +228,7 @@ def test_late_failure_of_a_dead_engine_does_not_replace_the_new_one(
     replaced = threading.Event()
 
     async def run() -> None:
-        service = SpeechService(Settings())
+        service = SpeechService(ServerSettings())
         await service.start()
         old = loads[0]
         old.close()
@@ -252,7 +254,7 @@ def test_late_failure_of_a_dead_engine_does_not_replace_the_new_one(
 def test_shutdown_waits_for_the_grace_period(small: Callable[..., TTS]) -> None:
     async def run(grace_s: float) -> int:
         with small(tokens=40) as tts:
-            service = SpeechService(Settings(), tts)
+            service = SpeechService(ServerSettings(), tts)
             await service.start()
             speech = await service.open("One sentence, and then another one. " * 30)
             first = await anext(aiter(speech))

@@ -27,7 +27,7 @@ from nightingale.cli.main import app
 from nightingale.cli.serve import serve
 from nightingale.errors import VoiceNotFound
 from nightingale.server.listen_socket import open_listen_socket
-from nightingale.server.settings import Settings
+from nightingale.server.settings import ServerSettings
 
 LIMIT_S = 60
 
@@ -211,4 +211,6 @@ def test_accepted_connections_have_tcp_nodelay() -> None:
 
 def test_every_setting_is_a_flag_and_every_flag_a_setting() -> None:
     flags = set(inspect.signature(serve).parameters) - {"config"}
-    assert flags == set(Settings.model_fields) - {"api_key"}, "other users can read a key on a command line"
+    assert flags == set(ServerSettings.model_fields) - {"api_key"}, (
+        "other users can read a key on a command line"
+    )

@@ -12,7 +12,7 @@ import pytest
 import nightingale
 from nightingale.errors import ConfigError
 from nightingale.server import settings as settings_module
-from nightingale.server.settings import PREFIX, Settings, unknown_keys
+from nightingale.server.settings import PREFIX, ServerSettings, unknown_keys
 
 SOURCE = Path(nightingale.__file__).parents[1]
 
@@ -35,7 +35,7 @@ def test_flags_override_the_environment_which_overrides_the_file(
     monkeypatch.setenv("NIGHTINGALE_SLOTS", "4")
     monkeypatch.setenv("NIGHTINGALE_OPTION", "t3=v3, kind=multilingual")
     monkeypatch.setenv("NIGHTINGALE_SPELING", "x")
-    settings = Settings.load(file, port=3, slots=None)
+    settings = ServerSettings.load(file, port=3, slots=None)
     assert (settings.port, settings.host, settings.slots) == (3, "::1", 4)
     assert settings.cors == ["https://a"]
     assert settings.option == {"t3": "v3", "kind": "multilingual"}
@@ -46,7 +46,7 @@ def test_misspelled_key_in_the_env_file_is_found(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text(
         "NIGHTINGALE_PORT=7\nexport NIGHTINGALE_SPELING='x'\nCOMPOSE_FILE=a\n# NIGHTINGALE_X=1\n"
     )
-    assert Settings.load().port == 7
+    assert ServerSettings.load().port == 7
     assert unknown_keys() == ["NIGHTINGALE_SPELING in .env"]
 
 
@@ -74,7 +74,7 @@ def test_every_variable_in_the_source_is_known(monkeypatch: pytest.MonkeyPatch) 
     ("written", "seconds"), [("5m", 300), ("0", 0), ("-1", -1), ("1.5h", 5400), ("30s", 30)]
 )
 def test_durations_may_have_units(written: str, seconds: float) -> None:
-    assert Settings(keep_alive=written).keep_alive == seconds
+    assert ServerSettings(keep_alive=written).keep_alive == seconds
 
 
 @pytest.mark.parametrize(
@@ -82,34 +82,34 @@ def test_durations_may_have_units(written: str, seconds: float) -> None:
 )
 def test_invalid_setting_is_named(flags: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(flags))):
-        Settings.load(**flags)
+        ServerSettings.load(**flags)
 
 
 def test_aliases_that_differ_only_in_case_must_agree() -> None:
-    assert Settings(voice_aliases="Anna=heart, anna=Heart").voice_aliases == {"anna": "heart"}
+    assert ServerSettings(voice_aliases="Anna=heart, anna=Heart").voice_aliases == {"anna": "heart"}
     with pytest.raises(ConfigError, match="upper and lower case"):
-        Settings.load(voice_aliases="Anna=heart, anna=emma")
+        ServerSettings.load(voice_aliases="Anna=heart, anna=emma")
 
 
 def test_missing_or_invalid_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"nope\.toml"):
-        Settings.load(tmp_path / "nope.toml")
+        ServerSettings.load(tmp_path / "nope.toml")
     (tmp_path / "bad.toml").write_text("port = = 1")
     with pytest.raises(ConfigError, match=r"bad\.toml"):
-        Settings.load(tmp_path / "bad.toml")
+        ServerSettings.load(tmp_path / "bad.toml")
 
 
 def test_address_other_than_loopback_needs_a_key_or_insecure(tmp_path: Path) -> None:
     for host in ("127.0.0.1", "::1", "localhost", "127.8.8.8"):
-        Settings(host=host).check_bind()
+        ServerSettings(host=host).check_bind()
     for host in ("0.0.0.0", "::", "192.168.1.5", "tts.lan"):
         with pytest.raises(ConfigError, match="--insecure"):
-            Settings(host=host).check_bind()
-        Settings(host=host, insecure=True).check_bind()
-        Settings(host=host, api_key="k").check_bind()
+            ServerSettings(host=host).check_bind()
+        ServerSettings(host=host, insecure=True).check_bind()
+        ServerSettings(host=host, api_key="k").check_bind()
     keys = tmp_path / "keys"
     keys.write_text("# for the kitchen\nalpha\n\nbeta \n")
-    assert Settings(api_key_file=keys, api_key="gamma").keys == ("gamma", "alpha", "beta")
+    assert ServerSettings(api_key_file=keys, api_key="gamma").keys == ("gamma", "alpha", "beta")
     keys.write_text("\n")
     with pytest.raises(ConfigError, match="contains no key"):
-        Settings(host="0.0.0.0", api_key_file=keys).check_bind()
+        ServerSettings(host="0.0.0.0", api_key_file=keys).check_bind()

@@ -19,7 +19,7 @@ from nightingale import TTS, Voice
 from nightingale.errors import VoiceError, VoiceNotFound
 from nightingale.server.service.voice_aliases import OPENAI_VOICES, parse_blend, resolve_alias
 from nightingale.server.service.voice_registry import VoiceRegistry
-from nightingale.server.settings import Settings
+from nightingale.server.settings import ServerSettings
 from nightingale.voices import library
 from nightingale.voices.blend import blend
 
@@ -149,7 +149,7 @@ def bomb() -> bytes:
         (lambda: clip(0.2), "too short"),
         (lambda: clip(rate_hz=8000, channels=12), "channels"),
         (lambda: clip(rate_hz=1000), "sample rate"),
-        (lambda: clip()[:44], "no sound"),
+        (lambda: clip()[:44], "no samples"),
         (lambda: b"", "empty"),
         (lambda: b"not sound at all" * 100, "'Format not recognised'"),
         (lambda: b"RIFF\xff\xff\xff\xffWAVEfmt " + b"\xff" * 200, "decoded"),
@@ -258,7 +258,7 @@ def test_blend_is_parsed_with_and_without_weights() -> None:
 def test_library_takes_precedence_over_aliases(home: Path, small: Callable[..., TTS]) -> None:
     nova = make_voice("nova", 3)
     library.add("nova", nova)
-    registry = VoiceRegistry(Settings(voice_aliases={"narrator": "nova"}))
+    registry = VoiceRegistry(ServerSettings(voice_aliases={"narrator": "nova"}))
     with small() as tts:
         assert registry.resolve("nova", tts) == nova
         assert registry.resolve({"id": "narrator"}, tts) == nova
@@ -273,7 +273,7 @@ def test_alias_ignores_case(home: Path, small: Callable[..., TTS], alias: str) -
     """ElevenLabs' ids have capital letters."""
     anna = make_voice("anna", 1)
     library.add("anna", anna)
-    registry = VoiceRegistry(Settings(voice_aliases={"21m00Tcm4TlvDq8ikWAM": "Anna"}))
+    registry = VoiceRegistry(ServerSettings(voice_aliases={"21m00Tcm4TlvDq8ikWAM": "Anna"}))
     with small() as tts:
         assert registry.resolve(alias, tts) == anna
         assert registry.resolve(f"{alias}(2)+noise", tts) == registry.resolve("anna(2)+noise", tts)
@@ -310,7 +310,7 @@ def test_voices_of_a_model_folder_are_listed_and_cannot_be_deleted(folder_tts: T
 
 
 def test_openai_names_mean_voices_of_the_model_folder(folder_tts: TTS, home: Path) -> None:
-    registry = VoiceRegistry(Settings())
+    registry = VoiceRegistry(ServerSettings())
     for name, expected in (("nova", "heart"), ("coral", "bella")):
         voice = registry.resolve(name, folder_tts)
         assert voice is not None
@@ -320,7 +320,7 @@ def test_openai_names_mean_voices_of_the_model_folder(folder_tts: TTS, home: Pat
 def test_default_voice_can_be_set(home: Path, small: Callable[..., TTS]) -> None:
     anna = make_voice("anna", 1)
     library.add("anna", anna)
-    registry = VoiceRegistry(Settings(voice="anna"))
+    registry = VoiceRegistry(ServerSettings(voice="anna"))
     with small() as tts:
         assert registry.resolve(None, tts) == anna
         assert registry.resolve("default", tts) == anna

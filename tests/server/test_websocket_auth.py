@@ -14,7 +14,7 @@ from websockets.sync.client import connect
 from nightingale import TTS
 from nightingale.errors import QueueFull
 from nightingale.server.service.speech_service import SpeechService
-from nightingale.server.settings import Settings
+from nightingale.server.settings import ServerSettings
 
 PATH = "/v1/audio/speech/stream"
 
@@ -64,7 +64,10 @@ def test_full_queue_is_reported(brief: TTS) -> None:
         async def session(self, **_: Any) -> Any:
             raise QueueFull("too many requests")
 
-    with live_server(brief, FullService(Settings(), brief)) as server, connect(server.ws + PATH) as socket:
+    with (
+        live_server(brief, FullService(ServerSettings(), brief)) as server,
+        connect(server.ws + PATH) as socket,
+    ):
         assert json.loads(socket.recv(5))["type"] == "session.created"
         socket.send(json.dumps({"type": "input_text.append", "text": "Hello."}))
         event = json.loads(socket.recv(5))

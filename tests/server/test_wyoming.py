@@ -16,7 +16,7 @@ from live_server import EndlessService, free_port, live_server
 from nightingale import TTS
 from nightingale.errors import ConfigError
 from nightingale.server.service.speech_service import SpeechService
-from nightingale.server.settings import Settings
+from nightingale.server.settings import ServerSettings
 from nightingale.server.wyoming.wyoming_address import parse_address
 
 pytest.importorskip("wyoming")
@@ -41,7 +41,7 @@ LONG = "This is one of very many sentences that are only here to make the text l
 
 @pytest.fixture
 def service(brief: TTS) -> SpeechService:
-    return SpeechService(Settings(), brief)
+    return SpeechService(ServerSettings(), brief)
 
 
 def run(seconds: float, work: Coroutine[Any, Any, None]) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
-import torch
 
 from nightingale.errors import BadReference, VoiceError, VoiceExists, VoiceNotFound
 from nightingale.voices import cache, home, library
@@ -16,11 +16,11 @@ def voice(number: int = 1) -> Voice:
     return Voice.checked(
         name="unnamed",
         family="wren",
-        speaker=torch.full((4,), float(number)),
-        prompt_ids=torch.tensor([number]),
-        flow_prompt_ids=torch.tensor([number]),
-        flow_prompt_mel=torch.zeros(2, 8),
-        flow_speaker=torch.zeros(3),
+        speaker=np.full(4, float(number)),
+        prompt_ids=np.array([number]),
+        flow_prompt_ids=np.array([number]),
+        flow_prompt_mel=np.zeros((2, 8), np.float32),
+        flow_speaker=np.zeros(3, np.float32),
         provenance="a test",
     )
 

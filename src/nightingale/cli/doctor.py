@@ -70,6 +70,7 @@ def doctor(
 
 def _print_plan(profile: str, model: str | None, device: str, *, as_json: bool) -> None:
     """Print which backend runs each role, in which precision, and why others were skipped."""
+    from nightingale.backends import BACKENDS
     from nightingale.backends.profiles import profile_named
     from nightingale.engine.load import plan_named
 
@@ -93,6 +94,9 @@ def _print_plan(profile: str, model: str | None, device: str, *, as_json: bool) 
         print(f"{choice.role:<10}{choice.backend.name:<8}{choice.precision}")
         for skipped in choice.skipped:
             print(f"{'':<10}skipped {skipped.backend} {skipped.precision}: {skipped.reason}")
+        tried = {choice.backend.name, *(skipped.backend for skipped in choice.skipped)}
+        if untried := [backend.name for backend in BACKENDS if backend.name not in tried]:
+            print(f"{'':<10}not tried: {', '.join(untried)}")
     if machine.problem:
         print(f"note      {machine.problem}")
     print(f"weights   {'all here' if missing is None else f'missing: {missing}'}")
@@ -132,9 +136,9 @@ def _hardware() -> Iterator[Finding]:
 
 
 def _files() -> list[Finding]:
-    from nightingale.hub.hub_cache import cache_root
     from nightingale.hub.cards import CARDS
     from nightingale.hub.find import state
+    from nightingale.hub.hub_cache import cache_root
     from nightingale.voices.home import voices_folder
     from nightingale.voices.library import entries
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import uvicorn
 
     from nightingale.server.service.speech_service import SpeechService
-    from nightingale.server.settings import Settings
+    from nightingale.server.settings import ServerSettings
 
 Text = str | None
 Number = int | None
@@ -70,14 +70,14 @@ def serve(
     flags: dict[str, Any] = {key: value for key, value in locals().items() if key != "config"}
     flags["option"] = parse_options(option) if option else None
     try:
-        from nightingale.server.settings import Settings, unknown_keys
+        from nightingale.server.settings import ServerSettings, unknown_keys
     except ImportError as error:
         raise ConfigError(
             "the packages of the server are not installed",
             got=str(error),
             fix="pip install 'nightingale-tts[server]'",
         ) from error
-    settings = Settings.load(config, **flags)
+    settings = ServerSettings.load(config, **flags)
     settings.check_bind()
     if settings.wyoming:
         from nightingale.server.wyoming.wyoming_address import check_wyoming
@@ -88,7 +88,7 @@ def serve(
     run(settings)
 
 
-def run(settings: Settings) -> None:
+def run(settings: ServerSettings) -> None:
     """Serve until SIGINT or SIGTERM; running requests may finish during the grace period."""
     import asyncio
 

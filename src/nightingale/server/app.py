@@ -16,7 +16,7 @@ from nightingale.server.middleware import AuthMiddleware, BodyLimitMiddleware, R
 from nightingale.server.openai import model_routes, speech_routes, voice_routes
 from nightingale.server.realtime import speech_socket
 from nightingale.server.service.speech_service import SpeechService, log
-from nightingale.server.settings import Settings
+from nightingale.server.settings import ServerSettings
 from nightingale.server.web import web_routes
 
 EXPOSED_HEADERS = [
@@ -30,7 +30,7 @@ EXPOSED_HEADERS = [
 """Response headers that scripts of other origins may read."""
 
 
-def create_app(settings: Settings, service: SpeechService | None = None) -> FastAPI:
+def create_app(settings: ServerSettings, service: SpeechService | None = None) -> FastAPI:
     """Create the server, with a service of its own by default. The model is loaded after it has started."""
     service = SpeechService(settings) if service is None else service
     app = FastAPI(
@@ -71,7 +71,7 @@ def create_app(settings: Settings, service: SpeechService | None = None) -> Fast
 @contextlib.asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: SpeechService = app.state.service
-    settings: Settings = app.state.settings
+    settings: ServerSettings = app.state.settings
     async with contextlib.AsyncExitStack() as stack:
         starting = asyncio.create_task(_start(service))
         if settings.wyoming:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from nightingale.server.http_errors import HttpError
-from nightingale.server.settings import Settings, is_loopback
+from nightingale.server.settings import ServerSettings, is_loopback
 
 PUBLIC_PATHS = {"/", "/health", "/ready", "/version", "/docs", "/openapi.json"}
 PUBLIC_PREFIX = "/page/"
@@ -52,7 +52,7 @@ def is_valid_key(keys: Sequence[str], key: str | None) -> bool:
     return sum(hmac.compare_digest(digest, _digest(known)) for known in keys) > 0
 
 
-def is_foreign_origin(headers: Mapping[str, str], settings: Settings) -> bool:
+def is_foreign_origin(headers: Mapping[str, str], settings: ServerSettings) -> bool:
     """Return whether a page of a site that is not listed in `cors` sent the request."""
     origin = headers.get("origin")
     if origin is None or origin in settings.cors or "*" in settings.cors:

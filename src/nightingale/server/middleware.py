@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nightingale.server import auth
 from nightingale.server.http_errors import HttpError, internal_error
 from nightingale.server.metrics import ServerMetrics
-from nightingale.server.settings import Settings
+from nightingale.server.settings import ServerSettings
 
 log = logging.getLogger("nightingale.server")
 
@@ -92,7 +92,7 @@ class RequestLogMiddleware:
 class AuthMiddleware:
     """Refuses HTTP requests without a valid key, and those of pages of other sites."""
 
-    def __init__(self, app: ASGIApp, settings: Settings, keys: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings, keys: tuple[str, ...]) -> None:
         self._app, self._settings, self._keys = app, settings, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -113,7 +113,7 @@ class AuthMiddleware:
 class BodyLimitMiddleware:
     """Answers 413 to a body over the limit and 408 to one that stops arriving."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
         self._app, self._settings = app, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -81,8 +81,8 @@ def default_config() -> Path:
     return Path(platformdirs.user_config_dir("nightingale")) / "nightingale.toml"
 
 
-class Settings(BaseSettings):
-    """Settings of one server. Each field is a flag, a variable and a key of the file, by the same name."""
+class ServerSettings(BaseSettings):
+    """The settings of one server. Each field is a flag, a variable and a key of the file of that name."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_file=ENV_FILE, extra="ignore", frozen=True, validate_default=True
@@ -204,14 +204,14 @@ class Settings(BaseSettings):
 
 def unknown_keys(config: Path | None = None) -> list[str]:
     """Return names in the environment and the files that no setting has; they are probably misspelled."""
-    known = set(Settings.model_fields)
+    known = set(ServerSettings.model_fields)
 
     def is_unknown(name: str) -> bool:
         return name.startswith(PREFIX) and name.removeprefix(PREFIX).lower() not in known
 
     found = [name for name in os.environ if is_unknown(name) and name not in NOT_SETTINGS]
     # pydantic gives the names of the .env file in lower case.
-    dotenv = [name.upper() for name in DotEnvSettingsSource(Settings).env_vars]
+    dotenv = [name.upper() for name in DotEnvSettingsSource(ServerSettings).env_vars]
     found += [f"{name} in {ENV_FILE}" for name in dotenv if is_unknown(name)]
     path = config or default_config()
     if path.is_file():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -50,41 +50,23 @@ class Frontend:
         return spoken
 
 
-def _english(folder: Path) -> Frontend:
-    return Frontend(tokenizer=EnglishTokenizer(folder / ENGLISH_FILE))
-
-
-def _multilingual(folder: Path) -> Frontend:
-    return Frontend(tokenizer=MultilingualTokenizer(folder / MULTILINGUAL_FILE))
-
-
-def _turbo(folder: Path) -> Frontend:
-    return Frontend(tokenizer=TurboTokenizer(folder))
-
-
-def _wren(folder: Path) -> Frontend:
-    # Late, because its patterns take time to compile and no other family needs them.
-    from nightingale.text.english import normalize
-
-    return Frontend(tokenizer=EnglishTokenizer(folder / ENGLISH_FILE), spell_out=normalize)
-
-
-FRONTENDS: Final[Mapping[str, Callable[[Path], Frontend]]] = {
-    "english": _english,
-    "multilingual": _multilingual,
-    "turbo": _turbo,
-    "nano": _turbo,
-    "wren": _wren,
+TOKENIZERS: Final[Mapping[str, Callable[[Path], TextTokenizer]]] = {
+    "english": lambda folder: EnglishTokenizer(folder / ENGLISH_FILE),
+    "multilingual": lambda folder: MultilingualTokenizer(folder / MULTILINGUAL_FILE),
+    "turbo": TurboTokenizer,
+    "nano": TurboTokenizer,
+    "wren": lambda folder: EnglishTokenizer(folder / ENGLISH_FILE),
 }
 
 
 def open_frontend(family: str, folder: Path, *, max_chars: int = MAX_CHARS) -> Frontend:
     """Return the front end of a model family, from the files in its folder."""
-    if family not in FRONTENDS:
+    if family not in TOKENIZERS:
         raise ConfigError(
-            "no text front end for this model family",
-            got=repr(family),
-            allowed=", ".join(FRONTENDS),
-            fix="Add a row to FRONTENDS in nightingale/text/frontend.py.",
+            "no text front end for this model family", got=repr(family), allowed=", ".join(TOKENIZERS)
         )
-    return replace(FRONTENDS[family](folder), max_chars=max_chars)
+    spell_out: Callable[[str], str] | None = None
+    if family == "wren":
+        # Late, because its patterns take time to compile and no other family needs them.
+        from nightingale.text.english import normalize as spell_out
+    return Frontend(tokenizer=TOKENIZERS[family](folder), spell_out=spell_out, max_chars=max_chars)

@@ -1,12 +1,11 @@
-"""Measures where T3's heads look, and writes the table by which a cache is cut (decoding/kv_retention.py).
+"""Measure the attention of T3's heads and write the table for windowed KV caches (decoding/kv_retention.py).
 
     python -m nightingale_lab.bench.attention [--model wren] [--sentences 30] [--out FILE]
 
-Each sentence is spoken, then read once more with every head watched: how much of its attention goes to what
-was spoken, and over how many positions it is spread. The last sentences of the list are used, so that the
-first ones are left for judging what the table is worth. The last line is JSON: the share of attention to
-what was spoken that windows from the table would lose, and what equal windows, or the best positions
-for each query, would.
+Each sentence is decoded, then run through T3 once more while the attention of every head is recorded: its
+share on speech positions, and its entropy over them. The last sentences of the list are used, so that the
+first ones remain for evaluating the table. The last line is JSON: the share of attention that windows from
+the table would lose, and what equal windows or the best positions for each query would lose.
 """
 
 from __future__ import annotations
@@ -22,51 +21,54 @@ import torch
 from torch import Tensor
 
 from nightingale.decoding.kv_retention import AttentionTable, table_paths
-from nightingale.engine.load import load_model
-from nightingale.engine.model import Model, default_model
+from nightingale.engine.model import Model
+from nightingale_lab import reference
+from nightingale_lab.bench.sentences import sentences
 from nightingale_lab.train.hidden_states import spoken
 
-TEXTS = Path(__file__).parent / "texts" / "wren_200.txt"
 FEWEST = 16
-"""Spoken positions before a query is counted: with fewer, every head looks at few."""
+"""A query counts only after this many speech positions."""
 
 
-class Watching:
-    """A `KVCache` of one whole sequence that remembers what each head looked at."""
+class RecordingCache:
+    """A KV cache of one whole sequence that records the attention of each head."""
 
     def __init__(self, prompt: int) -> None:
         self._prompt = prompt
         self.shares = torch.zeros(0)
-        """(heads, queries, spoken positions): of the queries that were spoken."""
+        """(heads, queries, speech positions), for the speech queries."""
 
     def positions(self, x: Tensor) -> Tensor:
         return torch.arange(x.shape[1], device=x.device)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        scores = q.float() @ k.float().mT * q.shape[-1] ** -0.5
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-        shares = scores.masked_fill(later, -torch.inf).softmax(-1)
+        logits = q.float() @ k.float().mT * q.shape[-1] ** -0.5
+        later = torch.ones(logits.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+        shares = logits.masked_fill(later, -torch.inf).softmax(-1)
         spoken = shares[:, :, self._prompt :, self._prompt :]
         self.shares = spoken.mean(0) if len(spoken) == 1 else spoken.transpose(0, 1).flatten(1, 2)
-        heard: Tensor = shares @ v.float()
-        return heard.to(q.dtype)
+        attended: Tensor = shares @ v.float()
+        return attended.to(q.dtype)
 
     def rewind(self, position: int) -> None:
-        """It is read once."""
+        """Do nothing: the sequence is read once."""
 
 
 @torch.inference_mode()
-def watch(model: Model, text: str, seed: int) -> list[Tensor]:
-    """Of each layer: (heads, queries, spoken positions), for one sentence as the model speaks it."""
-    t3, one = model.networks.t3, spoken(model, text, voice=None, seed=seed)
-    layers = [Watching(one.prompt) for _ in range(t3.config.backbone.layers)]
+def record(model: Model, text: str, seed: int, device: str) -> list[Tensor]:
+    """Return the attention of each layer for one sentence: (heads, queries, speech positions)."""
+    t3 = reference.networks_of(model, device).t3
+    one = spoken(model, text, voice=None, seed=seed, device=device)
+    layers = [RecordingCache(one.prompt) for _ in range(t3.config.backbone.layers)]
     t3.tfmr(one.read, layers)
     return [layer.shares for layer in layers]
 
 
-def measure(model: Model, texts: Sequence[str]) -> tuple[AttentionTable, list[list[Tensor]]]:
-    """The table, and what was seen: of each sentence, of each layer."""
-    seen = [watch(model, text, seed) for seed, text in enumerate(texts)]
+def measure(
+    model: Model, texts: Sequence[str], device: str = "cpu"
+) -> tuple[AttentionTable, list[list[Tensor]]]:
+    """Return the table, and the recorded attention by sentence and layer."""
+    seen = [record(model, text, seed, device) for seed, text in enumerate(texts)]
     entropy, spoken = [], []
     for layer in range(len(seen[0])):
         nats, masses = [], []
@@ -91,14 +93,16 @@ def measure(model: Model, texts: Sequence[str]) -> tuple[AttentionTable, list[li
 
 
 def _counted(shares: Tensor) -> Tensor:
-    """Which queries have enough behind them. Guided ones come twice, a row after the other."""
+    """Return which queries have enough positions before them. With CFG, the rows follow each other."""
     length = shares.shape[2]
     return torch.arange(shares.shape[1]) % length >= min(FEWEST, length - 1)
 
 
 def lost(seen: list[list[Tensor]], windows: Sequence[Sequence[int]], *, best: bool = False) -> float:
-    """The share of all attention that would go to spoken positions outside of these windows; best: outside
-    of as many positions, chosen anew by every query."""
+    """Return the share of all attention that goes to speech positions outside of these windows.
+
+    best: outside of as many positions, chosen for each query.
+    """
     outside, queries = 0.0, 0
     for sentence in seen:
         for shares, layer in zip(sentence, windows, strict=True):
@@ -131,16 +135,16 @@ def summary(table: AttentionTable, seen: list[list[Tensor]]) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="nightingale_lab.bench.attention", description=__doc__)
-    parser.add_argument("--model", default=default_model(), help="a name or a folder")
+    parser.add_argument("--model", help="a name or a folder; default: the model in the package")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--sentences", type=int, default=30)
-    parser.add_argument("--texts", type=Path, default=TEXTS, help="one sentence to a line")
-    parser.add_argument("--out", type=Path, help="where to; in the user's cache if not told")
+    parser.add_argument("--texts", type=Path, help="a file with one sentence per line")
+    parser.add_argument("--out", type=Path, help="default: in the user's cache")
     options = parser.parse_args(argv)
-    model = load_model(options.model, device=options.device, dtype="auto", offline=True, options={})
-    texts = options.texts.read_text(encoding="utf-8").split("\n")
+    model = reference.load(options.model)
+    texts = options.texts.read_text(encoding="utf-8").splitlines() if options.texts else sentences("wren_200")
     texts = [text for text in texts if text.strip()][-options.sentences :]
-    table, seen = measure(model, texts)
+    table, seen = measure(model, texts, options.device)
     out = options.out or table_paths(model.name, None)[-1]
     out.parent.mkdir(parents=True, exist_ok=True)
     table.save(out)

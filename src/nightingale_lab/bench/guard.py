@@ -1,11 +1,11 @@
-"""Did a change make it slower? Ratios to a fixed piece of work, against the last accepted line.
+"""Detect performance regressions: ratios to a fixed unit of work, against the last accepted run.
 
     python -m nightingale_lab.bench.guard [--accept] [--model M]        (make bench-check)
 
-Times of two days cannot be compared, not even on one machine: others use it too. So every time here is
-divided by that of a fixed piece of torch work done right before it, in the same thread, and only such ratios
-are compared. What they scatter by is measured in the same run: a quantity has moved if it moved by more than
-a tenth and by more than three times the noise of both runs. The last line is JSON.
+Times of different days cannot be compared, since other programs use the machine too. So every time is divided
+by that of a fixed piece of torch work done right before and after it in the same thread, and only these
+ratios are compared. Their noise is measured in the same run: a quantity is slower if it grew by more than a
+tenth and by more than three times the noise of both runs. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from nightingale_lab.bench.speed.texts import TEXTS
 KIND = "guard"
 ROUNDS, LEAST_ROUNDS = 40, 5
 BUDGET_S = 100.0
-"""After so long no other round is begun, if there were the least of them: two minutes with all around it."""
+"""No round is begun later than this, once there were the fewest rounds."""
 ALLOWED = 0.10
 NOISES = 3.0
-TOGETHER = 4
+BATCH = 4
 SLOWER = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """A quantity over the unit of work, by round."""
+    """A quantity over the unit of work."""
 
     value: float
     noise: float
@@ -44,7 +44,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class Change:
     name: str
     before: float
     now: float
@@ -63,7 +63,7 @@ class Moved:
         return self.change > self.limit
 
     @property
-    def said(self) -> str:
+    def line(self) -> str:
         verdict = "SLOWER" if self.slower else "faster" if self.change < -self.limit else "the same"
         return (
             f"{self.name:<28}{self.before:>9.3f}{self.now:>9.3f}{self.change:>+9.1%}"
@@ -72,17 +72,17 @@ class Moved:
 
 
 def summary(ratios: Sequence[float]) -> Measured:
-    """The median, and how much it would scatter: by the middle deviation, which single delays do not move."""
+    """Return the median and its standard error, from the median deviation, which ignores single delays."""
     middle = statistics.median(ratios)
     deviation = statistics.median(abs(ratio - middle) for ratio in ratios)
     error = 1.4826 * deviation * 1.2533 / len(ratios) ** 0.5
     return Measured(value=middle, noise=error / middle if middle else 0.0, rounds=len(ratios))
 
 
-def compare(before: Mapping[str, Mapping[str, float]], now: Mapping[str, Measured]) -> list[Moved]:
-    """Each quantity that both have."""
+def compare(before: Mapping[str, Mapping[str, float]], now: Mapping[str, Measured]) -> list[Change]:
+    """Return the changes of the quantities that both runs have."""
     return [
-        Moved(
+        Change(
             name=name,
             before=before[name]["value"],
             now=measured.value,
@@ -94,7 +94,7 @@ def compare(before: Mapping[str, Mapping[str, float]], now: Mapping[str, Measure
 
 
 def last_accepted(lines: Sequence[Mapping[str, Any]], like: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The newest accepted line of the same model on the same kind of machine with as many threads."""
+    """Return the newest accepted line of the same model, kind of machine and number of threads."""
     keys = ("arch", "cpu", "cores", "threads", "gpu")
     alike = [
         line
@@ -112,7 +112,7 @@ def measure(
     rounds: int,
     budget_s: float = BUDGET_S,
 ) -> dict[str, Measured]:
-    """acts give the seconds they are judged by; all of them in each round, so that all share its luck."""
+    """Run every act once per round. Each returns the seconds that count."""
     ratios: dict[str, list[float]] = {name: [] for name in acts}
     begun = time.monotonic()
     for number in range(rounds):
@@ -133,7 +133,7 @@ def _seconds(act: Callable[[], object]) -> float:
 
 
 def unit_of_work() -> Callable[[], object]:
-    """Products like T3's (a matrix meets a vector) and like the vocoder's (two matrices), some 30 ms."""
+    """Return about 30 ms of work: matrix-vector products like T3's, matrix products like the vocoder's."""
     import torch
 
     rng = torch.Generator().manual_seed(0)
@@ -149,7 +149,7 @@ def unit_of_work() -> Callable[[], object]:
 
 
 def quantities(model: Any) -> dict[str, Callable[[int], float]]:
-    """What is watched. model: nightingale.engine.load.Model."""
+    """Return the measured quantities of a nightingale.engine.model.Model."""
     from nightingale.engine.tts import TTS
 
     streaming, exact = TTS.over(model, "balanced"), TTS.over(model, "exact")
@@ -163,64 +163,61 @@ def quantities(model: Any) -> dict[str, Callable[[int], float]]:
     def per_audio(tts: TTS, seed: int) -> float:
         return tts.say(text, seed=seed).metrics.rtf
 
-    def together(seed: int) -> float:
+    def batched(seed: int) -> float:
         begun = time.perf_counter()
-        spoken = streaming.say_many([text] * TOGETHER, seed=seed)
+        spoken = streaming.say_many([text] * BATCH, seed=seed)
         return (time.perf_counter() - begun) / sum(audio.seconds for audio in spoken)
 
     return {
         "first audio": first_audio,
         "a second of audio, balanced": lambda seed: per_audio(streaming, seed),
         "a second of audio, exact": lambda seed: per_audio(exact, seed),
-        f"a second of audio, {TOGETHER} at once": together,
+        f"a second of audio, {BATCH} at once": batched,
     }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="nightingale_lab.bench.guard", description=__doc__)
     parser.add_argument("--model", default=None, help="default: the model in the package")
-    parser.add_argument(
-        "--accept", action="store_true", help="let this run be what later ones are held against"
-    )
+    parser.add_argument("--accept", action="store_true", help="compare later runs with this one")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="at most")
     parser.add_argument("--results", type=Path, default=store.results_folder())
     asked = parser.parse_args(argv)
     begun = time.monotonic()
-    from nightingale.engine.load import load_model
-    from nightingale.engine.model import default_model
+    from nightingale_lab.reference import load
 
-    model = load_model(asked.model or default_model(), device="auto", dtype="auto", offline=True, options={})
+    model = load(asked.model)
     acts = quantities(model)
     for act in acts.values():
-        act(0)  # warm
+        act(0)  # warm up
     now = measure(acts, unit_of_work(), asked.rounds)
     values = {name: {"value": one.value, "noise": one.noise} for name, one in now.items()}
     about = {"kind": KIND, "model": model.name, "fingerprint": model.fingerprint, "accepted": asked.accept}
     line = store.signed({**about, "values": values})
     before = last_accepted(store.read_lines(asked.results, KIND), line) if asked.results else None
-    moved = compare(before["values"], now) if before else []
-    sys.stdout.write(render(moved, before, now) + "\n")
+    changes = compare(before["values"], now) if before else []
+    sys.stdout.write(render(changes, before, now) + "\n")
     if before is None:
-        fate = (
-            "This run is what later ones are held against." if asked.accept else "Accept one with --accept."
-        )
-        sys.stdout.write(f"Nothing accepted so far for this model on this machine. {fate}\n")
+        hint = "Later runs are compared with this one." if asked.accept else "Accept one with --accept."
+        sys.stdout.write(f"Nothing accepted so far for this model on this machine. {hint}\n")
     rounds = max((one.rounds for one in now.values()), default=0)
-    took_s, load = time.monotonic() - begun, line["machine"].get("load_1m")
-    sys.stdout.write(f"{rounds} rounds in {took_s:.0f} s; load of the last minute {load}\n")
+    took_s, load_1m = time.monotonic() - begun, line["machine"].get("load_1m")
+    sys.stdout.write(f"{rounds} rounds in {took_s:.0f} s; load of the last minute {load_1m}\n")
     if asked.accept:
         store.append(line, KIND, asked.results)
-    slower = [one.name for one in moved if one.slower]
+    slower = [one.name for one in changes if one.slower]
     sys.stdout.write(json.dumps({**line, "slower": slower}) + "\n")
     return SLOWER if slower and not asked.accept else 0
 
 
-def render(moved: Sequence[Moved], before: Mapping[str, Any] | None, now: Mapping[str, Measured]) -> str:
+def render(changes: Sequence[Change], before: Mapping[str, Any] | None, now: Mapping[str, Measured]) -> str:
     if before is None:
         lines = [f"{name:<28}{one.value:>9.3f}  noise {one.noise:.1%}" for name, one in now.items()]
         return "\n".join(lines)
     head = f"{'times the unit of work':<28}{'accepted':>9}{'now':>9}{'change':>9}{'noise':>8}{'limit':>8}"
-    return "\n".join([f"against {before['commit']} of {before['date']}", head, *(one.said for one in moved)])
+    return "\n".join(
+        [f"against {before['commit']} of {before['date']}", head, *(one.line for one in changes)]
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Pitch of a voice by autocorrelation: enough to tell a flat or wrong-octave voice from a living one."""
+"""Pitch by autocorrelation, precise enough to detect a monotone or a wrong octave."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from nightingale.types import Samples
 LOWEST_HZ, HIGHEST_HZ = 60.0, 420.0
 WINDOW_SECONDS, HOP_SECONDS = 0.05, 0.01
 VOICED = 0.6
-"""Height of the autocorrelation peak, corrected for overlap, above which a frame is voiced."""
+"""The autocorrelation peak, corrected for overlap, above which a frame is voiced."""
 OCTAVE_PREFERENCE = 0.9
-"""The shortest period whose peak reaches this share of the highest wins: longer ones are its multiples."""
+"""The shortest period whose peak reaches this share of the highest is chosen; longer ones are multiples."""
 QUIET_DB = -35.0
 
 
@@ -22,12 +22,12 @@ QUIET_DB = -35.0
 class Pitch:
     median_hz: float
     spread_semitones: float
-    """Standard deviation; read speech has 2 to 4, a monotone under 1."""
+    """Standard deviation; read speech has 2 to 4, a monotone less than 1."""
     voiced_share: float
 
 
 def track_hz(samples: Samples, rate_hz: int) -> NDArray[np.float64]:
-    """Pitch of each 10 ms frame, 0 where unvoiced."""
+    """Return the pitch of each 10 ms frame, 0 where unvoiced."""
     size, hop = round(WINDOW_SECONDS * rate_hz), round(HOP_SECONDS * rate_hz)
     if len(samples) < size:
         return np.zeros(0)
@@ -55,5 +55,5 @@ def pitch_of(samples: Samples, rate_hz: int) -> Pitch:
         return Pitch(median_hz=0.0, spread_semitones=0.0, voiced_share=0.0)
     median = float(np.median(voiced))
     semitones = 12.0 * np.log2(voiced / median)
-    near = semitones[np.abs(semitones) < 12.0]  # an octave off is the tracker's slip, not the voice's
+    near = semitones[np.abs(semitones) < 12.0]  # octave errors of the tracker
     return Pitch(median_hz=median, spread_semitones=float(np.std(near)), voiced_share=len(voiced) / len(hz))

@@ -1,30 +1,35 @@
-"""How good speech is, as a value: words, distortion, speaker, endings and pitch of a set of clips.
+"""The quality of a set of clips: words, distortion, speaker similarity, endings and pitch.
 
-Words, distortion and speaker need the judges' environment; endings and pitch are measured here. A judge
-that was not asked leaves `None`, never a made-up number. RenderStream is `quality_table`'s and `cli`'s work.
+Words, distortion and speaker similarity need the judges' environment; endings and pitch are measured here.
+A judge that was not asked leaves `None`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from nightingale.errors import ConfigError
 from nightingale_lab.bench.endings import Shape, defects, shape_of
 from nightingale_lab.bench.judges.client import run_judges
 from nightingale_lab.bench.pitch import Pitch, pitch_of
 from nightingale_lab.bench.wer import Comparison, compare, corpus_rate
-from nightingale.errors import ConfigError
 
 RECOGNIZERS = ("tiny", "base", "moonshine")
+DNSMOS_PARTS = ("ovrl", "sig", "bak", "p808")
+
+Ask = Callable[[Sequence[Mapping[str, Any]], Sequence[str]], Iterable[dict[str, Any]]]
+"""Takes jobs and names of judges, and yields scores as nightingale_lab.bench.judges.worker describes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
-    """A recording, what it should say and, if known, recordings of who should say it."""
+    """A recording, its text and, if there are any, recordings of the wanted speaker."""
 
     wav: Path
     text: str
@@ -36,7 +41,7 @@ class ClipQuality:
     clip: Clip
     shape: Shape
     pitch: Pitch
-    heard: Mapping[str, str] = field(default_factory=dict)
+    transcripts: Mapping[str, str] = field(default_factory=dict)
     words: Mapping[str, Comparison] = field(default_factory=dict)
     dnsmos: Mapping[str, float] = field(default_factory=dict)
     cosine: float | None = None
@@ -47,10 +52,24 @@ class ClipQuality:
     def worst_rate(self) -> float:
         return max((result.rate for result in self.words.values()), default=0.0)
 
+    def row(self) -> dict[str, Any]:
+        """Return the clip as plain data for a results file."""
+        return {**asdict(self), "clip": {"wav": str(self.clip.wav), "text": self.clip.text}}
+
+    def report(self) -> dict[str, Any]:
+        """Return what a person needs to judge the clip."""
+        return {
+            "wav": self.clip.wav.name,
+            "text": self.clip.text,
+            "defects": self.defects,
+            "transcripts": dict(self.transcripts),
+            "error": self.error,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """The report on a set."""
+    """The quality of a set."""
 
     clips: tuple[ClipQuality, ...]
 
@@ -70,33 +89,24 @@ class Quality:
         return tuple(clip for clip in self.clips if clip.defects or clip.error)
 
     def worst(self, count: int = 10) -> tuple[ClipQuality, ...]:
-        """Clips with the most wrong words first."""
+        """Return the clips with the most wrong words."""
         ranked = sorted(self.clips, key=lambda clip: (-clip.worst_rate, str(clip.clip.wav)))
         return tuple(clip for clip in ranked[:count] if clip.worst_rate > 0)
 
     def summary(self) -> dict[str, Any]:
-        """Everything that fits in one line of JSON."""
-        counts: dict[str, int] = {}
-        for clip in self.clips:
-            for name in clip.defects:
-                counts[name] = counts.get(name, 0) + 1
+        """Return everything that fits in one line of JSON."""
         return {
             "clips": len(self.clips),
             "audio_seconds": round(sum(clip.shape.seconds for clip in self.clips), 1),
             "wer": {name: rate for name in RECOGNIZERS if (rate := self.wer(name)) is not None},
-            "dnsmos": {
-                p: value for p in ("ovrl", "sig", "bak", "p808") if (value := self.mos(p)) is not None
-            },
+            "dnsmos": {part: mos for part in DNSMOS_PARTS if (mos := self.mos(part)) is not None},
             "cosine": self.cosine,
-            "defects": counts,
+            "defects": dict(Counter(name for clip in self.clips for name in clip.defects)),
             "errors": sum(clip.error is not None for clip in self.clips),
             "rate": _mean([clip.shape.speech_seconds / clip.shape.expected_seconds for clip in self.clips]),
             "pitch_hz": _mean([clip.pitch.median_hz for clip in self.clips if clip.pitch.median_hz]),
             "pitch_spread": _mean([clip.pitch.spread_semitones for clip in self.clips]),
-            "worst": [
-                {"wav": clip.clip.wav.name, "text": clip.clip.text, "heard": dict(clip.heard)}
-                for clip in self.worst()
-            ],
+            "worst": [clip.report() for clip in self.worst()],
         }
 
 
@@ -105,7 +115,11 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def clips_in(folder: Path, texts: Path, reference: Sequence[Path] = ()) -> list[Clip]:
-    """The folder's *.wav in name order against the lines of `texts`; their numbers must agree."""
+    """Pair the folder's *.wav in name order with the lines of `texts`.
+
+    Raises:
+        ConfigError: their numbers differ, or there are none.
+    """
     wavs = sorted(folder.glob("*.wav"))
     lines = [line.strip() for line in texts.read_text(encoding="utf-8").splitlines() if line.strip()]
     if len(wavs) != len(lines) or not wavs:
@@ -119,24 +133,20 @@ def clips_in(folder: Path, texts: Path, reference: Sequence[Path] = ()) -> list[
     return [Clip(wav=wav, text=text, reference=tuple(reference)) for wav, text in pairs]
 
 
-def _read(path: Path) -> tuple[Any, int]:
-    import soundfile  # here, so that importing the instruments stays cheap
-
-    samples, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
-    return samples.mean(axis=1), int(rate_hz)
-
-
 def measure_clip(clip: Clip, scores: Mapping[str, Any]) -> ClipQuality:
-    """One clip, with what the judges said of it (an empty mapping if none was asked)."""
-    samples, rate_hz = _read(clip.wav)
-    heard = {name: str(scores[name]["heard"]) for name in RECOGNIZERS if name in scores}
-    words = {name: compare(clip.text, said) for name, said in heard.items()}
-    shape = shape_of(samples, rate_hz, clip.text)
+    """Measure one clip. scores: what the judges answered, or nothing."""
+    import soundfile  # imported late, so that importing this module is cheap
+
+    samples, rate_hz = soundfile.read(clip.wav, dtype="float32", always_2d=True)
+    mono = samples.mean(axis=1)
+    transcripts = {name: str(scores[name]["transcript"]) for name in RECOGNIZERS if name in scores}
+    words = {name: compare(clip.text, transcript) for name, transcript in transcripts.items()}
+    shape = shape_of(mono, rate_hz, clip.text)
     return ClipQuality(
         clip=clip,
         shape=shape,
-        pitch=pitch_of(samples, rate_hz),
-        heard=heard,
+        pitch=pitch_of(mono, rate_hz),
+        transcripts=transcripts,
         words=words,
         dnsmos=scores.get("dnsmos", {}),
         cosine=scores.get("speaker", {}).get("cosine"),
@@ -147,29 +157,26 @@ def measure_clip(clip: Clip, scores: Mapping[str, Any]) -> ClipQuality:
 
 def measure(
     clips: Sequence[Clip],
-    *,
+    ask: Ask | None = None,
     judges: Sequence[str] = (),
-    python: Path | None = None,
-    workers: int = 1,
     on_clip: Callable[[int, int], object] = lambda *_: None,
 ) -> Quality:
-    """Measures a set. `judges` are names of `worker.py`; they need `python`, the judges' interpreter."""
-    by_wav = {str(clip.wav): clip for clip in clips}
-    if not judges or python is None:
-        return Quality(clips=tuple(measure_clip(clip, {}) for clip in clips))
+    """Measure a set. Without judges, only endings and pitch."""
     jobs = [
-        {"wav": wav, "text": clip.text, "reference": [str(path) for path in clip.reference]}
-        for wav, clip in by_wav.items()
+        {"wav": str(clip.wav), "text": clip.text, "reference": [str(path) for path in clip.reference]}
+        for clip in clips
     ]
-    measured: dict[str, ClipQuality] = {}
-    for scores in run_judges(jobs, only=judges, python=python, workers=workers):
-        measured[scores["wav"]] = measure_clip(by_wav[scores["wav"]], scores)
-        on_clip(len(measured), len(clips))
-    return Quality(clips=tuple(measured[wav] for wav in by_wav))
+    scores: dict[str, dict[str, Any]] = {}
+    for answer in ask(jobs, judges) if ask and judges else ():
+        scores[answer["wav"]] = answer
+        on_clip(len(scores), len(jobs))
+    return Quality(clips=tuple(measure_clip(clip, scores.get(str(clip.wav), {})) for clip in clips))
 
 
-def as_row(clip: ClipQuality) -> dict[str, Any]:
-    """A clip as plain data, for a results file."""
-    row = asdict(clip)
-    row["clip"] = {"wav": str(clip.clip.wav), "text": clip.clip.text}
-    return row
+def ask_with(python: Path, workers: int = 1) -> Ask:
+    """Return a function that asks the judges of the environment of this Python."""
+
+    def ask(jobs: Sequence[Mapping[str, Any]], judges: Sequence[str]) -> Iterable[dict[str, Any]]:
+        return run_judges(jobs, only=judges, python=python, workers=workers)
+
+    return ask

@@ -1,9 +1,8 @@
-"""Logits a folder of recordings against their texts: a table, then one line of JSON, last.
+"""Score a folder of recordings against their texts: a table, then one line of JSON.
 
     python -m nightingale_lab.bench.score FOLDER TEXTS [--reference WAV …] [--judges tiny,base,dnsmos,speaker]
 
-FOLDER holds *.wav, TEXTS one line for each in name order. It serves training, before there is an engine to
-ask.
+FOLDER holds *.wav, TEXTS one line for each of them in name order.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from nightingale_lab.bench.judges.client import judges_python
-from nightingale_lab.bench.quality import as_row, clips_in, measure
+from nightingale_lab.bench.quality import ask_with, clips_in, measure
 from nightingale_lab.bench.quality_table import quality_table
 
 
@@ -38,17 +37,12 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     options = parse(argv)
     clips = clips_in(options.folder, options.texts, options.reference)[: options.limit or None]
-    names = tuple(name for name in options.judges.split(",") if name)
-    report = measure(
-        clips,
-        judges=names,
-        python=judges_python() if names else None,
-        workers=options.workers,
-        on_clip=lambda done, of: sys.stderr.write(f"\r{done}/{of} clips judged"),
-    )
+    judges = [name for name in options.judges.split(",") if name]
+    ask = ask_with(judges_python(), options.workers) if judges else None
+    report = measure(clips, ask, judges, lambda done, of: sys.stderr.write(f"\r{done}/{of} clips judged"))
     sys.stderr.write("\n")
     if options.rows:
-        options.rows.write_text("".join(json.dumps(as_row(clip)) + "\n" for clip in report.clips))
+        options.rows.write_text("".join(json.dumps(clip.row()) + "\n" for clip in report.clips))
     Console().print(quality_table(report, title=str(options.folder)))
     sys.stdout.write(json.dumps(report.summary()) + "\n")
 

@@ -1,19 +1,18 @@
-"""Can one hear where a stream was cut? Four measures at each chunk boundary, held against the same inside.
+"""Find audible chunk boundaries: four measures at each boundary, compared with the same inside the chunks.
 
     step   |x[n] - x[n-1]|, relative to the usual step of the 20 ms around
     flux   mean change of the spectrum in dB, from the 10 ms before n to the 10 ms from n on
     hole   how many dB the 10 ms beside n are below the 10 ms on either side of them
     slip   how much worse linear prediction across n does than with one sample added or taken away there
 
-The first two are what a listener would name. They are weak: a lost sample in a smooth voice makes a step like
-any other, and speech itself changes as fast as a gap begins. Prediction from 32 neighbours knows which step
-had to come, but misses every glottal pulse, a hundred times a second. A slip divides that out: a pulse stays
-a surprise wherever a sample is put in, a lost sample does not once it is put back. And a hole is a gap that
-ends again sooner than any sound of speech.
+The first two are weak: a lost sample in a smooth voice makes an ordinary step, and speech itself changes as
+fast as a gap begins. Linear prediction from 32 neighbours knows the next step, but fails at every glottal
+pulse, a hundred times a second. A slip divides that out: a pulse remains unpredictable wherever a sample is
+inserted, a lost sample does not once it is put back. A hole is a gap shorter than any pause of speech.
 
 A boundary is a seam if a measure there is far above the 99th percentile inside (`Measure.limit`). A fault at
-every boundary may be smaller, so a stream also fails if more boundaries lie above that percentile than chance
-would put there.
+every boundary may be smaller, so a stream also fails if more boundaries exceed that percentile than chance
+allows.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ Array = NDArray[np.float64]
 
 ORDER = 32
 FIT_SECONDS = 0.04
-"""Prediction is fitted to this much sound around a place."""
+"""Prediction is fitted to this much audio around a place."""
 FLUX_SECONDS = 0.01
 FLOOR_DB = -90.0
 STEP_SECONDS = 0.02
 SPACING_SECONDS = 0.0025
-"""Inside a chunk one place is measured every so often, counted from its boundary: a vocoder's columns (4, 12
-and 60 samples) leave a faint pattern, and a boundary must be compared with places of the same phase."""
+"""The distance of the places inside a chunk, counted from its boundary. A vocoder's upsampling (4, 12 and 60
+samples) leaves a faint pattern, so a boundary must be compared with places of the same phase."""
 CLEARANCE_SECONDS = 0.005
-"""A place nearer to a boundary is not inside."""
+"""The least distance of an inside place from a boundary."""
 QUIET = 1e-5
-"""Errors below this, the last bit of 16, are nothing."""
+"""Errors below this, the last bit of 16, do not count."""
 CHANCE = 1e-4
 LIMITS = {"step": 2.5, "flux": 2.3, "hole": 4.0, "slip": 1.2}
-"""How many times the 99th percentile a single boundary may reach. Of 8,590 boundaries put into 20 clips of
-untouched speech 3 lay above, all by their slip (docs/streaming.md)."""
+"""Multiples of the 99th percentile that a single boundary may reach. Of 8,590 boundaries placed in 20 clips
+of untouched speech 3 exceeded them, all by their slip (docs/streaming.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +61,12 @@ class Measure:
 
     @property
     def above(self) -> int:
-        """Boundaries above the 99th percentile inside; one in a hundred is to be expected."""
+        """Boundaries above the 99th percentile inside; one in a hundred is expected."""
         return sum(value > self.inside_p99 for value in self.at_boundaries)
 
     @property
     def too_often(self) -> bool:
-        """More boundaries above the 99th percentile than chance would put there once in ten thousand."""
+        """True if chance puts so many boundaries above that percentile less than once in ten thousand."""
         count = len(self.at_boundaries)
         return 1.0 - sum(_binomial(k, count, 0.01) for k in range(self.above)) < CHANCE
 
@@ -75,7 +74,7 @@ class Measure:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeamReport:
     boundaries: tuple[int, ...]
-    """Those measured: one too near to an end has nothing to be compared with."""
+    """The measured boundaries: those far enough from both ends."""
     step: Measure
     flux: Measure
     hole: Measure
@@ -83,7 +82,7 @@ class SeamReport:
 
     @property
     def seams(self) -> tuple[int, ...]:
-        """Boundaries that stick out, each by at least one measure."""
+        """Boundaries that exceed the limit of at least one measure."""
         return tuple(
             place
             for i, place in enumerate(self.boundaries)
@@ -100,7 +99,7 @@ class SeamReport:
 
 
 def seam_report(samples: Samples, boundaries: Sequence[int], rate_hz: int) -> SeamReport:
-    """boundaries: the number of the first sample of each chunk but the first."""
+    """Measure a stream. boundaries: the first sample of each chunk but the first."""
     x = samples.astype(np.float64)
     margin = round(FIT_SECONDS * rate_hz) // 2 + ORDER + 1
     last = len(x) - margin
@@ -115,13 +114,13 @@ def seam_report(samples: Samples, boundaries: Sequence[int], rate_hz: int) -> Se
 
 
 def _binomial(k: int, count: int, share: float) -> float:
-    """The chance of exactly k in `count`. By logarithms, since a book has many boundaries."""
+    """Return the binomial probability of k, by logarithms, since a book has many boundaries."""
     ways = lgamma(count + 1) - lgamma(k + 1) - lgamma(count - k + 1)
     return exp(ways + k * log(share) + (count - k) * log(1 - share))
 
 
 def _inside(judged: NDArray[np.int64], first: int, last: int, rate_hz: int) -> NDArray[np.int64]:
-    """Places between the boundaries, each on the grid of the boundary before it."""
+    """Return places between the boundaries, each on the grid of the boundary before it."""
     spacing, clearance = round(SPACING_SECONDS * rate_hz), round(CLEARANCE_SECONDS * rate_hz)
     if not len(judged):
         return np.arange(first, max(last, first), spacing)
@@ -143,7 +142,7 @@ def _measures(x: Array, places: NDArray[np.int64], rate_hz: int) -> dict[str, Ar
 
 
 def _around(x: Array, places: NDArray[np.int64], before: int, after: int) -> Array:
-    """(places, before + after): the samples around each place, which is column `before`."""
+    """Return the samples around each place, (places, before + after); the place is column `before`."""
     columns: Array = x[places[:, None] + np.arange(-before, after)]
     return columns
 
@@ -194,7 +193,7 @@ def _slip(x: Array, places: NDArray[np.int64], half: int) -> Array:
 
 
 def _views(filters: Array, near: Array) -> tuple[Array, Array, Array]:
-    """What prediction misses after the middle of `near`: as it is, a sample less, a zero between."""
+    """Return the prediction errors after the middle of `near`: as it is, a sample less, a zero inserted."""
     past, future, zero = near[:, 1 : ORDER + 1], near[:, ORDER + 1 :], np.zeros((len(near), 1))
     rows = ([past, future[:, :-1]], [past, future[:, 1:]], [past, zero, future[:, :-1]])
     asis, shorter, holed = (_misses(filters, np.concatenate(row, axis=1)) for row in rows)
@@ -202,14 +201,14 @@ def _views(filters: Array, near: Array) -> tuple[Array, Array, Array]:
 
 
 def _misses(filters: Array, rows: Array) -> Array:
-    """Each row through its own whitening filter; only where the filter has all of its past."""
+    """Return each row filtered by its own whitening filter, where the filter has all of its past."""
     windows = np.lib.stride_tricks.sliding_window_view(rows, filters.shape[1], axis=1)
     missed: Array = np.einsum("ntk,nk->nt", windows, filters[:, ::-1])
     return missed
 
 
 def _whitening(frames: Array) -> Array:
-    """Linear prediction by autocorrelation: (places, ORDER + 1) coefficients, the first of them 1."""
+    """Return linear prediction by autocorrelation: (places, ORDER + 1) coefficients, the first of them 1."""
     size = frames.shape[1]
     spectrum = np.abs(np.fft.rfft(frames * np.hamming(size), n=2 * size, axis=1)) ** 2
     correlation = np.fft.irfft(spectrum, axis=1)[:, : ORDER + 1]

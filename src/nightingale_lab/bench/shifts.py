@@ -1,10 +1,8 @@
-"""Did a stream lose or repeat a sample? Each chunk is laid beside the whole, and must lie where it belongs.
+"""Find lost or repeated samples of a stream by comparing the position of each chunk with the whole.
 
-A lost sample cannot always be seen in the sound itself (nightingale_lab.bench.seams): where a voice hardly moves
-from one sample to the next it leaves no trace, and a voice's own period varies by more. But whoever makes the
-stream can also make the whole: the same mel, rendered in one piece. From a lost sample on, all that follows
-comes one sample early, in every harmonic of every chunk; there is no threshold to choose. It makes no
-difference that the stream may not be the whole exactly: where a chunk lies is told by all of its samples.
+A lost sample is not always visible in the stream alone (nightingale_lab.bench.seams). But the same mel can
+also be rendered in one piece. After a lost sample everything comes one sample early, in every chunk, so no
+threshold is needed. The stream need not equal the whole exactly: all samples of a chunk decide its position.
 """
 
 from __future__ import annotations
@@ -20,27 +18,27 @@ from nightingale.types import Samples
 Array = NDArray[np.float64]
 
 REACH_SAMPLES = 480
-"""How far from its place a chunk is looked for, both ways: 20 ms."""
-LOOKED_AT_SAMPLES = 12_000
-"""As much of a chunk is compared; half a second tells enough."""
+"""The largest shift that is searched, both ways: 20 ms."""
+COMPARED_SAMPLES = 12_000
+"""At most this much of a chunk is compared."""
 QUIET = 1e-5
-"""In a chunk whose samples are below this, the last bit of 16, there is nothing to compare."""
+"""A chunk quieter than this, the last bit of 16, is not compared."""
 TIE = 1e-9
-"""A difference in likeness that is none; a pure tone looks alike a period further on."""
+"""Differences that count as equal; a pure tone matches at every period."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShiftReport:
     missing: int
-    """Samples of the whole that the stream does not have; negative if it has some twice."""
+    """Samples that the stream lacks; negative if it repeats some."""
     boundaries: tuple[int, ...]
     """The first sample of each chunk, the first chunk's too."""
     shifts: tuple[int | None, ...]
-    """By chunk: how many samples were missing before it. None where it is too quiet to tell."""
+    """By chunk: how many samples were lost before it; None if it is too quiet."""
 
     @property
     def slips(self) -> tuple[int, ...]:
-        """Boundaries after which chunks lie elsewhere than before."""
+        """Boundaries at which the shift changes."""
         found, before = [], 0
         for place, shift in zip(self.boundaries, self.shifts, strict=True):
             if shift is not None and shift != before:
@@ -54,7 +52,7 @@ class ShiftReport:
 
 
 def shift_report(samples: Samples, boundaries: Sequence[int], whole: Samples) -> ShiftReport:
-    """samples: the joined stream. boundaries: the first sample of each chunk but the first."""
+    """Compare a joined stream with the whole. boundaries: the first sample of each chunk but the first."""
     starts = sorted({0, *(n for n in boundaries if 0 < n < len(samples))})
     x, y = samples.astype(np.float64), whole.astype(np.float64)
     shifts = [
@@ -64,8 +62,8 @@ def shift_report(samples: Samples, boundaries: Sequence[int], whole: Samples) ->
 
 
 def _shift(chunk: Array, whole: Array, start: int) -> int | None:
-    """Where the chunk lies in the whole, relative to `start`: the place with the least squared difference."""
-    chunk = chunk[:LOOKED_AT_SAMPLES]
+    """Return where the chunk lies in the whole, relative to `start`, by least squared difference."""
+    chunk = chunk[:COMPARED_SAMPLES]
     first = max(0, start - REACH_SAMPLES)
     around = whole[first : start + len(chunk) + REACH_SAMPLES]
     if len(around) < len(chunk) or not len(chunk) or np.sqrt(np.mean(chunk**2)) < QUIET:

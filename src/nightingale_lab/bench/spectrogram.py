@@ -1,4 +1,4 @@
-"""Decoder spectrograms of the same sentences, the teacher's above ours, for eyes that look for buzz and clicks.
+"""Draw spectrograms of the same sentences, the teacher's above ours, to look for buzz and clicks.
 
     .venv-judges/bin/python src/nightingale_lab/bench/spectrogram.py OUT.png TEACHER_FOLDER OUR_FOLDER [COUNT]
 
@@ -21,7 +21,7 @@ FLOOR_DB = -80.0
 
 
 def spectrogram_db(samples: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Power in decibels below the clip's peak: (bins, frames)."""
+    """Return the power in decibels below the clip's peak: (bins, frames)."""
     padded = np.pad(samples, (0, max(0, FFT_SIZE - len(samples))))
     frames = np.lib.stride_tricks.sliding_window_view(padded, FFT_SIZE)[::HOP] * np.hanning(FFT_SIZE)
     power = np.abs(np.fft.rfft(frames, axis=1)).T ** 2
@@ -39,7 +39,7 @@ def read(path: Path) -> tuple[NDArray[np.float32], int]:
 def draw(
     pairs: Sequence[tuple[Path, Path]], out: Path, *, labels: tuple[str, str] = ("teacher", "ours")
 ) -> None:
-    """Two rows a sentence on one time axis, so that a swallowed ending shows as a shorter picture."""
+    """Draw two rows per sentence on one time axis."""
     import matplotlib
 
     matplotlib.use("Agg")

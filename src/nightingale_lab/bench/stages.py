@@ -1,10 +1,10 @@
-"""Copy-synthesis through each stage: which one limits the quality, and by how much?
+"""Copy synthesis through each stage, to find the stage that limits the quality.
 
     python -m nightingale_lab.bench.stages CLIPS OUT [--model FOLDER]
 
-CLIPS holds recordings at 24 kHz. OUT gets three folders of the same names: `original`, `vocoder` (the true
-mel through the vocoder) and `flow` (the true speech tokens through flow and vocoder, the voice taken from the
-clip). What T3 adds is the distance from there to what the engine says. Each folder is then judged by
+CLIPS holds recordings. OUT gets three folders with the same file names: `original`, `vocoder` (the true mel
+through the vocoder) and `flow` (the true speech tokens through flow and vocoder, with the voice of the clip).
+The rest of the distance to the engine's output is T3's. Score each folder with
 `python -m nightingale_lab.bench.score OUT/flow TEXTS`.
 """
 
@@ -16,17 +16,15 @@ from pathlib import Path
 
 import torch
 
+from nightingale.audio.encoders.wav import wav_bytes
 from nightingale.audio.read import read_audio
 from nightingale.audio.resample import resample
+from nightingale.backends.torch.weights import load_voice_encoders
 from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
-from nightingale.audio.encoders.wav import wav_bytes
-from nightingale.backends.torch.mel_stream import render_mel
-from nightingale.engine.load import load_model
-from nightingale.engine.model import Model, default_model
-from nightingale.backends.torch.sample_stream import render_samples
-from nightingale.engine.voice_lookup import VoiceResolver
+from nightingale.engine.model import Model
 from nightingale.models.layers.mel import FlowMel
 from nightingale.types import Samples
+from nightingale_lab import reference
 
 STAGES = ("original", "vocoder", "flow")
 SEED = 1
@@ -38,9 +36,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", default=None, help="default: the model in the package")
     options = parser.parse_args(argv)
-    model = load_model(
-        options.model or default_model(), device="cpu", dtype="float32", offline=True, options={}
-    )
+    model = reference.load(options.model)
     for stage in STAGES:
         (options.out / stage).mkdir(parents=True, exist_ok=True)
     for path in sorted(options.clips.glob("*.wav")):
@@ -50,19 +46,17 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 @torch.inference_mode()
 def copies(model: Model, clip: Path) -> dict[str, Samples]:
-    """The clip as it is, after the vocoder alone, and after flow and vocoder."""
+    """Return the clip, its copy by the vocoder alone, and its copy by flow and vocoder."""
     samples, rate_hz = read_audio(clip)
     original = resample(samples, rate_hz, CLOCKS.sample_rate_hz)
     mel = FlowMel()(torch.from_numpy(original)[None])[0]  # (mel, frames)
-    heard = torch.from_numpy(resample(original, CLOCKS.sample_rate_hz, ANALYSIS_RATE_HZ))
-    ids = model.encoders().speech_tokenizer.tokenize(heard).tolist()
-    voice = VoiceResolver(model).find(clip)
+    analysed = torch.from_numpy(resample(original, CLOCKS.sample_rate_hz, ANALYSIS_RATE_HZ))
+    ids = load_voice_encoders(model.source).speech_tokenizer.tokenize(analysed).tolist()
+    flow_mel = reference.mel_of(model, ids, seed=SEED, voice=clip)
     return {
         "original": original,
-        "vocoder": render_samples(model.networks.hift, mel, seed=SEED),
-        "flow": render_samples(
-            model.networks.hift, render_mel(model.networks.flow, ids, voice, seed=SEED), seed=SEED
-        ),
+        "vocoder": reference.samples_of(model, mel, seed=SEED),
+        "flow": reference.samples_of(model, flow_mel, seed=SEED),
     }
 
 

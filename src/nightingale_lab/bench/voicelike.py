@@ -1,4 +1,4 @@
-"""Something like speech, from numbers alone: for checks that need a voice and may not need a file."""
+"""Synthetic speech-like samples, for checks that need a voice without a file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FORMANTS = ((1.0, 550, 120, 90), (0.6, 1500, 250, 120), (0.3, 2600, 200, 180))
 
 
 def voicelike(*, seconds: int = 3, rate_hz: int = 24_000, seed: int = 0) -> Samples:
-    """Pulses of a gliding pitch through gliding formants; loud, soft, silent for a moment; some hiss."""
+    """Return pulses of varying pitch through moving formants, with varying loudness, a pause and hiss."""
     rng = np.random.default_rng(seed)
     count = seconds * rate_hz
     t = np.arange(count) / rate_hz

@@ -74,13 +74,13 @@ def bench(
 ) -> None:
     """Measure speed: print tables, then one line of JSON. Ctrl-C keeps the results so far."""
     from nightingale_lab.bench import store
-    from nightingale_lab.bench.speed.run import Plan, new_result
+    from nightingale_lab.bench.speed.run import BenchPlan, new_result
 
     model_options = parse_options(choices)
     levels, lengths = parse_levels(concurrency), parse_lengths(texts)
-    plan = Plan(levels=levels, lengths=lengths, rounds=rounds)
+    plan = BenchPlan(levels=levels, lengths=lengths, rounds=rounds)
     if quick:
-        plan = Plan(levels=levels[:2], lengths=lengths[:2], rounds=min(rounds, 2))
+        plan = BenchPlan(levels=levels[:2], lengths=lengths[:2], rounds=min(rounds, 2))
     about = {"model": str(model or "default"), "url": url, "dtype": dtype, "device": device}
     result = new_result(**about, rounds=plan.rounds)
     profiles, peers = parse_profiles(profile), parse_peers(peer)
@@ -174,7 +174,7 @@ def _measure_here(
                 result["cold"].append({"who": name, **cold_start(settings, TEXTS["short"])})
     if distance:
         with spinner("measuring the hardware limits …", quiet=quiet):
-            result["distance"] = [one.row() for one in distances(loaded, TEXTS["medium"])]
+            result["distance"] = [one.row() for one in distances(loaded, TEXTS["medium"], load["device"])]
     memory = {"peak_memory_mb": peak_memory_mb(), "gpu_peak_mb": gpu_peak_mb()}
     result["memory"] = {key: value for key, value in memory.items() if value is not None}
 

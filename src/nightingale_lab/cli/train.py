@@ -29,6 +29,7 @@ def capture_hidden_states(words: list[str]) -> None:
 
     from nightingale.engine.load import load_model
     from nightingale.voices.voice import Voice
+    from nightingale_lab.reference import setup_for
     from nightingale_lab.train.hidden_states import overhear
 
     about = "Speak lines of text and store the hidden states of T3, for `train draft --thoughts`."
@@ -43,7 +44,8 @@ def capture_hidden_states(words: list[str]) -> None:
     model = load_model(args.model, offline=False, options={})
     lines = [line for line in args.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
     voice = Voice.load(args.voice) if args.voice else model.default_voice
-    captured = overhear(model, lines, voice=voice, seed=args.seed)
+    device = setup_for(device=args.device).machine.device
+    captured = overhear(model, lines, voice=voice, seed=args.seed, device=device)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     save_file(captured, args.out)
     typer.echo(f"{len(captured['tokens'])} tokens of {len(captured['counts'])} rows: {args.out}", err=True)

@@ -15,7 +15,7 @@ from nightingale_lab.cli.lab_console import Results, console, progress
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from nightingale_lab.bench.verify.check import Report
+    from nightingale_lab.bench.verify.check import VerifyReport
     from nightingale_lab.bench.verify.run import Panel
 
 FAILED = 1
@@ -105,7 +105,7 @@ def _cache(model: str) -> Path:
 
 
 def _panel(use_judges: bool, references: list[Path]) -> Panel:
-    from nightingale_lab.bench.verify.listening import JUDGES, find_judges
+    from nightingale_lab.bench.verify.judged import JUDGES, find_judges
     from nightingale_lab.bench.verify.run import Panel
 
     if not use_judges:
@@ -115,7 +115,7 @@ def _panel(use_judges: bool, references: list[Path]) -> Panel:
     return Panel(ask=ask, absent=absent, names=names, references=references)
 
 
-def _print(report: Report) -> None:
+def _print(report: VerifyReport) -> None:
     shown = console()
     shown.print(_table(report))
     for clip in report.worst:
@@ -125,7 +125,7 @@ def _print(report: Report) -> None:
     print(f"{passed} passed, {failed} failed, {absent} missing")
 
 
-def _table(report: Report) -> Table:
+def _table(report: VerifyReport) -> Table:
     from rich import box
     from rich.table import Table
 

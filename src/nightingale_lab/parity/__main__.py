@@ -1,7 +1,7 @@
 """Make upstream's environment on first use (2 GB), then run the comparison in it.
 
     python -m nightingale_lab.parity [--family NAME]… [--keep]        (make parity)
-    python -m nightingale_lab.parity record                           re-record tests/parity/goldens.safetensors
+    python -m nightingale_lab.parity record                 writes tests/parity/goldens.safetensors
 
 The environment is `.venv-parity`, or `$VENV_PARITY`. `$PIP_ARGS` adds arguments for pip.
 """
@@ -20,9 +20,7 @@ SOURCE = Path(__file__).resolve().parents[2]
 
 def main() -> None:
     home = Path(os.environ.get("VENV_PARITY", ".venv-parity")).absolute()
-    environment = Environment(
-        packages=PACKAGES, without_dependencies=WITHOUT_DEPENDENCIES, removed=REMOVED
-    )
+    environment = Environment(packages=PACKAGES, without_dependencies=WITHOUT_DEPENDENCIES, removed=REMOVED)
     python = make(environment, home, say=lambda line: sys.stderr.write(line + "\n"))
     arguments = sys.argv[1:]
     program = "record" if arguments[:1] == ["record"] else "run"

@@ -41,7 +41,7 @@ from nightingale_lab.parity.stages import sampling, t3
 from nightingale_lab.upstream.networks import apply_head_changes, quiet
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests"))
-from parity import tiny  # noqa: E402
+from parity import tiny
 
 
 def record_llama() -> dict[str, Tensor]:

@@ -26,7 +26,7 @@ from nightingale.models.chatterbox.build import load_encoders, load_networks
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale_lab.parity.networks import build
 from nightingale_lab.parity.stages import cloning, encoders, flow, sampling, t3, vocoder
-from nightingale_lab.parity.table import Row, Rows, render
+from nightingale_lab.parity.table import ParityRow, Rows, render
 from nightingale_lab.upstream.families import FAMILIES, Family
 from nightingale_lab.upstream.networks import apply_head_changes, save_networks
 
@@ -37,7 +37,7 @@ the arithmetic, not the sound. The reference is upstream HEAD: the wheel's multi
 off, as it is gone at HEAD, and Nano, unknown to the wheel, is built by its classes with HEAD's sizes."""
 
 
-def compare_family(family: Family, folder: Path) -> list[Row]:
+def compare_family(family: Family, folder: Path) -> list[ParityRow]:
     progress(f"{family.name}: building upstream, saving it under official names")
     theirs = build(family)
     roles = {"t3": theirs.t3, "s3gen": theirs.s3gen, "voice_encoder": theirs.voice_encoder}
@@ -79,13 +79,15 @@ def progress(line: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--family", action="append", choices=FAMILIES, help="only this one; may be repeated")
     parser.add_argument("--keep", action="store_true", help=f"leave the weight files in {FOLDER}")
     options = parser.parse_args()
     began = time.monotonic()
     apply_head_changes()
-    rows: list[Row] = []
+    rows: list[ParityRow] = []
     for name in options.family or FAMILIES:
         try:
             rows += compare_family(FAMILIES[name], FOLDER / name)

@@ -13,7 +13,7 @@ HEADER = ("family", "stage", "max error", "rel. error", "allowed", "verdict", "n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ParityRow:
     """`relative` is ‖ours - theirs‖ / ‖theirs‖. Ids are compared exactly; their error is a count."""
 
     family: str
@@ -41,7 +41,7 @@ class Rows:
     """Collects the rows of one family."""
 
     family: str
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ParityRow] = field(default_factory=list)
 
     def close(
         self,
@@ -63,10 +63,12 @@ class Rows:
             max_abs, spread = float(gap.abs().max()), float(gap.norm() / theirs.double().norm())
             # NaN compares false with every bound, so it becomes infinity.
             max_abs, spread = (x if x == x else float("inf") for x in (max_abs, spread))
-        self._add(stage, max_abs, spread, "relative" if absolute is None else "absolute", relative or absolute, note)
+        self._add(
+            stage, max_abs, spread, "relative" if absolute is None else "absolute", relative or absolute, note
+        )
 
     def same_ids(self, stage: str, ours: Tensor, theirs: Tensor, *, distinct: int) -> None:
-        """Add a row for ids that must be equal. Fewer than `distinct` different ones prove nothing and fail."""
+        """Add a row for ids that must be equal. Fewer than `distinct` different ones fail."""
         ours, theirs = ours.flatten(), theirs.flatten()
         kinds = len(set(theirs.tolist()))
         note = f"{len(theirs)} ids, {kinds} distinct"
@@ -91,7 +93,7 @@ class Rows:
         self, stage: str, max_abs: float, spread: float, measure: Measure, tolerance: float | None, note: str
     ) -> None:
         self.rows.append(
-            Row(
+            ParityRow(
                 family=self.family,
                 stage=stage,
                 max_abs=max_abs,
@@ -103,7 +105,7 @@ class Rows:
         )
 
 
-def render(rows: list[Row]) -> str:
+def render(rows: list[ParityRow]) -> str:
     """Return the table as text with aligned columns."""
     lines = [HEADER, *(row.cells() for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

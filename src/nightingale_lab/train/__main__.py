@@ -1,4 +1,4 @@
-"""`python -m nightingale_lab.train STAGE …`: training, stage by stage, with torch, numpy and safetensors alone.
+"""`python -m nightingale_lab.train STAGE …`: training, stage by stage, with torch, numpy and safetensors.
 
 `nightingale train STAGE …` is the same program behind the product's command line. A stage reads a corpus
 folder, works for its budget of seconds, resumes from what it left in its out folder, and says how it is doing

@@ -1,7 +1,7 @@
 """The files that training needs and does not make: found by name anywhere under one folder.
 
-`python -m nightingale_lab.train assets` builds them on a CPU machine. They may lie in several folders, because a
-transfer to a GPU machine may take only so much at a time.
+`python -m nightingale_lab.train assets` builds them on a CPU machine. They may lie in several folders,
+because a transfer to a GPU machine may take only so much at a time.
 """
 
 from __future__ import annotations

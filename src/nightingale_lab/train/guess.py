@@ -22,7 +22,7 @@ from nightingale.models.chatterbox.t3.config import STOP_SPEECH, T3Config
 from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.compact import unpack
-from nightingale.models.layers.kv_cache import NoKVCache
+from nightingale_lab.no_kv_cache import NoKVCache
 from nightingale_lab.train.t3 import T3Recipe, T3Training, train_t3
 from nightingale_lab.train.t3_rows import Bucket
 from nightingale_lab.train.token_bank import TokenBank

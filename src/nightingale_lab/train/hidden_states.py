@@ -1,20 +1,20 @@
-"""What a T3 thinks while it speaks, written down: all that its guess learns from (nightingale_lab/train/overheard.py)."""
+"""Hidden states of T3, captured while it decodes: the training data of a draft head (overheard.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from nightingale.decoding.decoding import prompt_of, speak
+from nightingale.backends.torch.runner import generate
 from nightingale.decoding.seeds import nth_seed
 from nightingale.engine.model import Model
 from nightingale.errors import ConfigError
-from nightingale.models.layers.kv_cache import NoKVCache
 from nightingale.voices.voice import Voice
+from nightingale_lab import reference
+from nightingale_lab.no_kv_cache import NoKVCache
 
 FARTHEST = 6e4
 
@@ -31,37 +31,27 @@ class Spoken:
 
 
 @torch.inference_mode()
-def spoken(model: Model, text: str, *, voice: Voice | None, seed: int) -> Spoken:
+def spoken(model: Model, text: str, *, voice: Voice | None, seed: int, device: str = "cpu") -> Spoken:
     """voice: the model's own, if not told."""
-    t3, defaults, voice = model.networks.t3, model.defaults, voice or model.default_voice
-    if voice is None:
-        raise ConfigError(
-            "the model has no voice of its own",
-            got=model.name,
-            allowed="a voice to speak with",
-            fix="Pass one, or choose a folder with conds.pt.",
-        )
-    ids = model.frontend.encode(text)
-    how: dict[str, Any] = {
-        "defaults": defaults,
-        "sampling": defaults.sampling,
-        "exaggeration": defaults.exaggeration,
-    }
-    tokens = list(speak(t3, ids, voice, **how, seed=seed))
-    prompt = prompt_of(t3, ids, voice, **how)
+    t3 = reference.networks_of(model, device).t3
+    decoding = reference.decoding_of(model, text, seed=seed, voice=voice)
+    tokens = list(generate(t3, decoding))
+    prompt = reference.prompt_embeddings(model, t3, decoding)
     said = torch.tensor([tokens[:-1]] * len(prompt), device=prompt.device)
     return Spoken(torch.cat([prompt, t3.embed_speech(said, 1)], dim=1), prompt.shape[1], tokens)
 
 
 @torch.inference_mode()
-def overhear(model: Model, texts: Iterable[str], *, voice: Voice | None, seed: int) -> dict[str, Tensor]:
+def overhear(
+    model: Model, texts: Iterable[str], *, voice: Voice | None, seed: int, device: str = "cpu"
+) -> dict[str, Tensor]:
     """The texts as this model would say them. Of each row of each utterance, in order: its tokens, and what
     T3 thought before each (`Verifier.thought`); and T3's tables, in float32."""
-    t3 = model.networks.t3
+    t3 = reference.networks_of(model, device).t3
     memory = [NoKVCache()] * t3.config.backbone.layers
     thoughts, tokens, counts = list[Tensor](), list[Tensor](), list[int]()
     for number, text in enumerate(texts):
-        one = spoken(model, text, voice=voice, seed=nth_seed(seed, number))
+        one = spoken(model, text, voice=voice, seed=nth_seed(seed, number), device=device)
         heard = torch.cat([part[:, one.prompt - 1 :] for part in t3.hidden_states(one.read, memory)], dim=-1)
         # A stream may grow further than float16 goes; nothing is read that exactly there.
         for row in heard.clamp(-FARTHEST, FARTHEST).half().cpu():

@@ -1,4 +1,4 @@
-"""Stage `draft --thoughts`: a guess for any T3, from what the engine overheard it think (nightingale_lab/train/hidden_states.py).
+"""Stage `draft --thoughts`: a draft head for any T3, from its captured hidden states (hidden_states.py).
 
 The file holds thoughts, tokens and T3's own tables, so nothing here knows of families, texts or voices.
 """

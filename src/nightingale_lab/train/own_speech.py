@@ -105,7 +105,7 @@ def _speak(
     """Tokens of each clip's line; none of who did not come to an end or said what is no sound."""
     device = draws.device
     framed = torch.tensor(
-        np.stack([t3.frame_text(_text(bank, clip).tolist()) for clip in clips]), device=device
+        np.stack([t3.config.frame_text(_text(bank, clip).tolist()) for clip in clips]), device=device
     )
     most = int(min(LONGEST, FLOOR + PER_TEXT_ID * framed.shape[1]))
     speaker = F.normalize(torch.from_numpy(bank.speaker[who]).to(device).float(), dim=1)

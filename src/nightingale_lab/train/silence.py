@@ -1,4 +1,4 @@
-"""Which speech tokens are silence, measured: the engine's guards must know them (nightingale.decoding.guards).
+"""Measure which speech tokens are silence, for the engine's guards (nightingale.decoding.guards).
 
 The tokenizer hears each token among its neighbours, so silence between words has other ids than silence by
 itself: both are measured, digital and with quiet noise. What speech there is to measure it in, is given.

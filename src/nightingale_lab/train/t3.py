@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH, T3Config
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.layers.kv_cache import NoKVCache
+from nightingale_lab.no_kv_cache import NoKVCache
 from nightingale_lab.train.codes import begin_with_digits
 from nightingale_lab.train.loop import (
     Ema,

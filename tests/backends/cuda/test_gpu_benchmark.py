@@ -26,7 +26,7 @@ ABSENT = (
 
 
 def last_line(script: str) -> dict[str, Any]:
-    """Of the script, run at toy sizes where the other packages are not."""
+    """Return the result of a script at toy sizes, without the other packages."""
     code = f"import runpy, sys; sys.modules.update(dict.fromkeys({ABSENT!r})); "
     code += f"sys.path.insert(0, {str(BENCHMARKS)!r}); sys.argv = ['{script}', '--tiny', '--device', 'cpu']; "
     code += f"runpy.run_path({str(BENCHMARKS / script)!r}, run_name='__main__')"

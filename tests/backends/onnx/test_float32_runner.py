@@ -173,7 +173,7 @@ def test_a_chain_samples_what_single_drafts_would(t3: T3) -> None:
     same = []
     for first in range(40):
         hidden = torch.randn(1, (1 + TAPS) * t3.config.backbone.width, generator=rng).numpy()
-        state, token = head.begin(torch.from_numpy(hidden)), first
+        state, token = head.start(torch.from_numpy(hidden)), first
         for number, drafted in enumerate(
             ours.chain(hidden, first, uniform_rows(first, 0, 3, vocab), sampling)
         ):

@@ -26,9 +26,10 @@ from nightingale.models.chatterbox.t3.config import (
 )
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.defaults import ENGLISH, MODEL_DEFAULTS, TURBO, ModelDefaults
-from nightingale.models.layers.kv_cache import KVCache, NoKVCache
+from nightingale.models.layers.kv_cache import KVCache
 from nightingale.types import Sampling
 from nightingale.voices.voice import Voice
+from nightingale_lab.no_kv_cache import NoKVCache
 
 LLAMA = replace(
     t3_config.ENGLISH,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from nightingale.types import Samples
 from nightingale_lab.bench.endings import defects, expected_seconds, shape_of
 from nightingale_lab.bench.wer import compare
-from nightingale.types import Samples
 
 RATE_HZ = 24_000
 TEXT = "The farmer sold his apples at the village market."

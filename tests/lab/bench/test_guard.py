@@ -1,4 +1,4 @@
-"""The regression guard: it sees what got slower, and does not cry over noise or a busy machine."""
+"""The regression guard detects what got slower, and ignores noise and a busy machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nightingale_lab.bench import guard
 from nightingale_lab.bench.guard import Measured, compare, last_accepted, measure, summary
 
 
-def moved(before: float, now: float, noise: float) -> guard.Moved:
+def moved(before: float, now: float, noise: float) -> guard.Change:
     return compare({"x": {"value": before, "noise": noise}}, {"x": Measured(value=now, noise=noise)})[0]
 
 
@@ -59,7 +59,7 @@ def test_no_round_is_begun_after_the_time_is_spent_but_the_least_are_made() -> N
     assert measure({"x": lambda _: 1.0}, lambda: None, rounds=9)["x"].rounds == 9
 
 
-def test_one_unlucky_round_moves_neither_value_nor_noise_by_much() -> None:
+def test_one_slow_round_changes_neither_value_nor_noise_by_much() -> None:
     calm = summary([1.0, 1.01, 0.99, 1.02, 0.98, 1.0, 1.01])
     unlucky = summary([1.0, 1.01, 0.99, 1.02, 0.98, 1.0, 9.0])
     assert unlucky.value == pytest.approx(calm.value, rel=0.02)
@@ -84,7 +84,7 @@ def test_only_accepted_lines_of_the_same_model_and_machine_count() -> None:
     assert last_accepted(lines[1:], line()) is None
 
 
-def test_a_run_is_accepted_and_the_next_is_held_against_it(
+def test_a_run_is_compared_with_the_accepted_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["--model", "noise", "--rounds", "1", "--results", str(tmp_path)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import pickle
 import sys
 import zipfile
@@ -13,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nightingale.errors import ConfigError
 from nightingale_lab.bench.judges import client, install
 from nightingale_lab.bench.judges.dnsmos import WINDOW_SECONDS, evenly, p808_features, windows_of
 from nightingale_lab.bench.judges.mel import mel_filters, mel_power
 from nightingale_lab.bench.judges.recognizers import read_vocabulary
 from nightingale_lab.bench.judges.speaker import SpeakerEncoder, TensorReader, window_starts, without_pauses
-from nightingale.errors import ConfigError
 
 
 def test_mel_filters_agree_with_librosa() -> None:

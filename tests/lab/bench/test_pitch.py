@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nightingale_lab.bench.pitch import pitch_of
 from nightingale.types import Samples
+from nightingale_lab.bench.pitch import pitch_of
 
 RATE_HZ = 24_000
 

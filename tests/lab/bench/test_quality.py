@@ -1,4 +1,4 @@
-"""The report: what it says of good and of spoiled clips, and of judges that were not asked."""
+"""The quality report of good and of damaged clips, and of judges that were not asked."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import soundfile
 
-from nightingale_lab.bench.endings import expected_seconds
-from nightingale_lab.bench.quality import Clip, Quality, as_row, clips_in, measure, measure_clip
-from nightingale_lab.bench.quality_table import quality_table
 from nightingale.errors import ConfigError
+from nightingale_lab.bench.endings import expected_seconds
+from nightingale_lab.bench.quality import Clip, Quality, clips_in, measure, measure_clip
+from nightingale_lab.bench.quality_table import quality_table
 
 RATE_HZ = 24_000
 TEXT = "The bees make honey from the flowers in our garden."
@@ -26,9 +26,9 @@ def write_voice(path: Path, seconds: float) -> Path:
     return path
 
 
-def scores(heard: str, *, ovrl: float = 3.3, cosine: float = 0.9) -> dict[str, object]:
+def scores(transcript: str, *, ovrl: float = 3.3, cosine: float = 0.9) -> dict[str, object]:
     mos = {"ovrl": ovrl, "sig": 3.5, "bak": 4.0, "p808": 4.0}
-    return {"tiny": {"heard": heard}, "dnsmos": mos, "speaker": {"cosine": cosine}}
+    return {"tiny": {"transcript": transcript}, "dnsmos": mos, "speaker": {"cosine": cosine}}
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_rates_are_taken_over_the_whole_set(report: Quality) -> None:
     assert report.cosine == pytest.approx(0.9)
 
 
-def test_the_spoiled_clip_is_named_and_the_good_one_is_not(report: Quality) -> None:
+def test_the_damaged_clip_is_named_and_the_good_one_is_not(report: Quality) -> None:
     assert [clip.clip.wav.name for clip in report.defective] == ["b.wav"]
     assert [clip.clip.wav.name for clip in report.worst()] == ["b.wav"]
     assert report.summary()["defects"] == {"cut-off": 1}
@@ -54,7 +54,7 @@ def test_the_spoiled_clip_is_named_and_the_good_one_is_not(report: Quality) -> N
 
 def test_the_summary_and_the_rows_are_json(report: Quality) -> None:
     assert json.loads(json.dumps(report.summary()))["clips"] == 2
-    assert json.loads(json.dumps(as_row(report.clips[1])))["defects"] == ["cut-off"]
+    assert json.loads(json.dumps(report.clips[1].row()))["defects"] == ["cut-off"]
 
 
 def test_the_table_says_not_measured_rather_than_a_number(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from nightingale.types import Samples
 from nightingale_lab.bench.seams import Measure, seam_report
 from nightingale_lab.bench.voicelike import voicelike
-from nightingale.types import Samples
 
 RATE_HZ = 24_000
 SECONDS = 3

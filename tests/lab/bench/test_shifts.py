@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from nightingale_lab.bench.seams import seam_report
-from nightingale_lab.bench.shifts import shift_report
-from nightingale_lab.bench.voicelike import voicelike
 from nightingale.backends.torch.sample_stream import SampleStream, render_samples
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.types import Samples
+from nightingale_lab.bench.seams import seam_report
+from nightingale_lab.bench.shifts import shift_report
+from nightingale_lab.bench.voicelike import voicelike
 
 RATE_HZ = 24_000
 FRAMES = 100

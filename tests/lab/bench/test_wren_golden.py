@@ -1,4 +1,4 @@
-"""Wren says what it said: its first tokens at temperature 0, as tools/wren_golden.py wrote them down."""
+"""Wren's first greedy tokens are those that tools/wren_golden.py recorded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nightingale import wren
 
 TOOL = Path(__file__).parents[3] / "tools" / "wren_golden.py"
 ELSEWHERE = 0.9
-"""On another processor or torch, this share of positions; where they were written down, all."""
+"""The share of positions that must agree on another processor or torch; elsewhere all must."""
 NOT_SHIPPED = wren.missing(wren.folder())
 
 pytestmark = pytest.mark.skipif(
@@ -41,7 +41,7 @@ def golden(tool: ModuleType) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def subject(tool: ModuleType) -> Any:
-    opened = tool.opened(wren.folder())
+    opened = tool.open_subject(wren.folder())
     yield opened
     opened.close()
 
@@ -58,19 +58,19 @@ def test_the_golden_tokens_are_of_these_weights(tool: ModuleType, golden: dict[s
 
 
 @pytest.mark.parametrize("name", ["short", "long"])
-def test_wren_draws_its_golden_tokens(
+def test_greedy_tokens_are_the_recorded_ones(
     tool: ModuleType, subject: Any, golden: dict[str, Any], name: str
 ) -> None:
     tokens, text = golden["tokens"][name], tool.SENTENCES[name]
     if golden["made"] == tool.here():
-        assert tool.spoken(subject, text) == tokens
+        assert tool.greedy_tokens(subject, text) == tokens
     else:
-        assert agreement(tool.told(subject, text, tokens), tokens) >= ELSEWHERE
+        assert agreement(tool.predicted_tokens(subject, text, tokens), tokens) >= ELSEWHERE
 
 
-def test_told_its_golden_tokens_wren_chooses_the_next_and_with_another_text_it_does_not(
+def test_recorded_tokens_predict_the_next_for_their_own_text_only(
     tool: ModuleType, subject: Any, golden: dict[str, Any]
 ) -> None:
     tokens = golden["tokens"]["short"]
-    assert agreement(tool.told(subject, tool.SENTENCES["short"], tokens), tokens) >= ELSEWHERE
-    assert agreement(tool.told(subject, tool.SENTENCES["long"], tokens), tokens) < ELSEWHERE
+    assert agreement(tool.predicted_tokens(subject, tool.SENTENCES["short"], tokens), tokens) >= ELSEWHERE
+    assert agreement(tool.predicted_tokens(subject, tool.SENTENCES["long"], tokens), tokens) < ELSEWHERE

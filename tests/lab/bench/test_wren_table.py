@@ -1,4 +1,4 @@
-"""The model card's table: what counts as reached, and where its numbers come from."""
+"""The table of the model card: verdicts, and where its numbers come from."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from nightingale import TTS
-from nightingale_lab.bench.endings import expected_seconds
-from nightingale_lab.bench.quality import Clip, ClipQuality, Quality, measure, measure_clip
-from nightingale_lab.bench.wren import Row, Speed, heard_again, render, rows, table, texts, told
 from nightingale.audio.encoders.wav import wav_bytes
 from nightingale.engine.model import Model
+from nightingale_lab.bench.endings import expected_seconds
+from nightingale_lab.bench.quality import Clip, ClipQuality, Quality, measure, measure_clip
+from nightingale_lab.bench.sentences import sentences
+from nightingale_lab.bench.wren import Goal, Speed, goals, judged_again, render, table
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ from nightingale.engine.model import Model
 )
 def test_a_row_says_which_bound_was_reached(reached: float | None, higher: bool, verdict: str) -> None:
     must, aim = (3.0, 4.0) if higher else (4.0, 2.0)
-    assert Row(what="x", reached=reached, must=must, aim=aim, higher=higher).verdict == verdict
+    assert Goal(what="x", reached=reached, must=must, aim=aim, higher=higher).verdict == verdict
 
 
 def test_sentences_are_rendered_to_numbered_files_and_end_in_the_table(
@@ -39,22 +40,22 @@ def test_sentences_are_rendered_to_numbered_files_and_end_in_the_table(
     assert speed.real_time_factor > 0
     assert speed.first_audio_ms > 0
     report = measure(clips)
-    shown = table(rows(report, [report], report, Speed(real_time_factor=0.2, first_audio_ms=90), 3.0))
+    shown = table(goals(report, [report], report, Speed(real_time_factor=0.2, first_audio_ms=90), 3.0))
     assert "real-time factor                       0.200    0.35    0.12  must" in shown
     assert "WER %, default voice, tiny" in shown
     assert "not measured" in shown
 
 
 def test_the_sentences_are_there() -> None:
-    assert (len(texts("wren_200")), len(texts("wren_500"))) == (200, 500)
+    assert (len(sentences("wren_200")), len(sentences("wren_500"))) == (200, 500)
 
 
-def test_what_one_recognizer_doubts_two_listen_to(tmp_path: Path) -> None:
+def test_defective_clips_are_judged_again_by_two_recognizers(tmp_path: Path) -> None:
     text, words = "We went up the hill.", {"tiny": "We went up the", "base": "We went up the hill."}
     clips = [tone(tmp_path / f"{name}.wav", text) for name in ("good", "misheard", "cut")]
 
-    def judged(clip: Clip, **heard: str) -> ClipQuality:
-        return measure_clip(clip, {name: {"heard": said} for name, said in heard.items()})
+    def judged(clip: Clip, **transcripts: str) -> ClipQuality:
+        return measure_clip(clip, {name: {"transcript": text} for name, text in transcripts.items()})
 
     first = Quality(
         clips=(judged(clips[0], tiny=text), *(judged(clip, tiny=words["tiny"]) for clip in clips[1:]))
@@ -67,15 +68,15 @@ def test_what_one_recognizer_doubts_two_listen_to(tmp_path: Path) -> None:
             clips=(judged(doubted[0], **words), judged(doubted[1], tiny=words["tiny"], base=words["tiny"]))
         )
 
-    found = heard_again(first, ask)
+    found = judged_again(first, ask)
     assert asked == [clips[1:]]
-    assert [told(clip)["wav"] for clip in found.defective] == ["cut.wav"]
+    assert [clip.report()["wav"] for clip in found.defective] == ["cut.wav"]
     assert found.defective[0].defects == ("cut-off",)
     assert len(found.clips) == 3
 
 
 def tone(path: Path, text: str) -> Clip:
-    """As long as its text, dying away."""
+    """Write a tone as long as its text that fades out."""
     rate_hz = 16_000
     at = np.arange(int(rate_hz * expected_seconds(text))) / rate_hz
     sound = 0.3 * np.sin(2 * np.pi * 200 * at) * np.minimum(1, (at[-1] - at) / 0.3)

@@ -33,7 +33,7 @@ def test_t3_stage(kind: str, model: str) -> None:
     golden = tiny.goldens()
     ours = t3.run_ours(net, tiny.t3_case(kind), defaults_of=model, guided=kind == "llama")
     ours = replace(ours, logits=ours.logits[:1, :, tiny.SEEN_LOGITS])
-    theirs = t3.Run(
+    theirs = t3.GreedyRun(
         conditioning=golden[f"{kind}.conditioning"],
         prompt=ours.prompt,  # not recorded
         logits=golden[f"{kind}.prefill_scores"][None],
@@ -60,24 +60,30 @@ def test_sampler_stage(model: str) -> None:
 def test_flow_stage(meanflow: bool) -> None:
     name, config = ("meanflow", tiny.TINY_MEANFLOW) if meanflow else ("flow", tiny.TINY_FLOW)
     tokens = tiny.FLOW_PROMPT_TOKENS + tiny.FLOW_TOKENS
-    case = flow.Case(
+    case = flow.FlowCase(
         ids=tiny.ids(tokens, 4),
         prompt_mel=tiny.scatter((1, 2 * tiny.FLOW_PROMPT_TOKENS, 80), 5),
         speaker=tiny.scatter((1, 192), 6),
     )
     ours = flow.run_ours(tiny.fill(Flow(config)), case, tiny.gaussian((1, 80, 2 * tokens), 3))
     rows = Rows(name)
-    flow.compare(rows, ours, tuple(tiny.goldens()[f"{name}.{key}"] for key in ("mu", "mel")), meanflow=meanflow)
+    flow.compare(
+        rows, ours, tuple(tiny.goldens()[f"{name}.{key}"] for key in ("mu", "mel")), meanflow=meanflow
+    )
     check(rows)
 
 
 def test_vocoder_stage() -> None:
-    net = tiny.fill_weight_normed(Hift(tiny.TINY_HIFT), plain=("source_downs.", "m_source.", "f0_predictor.classifier."))
+    net = tiny.fill_weight_normed(
+        Hift(tiny.TINY_HIFT), plain=("source_downs.", "m_source.", "f0_predictor.classifier.")
+    )
     mel, noise = tiny.gaussian((1, 80, tiny.FRAMES), 8), tiny.gaussian((1, 9, 480 * tiny.FRAMES), 9)
     phase = 3 * tiny.scatter((1, 9, 1), 10)
     phase[:, 0] = 0
     rows = Rows("hift")
-    for name, ours in zip(("f0_hz", "source", "samples"), vocoder.run_ours(net, mel, phase, noise), strict=True):
+    for name, ours in zip(
+        ("f0_hz", "source", "samples"), vocoder.run_ours(net, mel, phase, noise), strict=True
+    ):
         rows.close(name, ours, tiny.goldens()[f"hift.{name}"], absolute=1e-4)
     check(rows)
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from nightingale_lab.train import prepare
-from nightingale_lab.train import texts
+from nightingale_lab.train import prepare, texts
 from nightingale_lab.train.templates import Writer, clock, number, ordinal, year
 
 ALPHABET = re.compile(r"[A-Za-z .,!?;:'\"-]+")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from lab.train.test_token_bank import make_bank
 from safetensors.torch import load_file, save_file
 from tiny_wren import TINY
-from lab.train.test_token_bank import make_bank
 
 from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.models.chatterbox.t3.model import T3

@@ -1,4 +1,4 @@
-"""What T3 thought, written down: what a draft will be asked with, and a guess that learned from it."""
+"""Captured hidden states equal those of the engine, and a draft head learns from them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from pathlib import Path
 import pytest
 import torch
 from backends.conftest import CONFIGS
-from nightingale.decoding.random import generator
 from parity.tiny import fill
 from safetensors.torch import save_file
-from tiny_torch import t3_of
+from tiny_torch import load_tiny, t3_of
 from typer.testing import CliRunner
 
 from nightingale import TTS
-from nightingale.backends.torch.runner import TorchRunner, Turn
+from nightingale.backends.torch.runner import TorchRunner
 from nightingale.cli.main import app
-from nightingale.decoding.decoding import Decoding, prompt_of
+from nightingale.decoding.runner import StepInput
+from nightingale.decoding.seeds import nth_seed
 from nightingale.engine.model import Model
-from nightingale.errors import ConfigError
+from nightingale.errors import ConfigError, VoiceNotFound
 from nightingale.models.chatterbox.t3.draft_head import TAPS
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale_lab.reference import decoding_of
 from nightingale_lab.train.hidden_states import overhear
 from nightingale_lab.train.overheard import Overheard, train_overheard
 
@@ -29,43 +30,44 @@ LINES = ["Hello there.", "A bird sang.", "It is late.", "Good night, all."] * 3
 
 
 @pytest.fixture(scope="module")
-def heard(tiny_model: Model) -> dict[str, torch.Tensor]:
+def tiny_model() -> Model:
+    return load_tiny()
+
+
+@pytest.fixture(scope="module")
+def captured(tiny_model: Model) -> dict[str, torch.Tensor]:
     return overhear(tiny_model, LINES, voice=tiny_model.default_voice, seed=3)
 
 
-def test_it_is_what_the_engine_would_tell_a_draft(tiny_model: Model, heard: dict[str, torch.Tensor]) -> None:
-    """Token by token, as it speaks: the same tokens, and the same thoughts before each, of every row."""
-    t3, defaults, voice = t3_of(tiny_model), tiny_model.defaults, tiny_model.default_voice
-    assert voice is not None
-    how = {"defaults": defaults, "sampling": defaults.sampling, "exaggeration": defaults.exaggeration}
-    ids = tiny_model.frontend.encode(LINES[0])
-    prompt = prompt_of(t3, ids, voice, **how)  # type: ignore[arg-type]
-    runner = TorchRunner(t3, slots=1, rows_per_slot=len(prompt), capacity=400, batched=False)
-    runner.listen()
-    decoding = Decoding(
-        t3, defaults=defaults, sampling=defaults.sampling, text_ids=len(ids), rng=generator(3, "tokens")
-    )
-    scores, thoughts = runner.begin(0, prompt), []
+def test_states_are_those_that_the_engine_gives_a_draft(
+    tiny_model: Model, captured: dict[str, torch.Tensor]
+) -> None:
+    """Decoding token by token gives the same tokens, and the same hidden states before each, in every row."""
+    t3, decoding = t3_of(tiny_model), decoding_of(tiny_model, LINES[0], seed=nth_seed(3, 0))
+    rows, most = decoding.prompt.rows, tiny_model.defaults.max_new_tokens
+    runner = TorchRunner(t3, slots=1, rows_per_slot=rows, capacity=400, batched=False, max_new_tokens=most)
+    runner.capture_hidden_states()
+    logits, states = runner.prefill(0, decoding.prompt, max_tokens=decoding.budget), []
     while not decoding.finished:
-        thoughts.append(runner.thought(0, decoding.drawn))
-        turn = Turn(slot=0, token=decoding.accept(scores), position=decoding.drawn)
-        (scores,) = runner.step([turn])
-    rows, count = len(prompt), len(thoughts)
-    assert heard["counts"][:rows].tolist() == [count] * rows
-    assert len(heard["counts"]) == rows * len(LINES)
+        states.append(torch.from_numpy(runner.hidden_states(0, decoding.appended)))
+        token = decoding.accept(logits)
+        (logits,) = runner.step([StepInput(slot=0, token=token, position=decoding.appended)])
+    count = len(states)
+    assert captured["counts"][:rows].tolist() == [count] * rows
+    assert len(captured["counts"]) == rows * len(LINES)
     for row in range(rows):
         own = slice(row * count, (row + 1) * count)
-        assert heard["tokens"][own].tolist() == decoding.history
-        told = torch.stack([thought[row] for thought in thoughts])
-        torch.testing.assert_close(heard["thoughts"][own].float(), told, atol=5e-3, rtol=5e-3)
-    assert heard["thoughts"].shape[1] == (1 + TAPS) * t3.config.backbone.width
-    assert torch.equal(heard["head.weight"], t3.speech_head.weight)
+        assert captured["tokens"][own].tolist() == decoding.history
+        expected = torch.stack([state[row] for state in states])
+        torch.testing.assert_close(captured["thoughts"][own].float(), expected, atol=5e-3, rtol=5e-3)
+    assert captured["thoughts"].shape[1] == (1 + TAPS) * t3.config.backbone.width
+    assert torch.equal(captured["head.weight"], t3.speech_head.weight)
 
 
-def test_a_guess_trained_from_it_is_one_the_engine_takes(
-    heard: dict[str, torch.Tensor], tiny_model: Model, tmp_path: Path
+def test_a_trained_draft_head_works_in_the_engine(
+    captured: dict[str, torch.Tensor], tiny_model: Model, tmp_path: Path
 ) -> None:
-    save_file(heard, tmp_path / "thoughts.safetensors")
+    save_file(captured, tmp_path / "thoughts.safetensors")
     train_overheard(tmp_path / "thoughts.safetensors", tmp_path, budget_s=0.1, device=torch.device("cpu"))
     profile = f"balanced+draft={tmp_path / 'draft_head.safetensors'}"
     with TTS.over(tiny_model, "balanced") as plain, TTS.over(tiny_model, profile) as guessing:
@@ -94,19 +96,25 @@ def test_every_family_embeds_what_was_said_as_the_engine_will(name: str, tmp_pat
         torch.testing.assert_close(told.said(torch.tensor([6 + draw])), shown)
 
 
-def test_too_little_is_refused(heard: dict[str, torch.Tensor], tiny_model: Model, tmp_path: Path) -> None:
-    few = int(heard["counts"][0])
+def test_too_little_is_refused(captured: dict[str, torch.Tensor], tiny_model: Model, tmp_path: Path) -> None:
+    few = int(captured["counts"][0])
     path = tmp_path / "few.safetensors"
-    save_file({**heard, "counts": heard["counts"][:1].clone(), "tokens": heard["tokens"][:few].clone()}, path)
+    save_file(
+        {**captured, "counts": captured["counts"][:1].clone(), "tokens": captured["tokens"][:few].clone()},
+        path,
+    )
     with pytest.raises(ConfigError, match="too little was overheard"):
         Overheard.load(path, torch.device("cpu"))
-    with pytest.raises(ConfigError, match="no voice of its own"):
+    with pytest.raises(VoiceNotFound, match="no voice of its own"):
         overhear(replace(tiny_model, default_voice=None), LINES, voice=None, seed=0)
     with pytest.raises(ConfigError, match="nothing was said"):
         overhear(tiny_model, [], voice=tiny_model.default_voice, seed=0)
 
 
-def test_the_command_line_does_both_steps(tmp_path: Path) -> None:
+def test_the_command_line_does_both_steps(
+    tiny_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nightingale.engine.load.load_model", lambda *_, **__: tiny_model)
     (tmp_path / "lines.txt").write_text("\n".join(LINES), encoding="utf-8")
     thoughts, runner = tmp_path / "thoughts.safetensors", CliRunner()
     words = [

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
 from lab.train.test_draft import deep
 from lab.train.test_token_bank import make_bank
+from safetensors.torch import save_file
 
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH
 from nightingale.models.chatterbox.t3.model import T3

@@ -10,14 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from lab.train.tiny_ground import make_everything_tiny, tiny_assets
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from lab.train.tiny_ground import make_everything_tiny, tiny_assets
 
 from nightingale.errors import CheckpointError
-from nightingale_lab.train import session
-from nightingale_lab.train import supervisor
-from nightingale_lab.train import vocoder
+from nightingale_lab.train import session, supervisor, vocoder
 from nightingale_lab.train.__main__ import build_parser, main
 from nightingale_lab.train.loop import read_log
 from nightingale_lab.train.plan import Settings, Task, plan, table

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lab.train.tiny_ground import make_everything_tiny, tiny_assets
 from safetensors.torch import load_file, save_file
 from tiny_wren import TINY
-from lab.train.tiny_ground import make_everything_tiny, tiny_assets
 
 from nightingale import wren
 from nightingale.models.chatterbox.hift.generator import Hift

@@ -17,10 +17,7 @@ from tiny_wren import TINY
 from nightingale.models.chatterbox.encoders.config import VoiceEncoderConfig
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 from nightingale.models.chatterbox.presets import PRESETS
-from nightingale_lab.train import stages
-from nightingale_lab.train import t3
-from nightingale_lab.train import vocoder
-from nightingale_lab.train import vocoder_step
+from nightingale_lab.train import stages, t3, vocoder, vocoder_step
 from nightingale_lab.train.cast import SHARES
 from nightingale_lab.train.prepare import Lines, train_vocabulary
 from nightingale_lab.train.seeding import seeded

@@ -98,14 +98,9 @@ class T3Program:
         self.job[T3Job.COS], self.job[T3Job.SIN] = map(address_of, self._rotary)
 
     def run(self, sequences: Sequence[tuple[int, int, int, int]], *, logits_tokens: int) -> Tensor:
-        """Run a step over the embeddings in `stream`.
+        """Run a step over the embeddings in `stream`; return the logits (logits_tokens, vocab) of the last.
 
-        Args:
-            sequences: A row of `SequenceField` for each sequence.
-            logits_tokens: How many of the last tokens get logits.
-
-        Returns:
-            Logits (logits_tokens, vocab).
+        `sequences` has a row of `SequenceField` for each sequence.
         """
         self._sequences[: len(sequences)] = sequences
         self.job[T3Job.TOKENS] = sum(sequence[SequenceField.TOKENS] for sequence in sequences)

@@ -32,11 +32,8 @@ PROBE_INPUTS, PROBE_OUTPUTS, PROBE_LAYERS, PROBE_ROWS = 1024, 4096, 4, 2
 def unsupported_reason(config: T3Config, *, threads: int | None = None) -> str | None:
     """Return why T3 should not be run in int8 here, or None if it should.
 
-    The first call that gets past the sizes measures a few products for a tenth of a second.
-
-    Args:
-        config: Of the T3.
-        threads: Threads of a step; as many as torch uses if None.
+    The first call that gets past the sizes measures a few products with `threads` threads, or as many as
+    torch uses, for a tenth of a second.
     """
     return (
         width_reason(config, BLOCK_SIZES[-1])

@@ -45,7 +45,7 @@ class OnnxDraftHead:
 
     @torch.inference_mode()
     def start(self, hidden: NDArray[np.float32]) -> NDArray[np.float32]:
-        return self._head.begin(torch.from_numpy(hidden)).numpy()
+        return self._head.start(torch.from_numpy(hidden)).numpy()
 
     @torch.inference_mode()
     def step(
@@ -153,12 +153,12 @@ class _DraftGraph(GraphBuilder):
         sizes = self.weight("sizes", INT64, torch.tensor([self._width, TAPS * self._width]))
         self.node("Split", ["hidden_states", sizes], ["last", "streams"], axis=-1)
         normed, _ = self.norm("taps_norm", "streams", "")
-        return self.node("Add", ["last", self.linear("outset", normed, [self.source("taps_proj.weight")])])
+        return self.node("Add", ["last", self.linear("taps_proj", normed, [self.source("taps_proj.weight")])])
 
     def _draft(self, number: int, hidden: str, embedding: str) -> tuple[str, str]:
         at = f"{number}/"
         both = self.node("Concat", [hidden, embedding], axis=-1)
-        stream, added = self.linear(f"{at}inward", both, [self.source("in_proj.weight")]), ""
+        stream, added = self.linear(f"{at}in_proj", both, [self.source("in_proj.weight")]), ""
         for block in range(self._blocks):
             normed, stream = self.norm(f"{at}blocks.{block}.norm", stream, added)
             added = self.gated_mlp(f"{at}blocks.{block}.", normed)

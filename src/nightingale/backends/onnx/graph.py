@@ -60,13 +60,7 @@ class GraphBuilder(OnnxGraph):
     """RMSNorm, as in Llama; otherwise LayerNorm with a bias."""
 
     def __init__(self, source: TensorSource, *, int8: bool, file: TensorFileWriter | None = None) -> None:
-        """Start a graph.
-
-        Args:
-            source: Returns weights by name.
-            int8: Quantize weights and inputs of products.
-            file: Where weights are written; without it they lie in the graph.
-        """
+        """Start a graph with weights from `source`, which are written to `file` or else lie in the graph."""
         super().__init__(WEIGHTS)
         self.source, self.int8, self.file = source, int8, file
 
@@ -153,7 +147,9 @@ class T3StepGraph(GraphBuilder):
         for layer in range(backbone.layers):
             stream, added = (self._llama_layer if self.is_llama else self._gpt2_layer)(layer, stream, added)
         last, _ = self.norm("tfmr.norm" if self.is_llama else "tfmr.ln_f", stream, added)
-        streams = self.node("Concat", [self._streams[layer] for layer in tapped_layers(backbone.layers)], axis=-1)
+        streams = self.node(
+            "Concat", [self._streams[layer] for layer in tapped_layers(backbone.layers)], axis=-1
+        )
         streams = self.node("Gather", [streams, "logit_positions"], axis=1)
         self.node("Concat", [last, streams], ["hidden_states"], axis=-1)
         self.output("hidden_states", FLOAT, ("rows", "n", (1 + TAPS) * backbone.width))

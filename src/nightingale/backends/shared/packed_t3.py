@@ -121,7 +121,7 @@ def pack(
             # A folder inside, because the temporary one is private to this user.
             part = Path(temporary) / folder.name
             part.mkdir()
-            _write(part, config, _release_pages(tensors) if mapped else tensors.__getitem__, weight_format)
+            _write(part, config, _read_and_release(tensors) if mapped else tensors.__getitem__, weight_format)
             if folder.exists() and not is_intact(folder):
                 shutil.rmtree(folder)
             try:
@@ -140,7 +140,7 @@ def pack(
     return PackedWeights(folder=folder, fresh=True)
 
 
-def _release_pages(tensors: Mapping[str, Tensor]) -> TensorSource:
+def _read_and_release(tensors: Mapping[str, Tensor]) -> TensorSource:
     """Read tensors in order; release the pages of all but the latest, which one product may still need."""
     recent: deque[Tensor] = deque()
 

@@ -21,14 +21,10 @@ class PrefixCache:
         """The inputs (time, width) of each row, and copies of its keys and values."""
 
     def restore(self, x: Tensor, views: Callable[[int], Mapping[str, NDArray[Any]]]) -> int:
-        """Write the longest cached prefix of x (time, width) into a row of the KV cache.
+        """Write the longest cached prefix of x (time, width) into a row of the KV cache; return its length.
 
-        Args:
-            x: The inputs of the row.
-            views: Returns views of the row's keys and values up to a position, which are written.
-
-        Returns:
-            The length of the prefix. At least one position is left to compute, since it gives the logits.
+        `views` returns the row's keys and values up to a position. At least one position is left to compute,
+        since it gives the logits.
         """
         length, found = 0, None
         for other, cached in self.entries:

@@ -35,11 +35,7 @@ class InputEmbeddings:
     ) -> None:
         """Write the embeddings of speech tokens (n) into x (n, width), as `T3.embed_speech_at` computes them.
 
-        Args:
-            x: Where to write.
-            tokens: Speech tokens.
-            speech_positions: Their positions after the start token.
-            positions: Their positions in the whole sequence.
+        `speech_positions` count from the start token, `positions` from the beginning of the sequence.
         """
         np.take(self._speech, tokens, axis=0, out=x)
         if self._learned is not None:

@@ -8,7 +8,7 @@ larger than the weights. A block holds the key and the value of one position of 
 With float16 scales that is 140 bytes instead of 256 in bfloat16, for a head of width 64. Keys need more
 scales than values: after RoPE some of their channels are large and others small, and one scale for all would
 round the small ones to zero (docs/kv-cache.md has the numbers). Blocks are never dequantized as a whole: a
-CPU dequantizes a tile at a time, and the CUDA kernel reads them directly (backends/cuda/paged_attention.py).
+CPU dequantizes a tile at a time, and the CUDA kernel reads them directly (backends.shared.paged_attention.py).
 
 All of the prompt is kept. Of the generated tokens each head keeps a window of its own length
 (decoding/kv_retention.py): its blocks after the prompt are a ring buffer with a few spare positions, so that
@@ -56,7 +56,7 @@ def dequantize(values: Tensor, scales: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVBlockLayout:
-    """How many positions each head keeps, and in which dtype."""
+    """The positions that each head keeps, and their dtype."""
 
     layers: int
     heads: int
@@ -104,17 +104,13 @@ class Extent:
 
 
 BlockAttention = Callable[..., Tensor]
-"""The kernel of backends/cuda/paged_attention.py."""
+"""The kernel of backends.shared.paged_attention.py."""
 
 
 class KVBlockPool:
     """The blocks of all sequences in one buffer; a sequence has one contiguous extent.
 
-    Args:
-        blocks: The capacity.
-        layout: The contents of a block.
-        device: Where the buffer is.
-        attend: The attention kernel; None uses PyTorch.
+    `attend` is the attention kernel; None uses PyTorch.
     """
 
     def __init__(

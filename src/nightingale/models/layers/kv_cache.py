@@ -83,34 +83,16 @@ class DenseKVCache:
         self.position = position
 
 
-class NoKVCache:
-    """Causal attention over a whole sequence without storing it: for training and scoring."""
-
-    def positions(self, x: Tensor) -> Tensor:
-        return torch.arange(x.shape[1], device=x.device)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    def rewind(self, position: int) -> None:
-        """Do nothing."""
-
-
 class BatchedKVCache:
     """Rows of different lengths that each take a few more tokens: one step of continuous batching.
 
-    Args:
-        keys: (rows, heads, time, head width), like `values`.
-        values: The values.
-        rows: The indices of the rows, (rows, 1).
-        lengths: The stored positions of each row, (rows,).
-        counts: The tokens that each row takes, (rows,); the rest of its share is padding.
-        mask: The positions that each token attends to, (rows, 1, tokens, time).
+    `for_layers` makes them.
     """
 
     def __init__(
         self, keys: Tensor, values: Tensor, rows: Tensor, lengths: Tensor, counts: Tensor, mask: Tensor
     ) -> None:
+        """Take rows (rows, 1), lengths and counts (rows,), and mask (rows, 1, tokens, time)."""
         self.keys, self.values = keys, values
         self._rows, self.lengths, self._counts, self._mask = rows, lengths, counts, mask
 
@@ -169,10 +151,9 @@ def kv_cache_full(positions: int, capacity: int) -> MemoryFull:
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros that, on a CPU, take no memory before they are written.
+    """Return zeros that, on a CPU, take no memory before they are written, unlike those of torch.zeros.
 
-    torch.zeros writes them at once; with these, a pool for many utterances costs what it has stored. They are
-    zeros and not uninitialized memory, because a masked NaN would still make a whole row NaN.
+    Uninitialized memory would not do: a masked NaN would still make a whole row NaN.
     """
     if device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=dtype, device=device)

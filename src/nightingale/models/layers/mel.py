@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -43,12 +44,13 @@ class MelFront(nn.Module):
 
     window: Tensor
     filters: Tensor
+    DEFAULT: ClassVar[MelConfig]
 
-    def __init__(self, config: MelConfig) -> None:
+    def __init__(self, config: MelConfig | None = None) -> None:
         super().__init__()
-        self.config = config
-        self.register_buffer("window", hann_window(config.fft_samples), persistent=False)
-        self.register_buffer("filters", slaney_filters(config), persistent=False)
+        self.config = config or self.DEFAULT
+        self.register_buffer("window", hann_window(self.config.fft_samples), persistent=False)
+        self.register_buffer("filters", slaney_filters(self.config), persistent=False)
 
     def spectrum(self, wav: Tensor, margin: int) -> Tensor:
         """Transform (batch, samples), padded by reflection, to complex (batch, bins, frames)."""
@@ -58,8 +60,7 @@ class MelFront(nn.Module):
 class FlowMel(MelFront):
     """(batch, samples) -> (batch, bands, frames): natural log of mel magnitudes, samples // hop frames."""
 
-    def __init__(self, config: MelConfig = FLOW_MEL) -> None:
-        super().__init__(config)
+    DEFAULT = FLOW_MEL
 
     def forward(self, wav: Tensor) -> Tensor:
         bins = torch.view_as_real(
@@ -75,8 +76,7 @@ class TokenMel(MelFront):
     The floor is relative to each clip's own maximum, so cutting a clip before and after differ.
     """
 
-    def __init__(self, config: MelConfig = TOKEN_MEL) -> None:
-        super().__init__(config)
+    DEFAULT = TOKEN_MEL
 
     def forward(self, wav: Tensor) -> Tensor:
         power = self.spectrum(wav, self.config.fft_samples // 2)[..., :-1].abs().square()
@@ -88,8 +88,7 @@ class TokenMel(MelFront):
 class VoiceMel(MelFront):
     """(batch, samples) -> (batch, frames, bands): mel power without a logarithm."""
 
-    def __init__(self, config: MelConfig = VOICE_MEL) -> None:
-        super().__init__(config)
+    DEFAULT = VOICE_MEL
 
     def forward(self, wav: Tensor) -> Tensor:
         power = self.spectrum(wav, self.config.fft_samples // 2).abs().square()

@@ -171,10 +171,7 @@ class PagedKVCache:
 class PagedKVBatch:
     """Sequences of different lengths that each take a few more tokens: one step of continuous batching.
 
-    Args:
-        caches: The cache of each slot; None if the slot is free or takes no part.
-        used: Rows of each slot in the batch.
-        counts: The tokens that each slot takes; the rest is padding.
+    A slot has `used` rows in the batch and takes its count of tokens; its cache is None if it takes no part.
     """
 
     def __init__(self, caches: Sequence[PagedKVCache | None], *, used: int, counts: Sequence[int]) -> None:

@@ -23,8 +23,8 @@ class StreamingState:
     Args:
         past: What the previous block saved; None at the start of a stream.
         advance: The fraction of this block at which the next one starts; less than 1 if they overlap.
-        store: Save the keys and values of this block; otherwise only those of `past`.
-        max_positions: The largest number of positions whose keys and values are saved; None is all.
+        store: Save the keys and values of this block too, and not only those of `past`.
+        max_positions: Save the keys and values of at most this many positions; None is all.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class OutputFormat:
     codec: str
     sample_rate_hz: int
     bit_rate: int | None
-    """In bits per second."""
+    """The bit rate in bits per second; None for lossless codecs."""
 
     @classmethod
     def parse(cls, name: str) -> OutputFormat:
@@ -59,7 +59,7 @@ class OutputFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UrlOptions:
-    """Options in the URL: /v1/text-to-speech/{voice}/…?output_format=…"""
+    """The options in the URL of a request: the voice and the query parameters."""
 
     voice: str
     output: OutputFormat

@@ -93,7 +93,7 @@ class Captions(BaseModel):
     """The response of POST /v1/audio/speech/captions."""
 
     audio: str
-    """In base64."""
+    """The encoded audio in base64."""
     response_format: ResponseFormat
     sample_rate: int
     segments: list[TimedSegment]
@@ -127,14 +127,14 @@ class ModelList(BaseModel):
 
 class AudioModelList(ModelList):
     models: list[ModelCard]
-    """The same as `data`, for Open WebUI."""
+    """The same list as `data`, for Open WebUI."""
 
 
 class VoiceList(BaseModel):
     object: Literal["list"] = "list"
     data: list[VoiceInfo]
     voices: list[VoiceInfo]
-    """The same as `data`, for Open WebUI."""
+    """The same list as `data`, for Open WebUI."""
     aliases: list[str]
     """OpenAI's names, which are accepted, too."""
 

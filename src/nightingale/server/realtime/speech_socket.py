@@ -35,7 +35,7 @@ router = APIRouter()
 
 
 class SessionOptions(NullableBody):
-    """What `session.update` may set, for the turns that start after it."""
+    """The options that `session.update` sets for the turns that start after it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 

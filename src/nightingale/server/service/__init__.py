@@ -1,1 +1,1 @@
-"""What all protocols share: the loaded engine, voices, streams of speech and timestamps."""
+"""The part that all protocols share: the engine, voices, streams of speech and timestamps."""

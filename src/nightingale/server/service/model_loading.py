@@ -13,7 +13,7 @@ from nightingale.engine.requests.controls import Control
 from nightingale.engine.tts import TTS
 from nightingale.errors import VoiceNotFound
 from nightingale.server.service.voice_registry import VoiceRegistry
-from nightingale.server.settings import Settings
+from nightingale.server.settings import ServerSettings
 
 WARM_UP_TEXT: Final = "Ready at 1 or 2."
 """With digits, so that the normalization rules for numbers are compiled, too."""
@@ -29,7 +29,7 @@ class ServedModel:
     notice: str | None = None
 
 
-def load_engine(settings: Settings) -> TTS:
+def load_engine(settings: ServerSettings) -> TTS:
     name = settings.model or default_model()
     model = load_model(name, offline=settings.offline, options=settings.option)
     profile = profile_named(settings.profile or model.defaults.profile)

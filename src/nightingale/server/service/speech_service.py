@@ -36,7 +36,7 @@ from nightingale.server.service.model_loading import (
 )
 from nightingale.server.service.speech_streams import LiveSpeechStream, SpeechStream
 from nightingale.server.service.voice_registry import VoiceInfo, VoiceRegistry
-from nightingale.server.settings import Settings
+from nightingale.server.settings import ServerSettings
 from nightingale.voices.voice import Voice
 
 log = logging.getLogger("nightingale.server")
@@ -57,15 +57,15 @@ VoiceSpec = Voice | str | Mapping[str, Any] | None
 class SpeechService:
     """An engine that is loaded on demand, and the streams that read from it."""
 
-    def __init__(self, settings: Settings, tts: TTS | None = None) -> None:
+    def __init__(self, settings: ServerSettings, tts: TTS | None = None) -> None:
         """tts: an existing engine, which is then never unloaded; by default it is loaded by `start`."""
         self.settings = settings
         self.metrics = ServerMetrics()
         self.model = ServedModel(name=str(settings.model or default_model()))
         self.state = "cold"
-        """cold, loading, ready, idle (unloaded until the next request), stopping, failed"""
+        """One of cold, loading, ready, idle (unloaded until the next request), stopping and failed."""
         self.failure: Exception | None = None
-        """Why `start` failed."""
+        """The exception that `start` raised."""
         self.sample_rate_hz = CLOCKS.sample_rate_hz
         self._given_tts = tts
         self._tts: TTS | None = None
@@ -92,7 +92,7 @@ class SpeechService:
 
     @property
     def ready(self) -> bool:
-        """Whether a request would be served; an idle model is loaded again for it."""
+        """Return whether a request would be served; an idle model is loaded again for it."""
         return self.state in ("ready", "idle")
 
     @property

@@ -60,11 +60,11 @@ class SpeechTurn:
         """request: arguments of `SpeechService.session`. previous: a turn whose audio is sent first.
         abandoned_s: end the turn if no text follows for this long; default ABANDONED_S."""
         self.error: NightingaleError | None = None
-        """Why the turn failed. Text that still follows is ignored."""
+        """The error that ended the turn. Text that still follows is ignored."""
         self.cancelled = False
         self.accepts_text = True
         self.flushed = True
-        """Whether all text so far was flushed."""
+        """True if all text so far was flushed."""
         self._service, self._request = service, request
         self._on_audio, self._on_end, self._previous = on_audio, on_end, previous
         self._chars, self._max_chars = 0, max_chars

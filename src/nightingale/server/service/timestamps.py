@@ -20,10 +20,10 @@ class TimedSegment(BaseModel):
     """A segment of the text and when it is said."""
 
     text: str
-    """As spoken: numbers and symbols are written out."""
+    """The text as spoken: numbers and symbols are written out."""
     start: float
     end: float
-    """In seconds from the beginning, without the pause after the segment."""
+    """Both are seconds from the beginning, without the pause after the segment."""
 
 
 class SegmentTimer:

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from nightingale.engine.tts import TTS
 from nightingale.errors import CapacityError, VoiceExists, VoiceNotFound
 from nightingale.server.service.voice_aliases import invalid_voice, parse_blend, resolve_alias
-from nightingale.server.settings import Settings
+from nightingale.server.settings import ServerSettings
 from nightingale.voices import library
 from nightingale.voices.blend import blend
 from nightingale.voices.voice import Voice
@@ -37,7 +37,7 @@ class VoiceInfo(BaseModel):
     languages: list[str]
     builtin: bool
     default: bool
-    """Whether it is used for requests that name no voice."""
+    """True for the voice of requests that name none."""
     description: str
     created: int
     """Unix time; 0 if it came with the model."""
@@ -46,7 +46,7 @@ class VoiceInfo(BaseModel):
 class VoiceRegistry:
     """Voices for one engine. The methods read files: call them in a thread."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._blend = lru_cache(CACHE_SIZE)(blend)
         self._read = lru_cache(CACHE_SIZE)(lambda path, _modified_ns, _size: Voice.load(path))
@@ -75,7 +75,8 @@ class VoiceRegistry:
             return None
         if not isinstance(words, str):
             raise invalid_voice(spec)
-        return self._blend(tuple((self._find(name, tts), weight) for name, weight in parse_blend(words)))
+        parts = tuple((self._find(name, tts), weight) for name, weight in parse_blend(words))
+        return parts[0][0] if len(parts) == 1 else self._blend(parts)
 
     def add(self, name: str, clip: bytes, tts: TTS) -> VoiceInfo:
         """Create a voice from a clip and store it under `name`."""

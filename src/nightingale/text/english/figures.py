@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from nightingale.text.english import words
-from nightingale.text.english.measures import ONLY_ATTACHED, UNITS
+from nightingale.text.english import lexicon, words
+from nightingale.text.english.measures import NUMBER, ONLY_ATTACHED, UNITS
 from nightingale.text.english.rule import Rule, any_of, listed, rule
 
 FIXED: Final = {
@@ -21,13 +21,8 @@ PAIRED_NAMES: Final = listed(
     "Boeing Airbus Flight flight Room room Route Highway Interstate Suite Apartment Apt Unit Bus bus "
     "Train train"
 )
-STREETS: Final = listed(
-    "Street St Avenue Ave Road Rd Boulevard Blvd Lane Ln Drive Dr Court Ct Place Pl Square Sq Way "
-    "Highway Hwy Parkway Pkwy Terrace"
-)
+STREETS: Final = (*lexicon.STREETS, *lexicon.STREETS.values(), "Way", "Terrace")
 SCALES: Final = {"M": "million", "B": "billion"}
-
-_NUMBER: Final = r"(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
 
 
 def _fraction(above: str, below: str) -> str | None:
@@ -125,7 +120,7 @@ LATE: Final[tuple[Rule, ...]] = (
     rule(
         r"(?<![\w.,])(\d{1,3}(?:\.\d)?)([MB])\b(?= [a-z])", lambda m: f"{words.number(m[1])} {SCALES[m[2]]}"
     ),
-    rule(rf"(?<![\d.,])({_NUMBER})(?=\D|$)", lambda m: _bounded(m, m[1])),
+    rule(rf"(?<![\d.,])({NUMBER})(?=\D|$)", lambda m: _bounded(m, m[1])),
     rule(r"\d+", lambda m: _bounded(m, m[0])),
 )
 

@@ -13,12 +13,10 @@ from typing import Final
 from nightingale.text.english import (
     calendar,
     figures,
-    labels,
     measures,
     money,
     names,
-    phones,
-    scripture,
+    references,
     symbols,
     web,
 )
@@ -29,11 +27,11 @@ BEGINNINGS: Final[tuple[Rule, ...]] = (*web.RULES, *calendar.SPANS)
 # Text without a digit skips these.
 FIGURES: Final[tuple[Rule, ...]] = (
     *symbols.COMPARISONS,
-    *labels.RULES,
-    *scripture.RULES,
+    *references.LABEL_RULES,
+    *references.VERSE_RULES,
     *money.SPANS,
     *calendar.DATES,
-    *phones.RULES,
+    *references.DIGIT_RULES,
     *calendar.TIMES,
     *calendar.YEARS,
     *figures.EARLY,

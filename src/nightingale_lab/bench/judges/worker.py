@@ -4,7 +4,7 @@
 
 A job: {"wav": path, "reference": [clips of the speaker], "language": "en"}; only `wav` is required. The
 answer keeps `wav` and adds `seconds`, one entry per judge, and `cost` in seconds:
-    "tiny", "base", "moonshine": {"heard": the transcript}
+    "tiny", "base", "moonshine": {"transcript": the words}
     "dnsmos": {"ovrl", "sig", "bak", "p808"}        "speaker": {"cosine"}, if `reference` was given
     "error": why a clip could not be judged; the other clips are judged nevertheless.
 """
@@ -79,7 +79,7 @@ def load_judge(name: str, folder: Path, *, threads: int, most_windows: int) -> J
         return speaker_judge(SpeakerEncoder(folder / name / "pretrained.pt"))
     kind = Moonshine if name == "moonshine" else Whisper
     recognizer = kind(folder / name, threads=threads)
-    return lambda samples, job: {"heard": recognizer.transcribe(samples, job.get("language", "en"))}
+    return lambda samples, job: {"transcript": recognizer.transcribe(samples, job.get("language", "en"))}
 
 
 def judge_clip(job: dict[str, Any], judges: dict[str, Judge]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 from nightingale_lab.bench.peers.client import PeerProcess
 from nightingale_lab.bench.peers.install import homes, install
 from nightingale_lab.bench.peers.table import Peer
-from nightingale_lab.bench.speed.run import Plan, measure
+from nightingale_lab.bench.speed.run import BenchPlan, measure
 from nightingale_lab.bench.speed.targets import engine_target
 from nightingale_lab.upstream.families import TOKENS_PER_TEXT_ID
 
@@ -35,7 +35,11 @@ class Setting:
 
 
 def beside(
-    result: dict[str, Any], plan: Plan, peers: Sequence[tuple[Peer, str]], setting: Setting, progress: Progress
+    result: dict[str, Any],
+    plan: BenchPlan,
+    peers: Sequence[tuple[Peer, str]],
+    setting: Setting,
+    progress: Progress,
 ) -> None:
     """Add the rows of each peer to the result, and its description under `peers`."""
     result["peers"] = []
@@ -52,7 +56,13 @@ def beside(
 
 
 def _beside_upstream(
-    result: dict[str, Any], plan: Plan, peer: Peer, size: str, python: Path, setting: Setting, progress: Progress
+    result: dict[str, Any],
+    plan: BenchPlan,
+    peer: Peer,
+    size: str,
+    python: Path,
+    setting: Setting,
+    progress: Progress,
 ) -> None:
     """Measure upstream, then our engine, one at a time in memory. The gigabytes of weights are deleted."""
     with tempfile.TemporaryDirectory(prefix="nightingale-upstream-") as folder:
@@ -64,36 +74,31 @@ def _beside_upstream(
         ):
             result["peers"].append({"who": who, "what": f"{peer.what}; random weights"})
             measure(result, process.synthesize, plan, who=who, on_request=step)
-        model = same_weights(weights, size, setting.device)
+        model = same_weights(weights, size)
         from nightingale.engine.tts import TTS
 
         for profile in setting.profiles or [model.defaults.profile]:
             who = f"ours {size} {profile}"
-            with TTS.over(model, profile) as tts, progress(who) as step:
+            with TTS.over(model, profile, device=setting.device) as tts, progress(who) as step:
                 result["peers"].append({"who": who, "what": "Nightingale, over upstream's weights"})
                 measure(result, engine_target(tts), plan, who=who, on_request=step)
 
 
-def same_weights(folder: Path, size: str, device: str) -> Any:
+def same_weights(folder: Path, size: str) -> Any:
     """Load our model from the files that upstream wrote (a nightingale.engine.model.Model).
 
     A tokenizer cannot be random: on both sides each byte of the text is an id. Random weights do not stop by
     themselves, so both sides make a number of tokens that depends on the length of the text.
     """
-    from nightingale.engine.standin import ByteTokenizer
+    from nightingale.engine.noise_model import ByteTokenizer
     from nightingale.text.frontend import Frontend
     from nightingale_lab.reference import load
 
     for name, text in EMPTY_TOKENIZERS.items():
         (folder / name).write_text(text, encoding="utf-8")
-    model = load(folder, device=device, kind=size)
-    defaults = replace(
-        model.defaults,
-        guarded=False,
-        split_chars=None,
-        tokens_per_text_id=TOKENS_PER_TEXT_ID,
-    )
-    return replace(model, defaults=defaults, frontend=Frontend(tokenizer=ByteTokenizer()))
+    model = load(folder, kind=size)
+    model = model.with_defaults(guarded=False, split_chars=None, tokens_per_text_id=TOKENS_PER_TEXT_ID)
+    return replace(model, frontend=Frontend(tokenizer=ByteTokenizer()))
 
 
 _TAGS = {tag: number for number, tag in enumerate(("[STOP]", "[UNK]", "[SPACE]", "[START]"))}

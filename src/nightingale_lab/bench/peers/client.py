@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from nightingale.errors import EngineFault
 from nightingale_lab.bench.peers.table import Peer
 from nightingale_lab.bench.speed.request import Chunks, Details
-from nightingale.errors import EngineFault
 
 WORKER = Path(__file__).with_name("worker.py")
 

@@ -25,7 +25,9 @@ def peer_named(name_and_size: str) -> tuple[Peer, str]:
     name, _, size = name_and_size.partition(":")
     if name not in PEERS or (size and size not in PEERS[name].sizes):
         sized = [f"{peer.name}:{size}" for peer in PEERS.values() for size in peer.sizes]
-        raise ConfigError("no peer of that name", got=repr(name_and_size), allowed=", ".join([*PEERS, *sized]))
+        raise ConfigError(
+            "no peer of that name", got=repr(name_and_size), allowed=", ".join([*PEERS, *sized])
+        )
     return PEERS[name], size or next(iter(PEERS[name].sizes), "")
 
 

@@ -1,1 +1,1 @@
-"""The page behind `nightingale report`: stored results as one HTML file that needs nothing else."""
+"""Stored results as one self-contained HTML file, and as Markdown tables for the documentation."""

@@ -1,4 +1,4 @@
-"""A/B listening: the same text by each profile, with a player, an outline and a spectrogram. All inline."""
+"""Players for A/B listening: the same text by each profile, with waveform and spectrogram, all inline."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from nightingale_lab.bench.report.pictures import data_uri, outline_svg, spectro
 from nightingale_lab.bench.report.rows import Line
 
 
-def listening_room(verify: Sequence[Line], clips: int) -> str:
-    """Of the newest verify of each model; recordings that are not there any more are left out."""
-    rooms = []
+def players(verify: Sequence[Line], clips: int) -> str:
+    """Return the players of each model's newest verify, without recordings that are gone."""
+    found = []
     for model in dict.fromkeys(str(line["model"]) for line in verify):
         line = [one for one in verify if one["model"] == model][-1]
         wavs = [Path(wav) for wav in line["facts"].get("wavs", ())]
@@ -24,8 +24,8 @@ def listening_room(verify: Sequence[Line], clips: int) -> str:
                 takes.append(wav.parent.parent / line["against"] / wav.name)
             cards = "".join(_card(take) for take in takes if take.is_file())
             if cards:
-                rooms.append(f'<h3>{escape(model)}: {escape(text)}</h3><div class="takes">{cards}</div>')
-    return "".join(rooms)
+                found.append(f'<h3>{escape(model)}: {escape(text)}</h3><div class="takes">{cards}</div>')
+    return "".join(found)
 
 
 def _card(wav: Path) -> str:
@@ -34,7 +34,7 @@ def _card(wav: Path) -> str:
     from nightingale.audio.read import read_audio
 
     samples, rate_hz = read_audio(wav)
-    # MP3, because every browser plays it, a tenth of a WAV's size.
+    # MP3: every browser plays it, and it has a tenth of the size of a WAV.
     encoded = io.BytesIO()
     soundfile.write(encoded, samples, rate_hz, format="MP3")
     sound = data_uri(encoded.getvalue(), "audio/mpeg")

@@ -1,4 +1,4 @@
-"""Stored results as tables of Markdown: what docs/performance.md is made of (tools/make_docs.py)."""
+"""Stored results as Markdown tables for docs/performance.md (tools/make_docs.py)."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from nightingale_lab.bench.report import rows
-from nightingale_lab.bench.report.rows import Line, Row
+from nightingale_lab.bench.report.rows import Line, ReportRow
+from nightingale_lab.bench.script import markdown_table
 
 NOT_YET = "not measured yet"
 Goals = Mapping[str, Sequence[Any]]
-"""What is measured -> must and aim, the last two of the row."""
-
-
-def table(head: Sequence[str], body: Iterable[Sequence[object]]) -> str:
-    lines = [" | ".join(head), "|".join("---" for _ in head)]
-    lines += [" | ".join("–" if cell is None else str(cell) for cell in row) for row in body]
-    return "\n".join(f"| {line} |" if "---" not in line else f"|{line}|" for line in lines)
+"""Name of a row to sign, must and aim."""
 
 
 def number(value: float | None, digits: int = 3) -> str | None:
-    """Three digits that matter, and no exponents."""
+    """Return a number with three significant digits and no exponent."""
     if value is None:
         return None
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.{digits}g}"
@@ -31,7 +26,7 @@ def percent(share: float | None, digits: int = 1) -> str | None:
 
 
 def machine(line: Line) -> str:
-    """In words. Scripts that are older than nightingale_lab/bench/store.py wrote a sentence themselves."""
+    """Describe the machine of a line. Lines of older scripts hold a sentence."""
     found = line.get("machine", line.get("device", "?"))
     if not isinstance(found, Mapping):
         return str(found)
@@ -40,7 +35,7 @@ def machine(line: Line) -> str:
 
 
 def source(line: Line, kind: str) -> str:
-    """Where a table comes from."""
+    """Return the source of a table."""
     where = machine(line)
     load = line["machine"].get("load_1m") if isinstance(line.get("machine"), Mapping) else None
     loaded = f", load {load:g} before the end" if load is not None else ""
@@ -50,7 +45,7 @@ def source(line: Line, kind: str) -> str:
 
 
 def newest(lines: Sequence[Line]) -> Line | None:
-    """The last that was not of toy sizes."""
+    """Return the last line that was not made at tiny sizes."""
     real = [line for line in lines if not line.get("tiny")]
     return real[-1] if real else None
 
@@ -61,11 +56,11 @@ def _measured(
     line = newest(lines)
     if line is None:
         return f"*{NOT_YET[0].upper()}{NOT_YET[1:]}.*"
-    return f"{table(head, body(line))}\n\n{source(line, kind)}"
+    return f"{markdown_table(head, body(line))}\n\n{source(line, kind)}"
 
 
 def cpu(lines: Sequence[Line], goals: Goals) -> str:
-    """The goals of the large models on a CPU, and what their times consist of."""
+    """Return the goals of the large models on a CPU, and what their times consist of."""
 
     def body(line: Line) -> Iterable[Sequence[object]]:
         reached = line["table"]
@@ -100,7 +95,7 @@ def _made_of(name: str, parts: Mapping[str, Any]) -> str:
 
 
 def cpu_quality(lines: Sequence[Line]) -> str:
-    """Eight bits against float32 on the same weights, told the same tokens."""
+    """Return int8 against float32 on the same weights and the same tokens."""
 
     def body(line: Line) -> Iterable[Sequence[object]]:
         for family in ("multilingual", "nano"):
@@ -113,12 +108,18 @@ def cpu_quality(lines: Sequence[Line]) -> str:
                     found["tokens"],
                 )
 
-    head = ["T3 in eight bits", "scores off, of their spread", "greedy token the same", "among five", "steps"]
+    head = [
+        "T3 in int8",
+        "logit error over their spread",
+        "same greedy token",
+        "among the first five",
+        "steps",
+    ]
     return "\n\n".join(_measured(own, "cpu", head, body) for own in _by_machine(lines))
 
 
 def _by_machine(lines: Sequence[Line]) -> list[list[Line]]:
-    """Lines of each kind of processor, in the order in which these were first measured; at least one list."""
+    """Return the lines of each kind of processor, in order of their first measurement; at least one list."""
     found: dict[str, list[Line]] = {}
     for line in lines:
         found.setdefault(line.get("machine", {}).get("cpu", ""), []).append(line)
@@ -126,7 +127,7 @@ def _by_machine(lines: Sequence[Line]) -> list[list[Line]]:
 
 
 def gpu(lines: Sequence[Line]) -> str:
-    """The goals on one GPU, beside upstream over the same weights in the same run."""
+    """Return the goals on one GPU, beside upstream over the same weights in the same run."""
 
     def body(line: Line) -> Iterable[Sequence[object]]:
         for name, found in line["table"].items():
@@ -134,18 +135,13 @@ def gpu(lines: Sequence[Line]) -> str:
             goals = [f"{sign} {found[goal]:g}" if found[goal] else "" for goal in ("must", "aim")]
             yield name, number(found["upstream"], 4), *goals, number(found["reached"])
 
-    head = [
-        "one H200, multilingual size, 102 tokens, ten-second reference",
-        "upstream",
-        "must",
-        "aim",
-        "reached",
-    ]
+    what = "one H200, multilingual size, 102 tokens, ten-second reference"
+    head = [what, "upstream", "must", "aim", "reached"]
     return _measured(lines, "gpu_engine", head, body)
 
 
 def gpu_engine(lines: Sequence[Line]) -> str:
-    """Everything the engine's own script measured."""
+    """Return all rows of benchmarks/gpu_engine.py."""
     return _measured(
         lines,
         "gpu_engine",
@@ -157,14 +153,8 @@ def gpu_engine(lines: Sequence[Line]) -> str:
 def engine(lines: Sequence[Line]) -> str:
     names = {
         "engine over the bare model calls": ("engine_over_bare", "engine_over_bare_spread"),
-        "ten requests together over ten in a row": (
-            "ten_together_over_ten_in_a_row",
-            "ten_together_spread",
-        ),
-        "the same with T3 by what the machine has for it": (
-            "granted_together_over_in_a_row",
-            "granted_together_spread",
-        ),
+        "ten requests at once over ten in a row": ("ten_together_over_ten_in_a_row", "ten_together_spread"),
+        "the same with the fastest backend": ("granted_together_over_in_a_row", "granted_together_spread"),
     }
 
     def body(line: Line) -> Iterable[Sequence[object]]:
@@ -180,11 +170,11 @@ def engine(lines: Sequence[Line]) -> str:
 def server(lines: Sequence[Line]) -> str:
     def body(line: Line) -> Iterable[Sequence[object]]:
         for kind, ms in line["overhead_ms_p50"].items():
-            yield f"HTTP over the engine, to the first sound, {kind}", f"{ms:.1f} ms"
+            yield f"HTTP over the engine, to the first audio, {kind}", f"{ms:.1f} ms"
         for load in (line["load"], line["overload"]):
-            told = ", ".join(f"{count} × {status}" for status, count in load["statuses"].items())
+            statuses = ", ".join(f"{count} × {status}" for status, count in load["statuses"].items())
             who = f"{load['clients']} clients for {load['seconds']:.0f} s"
-            yield f"{who}: answers by status (0: none)", told
+            yield f"{who}: answers by status (0: none)", statuses
             yield f"{who}: audio seconds a second", number(load["audio_seconds_per_s"])
             yield f"{who}: `/health`, p95", f"{load['health_ms_p95']:.1f} ms"
             yield f"{who}: memory before and after", "{} and {} MB".format(*load["memory_mb"])
@@ -195,17 +185,17 @@ def server(lines: Sequence[Line]) -> str:
 
 
 def bench(bench_lines: Sequence[Line], verify_lines: Sequence[Line]) -> str:
-    """The newest of each model and profile, and of those measured beside it: speed and quality on one row."""
+    """Return speed and quality of the newest run of each model and profile, and of its peers."""
     found = rows.table_rows(rows.peers_apart(bench_lines), verify_lines)
     if not found:
         return "*Nothing stored yet: run `nightingale bench` and `nightingale verify`.*"
     head = ["model", "profile", "first audio p50", "p95", "rtf", "peak MB"]
     head += ["WER, two recognizers", "DNSMOS", "cosine"]
     where = source(bench_lines[-1], "bench") if bench_lines else source(verify_lines[-1], "verify")
-    return f"{table(head, map(_bench_cells, found))}\n\n{where}"
+    return f"{markdown_table(head, map(_bench_cells, found))}\n\n{where}"
 
 
-def _bench_cells(row: Row) -> Sequence[object]:
+def _bench_cells(row: ReportRow) -> Sequence[object]:
     first = [number(row.speed.get(name)) for name in ("ttfa_ms_p50", "ttfa_ms_p95")]
     wer = [percent(row.quality.get("wer", {}).get(judge)) for judge in ("tiny", "moonshine")]
     return (
@@ -220,13 +210,13 @@ def _bench_cells(row: Row) -> Sequence[object]:
     )
 
 
-def crowds(bench_lines: Sequence[Line]) -> str:
-    """The newest line's: several requests at a time."""
-    lines = [line for line in bench_lines if line.get("crowds")]
+def concurrency(bench_lines: Sequence[Line]) -> str:
+    """Return the rows of the newest run with several requests at a time."""
+    lines = [line for line in bench_lines if line.get("concurrency")]
     return _measured(
         lines,
         "bench",
-        ["who", "at a time", "first audio p50", "audio s/s", "starved"],
+        ["who", "concurrency", "first audio p50", "audio s/s", "underruns"],
         lambda line: [
             (
                 row["who"],
@@ -235,6 +225,6 @@ def crowds(bench_lines: Sequence[Line]) -> str:
                 number(row["audio_seconds_per_s"]),
                 row["underruns"],
             )
-            for row in line["crowds"]
+            for row in line["concurrency"]
         ],
     )

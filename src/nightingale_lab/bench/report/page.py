@@ -1,4 +1,4 @@
-"""The page itself."""
+"""The HTML page of `nightingale report`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from nightingale_lab.bench.report import rows
-from nightingale_lab.bench.report import svg
-from nightingale_lab.bench.report.listen import listening_room
-from nightingale_lab.bench.report.rows import Line, Row
+from nightingale_lab.bench.report import rows, svg
+from nightingale_lab.bench.report.listen import players
+from nightingale_lab.bench.report.rows import Line, ReportRow
 
 STYLE = Path(__file__).with_name("style.css")
-CELLS: dict[str, Callable[[Row], object]] = {
+CELLS: dict[str, Callable[[ReportRow], object]] = {
     "first audio, ms": lambda row: row.speed.get("ttfa_ms_p50"),
     "p95": lambda row: row.speed.get("ttfa_ms_p95"),
     "rtf": lambda row: row.speed.get("rtf_p50"),
     "ms/step": lambda row: row.speed.get("t3_ms_per_step"),
-    "starved": lambda row: row.speed.get("underruns"),
+    "underruns": lambda row: row.speed.get("underruns"),
     "peak MB": lambda row: row.memory_mb,
     "WER, tiny": lambda row: _percent(row.quality.get("wer", {}).get("tiny")),
     "WER, moonshine": lambda row: _percent(row.quality.get("wer", {}).get("moonshine")),
@@ -29,7 +28,7 @@ CELLS: dict[str, Callable[[Row], object]] = {
 
 
 def page(bench: Sequence[Line], verify: Sequence[Line], *, clips: int = 6) -> str:
-    """bench, verify: stored lines, oldest first. clips: how many texts can be listened to."""
+    """Return the page. bench, verify: stored lines, oldest first. clips: how many texts get players."""
     runs, bench = bench, rows.peers_apart(bench)
     found = rows.table_rows(bench, verify)
     sections = [
@@ -37,7 +36,7 @@ def page(bench: Sequence[Line], verify: Sequence[Line], *, clips: int = 6) -> st
         (
             "First audio over concurrency",
             _plot(
-                rows.series(bench, "crowds", "concurrency", "ttfa_ms_p50"), "requests at a time", "ms, median"
+                rows.series(bench, "concurrency", "concurrency", "ttfa_ms_p50"), "concurrency", "ms, median"
             ),
         ),
         (
@@ -50,7 +49,7 @@ def page(bench: Sequence[Line], verify: Sequence[Line], *, clips: int = 6) -> st
         ),
         ("One request, by stage", _stages(found)),
         ("Cost over floor", _floor(bench)),
-        ("Listen", listening_room(verify, clips)),
+        ("Listen", players(verify, clips)),
         ("Checks", "".join(_checks(row.verify) for row in found if row.verify)),
         ("Trend over commits", _trend(runs)),
         ("Where this was measured", _where([*bench[-1:], *verify[-1:]])),
@@ -71,7 +70,7 @@ def _percent(value: float | None) -> str | None:
     return None if value is None else f"{100 * value:.1f} %"
 
 
-def _verdict(row: Row) -> str | None:
+def _verdict(row: ReportRow) -> str | None:
     if row.verify is None:
         return None
     failed = sum(check["verdict"] == "fail" for check in row.verify["checks"])
@@ -84,7 +83,7 @@ def _shown(value: object) -> str:
     return svg.number(value) if isinstance(value, float) else str(value)
 
 
-def _table(found: Sequence[Row]) -> str:
+def _table(found: Sequence[ReportRow]) -> str:
     if not found:
         return (
             "<p>No results yet: run <code>nightingale bench</code> and <code>nightingale verify</code>.</p>"
@@ -103,8 +102,8 @@ def _plot(series: Mapping[str, Sequence[svg.Point]], x_label: str, y_label: str)
     return svg.lines(f"{y_label} over {x_label}", series, x_label=x_label, y_label=y_label)
 
 
-def _stages(found: Sequence[Row]) -> str:
-    """The short text's stages, one after another; in a stream they take turns, the sums are the same."""
+def _stages(found: Sequence[ReportRow]) -> str:
+    """Draw the stages of the short text one after another; in a stream they alternate."""
     drawn = []
     for row in found:
         spent = row.speed.get("stage_ms_per_audio_s")

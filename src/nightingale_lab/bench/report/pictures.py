@@ -1,4 +1,4 @@
-"""A recording to look at: its spectrogram as a PNG, its outline as SVG. Both by own code, in a few lines."""
+"""The spectrogram of a recording as PNG and its waveform as SVG, without an imaging library."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from base64 import b64encode
 import numpy as np
 from numpy.typing import NDArray
 
-from nightingale_lab.bench.spectrogram import FLOOR_DB, spectrogram_db
 from nightingale.types import Samples
+from nightingale_lab.bench.spectrogram import FLOOR_DB, spectrogram_db
 
 BANDS, MOST_COLUMNS = 128, 480
 SHADES = np.array(
@@ -22,7 +22,7 @@ OUTLINE_POINTS = 240
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """(rows, columns, 3) as a file."""
+    """Return pixels (rows, columns, 3) as a PNG file."""
     height, width, _ = pixels.shape
     rows = b"".join(b"\0" + pixels[row].tobytes() for row in range(height))  # 0: no filter
 
@@ -39,7 +39,7 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
 
 
 def spectrogram_png(samples: Samples) -> bytes:
-    """Low notes at the bottom; 80 dB from black to white."""
+    """Return a spectrogram with low frequencies at the bottom; 80 dB from dark to light."""
     level = spectrogram_db(samples)[: 4 * BANDS].reshape(BANDS, 4, -1).mean(axis=1)
     keep = np.linspace(0, level.shape[1] - 1, min(MOST_COLUMNS, level.shape[1])).round().astype(int)
     loud = np.clip(1 - level[::-1, keep] / FLOOR_DB, 0.0, 1.0) * (len(SHADES) - 1)
@@ -49,7 +49,7 @@ def spectrogram_png(samples: Samples) -> bytes:
 
 
 def outline_svg(samples: Samples) -> str:
-    """The loudest sample of each stretch, mirrored."""
+    """Return the peak of each interval, mirrored."""
     count = max(1, min(OUTLINE_POINTS, len(samples)))
     peaks = [float(np.abs(part).max(initial=0.0)) for part in np.array_split(samples, count)]
     top = max([*peaks, 1e-6])

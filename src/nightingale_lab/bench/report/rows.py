@@ -1,4 +1,4 @@
-"""Stored lines to what the page shows: the newest of each kind, speed and quality on the same row, trends."""
+"""Stored lines to table rows and plots: the newest of each kind, speed beside quality, and trends."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ Line = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ReportRow:
     """One model in one profile."""
 
     model: str
     profile: str
     speed: Mapping[str, Any] = field(default_factory=dict)
-    """Of a short text, alone."""
+    """One request at a time with a short text."""
     memory_mb: float | None = None
     verify: Line | None = None
     quality: Mapping[str, Any] = field(default_factory=dict)
-    """As `verify` found it, or as it was when another profile was held against it."""
+    """From `verify` of this profile, or of another profile that was compared with it."""
 
 
 def peers_apart(bench: Sequence[Line]) -> list[Line]:
-    """Peers measured beside a model are models of their own, not profiles of it."""
+    """Split the peers of each line off, as models of their own."""
     found: list[Line] = []
-    kinds = ("lengths", "crowds", "cold")
+    kinds = ("lengths", "concurrency", "cold")
     for line in bench:
         names = [peer["who"] for peer in line.get("peers", ())]
         own = {kind: [row for row in line.get(kind, ()) if row["who"] not in names] for kind in kinds}
@@ -39,7 +39,7 @@ def peers_apart(bench: Sequence[Line]) -> list[Line]:
 
 
 def newest(lines: Sequence[Line], model: str, who: str, kind: str) -> Line | None:
-    """The last line of a bench that has rows of this kind for this model and profile."""
+    """Return the last line with rows of this kind for this model and profile."""
     for line in reversed(lines):
         if line.get("model") == model and any(row["who"] == who for row in line.get(kind, ())):
             return line
@@ -47,17 +47,17 @@ def newest(lines: Sequence[Line], model: str, who: str, kind: str) -> Line | Non
 
 
 def pairs(bench: Sequence[Line], verify: Sequence[Line]) -> list[tuple[str, str]]:
-    """Each (model, profile) that was measured or verified, oldest first."""
+    """Return each (model, profile) that was measured or verified, oldest first."""
     found: dict[tuple[str, str], None] = {}
     for line in bench:
-        for row in [*line.get("lengths", ()), *line.get("crowds", ())]:
+        for row in [*line.get("lengths", ()), *line.get("concurrency", ())]:
             found[str(line.get("model")), row["who"]] = None
     for line in verify:
         found[str(line["model"]), line["profile"]] = None
     return list(found)
 
 
-def table_rows(bench: Sequence[Line], verify: Sequence[Line]) -> list[Row]:
+def table_rows(bench: Sequence[Line], verify: Sequence[Line]) -> list[ReportRow]:
     rows = []
     for model, who in pairs(bench, verify):
         line = newest(bench, model, who, "lengths")
@@ -65,7 +65,7 @@ def table_rows(bench: Sequence[Line], verify: Sequence[Line]) -> list[Row]:
         cold = [row for row in (line or {}).get("cold", ()) if row["who"] == who]
         checked = [one for one in verify if one["model"] == model and one["profile"] == who]
         rows.append(
-            Row(
+            ReportRow(
                 model=model,
                 profile=who,
                 speed=next((row for row in lengths if row["text"] == "short"), lengths[0] if lengths else {}),
@@ -86,7 +86,7 @@ def _as_reference(verify: Sequence[Line], model: str, profile: str) -> Mapping[s
 
 
 def series(bench: Sequence[Line], kind: str, x: str, y: str) -> dict[str, list[tuple[float, float]]]:
-    """Lines to be drawn: for each model and profile its newest rows, as (x, y)."""
+    """Return the plotted lines: for each model and profile its newest rows, as (x, y)."""
     found = {}
     for model, who in pairs(bench, ()):
         line = newest(bench, model, who, kind)
@@ -98,14 +98,14 @@ def series(bench: Sequence[Line], kind: str, x: str, y: str) -> dict[str, list[t
 
 
 def _value(row: Mapping[str, Any], name: str) -> float:
-    """A column; `seconds` is that of one utterance."""
+    """Return a column; `seconds` is that of one utterance."""
     if name == "seconds":
         return float(row["audio_seconds"]) / max(1, int(row["requests"]))
     return float(row[name])
 
 
 def trend(bench: Sequence[Line], y: str) -> tuple[dict[str, list[tuple[float, float]]], list[str]]:
-    """A value of the short text by run, machine by machine; and the commits of the runs."""
+    """Return a value of the short text by run for each machine, and the commits of the runs."""
     found: dict[str, list[tuple[float, float]]] = {}
     commits = [str(line.get("commit", "?")) for line in bench]
     for number, line in enumerate(bench, start=1):

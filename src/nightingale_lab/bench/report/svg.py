@@ -1,4 +1,4 @@
-"""Small plots as SVG text: lines, bars and a waterfall. They take their colours from the page around them."""
+"""Small plots as SVG text: lines, bars and a waterfall. The page's style sheet has their colours."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from math import ceil, floor, log10
 
 WIDTH, HEIGHT = 640, 300
 LEFT, RIGHT, TOP, BOTTOM = 92, 16, 16, 52
-"""KVBudget for numbers in the larger type of a phone."""
+"""Margins for numbers in the larger type of a phone."""
 ROW = 32
 COLOURS = 8
 """Classes c0 … c7 of the page's style sheet."""
 WIDE_RANGE = 30.0
-"""Values that differ by more are drawn by their powers of ten: the small ones would lie on the floor."""
+"""A larger ratio of values gets a logarithmic axis."""
 
 Point = tuple[float, float]
 
 
 def ticks(top: float, count: int = 5, least: float = 0.0) -> list[float]:
-    """Round numbers from 0 to at least `top`, at least so far apart."""
+    """Return round numbers from 0 to at least `top`, with a distance of at least `least`."""
     if top <= 0:
         return [0.0, 1.0]
     rough = top / count
@@ -33,7 +33,7 @@ def ticks(top: float, count: int = 5, least: float = 0.0) -> list[float]:
 
 
 def powers(low: float, high: float) -> list[float]:
-    """Powers of ten around these, both above 0."""
+    """Return the powers of ten around two positive numbers."""
     return [
         10.0**power for power in range(floor(log10(low)), max(ceil(log10(high)), floor(log10(low)) + 1) + 1)
     ]
@@ -44,7 +44,7 @@ def number(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """For an axis: thousands as k."""
+    """Return a number for an axis, with thousands as k."""
     return f"{value / 1000:g}k" if abs(value) >= 10_000 else number(value)
 
 
@@ -60,11 +60,11 @@ def _text(x: float, y: float, said: str, anchor: str = "middle", more: str = "")
 
 
 def lines(title: str, series: Mapping[str, Sequence[Point]], *, x_label: str, y_label: str) -> str:
-    """One line per name; points are marked, so that a single one shows too."""
+    """Draw one line per name, with its points marked."""
     points = [point for line in series.values() for point in line]
     if not points:
         return ""
-    whole = all(x == int(x) for x, _ in points)  # nobody makes half a request
+    whole = all(x == int(x) for x, _ in points)
     across = ticks(max(x for x, _ in points), least=1.0 if whole else 0.0)
     heights = [y for _, y in points]
     by_powers = min(heights) > 0 and max(heights) / min(heights) > WIDE_RANGE
@@ -100,14 +100,14 @@ def legend(names: Sequence[str]) -> str:
 
 
 def bars(title: str, values: Mapping[str, float], *, unit: str, mark: tuple[str, float] | None = None) -> str:
-    """One bar per name, from the left."""
+    """Draw one bar per name."""
     return waterfall(title, [(name, 0.0, value) for name, value in values.items()], unit=unit, mark=mark)
 
 
 def waterfall(
     title: str, steps: Sequence[tuple[str, float, float]], *, unit: str, mark: tuple[str, float] | None = None
 ) -> str:
-    """Steps as (name, begin, length), one under the other on one scale; `mark` is a moment to point at."""
+    """Draw steps (name, begin, length) one below the other on one scale; `mark` is a labelled position."""
     if not steps:
         return ""
     end = max([begin + length for _, begin, length in steps] + ([mark[1]] if mark else [])) or 1.0

@@ -46,24 +46,22 @@ def best_s(act: Callable[[], object], repeats: int = REPEATS) -> float:
     return min(times)
 
 
-def distances(model: Any, text: str) -> list[Distance]:
-    """Measure the stages of a loaded model (nightingale.engine.model.Model) with a text."""
-    import torch
+def distances(model: Any, text: str, device: str = "auto") -> list[Distance]:
+    """Measure the stages of a loaded model (nightingale.engine.model.Model) with a text, in float32.
 
-    with torch.inference_mode():
-        return _distances(model, text)
-
-
-def _distances(model: Any, text: str) -> list[Distance]:
+    Returns nothing for the model "noise", which has no weights.
+    """
     import torch
 
     from nightingale_lab import reference
 
-    t3 = model.networks.t3
-    device = t3.speech_head.weight.device
-    wait: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    ids, steps_s = _timed_tokens(reference.speech_tokens(model, text, seed=SEED), wait)
-    mel = reference.mel_of(model, ids, seed=SEED)
+    if model.info.synthetic:
+        return []
+    device = reference.setup_for(device=device).machine.device
+    t3 = reference.networks_of(model, device).t3
+    wait: Callable[[], object] = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    ids, steps_s = _timed_tokens(reference.speech_tokens(model, text, seed=SEED, device=device), wait)
+    mel = reference.mel_of(model, ids, seed=SEED, device=device)
     bytes_per_step = step_bytes(t3)
     read = bandwidth(bytes_per_step, device, wait)
     rate = matmul_rate(device, wait)
@@ -76,8 +74,8 @@ def _distances(model: Any, text: str) -> list[Distance]:
         )
     ]
     acts: dict[str, Callable[[], object]] = {
-        "flow": partial(reference.mel_of, model, ids, seed=SEED),
-        "vocoder": partial(reference.samples_of, model, mel, seed=SEED),
+        "flow": partial(reference.mel_of, model, ids, seed=SEED, device=device),
+        "vocoder": partial(reference.samples_of, model, mel, seed=SEED, device=device),
     }
     for stage, act in acts.items():
         work = operations(act)
@@ -105,7 +103,7 @@ def _timed_tokens(drawn: Any, wait: Callable[[], object]) -> tuple[list[int], li
 
 
 def step_bytes(t3: Any) -> int:
-    """Return the bytes of weights read for one token: all but embedding tables, of which a step reads a row."""
+    """Return the bytes of weights read for one token: all but embedding tables, which a step indexes."""
     import torch
 
     tables = {id(module.weight) for module in t3.modules() if isinstance(module, torch.nn.Embedding)}
@@ -113,7 +111,7 @@ def step_bytes(t3: Any) -> int:
 
 
 def bandwidth(size: int, device: Any, wait: Callable[[], object]) -> float:
-    """Return the bytes per second of a matrix-vector product of this size, which is what a step consists of."""
+    """Return the bytes per second of a matrix-vector product of this size, as a step does it."""
     import torch
 
     columns = 1024

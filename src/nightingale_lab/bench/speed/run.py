@@ -17,7 +17,7 @@ LOAD_TEXT = "short"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class BenchPlan:
     lengths: Sequence[str] = tuple(TEXTS)
     """Keys of TEXTS, measured one request at a time."""
     levels: Sequence[int] = (1, 2, 4, 8)
@@ -41,7 +41,7 @@ def new_result(**about: Any) -> dict[str, Any]:
 def measure(
     result: dict[str, Any],
     target: Target,
-    plan: Plan,
+    plan: BenchPlan,
     *,
     who: str,
     on_request: Callable[[], object] = lambda: None,

@@ -50,8 +50,8 @@ FLOOR = {
 LEFT = ("who", "text", "stage", "floor_of")
 """Columns of text."""
 CAPTION = (
-    "ttfa: time to first audio, ms. rtf: seconds of waiting per second of audio. flow, vocoder: ms per second",
-    "of audio. gap: between two chunks, ms. underruns: times a player that starts at once has nothing to play.",
+    "ttfa: time to first audio, ms. rtf: seconds of waiting per second of audio. flow, vocoder: ms per",
+    "second of audio. gap: between two chunks, ms. underruns: times a player has nothing to play.",
 )
 
 

@@ -1,1 +1,1 @@
-"""The checklist behind `nightingale verify`: each check is a value, its bound and a verdict."""
+"""The checks of `nightingale verify`: each is a value with a bound and a verdict."""

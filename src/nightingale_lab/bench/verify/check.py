@@ -1,21 +1,22 @@
-"""What a check is: a value held against a bound. And what many of them make together."""
+"""A check is a value with a bound; a report is all checks of one model and profile."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from typing import Any, Literal
 
 Verdict = Literal["pass", "fail", "missing"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Check:
     """One line of the report. Without a value it could not be made, and `detail` says what is missing."""
 
     group: str
     name: str
     value: float | None
+    _: KW_ONLY
     low: float | None = None
     high: float | None = None
     unit: str = ""
@@ -23,7 +24,7 @@ class Check:
 
     @property
     def verdict(self) -> Verdict:
-        """A value that is not a number passes no bound."""
+        """NaN passes no bound."""
         if self.value is None:
             return "missing"
         above = self.low is None or self.value >= self.low
@@ -32,29 +33,26 @@ class Check:
 
     @property
     def bound(self) -> str:
-        parts = [
-            f"≥ {self.low:g}" if self.low is not None else "",
-            f"≤ {self.high:g}" if self.high is not None else "",
-        ]
         if self.low is not None and self.low == self.high:
             return f"= {self.low:g}"
-        return " and ".join(part for part in parts if part)
+        bounds = {"≥": self.low, "≤": self.high}
+        return " and ".join(f"{sign} {bound:g}" for sign, bound in bounds.items() if bound is not None)
 
     def as_row(self) -> dict[str, Any]:
         row = {**asdict(self), "verdict": self.verdict}
         value = self.value
-        # JSON has no word for what is not a number.
+        # JSON has no NaN.
         row["value"] = None if value is None or value != value else round(value, 6)
         return row
 
 
 def missing(group: str, name: str, why: str) -> Check:
-    return Check(group=group, name=name, value=None, detail=why)
+    return Check(group, name, None, detail=why)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorstClip:
-    """A clip that somebody should listen to."""
+    """A clip that a person should listen to."""
 
     wav: str
     text: str
@@ -62,20 +60,19 @@ class WorstClip:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """All checks of one model and profile."""
-
+class VerifyReport:
     model: str
     profile: str
     against: str | None = None
+    """The profile it was compared with."""
     checks: tuple[Check, ...]
     worst: tuple[WorstClip, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
-    """Numbers without a bound: what the report page shows beside the speed."""
+    """Numbers without a bound, which the report page shows beside the speed."""
 
     @property
     def ok(self) -> bool:
-        """Nothing failed. What is missing is named, and is no failure."""
+        """No check failed. A missing check is not a failure."""
         return not self.failed
 
     @property
@@ -100,8 +97,8 @@ class Report:
 
 
 def worst_of(values: Iterable[float], *, lowest: bool = False) -> float:
-    """The largest (or lowest) value; not a number if one of them is not, or if there are none."""
-    held = list(values)
-    if not held or any(value != value for value in held):
+    """Return the largest (or lowest) value; NaN if one of them is NaN, or if there are none."""
+    kept = list(values)
+    if not kept or any(value != value for value in kept):
         return float("nan")
-    return min(held) if lowest else max(held)
+    return min(kept) if lowest else max(kept)

@@ -1,16 +1,19 @@
-"""A sentence in each language a model claims: can it be written in its text ids, and does it come out?"""
+"""Check one sentence in each language of a model: its text ids, and that it makes audio."""
 
 from __future__ import annotations
 
-from nightingale_lab.bench.verify.check import Check, missing
-from nightingale_lab.bench.verify.subject import Subject
+from functools import partial
+
 from nightingale.clocks import CLOCKS
 from nightingale.errors import LanguagePackageMissing, NightingaleError
+from nightingale_lab.bench.verify.check import Check, missing
+from nightingale_lab.bench.verify.subject import Subject
 
 GROUP = "languages"
+check = partial(Check, GROUP)
 SEED = 31
 LEAST_SECONDS, MOST_SECONDS = 0.6, 12.0
-"""Each sentence takes a person about two to four seconds."""
+"""A person needs about two to four seconds for each sentence."""
 QUIETEST = 1e-3
 """Root mean square below which a clip is silence."""
 
@@ -42,7 +45,7 @@ SENTENCES = {
 
 
 def languages(subject: Subject) -> list[Check]:
-    return [check for code in subject.languages for check in _language(subject, code)]
+    return [one for code in subject.languages for one in _language(subject, code)]
 
 
 def _language(subject: Subject, code: str) -> list[Check]:
@@ -55,25 +58,12 @@ def _language(subject: Subject, code: str) -> list[Check]:
     except LanguagePackageMissing as error:
         return [missing(GROUP, code, error.fix)]
     except NightingaleError as error:
-        return [Check(group=GROUP, name=f"{code}: errors", value=1.0, high=0, detail=str(error))]
+        return [check(f"{code}: errors", 1.0, high=0, detail=str(error))]
     unknown = sum(id_ == subject.unknown_text_id for id_ in ids)
     power = float((spoken.samples.astype("float64") ** 2).mean()) if len(spoken.samples) else 0.0
-    sounding = power**0.5 >= QUIETEST
-    seconds = len(spoken.samples) / CLOCKS.sample_rate_hz if sounding else 0.0
+    audible = power**0.5 >= QUIETEST
+    seconds = len(spoken.samples) / CLOCKS.sample_rate_hz if audible else 0.0
     return [
-        Check(
-            group=GROUP,
-            name=f"{code}: unknown text ids",
-            value=float(unknown),
-            high=0,
-            detail=f"of {len(ids)}",
-        ),
-        Check(
-            group=GROUP,
-            name=f"{code}: seconds of sound",
-            value=seconds,
-            low=LEAST_SECONDS,
-            high=MOST_SECONDS,
-            unit="s",
-        ),
+        check(f"{code}: unknown text ids", float(unknown), high=0, detail=f"of {len(ids)}"),
+        check(f"{code}: seconds of sound", seconds, low=LEAST_SECONDS, high=MOST_SECONDS, unit="s"),
     ]

@@ -1,95 +1,78 @@
-"""Can one hear where the stream was cut, and is it the whole?"""
+"""Check for audible chunk boundaries, and that the joined stream is the whole utterance."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
+from nightingale.types import Samples
 from nightingale_lab.bench.seams import seam_report
 from nightingale_lab.bench.shifts import shift_report
 from nightingale_lab.bench.verify.check import Check
-from nightingale_lab.bench.verify.subject import BothWays, Spoken, Subject
-from nightingale.types import Samples
+from nightingale_lab.bench.verify.subject import RecordedUtterance, RenderedTwice, Subject
 
-GROUP = "streaming"
+check = partial(Check, "streaming")
 SEED = 21
 ALLOWED_SHARE = 0.02
-"""Of boundaries put into untouched speech 3 in 8,590 are called seams (docs/streaming.md); one in fifty is no
-chance any more, unless there are so few that one is more."""
+"""The share of boundaries that may be called audible. In untouched speech it is 3 of 8,590
+(docs/streaming.md). One boundary is always allowed."""
 SPECTRAL_LIMIT_DB = 6.0
-"""Mean difference of the two log spectra. Wren in blocks is 2 dB from wren in one piece; two sentences are 19
-from each other."""
+"""Bound of the mean difference of two log spectra. Wren in blocks differs from wren in one piece by 2 dB;
+two different sentences differ by 19 dB."""
 BANDS = 40
 
 
-def seams(clips: Sequence[Spoken]) -> list[Check]:
-    """Clicks and holes at the boundaries of what the listener got."""
+def seams(clips: Sequence[RecordedUtterance]) -> list[Check]:
+    """Check for clicks and holes at the chunk boundaries."""
     reports = [seam_report(clip.samples, clip.boundaries, clip.rate_hz) for clip in clips if clip.boundaries]
     boundaries = sum(len(report.boundaries) for report in reports)
     found = sum(len(report.seams) for report in reports)
     often = sum(not report.clean and not report.seams for report in reports)
+    allowed = float(max(1, int(ALLOWED_SHARE * boundaries))) if boundaries else 0.0
+    note = f"of {boundaries} in {len(clips)} clips"
     return [
-        Check(
-            group=GROUP,
-            name="audible chunk boundaries",
-            value=float(found),
-            high=float(max(1, int(ALLOWED_SHARE * boundaries))) if boundaries else 0.0,
-            detail=f"of {boundaries} in {len(clips)} clips",
-        ),
-        Check(group=GROUP, name="clips with a fault at every boundary", value=float(often), high=0),
+        check("audible chunk boundaries", float(found), high=allowed, detail=note),
+        check("clips with a fault at every boundary", float(often), high=0),
     ]
 
 
 def stream_is_whole(subject: Subject, texts: Sequence[str]) -> list[Check]:
-    """The stream joined must be what `say` gives; blocks must lie where they lie in the whole."""
+    """Check that the joined stream equals `say`, and that blocks lie where they lie in the whole."""
     text = texts[0]
     streamed, said = subject.say(text, seed=SEED), subject.whole(text, seed=SEED)
     same = len(streamed.samples) == len(said) and bool(np.array_equal(streamed.samples, said))
-    pairs = [subject.both_ways(text, seed=SEED + i) for i, text in enumerate(texts)]
+    pairs = [subject.render_twice(text, seed=SEED + i) for i, text in enumerate(texts)]
     return [
-        Check(group=GROUP, name="joined stream differs from say", value=float(not same), high=0),
+        check("joined stream differs from say", float(not same), high=0),
         *blocks_lie_in_place(pairs),
     ]
 
 
-def blocks_lie_in_place(pairs: Sequence[BothWays]) -> list[Check]:
+def blocks_lie_in_place(pairs: Sequence[RenderedTwice]) -> list[Check]:
     reports = [shift_report(pair.stream, pair.boundaries, pair.at_once) for pair in pairs]
     apart = [log_spectral_distance_db(pair.stream, pair.whole) for pair in pairs]
+    lost = max((abs(report.missing) for report in reports), default=0)
+    slips, blocks = (
+        sum(map(len, part)) for part in zip(*((r.slips, r.boundaries) for r in reports), strict=True)
+    )
+    worst, note = max(apart, default=float("nan")), "mean difference of log spectra"
     return [
-        Check(
-            group=GROUP,
-            name="samples lost or repeated in blocks",
-            value=float(max((abs(report.missing) for report in reports), default=0)),
-            high=0,
-            unit="samples",
-        ),
-        Check(
-            group=GROUP,
-            name="blocks out of place",
-            value=float(sum(len(report.slips) for report in reports)),
-            high=0,
-            detail=f"of {sum(len(report.boundaries) for report in reports)}",
-        ),
-        Check(
-            group=GROUP,
-            name="blocks against whole, worst",
-            value=max(apart, default=float("nan")),
-            high=SPECTRAL_LIMIT_DB,
-            unit="dB",
-            detail="mean difference of log spectra",
-        ),
+        check("samples lost or repeated in blocks", float(lost), high=0, unit="samples"),
+        check("blocks out of place", float(slips), high=0, detail=f"of {blocks}"),
+        check("blocks against whole, worst", worst, high=SPECTRAL_LIMIT_DB, unit="dB", detail=note),
     ]
 
 
 def log_spectral_distance_db(left: Samples, right: Samples) -> float:
-    """Of frames of 20 ms in 40 bands, over those within 50 dB of the loudest; phase does not count."""
+    """Return the mean difference of 20 ms frames in 40 bands, within 50 dB of the loudest, without phase."""
     count = min(len(left), len(right))
-    pictures = [_bands_db(samples[:count]) for samples in (left, right)]
-    if not len(pictures[0]):
+    spectra = [_bands_db(samples[:count]) for samples in (left, right)]
+    if not len(spectra[0]):
         return float("nan")
-    loud = pictures[1] > pictures[1].max() - 50.0
-    return float(np.abs(pictures[0] - pictures[1])[loud].mean())
+    loud = spectra[1] > spectra[1].max() - 50.0
+    return float(np.abs(spectra[0] - spectra[1])[loud].mean())
 
 
 def _bands_db(samples: Samples) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:

@@ -1,4 +1,4 @@
-"""What is wrong with the sound itself: missing highs or lows, offset, clipping, hiss, a steady tone.
+"""Check the spectrum of the audio: missing highs or lows, offset, clipping, hiss, a steady tone.
 
 The bounds were set around 300 English clips of Kokoro's, taken ten at a time: energy below 4 kHz 0.964 to
 0.991, offset up to 0.0002, floor -74 to -61 dB, no sample at full scale. The tone is upstream's known fault,
@@ -10,25 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nightingale.types import Samples
 from nightingale_lab.bench.endings import levels_db
 from nightingale_lab.bench.verify.check import Check, worst_of
-from nightingale_lab.bench.verify.subject import Spoken
-from nightingale.types import Samples
+from nightingale_lab.bench.verify.subject import RecordedUtterance
 
-GROUP = "spectrum"
+check = partial(Check, "spectrum")
 FFT_SIZE, HOP = 2048, 512
 SPLIT_HZ = 4000.0
 TONE_HZ = (4700.0, 5100.0)
 FULL_SCALE = 0.985
-"""The vocoder clamps at 0.99; a recording that stands there was cut."""
+"""The vocoder clamps at 0.99; samples near it were clipped."""
 QUIET_SHARE = 0.1
-"""The quietest tenth of the frames between the first and the last sound is taken for the pauses."""
+"""The quietest tenth of the frames counts as pauses."""
 DIGITAL_SILENCE = 1e-6
-"""Frames below this are not the model's: the engine puts exact zeros between sentences."""
+"""Frames below this are the exact zeros that the engine puts between sentences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,7 @@ class Spectrum:
 
 
 def frames_power(samples: Samples) -> NDArray[np.float64]:
-    """(frames, bins)"""
+    """Return the power of each frame: (frames, bins)."""
     x = np.pad(samples.astype(np.float64), (0, max(0, FFT_SIZE - len(samples))))
     frames = np.lib.stride_tricks.sliding_window_view(x, FFT_SIZE)[::HOP] * np.hanning(FFT_SIZE)
     return np.asarray(np.abs(np.fft.rfft(frames, axis=1)) ** 2)
@@ -73,10 +74,9 @@ def floor_db(samples: Samples, rate_hz: int) -> float:
 
 
 def tone_db(clips: Sequence[Samples], rate_hz: int) -> float:
-    """How far the sharpest steady line near 4.9 kHz stands out of its neighbours, over all clips together.
+    """Return how far the sharpest steady line near 4.9 kHz exceeds its neighbours, over all clips.
 
-    A steady line keeps its place and level from frame to frame and clip to clip, so the median over all
-    frames shows it and hides speech.
+    A steady line keeps its frequency and level, so the median over all frames shows it and hides speech.
     """
     power = np.concatenate([frames_power(np.nan_to_num(samples)) for samples in clips])
     steady = 10 * np.log10(np.median(power, axis=0) + 1e-12)
@@ -86,8 +86,8 @@ def tone_db(clips: Sequence[Samples], rate_hz: int) -> float:
     return float((steady[lines] - np.median(steady[beside], axis=1)).max())
 
 
-def spectrum(clips: Sequence[Spoken]) -> list[Check]:
-    """Each measure at its worst clip, but for the share of energy and the floor: their medians."""
+def spectrum(clips: Sequence[RecordedUtterance]) -> list[Check]:
+    """Check each measure at its worst clip; the share of energy and the noise floor at their medians."""
     found = [spectrum_of(clip.samples, clip.rate_hz) for clip in clips]
 
     def at_worst(measure: Callable[[Spectrum], float]) -> float:
@@ -98,37 +98,10 @@ def spectrum(clips: Sequence[Spoken]) -> list[Check]:
 
     tone = tone_db([clip.samples for clip in clips], clips[0].rate_hz) if clips else float("nan")
     return [
-        Check(
-            group=GROUP, name="samples that are no numbers", value=at_worst(lambda s: s.not_finite), high=0
-        ),
-        Check(
-            group=GROUP,
-            name="energy below 4 kHz, median",
-            value=middle(lambda s: s.below_4k),
-            low=0.85,
-            high=0.9995,
-        ),
-        Check(group=GROUP, name="DC offset, worst", value=at_worst(lambda s: s.dc_offset), high=0.005),
-        Check(
-            group=GROUP,
-            name="samples at full scale, worst",
-            value=at_worst(lambda s: s.clipped),
-            high=0.0005,
-            unit="share",
-        ),
-        Check(
-            group=GROUP,
-            name="noise floor in pauses, median",
-            value=middle(lambda s: s.floor_db),
-            high=-35.0,
-            unit="dB",
-        ),
-        Check(
-            group=GROUP,
-            name="tone near 4.9 kHz",
-            value=tone,
-            high=12.0,
-            unit="dB",
-            detail="over its neighbours",
-        ),
+        check("samples that are no numbers", at_worst(lambda s: s.not_finite), high=0),
+        check("energy below 4 kHz, median", middle(lambda s: s.below_4k), low=0.85, high=0.9995),
+        check("DC offset, worst", at_worst(lambda s: s.dc_offset), high=0.005),
+        check("samples at full scale, worst", at_worst(lambda s: s.clipped), high=0.0005, unit="share"),
+        check("noise floor in pauses, median", middle(lambda s: s.floor_db), high=-35.0, unit="dB"),
+        check("tone near 4.9 kHz", tone, high=12.0, unit="dB", detail="over its neighbours"),
     ]

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from nightingale.engine.cloning import enroll_file
+from nightingale.backends.base import ModelInfo
+from nightingale.backends.torch.encoders import TorchEncoders
+from nightingale.engine.cloning import clone_file
 from nightingale.models.chatterbox.build import VoiceEncoders
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.defaults import MODEL_DEFAULTS
@@ -48,14 +50,10 @@ def run_theirs(family: Family, networks: UpstreamNetworks, path: Path) -> Any:
 
 
 def run_ours(family: Family, encoders: VoiceEncoders, path: Path) -> Voice:
-    return enroll_file(
-        path,
-        name="clip",
-        family=family.voice_family,
-        encoders=encoders,
-        defaults=MODEL_DEFAULTS[family.name],
-        prompt_tokens=PRESETS[family.name].t3.prompt_tokens,
-    ).voice
+    info = ModelInfo(name=family.name, preset=PRESETS[family.name], defaults=MODEL_DEFAULTS[family.name])
+    networks = TorchEncoders(encoders)
+    voice, _ = clone_file(path, name="clip", family=family.voice_family, encoders=networks, info=info)
+    return voice
 
 
 def compare(rows: Rows, voice: Voice, conds: Any) -> None:

@@ -24,7 +24,7 @@ SEED = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class FlowCase:
     ids: Tensor
     """(1, prompt and spoken tokens)"""
     prompt_mel: Tensor
@@ -32,16 +32,16 @@ class Case:
     speaker: Tensor
 
 
-def random_case() -> Case:
+def random_case() -> FlowCase:
     rng = torch.Generator().manual_seed(SEED)
-    return Case(
+    return FlowCase(
         ids=torch.randint(0, SPEECH_CODES, (1, PROMPT_TOKENS + TOKENS), generator=rng),
         prompt_mel=torch.randn(1, 2 * PROMPT_TOKENS, 80, generator=rng) * 2 - 5,
         speaker=torch.randn(1, 192, generator=rng),
     )
 
 
-def run_theirs(s3gen: Any, case: Case) -> tuple[Tensor, Tensor]:
+def run_theirs(s3gen: Any, case: FlowCase) -> tuple[Tensor, Tensor]:
     """Return the encoder's output mu and the mel, both (1, 80, frames)."""
     voice = {
         "prompt_token": case.ids[:, :PROMPT_TOKENS],
@@ -57,14 +57,14 @@ def run_theirs(s3gen: Any, case: Case) -> tuple[Tensor, Tensor]:
 
 
 @torch.inference_mode()
-def run_ours(flow: Flow, case: Case, noise: Tensor) -> tuple[Tensor, Tensor]:
+def run_ours(flow: Flow, case: FlowCase, noise: Tensor) -> tuple[Tensor, Tensor]:
     prompt_mel = case.prompt_mel.transpose(1, 2)
     mel = flow(case.ids, prompt_mel=prompt_mel, speaker=case.speaker, noise=noise)
     return flow.encode(case.ids), mel
 
 
 def draw_noise(*, meanflow: bool) -> Tensor:
-    """Repeat upstream's draws in upstream's order: a meanflow draws the spoken part first, then everything."""
+    """Repeat upstream's draws in upstream's order: a meanflow draws the spoken part first, then all."""
     torch.manual_seed(SEED)
     spoken = torch.randn(1, 80, 2 * TOKENS) if meanflow else None
     noise = torch.randn(1, 80, 2 * (PROMPT_TOKENS + TOKENS))

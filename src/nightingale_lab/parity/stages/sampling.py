@@ -42,8 +42,8 @@ def run_ours(model: str, sampling: Sampling, logits: Tensor, ids: Tensor) -> Ten
     for raw, history in _steps(logits, ids, guided=logits.shape[1] == 2):
         seen = np.zeros(raw.shape[-1], dtype=np.bool_)
         seen[history.numpy()] = True
-        guided = np.asarray(guide(raw, sampling.cfg_weight))
-        filtered.append(torch.as_tensor(sampler(guided, seen)))
+        guided = guide(raw.numpy(), sampling.cfg_weight)
+        filtered.append(torch.from_numpy(sampler(guided, seen)))
     return torch.stack(filtered)
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nightingale.decoding.decoding import speak
+from nightingale.backends.torch.runner import generate
+from nightingale.decoding.decoding import Decoding, Prompt
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.defaults import MODEL_DEFAULTS
@@ -32,7 +33,7 @@ PENALTY = 1.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class T3Case:
     """The input of one greedy decode: text ids without start and stop, and a voice."""
 
     text: list[int]
@@ -42,7 +43,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class GreedyRun:
     """The tensors of one greedy decode."""
 
     conditioning: Tensor
@@ -52,14 +53,14 @@ class Run:
     ids: Tensor
 
 
-def random_case(family: Family) -> Case:
+def random_case(family: Family) -> T3Case:
     rng = torch.Generator().manual_seed(SEEDS[family.name] + 1)
     text = torch.randint(1, min(family.text_vocab, 50_000), (37,), generator=rng).tolist()
     voice = random_voice(PRESETS[family.name], prompt_tokens=375, seed=SEEDS[family.name])
-    return Case(text=[id_ for id_ in text if id_ != START_TEXT], voice=voice)
+    return T3Case(text=[id_ for id_ in text if id_ != START_TEXT], voice=voice)
 
 
-def run_theirs(network: Any, case: Case, *, guided: bool) -> Run:
+def run_theirs(network: Any, case: T3Case, *, guided: bool) -> GreedyRun:
     from chatterbox.models.t3.modules.cond_enc import T3Cond
 
     condition = T3Cond(
@@ -95,10 +96,10 @@ def run_theirs(network: Any, case: Case, *, guided: bool) -> Run:
                 max_gen_len=case.tokens - 1,
             )
     last = torch.stack([step[:, -1] for step in logits[: case.tokens]])
-    return Run(conditioning=conditioning[0], prompt=prompts[0], logits=last, ids=ids[0])
+    return GreedyRun(conditioning=conditioning[0], prompt=prompts[0], logits=last, ids=ids[0])
 
 
-def run_ours(network: T3, case: Case, *, defaults_of: str, guided: bool) -> Run:
+def run_ours(network: T3, case: T3Case, *, defaults_of: str, guided: bool) -> GreedyRun:
     """defaults_of: the model whose defaults hold; the case overrides what it names."""
     defaults = replace(MODEL_DEFAULTS[defaults_of], max_new_tokens=case.tokens)
     sampling = replace(
@@ -107,25 +108,19 @@ def run_ours(network: T3, case: Case, *, defaults_of: str, guided: bool) -> Run:
         repetition_penalty=case.penalty,
         cfg_weight=CFG_WEIGHT if guided else 0.0,
     )
+    prompt = Prompt(text="", text_ids=case.text, voice=case.voice, exaggeration=EXAGGERATION, guided=guided)
+    vocab = network.config.speech_vocab
+    decoding = Decoding(prompt, vocab=vocab, defaults=defaults, sampling=sampling, seed=0)
     with (
         outputs_of(network.cond_enc) as conditioning,
         arguments_of(network.tfmr, 0) as prompts,
         outputs_of(network.speech_head) as logits,
     ):
-        ids = speak(
-            network,
-            case.text,
-            case.voice,
-            defaults=defaults,
-            sampling=sampling,
-            exaggeration=EXAGGERATION,
-            rng=torch.Generator(),
-        )
-        drawn = torch.tensor(list(ids))
-    return Run(conditioning=conditioning[0], prompt=prompts[0], logits=torch.stack(logits), ids=drawn)
+        drawn = torch.tensor(list(generate(network, decoding)))
+    return GreedyRun(conditioning=conditioning[0], prompt=prompts[0], logits=torch.stack(logits), ids=drawn)
 
 
-def compare(rows: Rows, ours: Run, theirs: Run, *, distinct: int = 16) -> None:
+def compare(rows: Rows, ours: GreedyRun, theirs: GreedyRun, *, distinct: int = 16) -> None:
     """Compare two runs without a penalty. distinct: the fewest different tokens that prove anything."""
     shape = " x ".join(map(str, theirs.conditioning.shape))
     rows.close("T3 conditioning", ours.conditioning, theirs.conditioning, relative=1e-6, note=shape)
@@ -139,7 +134,7 @@ def compare(rows: Rows, ours: Run, theirs: Run, *, distinct: int = 16) -> None:
         rows.close("T3 logits of every step", ours.logits, theirs.logits, relative=1e-5)
 
 
-def compare_networks(rows: Rows, family: Family, theirs: Any, ours: T3) -> Run:
+def compare_networks(rows: Rows, family: Family, theirs: Any, ours: T3) -> GreedyRun:
     """Compare with and without a repetition penalty. Returns upstream's run without it."""
     case = random_case(family)
     reference = run_theirs(theirs, case, guided=family.guided)

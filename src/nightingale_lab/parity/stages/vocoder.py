@@ -38,7 +38,9 @@ def compare(rows: Rows, theirs: Any, ours: Hift, mel: Tensor) -> None:
 
     torch.manual_seed(SEED)
     wav, _ = vocoder.inference(speech_feat=mel)
-    rows.close("waveform from mel alone", run_ours(ours, mel, *draw_excitation(frames))[2], wav, absolute=1e-3)
+    rows.close(
+        "waveform from mel alone", run_ours(ours, mel, *draw_excitation(frames))[2], wav, absolute=1e-3
+    )
 
 
 @torch.inference_mode()

@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from nightingale.cli.main import app
+from nightingale.decoding.decoding import token_budget
+from nightingale.engine.noise_model import load_noise
+from nightingale.errors import ConfigError, EngineFault
+from nightingale.hub.cards import CARDS
+from nightingale.models.defaults import MODEL_DEFAULTS
+from nightingale.text.frontend import open_frontend
 from nightingale_lab import environments
 from nightingale_lab.bench.peers import beside, client, install, worker
 from nightingale_lab.bench.peers.table import PEERS, Peer
 from nightingale_lab.bench.speed.load import run_load
 from nightingale_lab.bench.speed.request import time_request
-from nightingale_lab.bench.speed.run import Plan, new_result
+from nightingale_lab.bench.speed.run import BenchPlan, new_result
 from nightingale_lab.bench.store import read_lines
+from nightingale_lab.cli.bench import parse_peers
 from nightingale_lab.environments import Environment
 from nightingale_lab.upstream import families
-from nightingale_lab.cli.bench import parse_peers
-from nightingale.cli.main import app
-from nightingale.decoding.decoding import budget_tokens
-from nightingale.models.defaults import MODEL_DEFAULTS
-from nightingale.engine.load import load_model
-from nightingale.errors import ConfigError, EngineFault
-from nightingale.hub.cards import CARDS
-from nightingale.text.frontend import open_frontend
 
 PARROT = Peer(name="parrot", what="repeats", environment=Environment(packages=()))
 WORKER = """
@@ -135,7 +135,7 @@ def test_sizes_of_upstream_are_those_we_know_and_have_the_files_our_loader_looks
 def test_both_sides_give_a_text_as_many_tokens() -> None:
     defaults = replace(MODEL_DEFAULTS["nano"], tokens_per_text_id=families.TOKENS_PER_TEXT_ID)
     for text_ids in (1, 13, 52, 270):
-        assert families.tokens_for(text_ids) == budget_tokens(text_ids, defaults)
+        assert families.tokens_for(text_ids) == token_budget(text_ids, defaults)
 
 
 @pytest.mark.parametrize("size", ["nano", "english", "multilingual"])
@@ -156,14 +156,14 @@ def test_we_are_measured_beside_upstream_after_it_on_the_weights_it_left(
     monkeypatch.setattr(client, "WORKER", program)
     seen: list[list[str]] = []
 
-    def opened(folder: Path, size: str, device: str) -> Any:
-        seen.append([size, device, *(path.name for path in folder.iterdir())])
-        return load_model("noise", device="cpu", dtype="auto", offline=True, options={})
+    def opened(folder: Path, size: str) -> Any:
+        seen.append([size, *(path.name for path in folder.iterdir())])
+        return load_noise()
 
     monkeypatch.setattr(beside, "same_weights", opened)
     result = new_result(model="wren")
     setting = beside.Setting(threads=1, upstream_python=Path(sys.executable), profiles=["exact"])
-    plan = Plan(lengths=["word"], levels=[], rounds=1)
+    plan = BenchPlan(lengths=["word"], levels=[], rounds=1)
     told: list[str] = []
 
     def bar(who: str) -> Any:
@@ -171,7 +171,7 @@ def test_we_are_measured_beside_upstream_after_it_on_the_weights_it_left(
         return nullcontext(lambda: None)
 
     beside.beside(result, plan, [install.peer_named("upstream:turbo")], setting, bar)
-    assert seen == [["turbo", "auto", "turbo"]]
+    assert seen == [["turbo", "turbo"]]
     assert told == [row["who"] for row in result["lengths"]] == ["upstream turbo", "ours turbo exact"]
     assert [peer["who"] for peer in result["peers"]] == told
 

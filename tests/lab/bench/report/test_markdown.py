@@ -1,10 +1,11 @@
-"""Tables of docs/performance.md: what they say is what the lines hold, and what is not there is said."""
+"""The tables of docs/performance.md show what the results files hold, and say what is not there."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from nightingale_lab.bench.report import markdown
+from nightingale_lab.bench.script import markdown_table
 
 MACHINE = {"cores": 2, "cpu": "abacus", "load_1m": 0.5}
 SIGNED: dict[str, Any] = {"machine": MACHINE, "commit": "abc", "date": "2026-01-02T03:04:05"}
@@ -27,7 +28,7 @@ def cells(said: str, first: str) -> list[str]:
 
 
 def test_every_row_of_a_table_is_as_wide_as_its_head() -> None:
-    said = markdown.table(["a", "b"], [("x", 1), ("y", None)])
+    said = markdown_table(["a", "b"], [("x", 1), ("y", None)])
     assert said.splitlines() == ["| a | b |", "|---|---|", "| x | 1 |", "| y | – |"]
 
 

@@ -1,4 +1,4 @@
-"""The page of `nightingale report`: complete, self-contained, and safe with whatever a line holds."""
+"""The page of `nightingale report` is complete and self-contained, and escapes what lines hold."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ import pytest
 from planted import RATE_HZ, sound
 from typer.testing import CliRunner
 
-from nightingale_lab.bench.report import rows
-from nightingale_lab.bench.report import svg
+from nightingale.audio.encoders.wav import wav_bytes
+from nightingale.cli.main import app
+from nightingale_lab.bench.report import rows, svg
 from nightingale_lab.bench.report.page import page
 from nightingale_lab.bench.report.pictures import outline_svg, spectrogram_png
 from nightingale_lab.bench.store import append
-from nightingale.cli.main import app
-from nightingale.audio.encoders.wav import wav_bytes
 
 
 def bench_line(commit: str = "abc", rtf: float = 0.5) -> dict[str, Any]:
@@ -38,7 +37,7 @@ def bench_line(commit: str = "abc", rtf: float = 0.5) -> dict[str, Any]:
         "date": "2026-01-01",
         "machine": {"cpu": "abacus", "cores": 2},
         "lengths": [row("balanced", text="short"), row("exact", text="short")],
-        "crowds": [row("balanced", concurrency=1), row("balanced", concurrency=4)],
+        "concurrency": [row("balanced", concurrency=1), row("balanced", concurrency=4)],
         "cold": [{"who": "balanced", "peak_memory_mb": 640.0}],
         "distance": [{"stage": "t3 step", "over_floor": 5.1, "floor_of": "53 MB"}],
     }

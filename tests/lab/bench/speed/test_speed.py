@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from nightingale_lab.bench.speed.floor import Distance, operations, step_bytes
+from nightingale.errors import ConfigError, EngineFault
+from nightingale_lab.bench.speed.floor import Distance, distances, operations, step_bytes
 from nightingale_lab.bench.speed.load import Interrupted, growth, percentile, run_load
 from nightingale_lab.bench.speed.player import play
 from nightingale_lab.bench.speed.request import Chunks, Details, Target, time_request
-from nightingale_lab.bench.speed.run import Plan, measure, new_result
-from nightingale_lab.bench.speed.targets import server_target
+from nightingale_lab.bench.speed.run import BenchPlan, measure, new_result
 from nightingale_lab.bench.speed.table import tables
+from nightingale_lab.bench.speed.targets import server_target
 from nightingale_lab.bench.store import append, read_lines, signed
-from nightingale.errors import ConfigError, EngineFault
 
 
 def test_chunks_in_time_cause_no_underrun() -> None:
@@ -139,13 +139,16 @@ def test_growth_is_the_exponent() -> None:
 
 def test_a_run_has_a_row_for_each_length_and_each_concurrency() -> None:
     result = new_result(model="fake")
-    measure(result, target_after(0.0), Plan(lengths=["word", "long"], levels=[1, 2], rounds=2), who="me")
+    measure(result, target_after(0.0), BenchPlan(lengths=["word", "long"], levels=[1, 2], rounds=2), who="me")
     assert [row["text"] for row in result["lengths"]] == ["word", "long"]
     assert [row["concurrency"] for row in result["concurrency"]] == [1, 2]
     assert result["concurrency"][1]["requests"] == 4
     assert result["growth"][0]["throughput_over_one"]["1"] == 1.0
     assert json.loads(json.dumps(result)) == result
-    assert {table.title for table in tables(result)} == {"one request at a time", "several requests at a time"}
+    assert {table.title for table in tables(result)} == {
+        "one request at a time",
+        "several requests at a time",
+    }
 
 
 def test_ctrl_c_leaves_a_valid_partial_result() -> None:
@@ -158,7 +161,7 @@ def test_ctrl_c_leaves_a_valid_partial_result() -> None:
         if done == 3:
             os.kill(os.getpid(), signal.SIGINT)
 
-    plan = Plan(lengths=["word", "short", "long"], levels=[1], rounds=2)
+    plan = BenchPlan(lengths=["word", "short", "long"], levels=[1], rounds=2)
     with pytest.raises(Interrupted):
         measure(result, target_after(0.01, 0.05), plan, who="me", on_request=one_more)
     assert [row["text"] for row in result["lengths"]] == ["word", "short"]
@@ -225,6 +228,14 @@ def test_what_is_no_address_is_refused_before_anything_is_asked() -> None:
 def test_a_distance_is_time_over_floor() -> None:
     row = Distance(stage="t3 step", took_ms=10.0, floor_ms=2.5, floor_of="bytes").row()
     assert row["over_floor"] == 4.0
+
+
+def test_every_stage_is_compared_with_its_floor() -> None:
+    from nightingale_lab.random_models import random_model
+
+    found = distances(random_model("turbo", tokens=6, tiny=True), "Hello.", "cpu")
+    assert [one.stage for one in found] == ["t3 step", "flow", "vocoder"]
+    assert all(one.row()["over_floor"] > 0 for one in found)
 
 
 def test_operations_of_a_product_are_counted() -> None:

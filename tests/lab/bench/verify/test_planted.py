@@ -1,4 +1,4 @@
-"""Each check of `nightingale verify` sees the defect it is there for, and no defect where there is none."""
+"""Each check of `nightingale verify` detects its defect, and none where there is none."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ import numpy as np
 import pytest
 from planted import BOUNDARIES, RATE_HZ, TEXT, PlantedJudges, PlantedSubject, sound
 
-from nightingale_lab.bench.verify.check import Check, Report, missing
-from nightingale_lab.bench.verify.ends import endings
-from nightingale_lab.bench.verify.listening import JUDGES, find_judges, listening
-from nightingale_lab.bench.verify.run import FIRST_SEED, Panel, heard, sentences, speak, verify
-from nightingale_lab.bench.verify.subject import Spoken
 from nightingale.types import Samples
+from nightingale_lab.bench.verify.check import Check, VerifyReport, missing
+from nightingale_lab.bench.verify.endings import endings
+from nightingale_lab.bench.verify.judged import JUDGES, find_judges, judged
+from nightingale_lab.bench.verify.run import FIRST_SEED, Panel, quality_of, record, sentences, verify
+from nightingale_lab.bench.verify.subject import RecordedUtterance
 
 TEXTS = [TEXT] * 6
 
 
 def report_on(
     subject: PlantedSubject, folder: Path, judges: PlantedJudges | None = None, clips: int = 2, **more: Any
-) -> Report:
+) -> VerifyReport:
     names = JUDGES if judges else ()
     absent = {} if judges else dict.fromkeys(JUDGES, "make judges")
     return verify(subject, TEXTS[:clips], folder, panel=Panel(ask=judges, absent=absent, names=names), **more)
 
 
-def failures(report: Report) -> set[str]:
+def failures(report: VerifyReport) -> set[str]:
     return {check.name for check in report.failed}
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Spoken], list[Path]]:
-    """Six healthy clips, spoken once for all tests of the judges."""
-    return speak(PlantedSubject(), TEXTS, tmp_path_factory.mktemp("said") / "balanced", lambda *_: None)
+def said(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[RecordedUtterance], list[Path]]:
+    """Six healthy clips, recorded once for all tests of the judges."""
+    return record(PlantedSubject(), TEXTS, tmp_path_factory.mktemp("said") / "balanced", lambda *_: None)
 
 
-def caught_by(judges: PlantedJudges, said: tuple[list[Spoken], list[Path]]) -> set[str]:
-    """What fails of the checks that depend on judges."""
+def caught_by(judges: PlantedJudges, said: tuple[list[RecordedUtterance], list[Path]]) -> set[str]:
+    """Return the failed checks among those that depend on judges."""
     clips, wavs = said
-    quality = heard(TEXTS, wavs, Panel(ask=judges, absent={}, names=JUDGES), lambda *_: None)
+    quality = quality_of(TEXTS, wavs, Panel(ask=judges, absent={}, names=JUDGES), lambda *_: None)
     words = [list(clip.words.values()) for clip in quality.clips]
-    checks = listening(quality, {}, own_references=False)
+    checks = judged(quality, {}, own_references=False)
     checks += endings(clips, [str(wav) for wav in wavs], words)[0]
     return {check.name for check in checks if check.verdict == "fail"}
 
 
-def test_a_healthy_speaker_passes_every_check(tmp_path: Path) -> None:
+def test_a_healthy_subject_passes_every_check(tmp_path: Path) -> None:
     report = report_on(PlantedSubject(), tmp_path, PlantedJudges(), clips=6)
     assert failures(report) == set(), [c for c in report.checks if c.verdict == "fail"]
     assert not report.absent
     assert report.ok
     assert {check.group for check in report.checks} == {
-        "determinism", "spectrum", "streaming", "listening", "endings", "languages",
+        "determinism", "spectrum", "streaming", "judges", "endings", "languages",
     }  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def test_a_click_and_a_tone_are_told_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "caught"),
     [
-        ({"has_moods": True}, {"same seed, other sha256", "joined stream differs from say"}),
+        ({"nondeterministic": True}, {"same seed, other sha256", "joined stream differs from say"}),
         ({"forgets_seed": True}, {"other seed, same sha256"}),
         ({"greedy_slips": 1}, {"tokens that differ at temperature 0.0001"}),
         ({"token_slip": 1}, {"samples off 960 × tokens"}),
@@ -135,7 +135,7 @@ def test_a_planted_fault_of_the_engine_is_caught_and_nothing_else(
     assert failures(report_on(PlantedSubject(**fault), tmp_path)) == caught
 
 
-def test_a_sound_that_is_no_number_is_caught_before_it_is_written() -> None:
+def test_nan_samples_are_detected_before_they_are_written() -> None:
     from nightingale_lab.bench.verify.spectrum import spectrum
 
     clip = PlantedSubject(damage=not_a_number).say(TEXT, seed=1)
@@ -185,7 +185,7 @@ LAST_WORD_CUT = TEXT.removesuffix(" home.")
 @pytest.mark.parametrize(
     ("judges", "caught"),
     [
-        (PlantedJudges(words={3: "who knows what that was"}), "clips nobody understood"),
+        (PlantedJudges(words={3: "who knows what that was"}), "clips not understood"),
         (
             PlantedJudges(words=dict.fromkeys(range(6), TEXT.replace("village", "garage"))),
             "word error rate, tiny",
@@ -208,20 +208,20 @@ LAST_WORD_CUT = TEXT.removesuffix(" home.")
         "all bad",
     ],
 )
-def test_what_the_judges_hear_is_held_against_its_bound(
-    judges: PlantedJudges, caught: str, said: tuple[list[Spoken], list[Path]]
+def test_scores_of_the_judges_are_compared_with_their_bounds(
+    judges: PlantedJudges, caught: str, said: tuple[list[RecordedUtterance], list[Path]]
 ) -> None:
     assert caught in caught_by(judges, said)
 
 
-def test_judges_who_hear_nothing_wrong_fail_nothing(said: tuple[list[Spoken], list[Path]]) -> None:
+def test_good_scores_of_the_judges_fail_nothing(said: tuple[list[RecordedUtterance], list[Path]]) -> None:
     assert caught_by(PlantedJudges(), said) == set()
 
 
 def test_a_cut_word_that_only_one_recognizer_misses_is_no_cut_off(
-    said: tuple[list[Spoken], list[Path]],
+    said: tuple[list[RecordedUtterance], list[Path]],
 ) -> None:
-    assert caught_by(PlantedJudges(words={1: LAST_WORD_CUT}, only_one_hears=True), said) == set()
+    assert caught_by(PlantedJudges(words={1: LAST_WORD_CUT}, only_one_misses=True), said) == set()
 
 
 def test_without_judges_the_other_checks_run_and_the_missing_are_named(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_a_slower_and_lower_profile_is_caught_against_the_reference(tmp_path: Pa
             ),
             "word error rate, tiny: rise",
         ),
-        (PlantedJudges(profile="balanced", words={1: "nothing of the kind"}), "more clips nobody understood"),
+        (PlantedJudges(profile="balanced", words={1: "nothing of the kind"}), "more clips not understood"),
         (PlantedJudges(profile="balanced", dnsmos=dict.fromkeys(range(6), 3.1)), "DNSMOS overall: fall"),
         (
             PlantedJudges(profile="balanced", cosines=dict.fromkeys(range(6), 0.6)),
@@ -280,14 +280,14 @@ def test_a_profile_that_got_worse_is_caught_against_the_reference(
 
 
 def test_a_value_on_its_bound_passes_and_one_that_is_no_number_never_does() -> None:
-    assert Check(group="g", name="n", value=1.0, high=1.0).verdict == "pass"
-    assert Check(group="g", name="n", value=1.01, high=1.0).verdict == "fail"
-    assert Check(group="g", name="n", value=0.99, low=1.0).verdict == "fail"
-    assert Check(group="g", name="n", value=float("nan"), high=1.0).verdict == "fail"
+    assert Check("g", "n", 1.0, high=1.0).verdict == "pass"
+    assert Check("g", "n", 1.01, high=1.0).verdict == "fail"
+    assert Check("g", "n", 0.99, low=1.0).verdict == "fail"
+    assert Check("g", "n", float("nan"), high=1.0).verdict == "fail"
     assert missing("g", "n", "why").verdict == "missing"
 
 
-def test_the_planted_speaker_is_the_same_each_time() -> None:
+def test_the_planted_subject_is_deterministic() -> None:
     assert np.array_equal(sound(3), sound(3))
     assert not np.array_equal(sound(3), sound(4))
 

@@ -1,6 +1,6 @@
-"""Planted defects in real speech, before real judges. Needs `make judges` and recordings: see `recordings`.
+"""Planted defects in real speech, scored by real judges. Needs `make judges`, and recordings (`recordings`).
 
-NIGHTINGALE_CLIPS=.wren/references python -m pytest -m judges tests/bench/verify
+NIGHTINGALE_CLIPS=.wren/references python -m pytest -m judges tests/lab/bench/verify
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nightingale.audio.read import read_audio
-from nightingale_lab.bench.quality import Clip, Quality
-from nightingale_lab.bench.verify.listening import JUDGES, find_judges, judge, listening, with_references
 from nightingale.audio.encoders.wav import wav_bytes
+from nightingale.audio.read import read_audio
 from nightingale.types import Samples
+from nightingale_lab.bench.quality import Clip, Quality, measure
+from nightingale_lab.bench.verify.judged import JUDGES, find_judges, judged, with_references
 
 pytestmark = pytest.mark.judges
 SPEAKER, OTHER = "heart", "george"
@@ -30,20 +30,20 @@ def recordings() -> Path:
     return folder
 
 
-def heard(wavs: list[Path], texts: list[str]) -> Quality:
+def scored(wavs: list[Path], texts: list[str]) -> Quality:
     ask, absent = find_judges()
     if ask is None or absent:
         pytest.skip("the judges are not installed: make judges")
     clips = [Clip(wav=wav, text=text) for wav, text in zip(wavs, texts, strict=True)]
-    return judge(with_references(clips), ask, JUDGES)
+    return measure(with_references(clips), ask, JUDGES)
 
 
 @pytest.fixture(scope="module")
 def healthy(recordings: Path) -> Quality:
-    """Their texts are not known here: they are what the first recognizer makes of them."""
+    """The texts are not known here: the transcripts of the first recognizer replace them."""
     wavs = sorted(recordings.glob(f"{SPEAKER}_*.wav"))[:3]
-    first = heard(wavs, [""] * len(wavs))
-    return heard(wavs, [clip.heard["tiny"] for clip in first.clips])
+    first = scored(wavs, [""] * len(wavs))
+    return scored(wavs, [clip.transcripts["tiny"] for clip in first.clips])
 
 
 def damaged(clip: Path, folder: Path, change: object) -> Path:
@@ -55,20 +55,20 @@ def damaged(clip: Path, folder: Path, change: object) -> Path:
 
 
 def failures(quality: Quality) -> set[str]:
-    return {check.name for check in listening(quality, {}, own_references=False) if check.verdict == "fail"}
+    return {check.name for check in judged(quality, {}, own_references=False) if check.verdict == "fail"}
 
 
 def test_untouched_recordings_pass(healthy: Quality) -> None:
-    # The second recognizer may hear a name otherwise than the first, whose word is taken for the text.
+    # The second recognizer may transcribe a name otherwise than the first.
     assert failures(healthy) <= {"word error rate, moonshine"}, healthy.summary()
     assert healthy.cosine is not None
 
 
-def test_a_swapped_voice_is_heard_in_one_clip_of_four(healthy: Quality, recordings: Path) -> None:
+def test_a_swapped_voice_is_detected_in_one_clip_of_four(healthy: Quality, recordings: Path) -> None:
     stranger = min(recordings.glob(f"{OTHER}_*.wav"))
     wavs = [*(clip.clip.wav for clip in healthy.clips), stranger]
     texts = [*(clip.clip.text for clip in healthy.clips), "anything"]
-    quality = heard(wavs, texts)
+    quality = scored(wavs, texts)
     cosines = [clip.cosine for clip in quality.clips]
     assert "speaker cosine, worst" in failures(quality), cosines
 
@@ -80,9 +80,9 @@ def test_a_cut_last_word_is_missed_by_both_recognizers(healthy: Quality, tmp_pat
         return kept
 
     clip = healthy.clips[0]
-    quality = heard([damaged(clip.clip.wav, tmp_path / "cut", cut)], [clip.clip.text])
+    quality = scored([damaged(clip.clip.wav, tmp_path / "cut", cut)], [clip.clip.text])
     words = quality.clips[0].words
-    assert all(result.lost_tail >= 1 for result in words.values()), quality.clips[0].heard
+    assert all(result.lost_tail >= 1 for result in words.values()), quality.clips[0].transcripts
     assert "cut-off" in quality.clips[0].defects
 
 
@@ -93,11 +93,11 @@ def test_noise_over_the_speech_costs_dnsmos(healthy: Quality, tmp_path: Path) ->
         return np.clip(samples + 0.5 * loud * hiss, -1, 1)
 
     wavs = [damaged(clip.clip.wav, tmp_path / "noisy", noisy) for clip in healthy.clips]
-    quality = heard(wavs, [clip.clip.text for clip in healthy.clips])
+    quality = scored(wavs, [clip.clip.text for clip in healthy.clips])
     assert {"DNSMOS overall, mean", "DNSMOS overall, worst"} <= failures(quality), quality.mos()
 
 
-def test_backwards_speech_is_understood_by_nobody(healthy: Quality, tmp_path: Path) -> None:
+def test_backwards_speech_is_not_understood(healthy: Quality, tmp_path: Path) -> None:
     wavs = [damaged(clip.clip.wav, tmp_path / "back", lambda x: x[::-1].copy()) for clip in healthy.clips]
-    quality = heard(wavs, [clip.clip.text for clip in healthy.clips])
-    assert "clips nobody understood" in failures(quality)
+    quality = scored(wavs, [clip.clip.text for clip in healthy.clips])
+    assert "clips not understood" in failures(quality)

@@ -47,13 +47,9 @@ def compile_module(module: ir.Module, target: Target) -> tuple[Any, Any]:
 def compile_cached(
     emit: Callable[[], ir.Module], target: Target, *, name: str, cache_dir: Path | None
 ) -> bytes:
-    """Return an object file of the module that `emit` returns.
+    """Return the object file of a module, which is emitted only if `cache_dir` has no intact file of it.
 
-    Args:
-        emit: Called only if the cache has no intact file.
-        target: The machine to compile for.
-        name: Distinguishes this module from others that the same sources emit.
-        cache_dir: Where object files are kept; None to compile in any case.
+    `name` distinguishes it from other modules that the same sources emit.
     """
     path = None if cache_dir is None else cache_dir / f"{_cache_key(target, name)}.object"
     if path is not None and (kept := _read_intact(path)) is not None:

@@ -155,13 +155,9 @@ class Operation(Function):
 def emit_thread_pool(
     module: ir.Module, target: Target, operations: Mapping[Any, Operation], *, spin_ms: float
 ) -> None:
-    """Emit the functions that `ThreadPool` calls.
+    """Emit the functions that `ThreadPool` calls. `operations` are given by their opcodes.
 
-    Args:
-        module: The module of the operations.
-        target: The machine to emit for.
-        operations: By opcode. An unknown opcode does nothing.
-        spin_ms: How long a thread spins for the next run before it parks; to wake it takes much longer.
+    A worker spins for `spin_ms` before it parks, because to wake it takes long.
     """
     yield_core = ir.Function(module, ir.FunctionType(I32, []), YIELD_SYMBOL)
     barrier = _emit_barrier(module, target, yield_core)
@@ -243,14 +239,7 @@ class ThreadPool:
     """A job with its operations, and the threads that run it; the caller of `run` is one of them."""
 
     def __init__(self, module: CompiledModule, threads: int, *, max_ops: int, claims: bool = False) -> None:
-        """Start the threads, parked.
-
-        Args:
-            module: Compiled code with the functions of `emit_thread_pool`.
-            threads: All threads, with the calling one.
-            max_ops: The most operations of a job.
-            claims: Whether the operations claim work by counters.
-        """
+        """Start `threads` - 1 parked threads. With `claims`, operations have counters of claimed work."""
         shapes = (JOB_WORDS,), (max_ops, OP_WORDS), (max_ops, threads, CLAIM_WORDS), (threads, WORKER_WORDS)
         self.job, self._ops, self._claims, self._workers = (
             page_aligned_zeros(shape, np.int64) for shape in shapes

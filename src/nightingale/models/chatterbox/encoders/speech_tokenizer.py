@@ -7,12 +7,14 @@ quantized to -1, 0 or 1, and the eight digits are read as one number in base thr
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nightingale.models.chatterbox.encoders.config import FSQ_LEVELS, SpeechTokenizerConfig
-from nightingale.models.layers.mel import MelConfig, TokenMel
+from nightingale.models.layers.mel import TOKEN_MEL, TokenMel
 from nightingale.models.layers.rope import inverse_frequencies, rotate, rotations
 
 FSQ_SCALE = 0.9990000128746033
@@ -28,9 +30,7 @@ class SpeechTokenizer(nn.Module):
     def __init__(self, config: SpeechTokenizerConfig) -> None:
         super().__init__()
         self.config = config
-        self.mel = TokenMel(
-            MelConfig(sample_rate_hz=16_000, fft_samples=400, hop_samples=160, bands=config.mel_bands)
-        )
+        self.mel = TokenMel(replace(TOKEN_MEL, bands=config.mel_bands))
         self.encoder = TokenizerEncoder(config)
         self.quantizer = FsqProjection(config)
 
@@ -40,8 +40,7 @@ class SpeechTokenizer(nn.Module):
         mel = self.mel(wav16k.unsqueeze(0))
         if max_tokens is not None:
             mel = mel[..., : max_tokens * FRAMES_PER_TOKEN]
-        ids: Tensor = self(mel)[0]
-        return ids[0]
+        return self(mel)[0][0]
 
     @torch.no_grad()
     def forward(self, mel: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -59,8 +58,7 @@ class SpeechTokenizer(nn.Module):
 
         It is differentiable, for training.
         """
-        hidden, counts = self.encoder(mel, lengths)
-        return hidden, counts
+        return self.encoder(mel, lengths)
 
     def _tokenize_window(self, mel: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
         hidden, id_lengths = self.encode(mel, lengths)
@@ -68,9 +66,8 @@ class SpeechTokenizer(nn.Module):
 
     def _tokenize_long(self, mel: Tensor) -> Tensor:
         """Tokenize (bands, frames) in windows; where two overlap, each gives its half of the tokens."""
-        frames = mel.shape[-1]
-        starts = range(0, frames, WINDOW_FRAMES - OVERLAP_FRAMES) if frames > WINDOW_FRAMES else range(1)
-        windows = [mel[:, start : start + WINDOW_FRAMES] for start in starts]
+        step = WINDOW_FRAMES - OVERLAP_FRAMES if mel.shape[-1] > WINDOW_FRAMES else WINDOW_FRAMES
+        windows = [mel[:, start : start + WINDOW_FRAMES] for start in range(0, max(1, mel.shape[-1]), step)]
         lengths = torch.tensor([window.shape[-1] for window in windows], device=mel.device)
         batch = torch.stack([F.pad(window, (0, WINDOW_FRAMES - window.shape[-1])) for window in windows])
         ids, counts = self._tokenize_window(batch, lengths)
@@ -100,10 +97,8 @@ class TokenizerEncoder(nn.Module):
     def forward(self, mel: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Encode (batch, bands, frames) to (batch, tokens, width) and token counts."""
         x, mask = mel, None
-        if lengths is None:
-            counts = torch.full((mel.shape[0],), mel.shape[-1], device=mel.device)
-        else:
-            counts = lengths.long()
+        everything = torch.full((mel.shape[0],), mel.shape[-1], device=mel.device)
+        counts = everything if lengths is None else lengths.long()
         for conv in (self.conv1, self.conv2):
             if lengths is not None:
                 x = x * (positions(x) < counts[:, None]).unsqueeze(1)
@@ -137,8 +132,7 @@ class TokenizerBlock(nn.Module):
         self, x: Tensor, rope: tuple[Tensor, Tensor], mask: Tensor | None, attn_mask: Tensor | None
     ) -> Tensor:
         x = x + self.attn(self.attn_ln(x), rope, mask, attn_mask)
-        x = x + self.mlp(self.mlp_ln(x))
-        return x
+        return x + self.mlp(self.mlp_ln(x))
 
 
 class FsmnAttention(nn.Module):
@@ -161,14 +155,13 @@ class FsmnAttention(nn.Module):
         fsmn = self.convolve_values(v, mask)
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
         out = F.scaled_dot_product_attention(rotate(q, *rope), rotate(k, *rope), v, attn_mask=attn_mask)
-        projected: Tensor = self.out(out.transpose(1, 2).flatten(2))
-        return projected + fsmn
+        return self.out(out.transpose(1, 2).flatten(2)) + fsmn
 
     def convolve_values(self, v: Tensor, mask: Tensor | None) -> Tensor:
         """Add to each value (batch, tokens, width) a weighted sum of its neighbours, without padding."""
         if mask is not None:
             v = v * mask[..., None]
-        out: Tensor = v + self.fsmn_block(v.transpose(1, 2)).transpose(1, 2)
+        out = v + self.fsmn_block(v.transpose(1, 2)).transpose(1, 2)
         return out if mask is None else out * mask[..., None]
 
 
@@ -180,8 +173,7 @@ class FsqProjection(nn.Module):
         self._codebook = nn.ModuleDict({"project_down": nn.Linear(config.width, config.code_digits)})
 
     def forward(self, hidden: Tensor) -> Tensor:
-        down: Tensor = self._codebook["project_down"](hidden)
-        return down
+        return self._codebook["project_down"](hidden)
 
 
 def fsq(raw: Tensor, *, straight_through: bool = False) -> Tensor:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nightingale.audio.trim import sound_span
 from nightingale.models.chatterbox.encoders.config import VoiceEncoderConfig
-from nightingale.models.layers.mel import MelConfig, VoiceMel
+from nightingale.models.layers.mel import VOICE_MEL, VoiceMel
 
 
 class VoiceEncoder(nn.Module):
     def __init__(self, config: VoiceEncoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.mel = VoiceMel(
-            MelConfig(sample_rate_hz=16_000, fft_samples=400, hop_samples=160, bands=config.mel_bands)
-        )
+        self.mel = VoiceMel(replace(VOICE_MEL, bands=config.mel_bands))
         self.lstm = nn.LSTM(config.mel_bands, config.width, config.layers, batch_first=True)
         self.proj = nn.Linear(config.width, config.embedding)
         # Two parameters of the training loss that the official file contains; nothing reads them.

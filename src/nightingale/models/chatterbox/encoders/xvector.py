@@ -8,13 +8,14 @@ clip plus the mean of its two-second segment. Mean and deviation over time are p
 from __future__ import annotations
 
 from collections import OrderedDict
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nightingale.models.chatterbox.encoders.config import XVectorConfig
-from nightingale.models.layers.mel import KaldiFbank, MelConfig
+from nightingale.models.layers.mel import KALDI_FBANK, KaldiFbank
 from nightingale.models.layers.stft import clip_too_short
 
 SEGMENT_FRAMES = 100
@@ -26,30 +27,31 @@ class XVector(nn.Module):
     def __init__(self, config: XVectorConfig) -> None:
         super().__init__()
         self.config = config
-        self.fbank = KaldiFbank(
-            MelConfig(sample_rate_hz=16_000, fft_samples=512, hop_samples=160, bands=config.mel_bands)
-        )
+        self.fbank = KaldiFbank(replace(KALDI_FBANK, bands=config.mel_bands))
         self.head = SpectrogramResNet(config.front_channels)
-        channels = config.stem_channels
-        parts: list[tuple[str, nn.Module]] = [
-            ("tdnn", TdnnStem(config.front_channels * (config.mel_bands // 8), channels))
-        ]
+        inputs, channels = config.front_channels * (config.mel_bands // 8), config.stem_channels
+        stem = nn.Conv1d(inputs, channels, 5, stride=2, padding=2, bias=False)
+        layers: dict[str, nn.Module] = {"tdnn": named(linear=stem, nonlinear=norm_relu(channels))}
         for index, (depth, dilation) in enumerate(zip(config.depths, config.dilations, strict=True), start=1):
-            parts.append((f"block{index}", DenseBlock(depth, channels, config, dilation)))
+            layers[f"block{index}"] = DenseBlock(depth, channels, config, dilation)
             channels += depth * config.growth
-            parts.append((f"transit{index}", TransitionLayer(channels, channels // 2)))
+            halve = nn.Conv1d(channels, channels // 2, 1, bias=False)
+            layers[f"transit{index}"] = named(nonlinear=norm_relu(channels), linear=halve)
             channels //= 2
-        parts += [
-            ("out_nonlinear", norm_relu(channels)),
-            ("stats", StatisticsPooling()),
-            ("dense", XVectorProjection(2 * channels, config.embedding)),
-        ]
-        self.xvector = nn.Sequential(OrderedDict(parts))
+        self.xvector = named(
+            **layers,
+            out_nonlinear=norm_relu(channels),
+            stats=StatisticsPooling(),
+            dense=named(
+                linear=nn.Conv1d(2 * channels, config.embedding, 1, bias=False),
+                flatten=nn.Flatten(),
+                nonlinear=named(batchnorm=nn.BatchNorm1d(config.embedding, affine=False)),
+            ),
+        )
 
     def forward(self, features: Tensor) -> Tensor:
         """Embed mean-free mel energies (batch, frames, bands) as (batch, embedding), not normalized."""
-        out: Tensor = self.xvector(self.head(features.transpose(1, 2)))
-        return out
+        return self.xvector(self.head(features.transpose(1, 2)))
 
     @torch.no_grad()
     def embed(self, wav16k: Tensor) -> Tensor:
@@ -58,8 +60,7 @@ class XVector(nn.Module):
         if features.shape[1] < MIN_FRAMES:
             hop = self.fbank.config.hop_samples
             raise clip_too_short(wav16k.shape[0], self.fbank.frame_samples + (MIN_FRAMES - 1) * hop)
-        vector: Tensor = self(features - features.mean(1, keepdim=True))[0]
-        return vector
+        return self(features - features.mean(1, keepdim=True))[0]
 
 
 class SpectrogramResNet(nn.Module):
@@ -99,47 +100,25 @@ class SpectrogramResBlock(nn.Module):
         return F.relu(out + self.shortcut(x))
 
 
-class TdnnStem(nn.Module):
-    """The first time-delay layer: kernel 5, stride 2."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.linear = nn.Conv1d(inputs, outputs, 5, stride=2, padding=2, bias=False)
-        self.nonlinear = norm_relu(outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.nonlinear(self.linear(x))
-        return out
-
-
 class DenseBlock(nn.Module):
-    """Layers that each append `growth` channels to their input."""
+    """Layers that each append `growth` channels to their input: a bottleneck, then a gated convolution."""
 
     def __init__(self, depth: int, channels: int, config: XVectorConfig, dilation: int) -> None:
         super().__init__()
         for index in range(depth):
-            layer = DenseLayer(channels + index * config.growth, config, dilation)
+            inputs = channels + index * config.growth
+            layer = named(
+                nonlinear1=norm_relu(inputs),
+                linear1=nn.Conv1d(inputs, config.bottleneck, 1, bias=False),
+                nonlinear2=norm_relu(config.bottleneck),
+                cam_layer=ContextGatedConv(config.bottleneck, config.growth, dilation),
+            )
             self.add_module(f"tdnnd{index + 1}", layer)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.children():
             x = torch.cat((x, layer(x)), dim=1)
         return x
-
-
-class DenseLayer(nn.Module):
-    """A bottleneck over channels, then a convolution over time."""
-
-    def __init__(self, channels: int, config: XVectorConfig, dilation: int) -> None:
-        super().__init__()
-        self.nonlinear1 = norm_relu(channels)
-        self.linear1 = nn.Conv1d(channels, config.bottleneck, 1, bias=False)
-        self.nonlinear2 = norm_relu(config.bottleneck)
-        self.cam_layer = ContextGatedConv(config.bottleneck, config.growth, dilation)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.cam_layer(self.nonlinear2(self.linear1(self.nonlinear1(x))))
-        return out
 
 
 class ContextGatedConv(nn.Module):
@@ -155,42 +134,20 @@ class ContextGatedConv(nn.Module):
         segments = F.avg_pool1d(x, SEGMENT_FRAMES, SEGMENT_FRAMES, ceil_mode=True)
         segments = segments.repeat_interleave(SEGMENT_FRAMES, dim=-1)[..., : x.shape[-1]]
         context = F.relu(self.linear1(x.mean(-1, keepdim=True) + segments))
-        local: Tensor = self.linear_local(x)
-        return local * torch.sigmoid(self.linear2(context))
-
-
-class TransitionLayer(nn.Module):
-    """Halves the channels between blocks."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.nonlinear = norm_relu(inputs)
-        self.linear = nn.Conv1d(inputs, outputs, 1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.linear(self.nonlinear(x))
-        return out
+        return self.linear_local(x) * torch.sigmoid(self.linear2(context))
 
 
 class StatisticsPooling(nn.Module):
-    """(batch, channels, frames) -> (batch, 2 · channels): mean and unbiased deviation over time."""
+    """(batch, channels, frames) -> (batch, 2 · channels, 1): mean and unbiased deviation over time."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat((x.mean(-1), x.std(-1)), dim=-1)
+        return torch.cat((x.mean(-1, keepdim=True), x.std(-1, keepdim=True)), dim=1)
 
 
-class XVectorProjection(nn.Module):
-    """(batch, inputs) -> (batch, outputs), normalized by training statistics."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.linear = nn.Conv1d(inputs, outputs, 1, bias=False)
-        self.nonlinear = nn.Sequential(OrderedDict(batchnorm=nn.BatchNorm1d(outputs, affine=False)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.nonlinear(self.linear(x.unsqueeze(-1)).squeeze(-1))
-        return out
+def named(**layers: nn.Module) -> nn.Sequential:
+    """Return layers in sequence under the checkpoint's names."""
+    return nn.Sequential(OrderedDict(layers))
 
 
 def norm_relu(channels: int) -> nn.Sequential:
-    return nn.Sequential(OrderedDict(batchnorm=nn.BatchNorm1d(channels), relu=nn.ReLU()))
+    return named(batchnorm=nn.BatchNorm1d(channels), relu=nn.ReLU())

@@ -49,6 +49,6 @@ ISTFT_HOP = 4
 NOISY_HARMONICS = 9
 """Harmonics with noise of their own: all of the official model's."""
 MAX_HARMONIC_HZ = 11_000.0
-"""Where there are more than the official nine, overtones above this are left out; they would alias."""
+"""Overtones above this are left out if there are more than the official nine; they would alias."""
 CAUSAL_LOOKAHEAD_FRAMES = 3
 """The mel frames that a causal vocoder needs after the one it renders."""

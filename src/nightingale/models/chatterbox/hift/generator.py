@@ -111,14 +111,16 @@ class Hift(nn.Module):
             x = x + self.source_resblocks[stage](self.source_downs[stage](excitation))
             blocks = self.blocks_of(stage)
             x = sum(block(x) for block in blocks) / len(blocks)
-        return self._synthesize(self.conv_post(F.leaky_relu(x)))  # slope 0.01 here, 0.1 above
-
-    def _synthesize(self, x: Tensor) -> Tensor:
-        magnitude = x[:, :BINS].exp().clamp(max=MAGNITUDE_LIMIT)
-        phase = torch.sin(x[:, BINS:])
-        spectrum = torch.complex(magnitude * torch.cos(phase), magnitude * torch.sin(phase))
+        spectrum = to_spectrum(self.conv_post(F.leaky_relu(x)))  # slope 0.01 here, 0.1 above
         samples = torch.istft(spectrum, ISTFT_SIZE, ISTFT_HOP, window=self.window)
         return samples.clamp(-SAMPLE_LIMIT, SAMPLE_LIMIT)
+
+
+def to_spectrum(x: Tensor) -> Tensor:
+    """Convert the last layer's (batch, 18, columns), log magnitude and phase, to a complex spectrum."""
+    magnitude = x[:, :BINS].exp().clamp(max=MAGNITUDE_LIMIT)
+    phase = torch.sin(x[:, BINS:])
+    return torch.complex(magnitude * torch.cos(phase), magnitude * torch.sin(phase))
 
 
 def _source_down(channels: int, stage: int, *, causal: bool) -> nn.Module:

@@ -17,11 +17,11 @@ from nightingale.clocks import CLOCKS
 from nightingale.models.chatterbox.hift.config import ISTFT_HOP, ISTFT_SIZE
 from nightingale.models.chatterbox.hift.generator import (
     BINS,
-    MAGNITUDE_LIMIT,
     SAMPLE_LIMIT,
     Hift,
     ResBlock,
     Snake,
+    to_spectrum,
 )
 from nightingale.models.layers.conv import PaddedConv1d, UpsamplingConv1d, convolve, transposed_convolve
 
@@ -34,12 +34,7 @@ class HiftStream:
     """The vocoder state of one utterance. Tensors inside are (1, channels, columns).
 
     In the final block a layer pads its right edge as it does when it renders the whole. A layer may overwrite
-    the output of the previous one; what is kept is a copy.
-
-    Args:
-        hift: The network.
-        phase: The initial phase of each harmonic, (1, harmonics, 1), in radians.
-        noise: The excitation's noise.
+    the output of the previous one; what is kept is a copy. `phase` is (1, harmonics, 1), in radians.
     """
 
     def __init__(self, hift: Hift, *, phase: Tensor, noise: Noise) -> None:
@@ -126,9 +121,7 @@ class HiftStream:
         return torch.cat([spectrum.real, spectrum.imag], dim=1)
 
     def _istft(self, x: Tensor, final: bool) -> Tensor:
-        magnitude = x[:, :BINS].exp().clamp(max=MAGNITUDE_LIMIT)
-        phase = torch.sin(x[:, BINS:])
-        spectrum = torch.complex(magnitude * torch.cos(phase), magnitude * torch.sin(phase))
+        spectrum = to_spectrum(x)
         window = self._hift.window[None, :, None]
         # CUDA has no transform of an empty tensor.
         columns = (

@@ -112,12 +112,9 @@ class HarmonicSource(nn.Module):
 
 
 def sum_of_sines(angle: Tensor, amplitude: Tensor, phase: Tensor) -> Tensor:
-    """Sum harmonics: (batch, frames, samples).
+    """Sum the harmonics of a fundamental whose angle is (batch, frames, samples), in radians.
 
-    Args:
-        angle: Of the fundamental, (batch, frames, samples), in radians.
-        amplitude: (batch, harmonics, frames).
-        phase: (batch, harmonics, 1).
+    amplitude is (batch, harmonics, frames), phase (batch, harmonics, 1).
     """
     harmonic = torch.arange(1, amplitude.shape[1] + 1, device=angle.device, dtype=angle.dtype)
     sines = torch.sin(angle[:, None] * harmonic[:, None, None] + phase[..., None])

@@ -74,12 +74,6 @@ class T3(nn.Module):
         part.config = replace(self.config, backbone=replace(self.config.backbone, layers=count))
         return part
 
-    def prompt_length(self, text_ids: int) -> int:
-        return self.config.prompt_length(text_ids)
-
-    def frame_text(self, text_ids: list[int]) -> list[int]:
-        return self.config.frame_text(text_ids)
-
     def prompt(
         self, text: Tensor, *, speaker: Tensor, prompt_ids: Tensor, exaggeration: Tensor, guided: bool
     ) -> Tensor:

@@ -1,0 +1,145 @@
+"""`nightingale verify` and `nightingale bench`, in process, with the noise model and planted defects."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from planted import TEXT, PlantedSubject
+from typer.testing import CliRunner, Result
+
+from nightingale.cli.main import app
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, [*words, "--quiet"])
+
+
+@pytest.fixture
+def subject(monkeypatch: pytest.MonkeyPatch) -> PlantedSubject:
+    """Replace the engine that `verify` checks."""
+    planted = PlantedSubject()
+    monkeypatch.setattr("nightingale_lab.bench.verify.subject.EngineSubject", lambda *_: planted)
+    monkeypatch.setattr("nightingale_lab.bench.verify.run.sentences", lambda count: [TEXT] * count)
+    return planted
+
+
+def verify_words(folder: Path) -> list[str]:
+    where = ["--keep", str(folder / "keep"), "--results", str(folder)]
+    return ["verify", "-m", "noise", "--no-judges", "--sentences", "2", *where]
+
+
+def test_verify_exits_0_if_no_check_fails_and_names_missing_judges(
+    subject: PlantedSubject, tmp_path: Path
+) -> None:
+    done = run(*verify_words(tmp_path))
+    assert done.exit_code == 0, done.output
+    assert "4 missing" in done.output
+    assert "--no-judges" in done.output
+
+
+def test_verify_exits_1_and_names_the_failed_check(subject: PlantedSubject, tmp_path: Path) -> None:
+    subject.lost_samples = 1
+    done = run(*verify_words(tmp_path))
+    assert done.exit_code == 1
+    assert "blocks out of place" in done.output
+    assert "2 failed" in done.output
+
+
+def test_verify_prints_and_stores_one_line_of_json(subject: PlantedSubject, tmp_path: Path) -> None:
+    subject.greedy_slips = 3
+    done = run(*verify_words(tmp_path), "--json")
+    line = json.loads(done.stdout.splitlines()[-1])
+    assert done.exit_code == 1
+    assert line["ok"] is False
+    assert [check["value"] for check in line["checks"] if check["verdict"] == "fail"] == [3.0]
+    assert json.loads((tmp_path / "verify.jsonl").read_text()) == line
+    assert (tmp_path / "keep" / "balanced" / "001.wav").is_file()
+
+
+def test_noise_model_does_not_pass(tmp_path: Path) -> None:
+    done = run(*verify_words(tmp_path), "--json")
+    line = json.loads(done.stdout.splitlines()[-1])
+    failed = {check["name"] for check in line["checks"] if check["verdict"] == "fail"}
+    assert done.exit_code == 1
+    assert "noise floor in pauses, median" in failed
+    passed = {check["name"] for check in line["checks"] if check["verdict"] == "pass"}
+    assert {"same seed, other sha256", "samples off 960 × tokens", "joined stream differs from say"} <= passed
+
+
+def test_unknown_profile_is_refused() -> None:
+    done = CliRunner().invoke(app, ["verify", "--against", "quick"])
+    assert done.exit_code == 2
+
+
+def bench_words(folder: Path) -> list[str]:
+    small = ["--text", "word,short", "--concurrency", "1,2", "--rounds", "2", "--no-cold"]
+    return ["bench", "-m", "noise", *small, "--results", str(folder)]
+
+
+def test_bench_prints_tables_and_one_line_of_json_last(tmp_path: Path) -> None:
+    done = run(*bench_words(tmp_path), "--profile", "exact,balanced", "--distance")
+    assert done.exit_code == 0, done.output
+    line = json.loads(done.stdout.splitlines()[-1])
+    assert line["complete"] is True
+    assert [(row["who"], row["text"]) for row in line["lengths"]] == [
+        ("exact", "word"), ("exact", "short"), ("balanced", "word"), ("balanced", "short"),
+    ]  # fmt: skip
+    assert line["distance"] == []  # the model "noise" has no weights
+    assert line["lengths"][0]["t3_ms_per_step"] > 0
+    assert "one request at a time" in done.stdout
+    assert json.loads((tmp_path / "bench.jsonl").read_text()) == line
+
+
+def test_bench_measures_a_smaller_kv_cache_and_drafts(tmp_path: Path) -> None:
+    profiles = ["balanced", "balanced+cache=int8", "balanced+draft=exit:1"]
+    small = ["--text", "short", "--concurrency", "", "--rounds", "2", "--no-cold"]
+    done = run("bench", "-m", "noise", *small, "--results", str(tmp_path), "--profile", ",".join(profiles))
+    assert done.exit_code == 0, done.output
+    line = json.loads(done.stdout.splitlines()[-1])
+    assert [row["who"] for row in line["lengths"]] == profiles
+    assert all(row["t3_ms_per_step"] > 0 for row in line["lengths"])
+
+
+@pytest.mark.parametrize("switch", ["cache=int8", "draft=exit:1"])
+def test_verify_compares_a_smaller_kv_cache_and_drafts_with_the_plain_profile(
+    switch: str, tmp_path: Path
+) -> None:
+    words = ["--profile", f"balanced+{switch}", "--against", "balanced", "--json"]
+    done = run(*verify_words(tmp_path), *words)
+    line = json.loads(done.stdout.splitlines()[-1])
+    passed = {check["name"] for check in line["checks"] if check["verdict"] == "pass"}
+    assert "same seed, other sha256" in passed
+    assert (line["profile"], line["against"]) == (f"balanced+{switch}", "balanced")
+
+
+def test_interrupted_bench_keeps_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nightingale_lab.bench.speed import load
+
+    took: list[Any] = []
+    time_request = load.time_request
+
+    def one_more(*words: Any) -> Any:
+        took.append(time_request(*words))
+        if len(took) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return took[-1]
+
+    monkeypatch.setattr(load, "time_request", one_more)
+    done = run(*bench_words(tmp_path))
+    line = json.loads((tmp_path / "bench.jsonl").read_text())
+    assert done.exit_code == 130
+    assert line["complete"] is False
+    assert line["lengths"][0]["requests"] == 2
+    assert json.loads(done.stdout.splitlines()[-1]) == line
+
+
+@pytest.mark.parametrize(
+    "words", [["--concurrency", "1,x"], ["--concurrency", "0"], ["--text", "huge"], ["--profile", "quick"]]
+)
+def test_invalid_bench_arguments_are_refused(words: list[str], tmp_path: Path) -> None:
+    assert run("bench", "-m", "noise", "--results", str(tmp_path), *words).exit_code == 2
