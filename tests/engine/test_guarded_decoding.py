@@ -1,4 +1,4 @@
-"""Guards in the engine: utterances that go wrong are retried before they are heard, and cut after that."""
+"""Guards in the engine: utterances that go wrong are retried before any audio is delivered, and cut after that."""
 
 from __future__ import annotations
 

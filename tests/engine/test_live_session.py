@@ -6,11 +6,12 @@ import threading
 
 import numpy as np
 import pytest
-from engine_helpers import TOKEN_SAMPLES, call_in_thread, is_drained, open_engine
+from engine_helpers import TOKEN_SAMPLES, call_in_thread, is_drained, open_engine, wait_until
 
 from nightingale import TTS
 from nightingale.engine.model import Model
 from nightingale.errors import ConfigError, TextError
+from nightingale.types import AudioChunk
 
 ANSWER = "Good morning, and welcome back. Your train leaves in ten minutes. Shall I call a taxi?"
 TOKENS = 12
@@ -80,6 +81,26 @@ def test_cancel_stops_the_audio_and_the_next_request_runs(tts: TTS) -> None:
     session.cancel()
     assert list(session) == []
     assert len(tts.say("Sorry?", seed=2).samples) == TOKENS * TOKEN_SAMPLES
+    assert is_drained(tts)
+
+
+def test_text_and_its_end_wake_an_idle_engine(tts: TTS) -> None:
+    session = tts.session(seed=1)
+    assert wait_until(lambda: any(job.parked for job in tts._worker._jobs.values()))
+    session.push(ANSWER)
+    chunk = call_in_thread(lambda: next(iter(session)))
+    assert isinstance(chunk, AudioChunk)
+    session.flush()
+    assert wait_until(lambda: not tts._worker._has_work() and session.audio.take() is None)
+    session.end()
+    assert call_in_thread(lambda: list(session)) == []
+    assert is_drained(tts)
+
+
+def test_leaving_the_block_of_a_session_cancels_it(tts: TTS) -> None:
+    with tts.session(seed=1) as session:
+        session.push(ANSWER)
+    assert session.audio.cancelled
     assert is_drained(tts)
 
 

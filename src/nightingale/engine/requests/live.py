@@ -82,7 +82,6 @@ class LiveSession:
 
     def cancel(self) -> None:
         """Stop speaking and drop audio that was not read yet."""
-        self._segments.close()
         self._session.cancel()
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from nightingale.engine.requests.segments import TextSegment
+from nightingale.engine.requests.segments import TextSegment as TextSegment
 
 
 class SegmentQueue:
@@ -18,7 +18,7 @@ class SegmentQueue:
         self, known: Iterator[TextSegment] | None = None, *, reached: Callable[[TextSegment], None]
     ) -> None:
         """Take segments from `known`, or else from `add`. Call `reached` when all before one are rendered."""
-        self._known, self._reached = known, reached
+        self._known, self._reached = known or iter(()), reached
         self._added: deque[TextSegment] = deque()
         self.closed = known is not None
         """Whether no more segments will be added."""
@@ -36,10 +36,9 @@ class SegmentQueue:
 
     def next(self) -> TextSegment | None:
         """Return the next segment; None if there is none yet or, once closed, none left."""
-        if self._known is not None:
-            segment = next(self._known, None)
-        else:
-            segment = self._added.popleft() if self._added else None
+        segment = next(self._known, None)
+        if segment is None and self._added:
+            segment = self._added.popleft()
         if segment is not None:
             self._reached(segment)
         return segment
