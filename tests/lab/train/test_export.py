@@ -252,9 +252,7 @@ def test_weights_of_another_size_are_refused(outputs: Path, tmp_path: Path) -> N
         export(outputs, tmp_path, replace(TINY, t3=WREN.t3))
 
 
-def test_without_weights_the_error_says_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_weights_the_error_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wren, "folder", lambda: tmp_path)
     with pytest.raises(ModelMissing, match=r"no t3\.safetensors.*training\.md"):
         load_model("wren", offline=True, options={})
