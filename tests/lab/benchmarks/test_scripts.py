@@ -67,11 +67,14 @@ def test_documents_name_options_that_scripts_have() -> None:
         for path in BENCHMARKS.glob("*.py")
     }
     board = (ROOT / "src/nightingale_lab/bench/board.py").read_text()
+    seen = 0
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")):
         for name, options in re.findall(r"benchmarks/(\w+\.py)([^`\n#|)]*)", page.read_text()):
             text = defined[name] + (board if name in GPU_SCRIPTS else "")
             for option in re.findall(r"--[a-z-]+", options):
                 assert f'"{option}"' in text, f"{page.name}: {name} has no {option}"
+                seen += 1
+    assert seen > 10
 
 
 @pytest.mark.nightly
