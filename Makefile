@@ -21,7 +21,7 @@ export SAID := $(value TEXT)
 export SAID_TO := $(value OUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test check format parity judges browser contract bench-check docs clean
+.PHONY: help say serve test nightly check format parity judges browser contract bench-check docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ serve: $(INSTALLED_SERVER) ## install, then serve HTTP on 127.0.0.1:8880
 
 test: $(INSTALLED_DEV) ## install what tests need, then run them all (TESTS=path for some)
 	$(BIN)/python -m pytest $(TESTS)
+
+nightly: $(INSTALLED_DEV) ## small runs of every benchmark and lab script
+	$(BIN)/python -m pytest -m nightly tests/lab
 
 check: $(INSTALLED_DEV) ## format, lint, types, project rules, docs, the built wheel
 	$(BIN)/ruff check .

@@ -37,7 +37,7 @@ from nightingale.engine.tts import TTS
 from nightingale.models.chatterbox.presets import PRESETS, Preset
 from nightingale.models.chatterbox.t3.config import Gpt2Config
 from nightingale.models.defaults import MODEL_DEFAULTS
-from nightingale_lab.random_models import random_model, random_networks, random_voice, tiny_preset
+from nightingale_lab.random_models import random_model, random_networks, random_t3, random_voice, tiny_preset
 from nightingale_lab.reference import backend_named, setup_for
 from nightingale_lab.upstream.families import FAMILIES
 from nightingale_lab.upstream.networks import RandomUpstream
@@ -152,13 +152,14 @@ def bandwidth(threads: int, rounds: int = 5) -> float:
 
 
 def packed_bytes(bench: Bench) -> int:
-    from nightingale.backends.shared.packed_source import packed_weights
-
     from nightingale.backends.cpu.capabilities import weight_format
     from nightingale.backends.onnx.graph import OnnxFormat
+    from nightingale.backends.shared.packed_t3 import open_packed
 
     native = bench.plan.decoder.backend.name == "cpu"
-    return packed_weights(bench.source, weight_format() if native else OnnxFormat()).bytes
+    kind = weight_format() if native else OnnxFormat()
+    _, packed = open_packed(bench.source, kind, lambda: random_t3(bench.preset.t3))  # its files are packed
+    return packed.bytes
 
 
 def packing(bench: Bench) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from nightingale.backends.torch.decoder import kv_layout
 from nightingale.backends.torch.runner import to_logits
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_blocks import KVBlockLayout, KVBlockPool
-from nightingale.models.layers.paged_kv_cache import Stream
+from nightingale.models.layers.paged_kv_cache import PagedKVSequence
 from nightingale_lab import reference
 from nightingale_lab.bench import script
 from nightingale_lab.bench.sentences import sentences
@@ -100,7 +100,7 @@ def layout_for(model: Any, variant: str, *, spare: int | None = None) -> KVBlock
     """Return the paged layout of a variant; None for the dense cache."""
     setup = reference.setup_for(profile_named(PROFILES[variant]))
     layout = kv_layout(model.source, setup, reference.networks_of(model).t3)
-    return layout if layout is None or spare is None else replace(layout, spare=spare)
+    return layout if layout is None or spare is None else replace(layout, rewind_margin=spare)
 
 
 def new_cache(t3: T3, layout: KVBlockLayout | None, prompt: Tensor, tokens: int) -> list[Any]:
@@ -108,9 +108,9 @@ def new_cache(t3: T3, layout: KVBlockLayout | None, prompt: Tensor, tokens: int)
     rows, length, _ = prompt.shape
     if layout is None:
         return list(t3.new_kv_cache(rows=rows, capacity=length + tokens))
-    cells = rows * layout.cells(length, tokens)
-    pool = KVBlockPool(cells=cells, plan=layout, device=prompt.device, attend=None)
-    return list(Stream.open(pool, rows=rows, prompt=length, tokens=tokens).layers)
+    blocks = rows * layout.blocks(length, tokens)
+    pool = KVBlockPool(blocks=blocks, layout=layout, device=prompt.device, attend=None)
+    return list(PagedKVSequence.open(pool, rows=rows, prompt=length, tokens=tokens).layers)
 
 
 @torch.inference_mode()
@@ -148,7 +148,7 @@ def agree(model: Any, texts: Sequence[str], free: int, variants: list[str]) -> d
             worst[name] = max(worst[name], float(error.max()))
             both = logits.log_softmax(-1), expected.log_softmax(-1)
             row["kl"] += float(F.kl_div(*both, log_target=True, reduction="sum"))
-            row["bytes"] += layout.held_cells(length, count) * layout.cell_bytes
+            row["bytes"] += layout.held_blocks(length, count) * layout.block_bytes
         if number < free and "int8" in variants:
             _, own = greedy(model, text, layout_for(model, "int8"))
             until = next((n for n, (a, b) in enumerate(zip(own, tokens, strict=False)) if a != b), count)
@@ -206,7 +206,7 @@ def step_at(t3: T3, layout: KVBlockLayout | None, length: int) -> Callable[[], f
     """Return a function that takes one step with that many positions in the cache, and its seconds."""
     prompt = torch.randn(1, 40, t3.config.backbone.width, generator=torch.Generator().manual_seed(1))
     ids = torch.zeros(1, 8, dtype=torch.int64)
-    cache = new_cache(t3, layout and replace(layout, spare=8), prompt, length)
+    cache = new_cache(t3, layout and replace(layout, rewind_margin=8), prompt, length)
     t3.next_logits(prompt, cache)
     for _ in range((length - 40) // 8):
         t3.next_logits(t3.embed_speech(ids, 1), cache)

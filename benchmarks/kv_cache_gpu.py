@@ -21,7 +21,7 @@ from torch import Tensor
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_blocks import KVBlockLayout, KVBlockPool
-from nightingale.models.layers.paged_kv_cache import KVBlockTables, Stream
+from nightingale.models.layers.paged_kv_cache import KVBlockTables, PagedKVSequence
 from nightingale.models.layers.rope import inverse_frequencies, rotations
 from nightingale_lab.bench import script
 from nightingale_lab.random_models import random_t3
@@ -102,7 +102,7 @@ def layout_for(
         windows = (layer,) * backbone.layers
     width = backbone.width // backbone.heads
     return KVBlockLayout(
-        layers=backbone.layers, heads=backbone.heads, width=width, kind=kind, windows=windows
+        layers=backbone.layers, heads=backbone.heads, width=width, dtype=kind, windows=windows
     )
 
 
@@ -114,11 +114,11 @@ def fit(config: T3Config, weights: int) -> dict[str, float]:
     for name, (kind, percent) in KINDS.items():
         layout = layout_for(config, kind, percent)
         # Only the bookkeeping of the pool: it counts what would be allocated.
-        pool = KVBlockPool(cells=0, plan=layout, device=torch.device("cpu"), attend=None)
-        pool.cells, opened = (BUDGET_BYTES - weights) // layout.cell_bytes, 0
+        pool = KVBlockPool(blocks=0, layout=layout, device=torch.device("cpu"), attend=None)
+        pool.blocks, opened = (BUDGET_BYTES - weights) // layout.block_bytes, 0
         try:
             while True:
-                Stream.open(pool, rows=2, prompt=PROMPT, tokens=TOKENS)
+                PagedKVSequence.open(pool, rows=2, prompt=PROMPT, tokens=TOKENS)
                 opened += 1
         except MemoryFull:
             counts[name] = opened
@@ -130,8 +130,9 @@ def filled_blocks(
 ) -> list[KVBlockTables]:
     """Return tables of random prompts: all rows of all streams are one stream of many rows."""
     device, rows = t3.speech_head.weight.device, 2 * streams
-    pool = KVBlockPool(cells=rows * layout.cells(PROMPT, tokens), plan=layout, device=device, attend=attend)
-    stream = Stream.open(pool, rows=rows, prompt=PROMPT, tokens=tokens)
+    blocks = rows * layout.blocks(PROMPT, tokens)
+    pool = KVBlockPool(blocks=blocks, layout=layout, device=device, attend=attend)
+    stream = PagedKVSequence.open(pool, rows=rows, prompt=PROMPT, tokens=tokens)
     shape = (rows, layout.heads, PROMPT, layout.width)
     for layer in stream.layers:
         layer.attend(*(torch.randn(shape, device=device).bfloat16() for _ in range(3)))
@@ -141,7 +142,7 @@ def filled_blocks(
     prompts = torch.full((rows,), PROMPT, dtype=torch.int32, device=device)
     lengths = prompts.clone()
     return [
-        KVBlockTables(arena=pool, starts=starts[n], rings=rings[n], prompts=prompts, lengths=lengths)
+        KVBlockTables(block_pool=pool, starts=starts[n], rings=rings[n], prompts=prompts, lengths=lengths)
         for n in range(layout.layers)
     ]
 

@@ -13,7 +13,6 @@ from typing import Any
 import checkout  # noqa: F401
 import numpy as np
 import torch
-from nightingale.models.chatterbox.hift.reach import lookahead_samples, mel_reach
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from nightingale.backends.torch.sample_stream import SampleStream, render_sample
 from nightingale.clocks import CLOCKS
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.hift.receptive_field import lookahead_samples, mel_span
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.layers.mel import FlowMel
 from nightingale.types import Samples
@@ -119,7 +119,7 @@ def vocoder(trained: Path | None, clips: Path | None) -> dict[str, Any]:
     mels = [FlowMel()(torch.from_numpy(x)[None])[0] for x in recordings(clips, COUNTS["clips"])]
     reaches = []
     for name, net in nets.items():
-        first, last = mel_reach(net)
+        first, last = mel_span(net)
         ahead = lookahead_samples(net)
         reaches.append((name, f"{first} … +{last}", f"{ahead} samples: {ahead / FRAME:.2f} frames"))
     print_table("Receptive field", ("network", "a mel frame changes samples", "look-ahead"), reaches)

@@ -13,7 +13,7 @@ import typer.main
 
 from nightingale import errors
 from nightingale.cli.main import INTERRUPTED, app
-from nightingale.server.settings import Settings
+from nightingale.server.settings import ServerSettings
 from nightingale_lab.bench.report import markdown
 from nightingale_lab.bench.store import read_lines
 
@@ -57,7 +57,7 @@ def exit_codes() -> str:
 def settings_table() -> str:
     """Every setting of the server, from the class itself."""
     lines = ["| key | variable | flag | default | meaning |", "|---|---|---|---|---|"]
-    for name, field in Settings.model_fields.items():
+    for name, field in ServerSettings.model_fields.items():
         default = field.default
         shown = "" if default in (None, "", {}, []) else json.dumps(default)
         flag = "" if name == "api_key" else FLAGS.get(name, f"--{name.replace('_', '-')}")

@@ -31,7 +31,7 @@ TEXT_IDS, TINY_TEXT_IDS = 60, 6
 
 def tiny_preset(preset: Preset) -> Preset:
     """Return the same architecture with networks so small that a CPU runs them in milliseconds."""
-    small = {"layers": 2, "width": 64, "heads": 4}
+    small: dict[str, Any] = {"layers": 2, "width": 64, "heads": 4}
     backbone: Any = (
         Gpt2Config(**small) if isinstance(preset.t3.backbone, Gpt2Config) else LlamaConfig(**small, ffn=96)
     )

@@ -168,7 +168,8 @@ def render_synthetic(model: Model, ids: list[int], *, seed: int, block_tokens: i
     """Return the samples of each block of the model "noise", which has no networks."""
     setup = setup_for(BALANCED)
     renderer = backend_named("noise").open_renderer(model.source, setup)
-    stream, ids, chunks = renderer.open(voice_of(model), seed=seed), audible(ids), []
+    stream, ids = renderer.open(voice_of(model), seed=seed), audible(ids)
+    chunks: list[Samples] = []
     while (cut := stream.next_cut(len(ids), finished=True, wanted=block_tokens)) is not None:
         taken, ids = ids[: cut.tokens], ids[cut.tokens :]
         block = Block(stream=stream, tokens=taken, first=not chunks, final=cut.final, alone=True)

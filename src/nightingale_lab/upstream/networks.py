@@ -121,7 +121,9 @@ class RandomUpstream:
             "prompt_feat": voice.flow_prompt_mel,
             "embedding": voice.flow_speaker,
         }
-        self._reference = {name: torch.as_tensor(t)[None].to(self.device) for name, t in prompt.items()}
+        self._reference: dict[str, Tensor | None] = {
+            name: torch.as_tensor(t)[None].to(self.device) for name, t in prompt.items()
+        }
         length = torch.tensor([len(voice.flow_prompt_ids)], device=self.device)
         self._reference |= {"prompt_token_len": length, "prompt_feat_len": None}
 

@@ -78,7 +78,7 @@ def espeak(_: Path, __: int) -> Synthesize:
     from queue import SimpleQueue
     from threading import Thread
 
-    import espeakng_loader  # type: ignore[import-not-found]
+    import espeakng_loader
 
     library = ctypes.CDLL(espeakng_loader.get_library_path())
     retrieval, utf8 = 1, 1  # AUDIO_OUTPUT_RETRIEVAL, espeakCHARS_UTF8

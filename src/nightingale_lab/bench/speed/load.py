@@ -52,9 +52,9 @@ def stage_rates(times: Sequence[RequestTimes]) -> dict[str, Any]:
     audio = sum(one.audio_seconds for one in times)
     if not tokens or not audio:
         return {}
-    spent: Counter[str] = Counter()
+    spent: Counter[str] = Counter()  # of floats
     for one in times:
-        spent.update(one.details.stage_ms)  # type: ignore[arg-type]  # adds floats too
+        spent.update(one.details.stage_ms)
     t3_ms = spent["t3"]
     return {
         "tokens": tokens,

@@ -31,7 +31,7 @@ def find_judges(home: Path | None = None) -> tuple[Ask | None, dict[str, str]]:
     try:
         python = judges_python(home)
     except ConfigError as error:
-        return None, dict.fromkeys(JUDGES, error.fix)
+        return None, dict.fromkeys(JUDGES, error.fix or "")
     there = python.parent.parent / "share" / "judges"
     absent = {name: "Run `make judges`." for name in JUDGES if not (there / name).is_dir()}
     return ask_with(python), absent

@@ -56,7 +56,7 @@ def _language(subject: Subject, code: str) -> list[Check]:
         ids = subject.text_ids(text, code)
         spoken = subject.say(text, seed=SEED, language=None if len(subject.languages) == 1 else code)
     except LanguagePackageMissing as error:
-        return [missing(GROUP, code, error.fix)]
+        return [missing(GROUP, code, error.fix or str(error))]
     except NightingaleError as error:
         return [check(f"{code}: errors", 1.0, high=0, detail=str(error))]
     unknown = sum(id_ == subject.unknown_text_id for id_ in ids)

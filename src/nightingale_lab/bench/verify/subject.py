@@ -148,8 +148,8 @@ class EngineSubject:
         ids = self.tokens(text, seed=seed)
         if self.model.info.synthetic:
             stream, boundaries = joined(render_synthetic(self.model, ids, seed=seed, block_tokens=16))
-            (whole,) = render_synthetic(self.model, ids, seed=seed, block_tokens=len(ids) + 1)
-            return RenderedTwice(stream=stream, boundaries=boundaries, at_once=whole, whole=whole)
+            (once,) = render_synthetic(self.model, ids, seed=seed, block_tokens=len(ids) + 1)
+            return RenderedTwice(stream=stream, boundaries=boundaries, at_once=once, whole=once)
         mel, chunks = render_in_blocks(self.model, ids, seed=seed, voice=self._voice)
         stream, boundaries = joined([chunk for chunk in chunks if len(chunk)])
         whole = mel_of(self.model, ids, seed=seed, voice=self._voice)

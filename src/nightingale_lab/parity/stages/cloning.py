@@ -58,11 +58,11 @@ def run_ours(family: Family, encoders: VoiceEncoders, path: Path) -> Voice:
 
 def compare(rows: Rows, voice: Voice, conds: Any) -> None:
     lm, flow = conds.t3, conds.gen
-    exact = {
+    exact: dict[str, tuple[Any, Any]] = {
         "T3's prompt ids": (voice.prompt_ids, lm.cond_prompt_speech_tokens),
         "flow's prompt ids": (voice.flow_prompt_ids, flow["prompt_token"]),
     }
-    near = {
+    near: dict[str, tuple[Any, Any]] = {
         "T3's speaker vector": (voice.speaker, lm.speaker_emb[0]),
         "flow's prompt mel": (voice.flow_prompt_mel, flow["prompt_feat"][0]),
         "flow's speaker vector": (voice.flow_speaker, flow["embedding"][0]),

@@ -142,7 +142,7 @@ def test_both_sides_give_a_text_as_many_tokens() -> None:
 def test_our_loader_opens_the_empty_tokenizers(size: str, tmp_path: Path) -> None:
     for name, text in beside.EMPTY_TOKENIZERS.items():
         (tmp_path / name).write_text(text)
-    open_frontend(size, tmp_path)
+    assert open_frontend(size, tmp_path).tokenizer is not None
 
 
 def test_we_are_measured_beside_upstream_after_it_on_the_weights_it_left(

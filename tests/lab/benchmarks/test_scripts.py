@@ -1,0 +1,169 @@
+"""Small runs of every script that README and the documentation name (`make nightly`)."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).parents[3]
+BENCHMARKS = ROOT / "benchmarks"
+ABSENT = (
+    "soxr", "soundfile", "tokenizers", "typer", "rich", "platformdirs", "huggingface_hub", "triton", "jiwer",
+)  # fmt: skip
+"""Packages that a GPU machine may lack."""
+SCRIPTS = {
+    "cpu.py": ("table", "parts"),
+    "engine.py": ("engine_over_bare", "ten_together_over_ten_in_a_row"),
+    "kv_cache.py": ("agree", "time"),
+    "server.py": ("overhead_ms_p50", "load", "overload", "recovered"),
+    "speculative.py": ("verify", "speak"),
+    "streaming.py": ("mel_relative_l2", "streams", "planted", "segments"),
+}
+"""Scripts that run anywhere, and keys of their result."""
+GPU_SCRIPTS = ("gpu.py", "gpu_engine.py")
+NEEDS_UPSTREAM = ("upstream_side.py",)
+
+
+def run(*command: str, cwd: Path = ROOT) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def last_line(output: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return result
+
+
+def run_without_packages(script: str, *options: str) -> dict[str, Any]:
+    """Run a script as on a machine that has torch, numpy and safetensors only."""
+    code = f"import runpy, sys; sys.modules.update(dict.fromkeys({ABSENT!r})); "
+    code += f"sys.path.insert(0, {str(BENCHMARKS)!r}); sys.argv = {[script, *options]!r}; "
+    code += f"runpy.run_path({str(BENCHMARKS / script)!r}, run_name='__main__')"
+    return last_line(run("-c", code))
+
+
+def test_every_script_has_a_small_run() -> None:
+    runnable = {path.name for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text()}
+    assert runnable == {*SCRIPTS, *GPU_SCRIPTS, *NEEDS_UPSTREAM}
+
+
+def test_documents_name_options_that_scripts_have() -> None:
+    """Every `--option` beside a script in README and docs is one that the script defines."""
+    defined = {
+        path.name: path.read_text() + (ROOT / "src/nightingale_lab/bench/script.py").read_text()
+        for path in BENCHMARKS.glob("*.py")
+    }
+    board = (ROOT / "src/nightingale_lab/bench/board.py").read_text()
+    seen = 0
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("**/*.md")):
+        for name, options in re.findall(r"benchmarks/(\w+\.py)([^`\n#|)]*)", page.read_text()):
+            text = defined[name] + (board if name in GPU_SCRIPTS else "")
+            for option in re.findall(r"--[a-z-]+", options):
+                assert f'"{option}"' in text, f"{page.name}: {name} has no {option}"
+                seen += 1
+    assert seen > 10
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_script_runs_at_tiny_sizes(script: str) -> None:
+    result = last_line(run(str(BENCHMARKS / script), "--tiny"))
+    assert result["tiny"] is True
+    assert result["machine"]["cores"]
+    for key in SCRIPTS[script]:
+        assert result[key], key
+    assert not [part for part in result.get("parts", {}).values() if "error" in part]
+
+
+@pytest.mark.nightly
+def test_parts_agree_with_their_twins_without_a_gpu() -> None:
+    result = run_without_packages("gpu.py", "--tiny", "--device", "cpu")
+    assert result["errors"] == {}
+    for family in ("multilingual", "turbo"):
+        assert result["checks"][f"{family}: float32 sdpa: greedy tokens as plain's"] is True
+        assert result["checks"][f"{family}: flow, float32 eager: error"] < 1e-6
+        assert result["checks"][f"{family}: vocoder, eager: error"] < 1e-4
+        for part in ("T3 step, float32 plain", "T3 step", "flow, float32 eager", "vocoder, plain"):
+            assert f"{family}: {part}, ms" in result["rows"]
+
+
+@pytest.mark.nightly
+def test_engine_is_measured_without_a_gpu() -> None:
+    result = run_without_packages("gpu_engine.py", "--tiny", "--device", "cpu")
+    assert result["errors"] == {}
+    for family in ("multilingual", "turbo"):
+        assert result["checks"][f"{family}: float32 greedy tokens as plain's, batched"] is True
+        assert result["checks"][f"{family}, fast: the same seed, the same samples"] is True
+        assert f"{family}, fast: first audio p50, ms" in result["rows"]
+        assert f"{family}, fast: T3 step, ms" in result["rows"]
+    assert all(row["reached"] is not None for row in result["table"].values())
+
+
+@pytest.mark.nightly
+def test_lab_modules_run(tmp_path: Path) -> None:
+    """Copy synthesis, scoring, the model card's table, attention and the regression guard."""
+    soundfile = pytest.importorskip("soundfile")
+    time_s = np.arange(2 * 24_000) / 24_000
+    (tmp_path / "clips").mkdir()
+    soundfile.write(tmp_path / "clips" / "000.wav", 0.2 * np.sin(2 * np.pi * 180 * time_s), 24_000)
+    (tmp_path / "texts.txt").write_text("A short text.\n")
+
+    def run_module(name: str, *options: str) -> str:
+        return run("-m", f"nightingale_lab.bench.{name}", *options, cwd=tmp_path)
+
+    run_module("stages", "clips", "out")
+    assert last_line(run_module("score", "out/flow", "texts.txt", "--judges", ""))["clips"] == 1
+    card = run_module("wren", "--tiny", "--parts", "default,varied", "--judges", "")
+    assert last_line(card)["default"]["clips"] == 2
+    attention = run_module("attention", "--sentences", "1", "--out", str(tmp_path / "table.json"))
+    assert last_line(attention)["sentences"] == 1
+    guard = run_module("guard", "--model", "noise", "--rounds", "1", "--results", str(tmp_path))
+    assert last_line(guard)["slower"] == []
+
+
+@pytest.mark.nightly
+def test_tests_that_need_other_programs_can_be_collected() -> None:
+    """Contract, browser, judge and CUDA tests are not run here, but their modules must import."""
+    folders = ["tests/contract", "tests/browser", "tests/lab/bench/verify", "tests/backends/cuda"]
+    chosen = "contract or browser or judges or requires_cuda"
+    output = run("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", chosen, *folders)
+    for folder in folders:
+        assert f"{folder}/" in output
+
+
+def test_goals_of_the_cpu_table_are_those_that_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from cpu import table
+
+    found: dict[str, dict[str, Any]] = {
+        "step multilingual": {"ratio": 1.5},
+        "sentence multilingual": {"rtf": 2.0, "peak_gib": 1.9, "seconds": {"whole": 8.0}},
+        "sentence nano": {"error": "out of memory"},
+        "upstream multilingual": {"seconds": {"whole": 80.0}},
+        "upstream nano": {"seconds": {"whole": 10.0}},
+    }
+    assert table(found) == {
+        "T3 multilingual int8 step / time to read its weights": 1.5,
+        "multilingual int8 + meanflow, real-time factor": 2.0,
+        "speed-up over upstream: multilingual": 10.0,
+        "peak memory, multilingual int8, GiB": 1.9,
+    }
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in BENCHMARKS.glob("*.py")))
+def test_scripts_compile_and_say_what_they_do(script: str) -> None:
+    tree = ast.parse((BENCHMARKS / script).read_text())
+    assert ast.get_docstring(tree)
