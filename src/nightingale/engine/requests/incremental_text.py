@@ -35,9 +35,7 @@ _CLOSERS: Final = re.escape(CLOSERS)
 _CLAUSE: Final = re.compile(
     rf"[,;:،؛][{_CLOSERS}]{{0,8}}(?=\s)|\s[-–—](?=\s)|—(?=[^\W_])|[、，；：](?=[^{_CLOSERS}])"
 )
-_TAG_CHARS: Final = 34
 _BLOCK_CHARS: Final = 2048
-_OPEN_TAG: Final = re.compile(r"\[[^\[\]\n]{0,32}$")
 
 
 class IncrementalSegmenter:
@@ -124,12 +122,9 @@ class IncrementalSegmenter:
                 break
             if spoken_length(buffer[:end].strip()) < MIN_FIRST_CHARS or not has_words(buffer[:end]):
                 continue
-            bracket = buffer.rfind("[", max(0, end - _TAG_CHARS), end)
-            if bracket >= 0 and "]" not in buffer[bracket:end]:
-                if not final and _OPEN_TAG.match(buffer, bracket):
-                    return None, False
-                if TAG.match(buffer, bracket):
-                    continue
+            tag = TAG.match(buffer, max(0, buffer.rfind("[", 0, end)))
+            if tag and tag.end() > end:
+                continue
             splits_link = inside_link(buffer, end, final=final)
             if splits_link is None:
                 return None, False
