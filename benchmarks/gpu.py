@@ -24,13 +24,13 @@ from typing import Any
 
 import checkout  # noqa: F401
 import torch
+from nightingale.backends.cuda.decoder import DecodeLoop, DecodePlan
+from nightingale.backends.cuda.t3_layers import Way
 from torch import Tensor
 
-from nightingale.backends.cuda.decoder import DecodeLoop, DecodePlan
 from nightingale.backends.cuda.flow import FRAMES, FlowSteps, WholeFlow
 from nightingale.backends.cuda.graphs import How, how_on
 from nightingale.backends.cuda.random import int64_key
-from nightingale.backends.cuda.t3_layers import Way
 from nightingale.backends.cuda.vocoder import Vocoder, source_noise
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Sampling
@@ -52,7 +52,7 @@ SPARE_TOKENS, SPARE_FRAMES = 10, 20
 class Parts:
     """The parts of one family with random weights."""
 
-    def __init__(self, family: str, shown: board.Board) -> None:
+    def __init__(self, family: str, shown: board.ScriptBoard) -> None:
         self.family, self.board, self.device = family, shown, shown.device
         self.tiny, cuda = shown.options.tiny, shown.device.type == "cuda"
         self.tokens = 12 if self.tiny else 102
@@ -215,7 +215,7 @@ def median_ms(
 def main(arguments: list[str] | None = None) -> None:
     parser = board.parser(__doc__, budget_s=220.0)
     parser.add_argument("--tunings", action="store_true", help="also time T3's kernels with several tunings")
-    shown = board.Board(parser.parse_args(arguments))
+    shown = board.ScriptBoard(parser.parse_args(arguments))
     torch.manual_seed(0)
     built: list[Parts] = []
 

@@ -1,4 +1,4 @@
-"""Models, machines and a decode driver for the conformance suite (test_decoder_conformance.py, test_renderer_conformance.py)."""
+"""Models, machines and a decode driver for the conformance suite: test_decoder_conformance and its sibling."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from parity.tiny import TINY_GPT2, TINY_LLAMA, fill, gaussian
 from tiny_torch import load_tiny
 from torch import Tensor
 
-from nightingale.backends.cuda.batched_sampling import Order
+from nightingale.backends.cuda.t3.batched_sampling import SamplerOrder
 from nightingale.backends.torch.runner import to_logits
 from nightingale.decoding.decoding import Decoding, Prompt
 from nightingale.engine.model import Model
@@ -50,7 +50,7 @@ class Family:
     guided: bool
 
     @property
-    def order(self) -> Order:
+    def order(self) -> SamplerOrder:
         return self.defaults.sampler
 
     def prompt(self, length: int, seed: int) -> Tensor:

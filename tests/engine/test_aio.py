@@ -37,6 +37,9 @@ def test_say_stream_and_session_agree_with_their_synchronous_forms(tts: TTS) -> 
             session.end()
             chunks = [chunk.samples async for chunk in session]
         assert np.array_equal(np.concatenate(chunks)[: len(expected.samples)], expected.samples)
+        async with await engine.session(seed=1) as session:
+            session.push(LONG)
+        assert session._session.audio.cancelled
         both = await asyncio.gather(engine.say("One.", seed=1), engine.say("Two.", seed=2))
         assert [len(audio.samples) for audio in both] == [12 * 960] * 2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -34,6 +35,46 @@ def test_a_dropped_stream_that_was_never_read_is_cancelled(tts: TTS) -> None:
     assert tts._worker._jobs
     del stream
     assert is_drained(tts)
+
+
+def test_closing_a_stream_cancels_it_whether_or_not_it_was_read(tts: TTS) -> None:
+    streams = [tts.stream(LONG, seed=seed) for seed in (1, 2)]
+    next(streams[0])
+    for stream in streams:
+        stream.close()
+        assert list(stream) == []
+    assert is_drained(tts)
+
+
+def test_a_stream_whose_reader_is_interrupted_is_cancelled(tts: TTS, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(session: Session) -> Iterator[Any]:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(Session, "chunks", interrupted)
+    stream = tts.stream(LONG, seed=1)
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    assert is_drained(tts)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_stream_keeps_its_engine_alive_until_it_ends_or_is_closed(
+    noise_model: Model, is_closed: bool
+) -> None:
+    tts = open_engine(noise_model, "exact", max_new_tokens=60)
+    engine = weakref.ref(tts)
+    stream = tts.stream(LONG if is_closed else "Hello there.", seed=1)
+    del tts
+    gc.collect()
+    samples = len(next(stream).samples)
+    assert engine() is not None
+    if is_closed:
+        stream.close()
+    else:
+        assert samples + sum(len(chunk.samples) for chunk in stream) == 60 * 960
+    gc.collect()
+    assert engine() is None
 
 
 def test_a_dropped_session_is_cancelled(tts: TTS) -> None:
@@ -101,8 +142,9 @@ def test_an_interrupted_say_is_cancelled(tts: TTS, monkeypatch: pytest.MonkeyPat
     assert is_drained(tts)
 
 
+@pytest.mark.parametrize("by", ["the caller", "the end of the loop"])
 def test_a_request_cancelled_while_a_thread_opens_it_is_not_left_behind(
-    tts: TTS, monkeypatch: pytest.MonkeyPatch
+    tts: TTS, by: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered, may_open = threading.Event(), threading.Event()
     opened: list[Session] = []
@@ -120,6 +162,9 @@ def test_a_request_cancelled_while_a_thread_opens_it_is_not_left_behind(
         request = asyncio.create_task(anext(aiter(AsyncTTS(tts).stream(LONG, seed=1))))
         while not entered.is_set():
             await asyncio.sleep(0.005)
+        if by == "the end of the loop":
+            threading.Timer(0.1, may_open.set).start()
+            return
         request.cancel()
         with pytest.raises(asyncio.CancelledError):
             await request
@@ -128,6 +173,7 @@ def test_a_request_cancelled_while_a_thread_opens_it_is_not_left_behind(
             await asyncio.sleep(0.005)
 
     asyncio.run(asyncio.wait_for(run(), LIMIT_S))
+    assert opened[0].cancelled
     assert is_drained(tts)
 
 

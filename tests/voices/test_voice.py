@@ -82,10 +82,7 @@ def test_parts_that_do_not_fit_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_turbo_takes_longer_prompts_and_wren_takes_any_width() -> None:
-    assert (
-        len(Voice.checked(**parts(family="turbo", prompt_ids=np.ones(375, np.int64))).prompt_ids)
-        == 375
-    )
+    assert len(Voice.checked(**parts(family="turbo", prompt_ids=np.ones(375, np.int64))).prompt_ids) == 375
     small = parts(
         family="wren",
         speaker=np.zeros(16, np.float32),

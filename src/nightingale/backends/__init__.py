@@ -1,6 +1,7 @@
 """The registry of backends, one line each.
 
-A profile's preferences come first; where none of them fits, backends are tried from the last line up. Adding a backend is a folder and a line here. Importing this module imports no PyTorch.
+A profile's preferences come first; where none of them fits, backends are tried from the last line up. Adding a
+backend is a folder and a line here. Importing this module imports no PyTorch.
 """
 
 from __future__ import annotations

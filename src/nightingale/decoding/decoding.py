@@ -91,7 +91,7 @@ class Decoding:
         token = self.choose(self.guided(logits), self.seen, len(self.history))
         if self._first_of_turbo:
             # PARITY: Turbo's penalty counts the start token for the first draw only.
-            #         tests/decoding/test_decoding.py::test_turbo_forgets_the_start_after_its_first_draw
+            #         tests/backends/torch/test_decoding.py::test_turbo_forgets_the_start_after_its_first_draw
             self.seen[START_SPEECH] = False
         self.seen[token] = True
         self.history.append(token)
@@ -108,7 +108,7 @@ class Decoding:
     def append(self, token: int) -> None:
         """Count a token that was sampled, here or on a device, and detect the end."""
         # PARITY: Turbo does not look for the stop in its first draw.
-        #         tests/decoding/test_decoding.py::test_turbo_does_not_stop_at_its_first_draw
+        #         tests/backends/torch/test_decoding.py::test_turbo_does_not_stop_at_its_first_draw
         stopped = token == STOP_SPEECH and not self._first_of_turbo
         self.appended += 1
         self.finished = stopped or self.appended >= self.budget

@@ -69,7 +69,7 @@ def top_p(mass: float) -> Step:
         ascending = np.sort(logits[logits != MASKED])
         if len(ascending) == 0:
             return logits
-        # float64, as in backends/cuda/batched_sampling.py: both must cut at the same id.
+        # float64, as in backends/cuda/t3/batched_sampling.py: both must cut at the same id.
         likely = np.exp((ascending - ascending[-1]).astype(np.float64))
         unlikely = int(np.count_nonzero(np.cumsum(likely / likely.sum()) <= 1 - mass))
         return np.where(logits < ascending[min(unlikely, len(ascending) - 1)], MASKED, logits)
@@ -109,7 +109,7 @@ def draw(logits: Logits, key: int | None, number: int) -> int:
     It is an exponential race: each id arrives after -log(u), with a uniform u of its own for this draw, divided
     by its probability, and the first is drawn. In other words it is the Gumbel-max trick: the argmax of
     logit - log(-log(u)). Two models that sample with the same numbers draw the same id as often as their
-    distributions agree, which is what makes drafts effective. backends/cuda/batched_sampling.py draws the same
+    distributions agree, which is what makes drafts effective. backends/cuda/t3/batched_sampling.py draws the same
     ids.
     """
     if not math.isfinite(logits.max()):

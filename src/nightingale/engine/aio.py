@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +34,7 @@ class AsyncTTS:
         return cls(await asyncio.to_thread(TTS, model, **options))
 
     async def say(self, text: str, **request: Any) -> Audio:
-        session = await self._open(text, request)
+        session = await _in_thread(self._tts.open, text, **request)
         return audio_of(session, [chunk async for chunk in iter_chunks(session)])
 
     async def say_many(self, texts: Iterable[str], **request: Any) -> list[Audio]:
@@ -51,17 +52,14 @@ class AsyncTTS:
                 task.cancel()
 
     async def stream(self, text: str, **request: Any) -> AsyncIterator[AudioChunk]:
-        session = await self._open(text, request)
+        session = await _in_thread(self._tts.open, text, **request)
         async with contextlib.aclosing(iter_chunks(session, owner=self)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
     async def session(self, **request: Any) -> AsyncLiveSession:
         """Open a session for text that still arrives. Its `push` never blocks."""
-        return AsyncLiveSession(await open_session(asyncio.to_thread(self._tts.session, **request)))
-
-    async def _open(self, text: str, request: dict[str, Any]) -> Session:
-        return await open_session(asyncio.to_thread(self._tts.open, text, **request))
+        return AsyncLiveSession(await _in_thread(self._tts.session, **request))
 
     async def voice(self, reference: str | Path) -> Voice:
         return await asyncio.to_thread(self._tts.voice, reference)
@@ -98,13 +96,19 @@ class AsyncLiveSession:
         self.cancel()
 
 
-async def open_session(opening: Coroutine[Any, Any, AnySession]) -> AnySession:
+async def _in_thread(function: Callable[..., AnySession], *args: Any, **options: Any) -> AnySession:
+    # Not `to_thread`: the end of the loop cancels its task, and the session that is opened would be lost.
+    call = partial(function, *args, **options)
+    return await open_session(asyncio.get_running_loop().run_in_executor(None, call))
+
+
+async def open_session(opening: Awaitable[AnySession]) -> AnySession:
     """Await a session that a thread opens. If the caller is cancelled meanwhile, so is the session."""
-    task = asyncio.ensure_future(opening)
+    future = asyncio.ensure_future(opening)
     try:
-        return await asyncio.shield(task)
+        return await asyncio.shield(future)
     except asyncio.CancelledError:
-        task.add_done_callback(_cancel_session)  # the thread cannot be interrupted and still opens it
+        future.add_done_callback(_cancel_session)  # the thread cannot be interrupted and still opens it
         raise
 
 

@@ -26,8 +26,7 @@ from nightingale.decoding.seeds import nth_seed
 from nightingale.engine.faults import engine_closed, engine_failed
 from nightingale.engine.model import Model
 from nightingale.engine.rendering.utterance import Utterance
-from nightingale.engine.requests.segment_queue import SegmentQueue
-from nightingale.engine.requests.segments import TextSegment
+from nightingale.engine.requests.segment_queue import SegmentQueue, TextSegment
 from nightingale.engine.scheduler import Scheduler
 from nightingale.engine.session import Session
 from nightingale.errors import NightingaleError, QueueFull
@@ -154,7 +153,7 @@ class Worker:
         )
 
     def _check_stalled(self) -> None:
-        """Refuse requests while too many listeners do not read: each holds buffered audio. Needs the lock."""
+        """Refuse requests while too many listeners stall: each holds buffered audio. Needs the lock."""
         stalled = sum(job.parked and job.segment is not None for job in self._jobs.values())
         if stalled >= self.profile.stalled_limit:
             raise QueueFull(
@@ -187,11 +186,9 @@ class Worker:
             self.scheduler.needs_bytes[request] = self._reserved_bytes(job)
 
     def _reserved_bytes(self, job: Job) -> int:
-        if job.segment is None:
-            return 0
-        asked = job.session.request
+        asked, ids = job.session.request, job.segment.text_ids if job.segment else []
         rows = 2 if asked.sampling.cfg_weight > 0 else 1
-        return self.decoder.kv_budget.reserved_bytes(len(job.segment.text_ids), asked.voice, rows=rows)
+        return self.decoder.kv_budget.reserved_bytes(len(ids), asked.voice, rows=rows)
 
     def _start(self, request: int, slot: int) -> None:
         """Prefill the prompt of a request's next segment."""
@@ -210,8 +207,7 @@ class Worker:
         self._continue(request, job)
 
     def _prefill(self, request: int, slot: int, job: Job, segment: TextSegment) -> None:
-        timing, started = job.session.timing, time.perf_counter()
-        asked = job.session.request
+        timing, started, asked = job.session.timing, time.perf_counter(), job.session.request
         seed = nth_seed(asked.seed, job.started)
         job.utterance = Utterance(
             self.model,

@@ -20,7 +20,7 @@ from nightingale.errors import EngineFault
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
-    """What each request drew in its last attempt, by its seed."""
+    """Return the tokens that each request sampled in its last attempt, by its seed."""
     kept: dict[int, list[int]] = {}
     plain, begin = Utterance.accept, Utterance._start_attempt
 
@@ -56,28 +56,30 @@ def finish(streams: list[Iterator[Any]]) -> None:
 def test_tokens_are_those_of_the_host_in_a_batch_that_moves_slots(
     tiny_model: Model, drawn: dict[int, list[int]], cfg_weight: float, temperature: float
 ) -> None:
-    heard = []
+    found = []
     for device in (False, True):
         with engine(tiny_model, device=device) as tts:
             assert isinstance(tts._worker.decoder, GraphDecoder) is device
             finish(together(tts, temperature=temperature, cfg_weight=cfg_weight))
-        heard.append(dict(drawn))
-    assert heard[0] == heard[1]
-    assert len(set(map(tuple, heard[0].values()))) > 2, "different texts must say different things"
+        found.append(dict(drawn))
+    assert found[0] == found[1]
+    assert len(set(map(tuple, found[0].values()))) > 2, "different texts must say different things"
 
 
-def test_a_seed_draws_the_same_alone_and_in_a_crowd(tiny_model: Model, drawn: dict[int, list[int]]) -> None:
+def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch(
+    tiny_model: Model, drawn: dict[int, list[int]]
+) -> None:
     with engine(tiny_model, device=True) as tts:
         finish(together(tts))
-        crowd = dict(drawn)
+        batched = dict(drawn)
         drawn.clear()
         for i, text in enumerate(TEXTS * 2):
             tts.say(text, seed=i)
-    assert drawn == crowd
-    assert len(set(map(tuple, crowd.values()))) == len(crowd)
+    assert drawn == batched
+    assert len(set(map(tuple, batched.values()))) == len(batched)
 
 
-def test_who_leaves_early_disturbs_nobody(tiny_model: Model, drawn: dict[int, list[int]]) -> None:
+def test_a_cancelled_request_disturbs_no_other(tiny_model: Model, drawn: dict[int, list[int]]) -> None:
     with engine(tiny_model, device=True) as tts:
         finish(together(tts))
         expected = dict(drawn)

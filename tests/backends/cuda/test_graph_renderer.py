@@ -16,9 +16,9 @@ from tiny_torch import s3gen_of, with_networks
 
 from nightingale import TTS
 from nightingale.backends.base import Block, BlockCut
+from nightingale.backends.cuda.block_renderer import BlockRenderer, PendingSamples
 from nightingale.backends.cuda.graph_renderer import CudaGraphRenderer
 from nightingale.backends.cuda.random import int64_key, normal
-from nightingale.backends.cuda.renderer import BlockRenderer, PendingSamples
 from nightingale.backends.torch import mel_stream, sample_stream
 from nightingale.backends.torch.renderer import TorchRenderer
 from nightingale.engine.model import Model
@@ -33,7 +33,7 @@ from nightingale.voices.voice import Voice
 
 SMALL = replace(FAST, first_block_tokens=5, largest_block_tokens=20)
 BOUND = 1e-5
-"""Of full scale. In double precision, because a vocoder of random weights makes much of a rounding."""
+"""Relative to full scale, in double precision: a vocoder of random weights amplifies rounding."""
 
 
 @pytest.fixture
@@ -61,8 +61,8 @@ class SmallBlocks(TorchRenderer):
         def next_cut(waiting: int, *, finished: bool, wanted: int) -> Any:
             mel = stream.mel
             unrendered = mel._start + len(mel._ids) - mel._done
-            stands: Any = SimpleNamespace(rendered=stream.started, unrendered=unrendered)
-            cut = self._blocks.cut(stands, waiting, finished=finished, wanted=wanted)
+            stands: Any = SimpleNamespace(started=stream.started, unrendered=unrendered)
+            cut = self._blocks.next_cut(stands, waiting, finished=finished, wanted=wanted)
             return None if cut is None else BlockCut(*cut)
 
         stream.next_cut = next_cut  # type: ignore[method-assign]
@@ -93,7 +93,7 @@ def plain(model: Model, blocks: BlockRenderer) -> TTS:
     return tts
 
 
-def heard(streams: list[Iterator[Any]]) -> list[np.ndarray]:
+def joined(streams: list[Iterator[Any]]) -> list[np.ndarray]:
     return [np.concatenate([chunk.samples for chunk in stream]) for stream in streams]
 
 
@@ -109,11 +109,11 @@ def test_samples_are_those_of_the_reference_alone_and_in_a_batch(double: Model) 
         with plain(double, fast._worker.renderer._blocks) as slow:  # type: ignore[attr-defined]
             expected = [slow.say(text, seed=i).samples for i, text in enumerate(TEXTS)]
         alone = [fast.say(text, seed=i).samples for i, text in enumerate(TEXTS)]
-        crowd = heard([fast.stream(text, seed=i) for i, text in enumerate(TEXTS)])
+        batched = joined([fast.stream(text, seed=i) for i, text in enumerate(TEXTS)])
     for one, other in zip(alone, expected, strict=True):
         close(one, other)
-    for one, other in zip(crowd, alone, strict=True):
-        # The crowd's blocks are larger, and a bidirectional flow hears a block whole.
+    for one, other in zip(batched, alone, strict=True):
+        # Blocks of a batch are larger, and a bidirectional flow attends to a whole block.
         assert one.shape == other.shape
 
 
@@ -131,13 +131,13 @@ def test_utterances_in_one_voice_are_rendered_together(
     monkeypatch.setattr(PendingSamples, "ready", False)  # as on a device that has much to do
     with graphs(tiny_model) as tts:
         streams = [tts.stream("The same words.", seed=i) for i in range(4)]
-        sounds = heard(streams)
+        sounds = joined(streams)
     assert max(together) > 1
     assert [len(sound) for sound in sounds] == [45 * 960] * 4
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 5, 8, 9, 20, 21, 24, 41])
-def test_any_number_of_tokens_is_heard_to_its_end(tiny_model: Model, tokens: int) -> None:
+def test_any_number_of_tokens_is_rendered_to_its_end(tiny_model: Model, tokens: int) -> None:
     with graphs(tiny_model, tokens=tokens) as tts:
         assert len(tts.say("Well.", seed=2).samples) == tokens * 960
 
@@ -156,7 +156,7 @@ def test_a_voice_with_hardly_a_prompt_is_rendered_plainly(tiny_model: Model) -> 
     )
     with graphs(tiny_model, tokens=9) as tts:
         mine, other = tts.stream("Hm.", seed=1, voice=short), tts.stream("Hm.", seed=1)
-        assert [len(sound) for sound in heard([mine, other])] == [9 * 960] * 2
+        assert [len(sound) for sound in joined([mine, other])] == [9 * 960] * 2
 
 
 def test_a_cancelled_request_disturbs_no_other(tiny_model: Model) -> None:
@@ -164,7 +164,7 @@ def test_a_cancelled_request_disturbs_no_other(tiny_model: Model) -> None:
         streams = [tts.stream(text, seed=i) for i, text in enumerate(TEXTS)]
         next(streams[1])
         streams[1].close()
-        assert [len(sound) for sound in heard([streams[0], *streams[2:]])] == [45 * 960] * 3
+        assert [len(sound) for sound in joined([streams[0], *streams[2:]])] == [45 * 960] * 3
     assert not tts._worker._in_flight
 
 
@@ -183,7 +183,7 @@ def test_a_block_that_fails_in_a_batch_ends_its_own_request_only(
         streams = [tts.stream("The same words.", seed=i) for i in range(4)]
         with pytest.raises(EngineFault, match="planted"):
             list(streams[2])
-        assert [len(sound) for sound in heard([streams[0], streams[1], streams[3]])] == [45 * 960] * 3
+        assert [len(sound) for sound in joined([streams[0], streams[1], streams[3]])] == [45 * 960] * 3
 
 
 def test_everything_fast_at_once_says_the_same_each_time(tiny_model: Model) -> None:
@@ -196,7 +196,7 @@ def test_everything_fast_at_once_says_the_same_each_time(tiny_model: Model) -> N
 def test_what_may_be_cut_next_is_asked_after_the_launch(
     tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first block is small, the next of a crowd large. Between the two, 18 ids may wait: enough for
+    """The first block is small, the next of a batch large. Between the two, 18 ids may wait: enough for
     another small one, too few for a large one."""
     can_render = Worker._can_render
 
@@ -207,7 +207,7 @@ def test_what_may_be_cut_next_is_asked_after_the_launch(
 
     monkeypatch.setattr(Worker, "_can_render", late)
     with graphs(tiny_model, tokens=60) as tts:
-        sounds = heard([tts.stream("The same words.", seed=i) for i in range(4)])
+        sounds = joined([tts.stream("The same words.", seed=i) for i in range(4)])
     assert [len(sound) for sound in sounds] == [60 * 960] * 4
 
 
@@ -231,4 +231,4 @@ def test_the_second_block_is_short_because_nothing_is_in_store_yet(
         alone = sorted(2 * sizes)
         sizes.clear()
         tts.say_many(["Hello.", "Hello."], seed=1)
-    assert sorted(sizes) == alone, "where blocks are rendered one by one, they are cut alike in company"
+    assert sorted(sizes) == alone, "where blocks are rendered one by one, they are cut alike in a batch"

@@ -1,4 +1,4 @@
-"""A recorded function: the same result, and a word where the shapes are others."""
+"""A captured function gives the function's result and refuses other shapes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from nightingale.backends.cuda.graphs import (
-    POOL,
-    RECORDING,
-    Replay,
+    CAPTURE_PRIORITY,
+    STREAMS_PER_PRIORITY,
+    GraphedFunction,
     bucket_for,
-    how_on,
-    own_stream,
-    reproducible,
+    default_mode,
+    deterministic_cudnn,
+    reserve_stream,
 )
 from nightingale.errors import ConfigError, DeviceError
 
@@ -26,22 +26,21 @@ def twice(x: Tensor, y: Tensor) -> Tensor:
     return 2 * x + y
 
 
-def replay_on(device: torch.device) -> Replay[Tensor]:
+def replay_on(device: torch.device) -> GraphedFunction[Tensor]:
     inputs = {"x": torch.ones(2, 3), "y": torch.zeros(3)}
-    return Replay("twice", twice, inputs, how=how_on(device), device=device)
+    return GraphedFunction("twice", twice, inputs, mode=default_mode(device), device=device)
 
 
-def test_a_replay_is_the_function_of_its_last_inputs() -> None:
+def test_a_call_uses_its_last_inputs() -> None:
     replay = replay_on(CPU)
     assert replay(x=torch.full((2, 3), 4.0)).tolist() == [[8.0] * 3] * 2
     assert replay(y=torch.arange(3.0)).tolist() == [[8.0, 9.0, 10.0]] * 2, "what is left out stays"
-    assert replay.report.how == "eager"
-    assert replay.report.shapes == {"x": (2, 3), "y": (3,)}
+    assert replay.mode == "eager"
 
 
-def test_the_buffers_are_the_replays_own() -> None:
+def test_the_buffers_are_not_shared_with_the_caller() -> None:
     x = torch.ones(2, 3)
-    replay = Replay("twice", twice, {"x": x, "y": torch.zeros(3)}, how="eager", device=CPU)
+    replay = GraphedFunction("twice", twice, {"x": x, "y": torch.zeros(3)}, mode="eager", device=CPU)
     x.fill_(7.0)
     assert replay().tolist() == [[2.0] * 3] * 2
 
@@ -49,14 +48,14 @@ def test_the_buffers_are_the_replays_own() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"x": torch.ones(2, 4)}, {"x": torch.ones(2, 3, dtype=torch.float64)}, {"z": torch.ones(1)}]
 )
-def test_another_shape_is_refused_in_words(wrong: dict[str, Tensor]) -> None:
-    with pytest.raises(ConfigError, match=r"'twice' was recorded for other inputs.*x \(2, 3\) of float32"):
+def test_another_shape_is_refused(wrong: dict[str, Tensor]) -> None:
+    with pytest.raises(ConfigError, match=r"'twice' was captured for other inputs.*x \(2, 3\) of float32"):
         replay_on(CPU)(**wrong)
 
 
 def test_a_graph_without_a_gpu_is_refused() -> None:
-    with pytest.raises(DeviceError, match="cannot be recorded"):
-        Replay("twice", twice, {"x": torch.ones(1), "y": torch.ones(1)}, how="graph", device=CPU)
+    with pytest.raises(DeviceError, match="cannot be captured"):
+        GraphedFunction("twice", twice, {"x": torch.ones(1), "y": torch.ones(1)}, mode="graph", device=CPU)
 
 
 def test_the_smallest_bucket_that_holds_it_is_taken() -> None:
@@ -65,57 +64,63 @@ def test_the_smallest_bucket_that_holds_it_is_taken() -> None:
         bucket_for(9, (1, 4, 8), what="rows")
 
 
-def test_while_something_is_recorded_sums_have_one_order_and_then_the_switch_is_as_it_was() -> None:
+def test_cudnn_is_deterministic_during_a_capture_and_then_as_before() -> None:
     before = torch.backends.cudnn.deterministic
-    with reproducible():
+    with deterministic_cudnn():
         assert torch.backends.cudnn.deterministic
-        with reproducible():
+        with deterministic_cudnn():
             assert torch.backends.cudnn.deterministic
         assert torch.backends.cudnn.deterministic, "the inner one does not end the outer one"
     assert torch.backends.cudnn.deterministic == before
-    with pytest.raises(ZeroDivisionError), reproducible():
+    with pytest.raises(ZeroDivisionError), deterministic_cudnn():
         raise ZeroDivisionError
     assert torch.backends.cudnn.deterministic == before
 
 
 @pytest.mark.requires_cuda
-def test_nobody_is_given_the_stream_of_somebody_else() -> None:
+def test_a_reserved_stream_is_not_given_out_again() -> None:
     device = torch.device("cuda")
-    held = [own_stream(device, RECORDING) for _ in range(8)]
-    later = [own_stream(device, RECORDING).stream.cuda_stream for _ in range(40)]  # each is let go of at once
-    assert not {own.stream.cuda_stream for own in held} & set(later)
+    reserved = [reserve_stream(device, CAPTURE_PRIORITY) for _ in range(8)]
+    later = [
+        reserve_stream(device, CAPTURE_PRIORITY).stream.cuda_stream for _ in range(40)
+    ]  # each is let go of at once
+    assert not {own.stream.cuda_stream for own in reserved} & set(later)
 
 
 def test_streams_are_handed_out_in_turn_but_never_those_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU: streams that are numbers, handed out again and again as torch does it."""
-    numbers = cycle(range(POOL))
+    numbers = cycle(range(STREAMS_PER_PRIORITY))
 
     class Stream:
         __slots__ = ("cuda_stream",)  # and no weak references, which torch's do not survive
 
         def __init__(self, device: torch.device, priority: int) -> None:
-            assert (device.type, priority) == ("cuda", RECORDING)
+            assert (device.type, priority) == ("cuda", CAPTURE_PRIORITY)
             self.cuda_stream = next(numbers)
 
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     device = torch.device("cuda")
-    held = [own_stream(device, RECORDING) for _ in range(8)]
-    later = [own_stream(device, RECORDING).stream.cuda_stream for _ in range(3 * POOL)]
-    assert not {own.stream.cuda_stream for own in held} & set(later)
-    held += [own_stream(device, RECORDING) for _ in range(POOL - 8)]
-    assert len({own.stream.cuda_stream for own in held}) == POOL
+    reserved = [reserve_stream(device, CAPTURE_PRIORITY) for _ in range(8)]
+    later = [
+        reserve_stream(device, CAPTURE_PRIORITY).stream.cuda_stream for _ in range(3 * STREAMS_PER_PRIORITY)
+    ]
+    assert not {own.stream.cuda_stream for own in reserved} & set(later)
+    reserved += [reserve_stream(device, CAPTURE_PRIORITY) for _ in range(STREAMS_PER_PRIORITY - 8)]
+    assert len({own.stream.cuda_stream for own in reserved}) == STREAMS_PER_PRIORITY
     with pytest.raises(DeviceError, match="no CUDA stream is left"):
-        own_stream(device, RECORDING)
-    del held[3]
-    assert own_stream(device, RECORDING).stream.cuda_stream not in {own.stream.cuda_stream for own in held}
+        reserve_stream(device, CAPTURE_PRIORITY)
+    del reserved[3]
+    assert reserve_stream(device, CAPTURE_PRIORITY).stream.cuda_stream not in {
+        own.stream.cuda_stream for own in reserved
+    }
 
 
 @pytest.mark.requires_cuda
-def test_a_graph_gives_what_its_twin_gives() -> None:
+def test_a_graph_gives_the_result_of_eager_mode() -> None:
     one, other = replay_on(torch.device("cuda")), replay_on(CPU)
     for number in range(3):
         x = torch.full((2, 3), float(number))
         assert one(x=x.cuda()).tolist() == other(x=x).tolist()
-    assert one.report.how == "graph"
+    assert one.mode == "graph"
     with pytest.raises(ConfigError):
         one(x=torch.ones(5).cuda())

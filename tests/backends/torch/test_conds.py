@@ -66,5 +66,3 @@ def test_a_conds_file_that_is_not_one_is_a_voice_error(
     with pytest.raises(VoiceError):
         Voice.from_conds_pt(path, family="chatterbox")
     assert not Path("evil-was-here").exists()
-
-

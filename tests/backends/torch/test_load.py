@@ -17,8 +17,9 @@ from torch import Tensor
 
 from nightingale import TTS, CheckpointError, ConfigError, ModelMissing, VoiceError
 from nightingale.backends.onnx import capabilities
+from nightingale.backends.onnx.graph import OnnxFormat
 from nightingale.backends.profiles import PROFILES, Preference
-from nightingale.backends.shared.packed_source import prompt_t3
+from nightingale.backends.shared.packed_t3 import open_packed
 from nightingale.backends.torch.weights import in_memory, rendering_weights, t3_weights
 from nightingale.engine import load as load_module
 from nightingale.engine.noise_model import NOISE_PRESET as NOISE
@@ -331,18 +332,24 @@ def test_a_file_chosen_by_option_is_used(english: dict[str, Tensors], tmp_path: 
         TTS(folder, t3="yours.safetensors")
 
 
-def test_layers_that_are_packed_are_left_in_their_file(english: dict[str, Tensors], tmp_path: Path) -> None:
-    folder = folder_of(tmp_path / "m", english)
-    model = load_module.load_model(folder, offline=True, options={})
-    lean, whole = prompt_t3(model.source), t3_weights(model.source, "cpu", "float32")
+def test_layers_that_are_packed_are_left_in_their_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    t3 = replace(ENGLISH.t3, backbone=replace(NOISE.t3.backbone, width=64, heads=1, ffn=128))
+    preset = replace(ENGLISH, t3=t3)
+    monkeypatch.setattr(load_module, "PRESETS", {"english": preset})
+    files = official(preset)
+    source = load_module.load_model(folder_of(tmp_path / "m", files), offline=True, options={}).source
+    lean, _ = open_packed(source, OnnxFormat(), lambda: t3_weights(source, "cpu", "float32"))
+    whole = t3_weights(source, "cpu", "float32")
     left = {name for name, weight in lean.named_parameters() if weight.is_meta}
-    assert left == {name for name in english["t3"] if name.startswith("tfmr.") and "embed_tokens" not in name}
+    assert left == {name for name in files["t3"] if name.startswith("tfmr.") and "embed_tokens" not in name}
     assert not any(weight.is_meta for weight in whole.parameters())
     # What is left is still checked: a file that does not fit is refused as ever.
-    bad = {**english, "t3": {**english["t3"], "tfmr.norm.weight": torch.ones(3)}}
+    bad = {**files, "t3": {**files["t3"], "tfmr.norm.weight": torch.ones(3)}}
     source = load_module.load_model(folder_of(tmp_path / "bad", bad), offline=True, options={}).source
     with pytest.raises(CheckpointError, match=r"tfmr\.norm\.weight"):
-        prompt_t3(source)
+        open_packed(source, OnnxFormat(), lambda: t3_weights(source, "cpu", "float32"))
 
 
 def test_packed_layers_give_the_same_tokens_from_file_and_from_memory(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nightingale.backends.base import Block
-from nightingale.backends.torch import pipelined
+from nightingale.backends.torch import opening
 from nightingale.backends.torch.devices import use_threads
 from nightingale.backends.torch.pipelined import (
     SMALL_MODEL_WEIGHTS,
@@ -30,7 +30,7 @@ TEXTS = ["Hello there, everyone.", "Another one.", "And a third, which is somewh
 
 @pytest.fixture
 def beside(tiny_model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[TTS]:
-    monkeypatch.setattr(pipelined, "share_cores", lambda weights: CoreShares(1, 1, 1, 2))
+    monkeypatch.setattr(opening, "share_cores", lambda weights: CoreShares(1, 1, 1, 2))
     with TTS.over(tiny_model, "balanced") as tts:
         assert isinstance(tts._worker.renderer, PipelinedRenderer)
         yield tts
@@ -39,7 +39,7 @@ def beside(tiny_model: Model, monkeypatch: pytest.MonkeyPatch) -> Iterator[TTS]:
 def test_the_samples_are_those_of_the_reference(
     beside: TTS, tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipelined, "share_cores", lambda weights: None)
+    monkeypatch.setattr(opening, "share_cores", lambda weights: None)
     with TTS.over(tiny_model, "balanced") as plain:
         assert isinstance(plain._worker.renderer, TorchRenderer)
         for seed, text in enumerate(TEXTS):

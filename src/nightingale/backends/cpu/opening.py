@@ -12,7 +12,7 @@ from nightingale.backends.cpu import bf16, capabilities
 from nightingale.backends.shared.packed_t3 import open_packed
 from nightingale.backends.torch.decoder import pool_options
 from nightingale.backends.torch.devices import use_threads
-from nightingale.backends.torch.renderer import renderer_for
+from nightingale.backends.torch.opening import renderer_for
 from nightingale.backends.torch.weights import rendering_weights, t3_weights
 from nightingale.decoding.host_decoder import HostDecoder
 from nightingale.decoding.kv_budget import KVBudget

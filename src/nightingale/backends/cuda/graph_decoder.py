@@ -1,4 +1,5 @@
-"""The decoder of the CUDA backend: several decode steps are launched at a time and read while the next ones run.
+"""The decoder of the CUDA backend: several decode steps are launched at a time and read while the next ones
+run.
 
 Tokens arrive late by as many steps as were launched, and a few more may be sampled for an utterance that has
 ended. Rows are matched by their `Decoding`: a token that was sampled for an attempt that was given up, or for
@@ -10,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from nightingale.backends.base import Decoder, ModelSource, Setup
-from nightingale.backends.cuda.batched_sampling import needs_sorting
-from nightingale.backends.cuda.decoder import DecodeLoop, DecodePlan, Pending
+from nightingale.backends.cuda.t3.batched_sampling import needs_sorting
+from nightingale.backends.cuda.t3.decode_loop import DecodeLoop, DecodePlan, PendingTokens
 from nightingale.backends.torch.runner import embed_prompt
 from nightingale.backends.torch.weights import t3_weights
 from nightingale.decoding.decoding import Decoding
@@ -32,18 +33,20 @@ class GraphDecoder:
     ) -> None:
         self._loop, self.kv_budget, self._steps = loop, kv_budget, steps
         self._max_new_tokens = max_new_tokens
-        self._pending: tuple[Pending, Mapping[Decoding, int]] | None = None
+        self._pending: tuple[PendingTokens, Mapping[Decoding, int]] | None = None
         """Tokens to come, and the slot of each utterance when they were launched."""
 
     @property
     def kv_bytes(self) -> int:
-        return self._loop.bytes
+        return self._loop.kv_bytes
 
     def start(self) -> None: ...
 
     def prefill(self, slot: int, decoding: Decoding) -> list[int]:
         prompt = embed_prompt(self._loop.t3, decoding.prompt, max_new_tokens=self._max_new_tokens)
-        self._loop.begin(slot, prompt, sampling=decoding.sampling, seed=decoding.seed, budget=decoding.budget)
+        self._loop.prefill(
+            slot, prompt, sampling=decoding.sampling, seed=decoding.seed, budget=decoding.budget
+        )
         return []
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[Tokens]:
@@ -63,7 +66,7 @@ class GraphDecoder:
         self._loop.move(source, target)
 
     def reset(self, slot: int) -> None:
-        self._loop.wipe(slot)
+        self._loop.reset(slot)
 
 
 def _checked(tokens: list[int]) -> Tokens:
@@ -85,7 +88,7 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
         plan=DecodePlan(slots=(*buckets, slots), steps=STEPS_AHEAD),
     )
     prompts = info.preset.t3.prompt_length(0), info.max_prompt_positions
-    loop.warm(prompts=prompts, sorting=needs_sorting(info.defaults.sampling))
+    loop.capture(prompts=prompts, sorting=needs_sorting(info.defaults.sampling))
     itemsize = t3.speech_head.weight.element_size()
     budget = KVBudget.dense(
         info.preset.t3, info.defaults, itemsize=itemsize, limit_bytes=setup.profile.memory_bytes

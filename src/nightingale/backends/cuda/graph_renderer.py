@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,8 @@ from nightingale.backends.base import (
     RenderStream,
     Setup,
 )
-from nightingale.backends.cuda.renderer import BlockRenderer, PendingSamples
+from nightingale.backends.cuda.block_renderer import BlockRenderer, PendingSamples, UtteranceState
+from nightingale.backends.cuda.flow.voice_prompt import VoicePromptCache
 from nightingale.backends.torch.devices import DTYPES
 from nightingale.backends.torch.mel_stream import CONTEXT_TOKENS
 from nightingale.backends.torch.renderer import PROMPT_CACHE_BYTES, TorchRenderer, TorchRenderStream
@@ -41,18 +41,18 @@ MAX_BATCH = 16
 class CudaRenderStream:
     prefers_large_batches = True
 
-    def __init__(self, blocks: BlockRenderer, utterance: Any) -> None:
+    def __init__(self, blocks: BlockRenderer, utterance: UtteranceState) -> None:
         self._blocks, self.utterance = blocks, utterance
         self.crossfade = Crossfade()
 
     def next_cut(self, waiting: int, *, finished: bool, wanted: int) -> BlockCut | None:
-        cut = self._blocks.cut(self.utterance, waiting, finished=finished, wanted=wanted)
+        cut = self._blocks.next_cut(self.utterance, waiting, finished=finished, wanted=wanted)
         return None if cut is None else BlockCut(*cut)
 
     def batch_key(self, cut: BlockCut) -> Hashable:
         if not cut.tokens and not self.utterance.unrendered:
             return id(self)  # there is nothing to render
-        return self._blocks.company(self.utterance, cut.tokens, final=cut.final)
+        return self._blocks.batch_key(self.utterance, cut.tokens, final=cut.final)
 
 
 class GraphFuture:
@@ -85,23 +85,23 @@ class CudaGraphRenderer:
         """cache_bytes: limit of cached voice prompts."""
         self._blocks, self._reference, self._hift = blocks, reference, hift
         self.max_batch = blocks.batches[-1]
-        self._prompts: BytesLRU[str, Any] = BytesLRU(cache_bytes)
+        self._prompts: BytesLRU[str, VoicePromptCache] = BytesLRU(cache_bytes)
 
     def has_graphs_for(self, voice: Voice) -> bool:
-        shortest, longest = self._blocks.prompts
+        shortest, longest = self._blocks.prompt_range
         return shortest <= len(voice.flow_prompt_ids) <= longest
 
     def open(self, voice: Voice, *, seed: int) -> RenderStream:
         if not self.has_graphs_for(voice):
             return self._reference.open(voice, seed=seed)
         phase = harmonic_phase(self._hift, seed)[0]
-        return CudaRenderStream(self._blocks, self._blocks.begin(self.prompt(voice), seed=seed, phase=phase))
+        return CudaRenderStream(self._blocks, self._blocks.open(self.prompt(voice), seed=seed, phase=phase))
 
-    def prompt(self, voice: Voice) -> Any:
+    def prompt(self, voice: Voice) -> VoicePromptCache:
         """Return the flow's cached state after the voice's prompt."""
         return self._prompts.get(
             voice.content_hash,
-            lambda: self._blocks.hear(
+            lambda: self._blocks.cache_prompt(
                 f"prompt/{voice.content_hash}",
                 torch.tensor(voice.flow_prompt_ids),
                 torch.tensor(voice.flow_prompt_mel),
@@ -147,12 +147,12 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
         blocks=tuple(sizes),
         context=CONTEXT_TOKENS,
         hold_frames=HOLD_FRAMES,
-        guessed_frames=guessed_frames(hift),
+        extrapolated_frames=guessed_frames(hift),
         batches=(*batches, min(MAX_BATCH, profile.slots)),
     )
     cache_bytes = max(PROMPT_CACHE_BYTES, (setup.machine.free_bytes or 0) // 10)
     renderer = CudaGraphRenderer(blocks, reference, hift.config, cache_bytes=cache_bytes)
     voice = setup.voice
     if voice is not None and renderer.has_graphs_for(voice):
-        blocks.warm(renderer.prompt(voice))
+        blocks.capture(renderer.prompt(voice))
     return renderer

@@ -10,7 +10,6 @@ operations; on a GPU the kernels in random_kernels.py do all rounds in one, if T
 
 from __future__ import annotations
 
-import logging
 import math
 from functools import cache
 from typing import Any
@@ -18,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nightingale.backends.cuda.triton_support import load_kernels
 from nightingale.decoding.philox import KEY_INCREMENTS, MASK, MULTIPLIERS, ROUNDS, stream_key
-
-log = logging.getLogger(__name__)
 
 
 def int64_key(seed: int, purpose: str) -> int:
@@ -74,17 +72,15 @@ def normal(key: Tensor, first_row: Tensor, rows: int, width: int) -> Tensor:
 @cache
 def triton_kernels(device: torch.device) -> Any:
     """Return the module random_kernels if its kernels run on this device, else None."""
-    if device.type != "cuda":
-        return None
-    try:
+
+    def load() -> Any:
         from nightingale.backends.cuda import random_kernels
 
         zero = torch.zeros(1, dtype=torch.int64, device=device)
         random_kernels.normal(zero, zero, 1, 4)
-    except Exception as error:  # an import or a compiler may fail in many ways
-        log.warning("Random numbers are drawn by library calls, more slowly: %s", error)
-        return None
-    return random_kernels
+        return random_kernels
+
+    return load_kernels("auto", load, what="sampling and noise", default=device.type == "cuda")
 
 
 def _high(word: Tensor) -> Tensor:

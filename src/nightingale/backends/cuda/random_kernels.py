@@ -13,8 +13,8 @@ Not imported where Triton is missing: cuda/random.py and cuda/batched_sampling.p
 from __future__ import annotations
 
 import torch
-import triton  # type: ignore[import-not-found, unused-ignore]
-import triton.language as tl  # type: ignore[import-not-found, unused-ignore]
+import triton
+import triton.language as tl
 from torch import Tensor
 
 BLOCK = 1024

@@ -16,7 +16,6 @@ from nightingale.backends.base import (
     Role,
     Setup,
 )
-from nightingale.errors import DeviceError
 
 INSTALL = "PyTorch is not installed (pip install 'nightingale-tts[torch]')"
 
@@ -51,7 +50,7 @@ class TorchBackend:
         return open_decoder(source, setup)
 
     def open_renderer(self, source: ModelSource, setup: Setup) -> Renderer:
-        from nightingale.backends.torch.renderer import open_renderer
+        from nightingale.backends.torch.opening import open_renderer
 
         return open_renderer(source, setup)
 
@@ -67,12 +66,3 @@ def has_nvidia_driver() -> bool:
     """Whether this machine may have an NVIDIA GPU, judged by the driver's files (on Linux)."""
     files = ("/dev/nvidiactl", "/dev/nvidia0", "/proc/driver/nvidia/version", "/usr/lib/wsl/lib/libcuda.so.1")
     return sys.platform != "linux" or any(Path(file).exists() for file in files)
-
-
-def device_error(device: str, reason: str) -> DeviceError:
-    return DeviceError(
-        "the device cannot be used",
-        got=f"{device!r} ({reason})",
-        allowed="auto, cpu, or a device this build of PyTorch has",
-        fix="See `nightingale doctor`.",
-    )

@@ -90,9 +90,9 @@ def kv_budget(source: ModelSource, setup: Setup, t3: T3, layout: KVBlockLayout |
 def _paged_pool(source: ModelSource, setup: Setup, t3: T3, layout: KVBlockLayout) -> PagedKVPool:
     attend = None
     if setup.machine.kind == "cuda" and importlib.util.find_spec("triton") is not None:
-        from nightingale.backends.cuda.paged_attention import attend_cells
+        from nightingale.backends.shared.paged_attention import paged_attention
 
-        attend = attend_cells
+        attend = paged_attention
     return PagedKVPool(
         layout,
         slots=setup.profile.slots,

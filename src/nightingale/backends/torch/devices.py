@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from nightingale.backends.base import Machine
-from nightingale.backends.torch import device_error
+from nightingale.errors import DeviceError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _SETTING_THREADS = threading.Lock()
@@ -22,7 +22,12 @@ def describe(device: str) -> Machine:
         found = torch.device(device)
         torch.empty(1, device=found).item()
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise device_error(device, str(error).splitlines()[0]) from error
+        raise DeviceError(
+            "the device cannot be used",
+            got=f"{device!r} ({str(error).splitlines()[0]})",
+            allowed="auto, cpu, or a device this build of PyTorch has",
+            fix="See `nightingale doctor`.",
+        ) from error
     if found.type != "cuda":
         instructions = torch.backends.cpu.get_cpu_capability()
         return Machine(device=str(found), name=found.type, instructions=instructions, problem=_missing_gpu())

@@ -8,10 +8,9 @@ from concurrent.futures import Future
 
 from torch import Tensor
 
-from nightingale.backends.base import Block, BlockCut, ModelSource, Renderer, Setup
+from nightingale.backends.base import Block, BlockCut
 from nightingale.backends.torch.mel_stream import MelStream, PromptState, prepare_prompt
 from nightingale.backends.torch.sample_stream import Excitation, SampleStream
-from nightingale.backends.torch.weights import rendering_weights
 from nightingale.decoding.lru import BytesLRU
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
@@ -98,20 +97,3 @@ class TorchRenderer:
         samples: Samples = block.stream.samples.render(excitation)
         block.record("vocoder", started)
         return samples
-
-
-def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
-    """Open the renderer in float32, pipelined over threads where that pays."""
-    flow, hift = rendering_weights(source, setup.machine.device)
-    return renderer_for(source, setup, flow, hift)
-
-
-def renderer_for(source: ModelSource, setup: Setup, flow: Flow, hift: Hift) -> Renderer:
-    """Return the renderer of networks that PyTorch runs, whatever their layers are."""
-    from nightingale.backends.torch.pipelined import PipelinedRenderer, share_cores
-
-    renderer = TorchRenderer(flow, hift, streaming=setup.profile.streaming)
-    if not setup.profile.streaming or setup.machine.kind != "cpu":
-        return renderer
-    shares = share_cores(source.info.preset.t3.backbone.parameters)
-    return renderer if shares is None else PipelinedRenderer(renderer, shares)

@@ -21,9 +21,9 @@ from nightingale.text.stops import (
     LINK_CHARS,
     LOOKAHEAD_CHARS,
     TAG,
-    inside_link,
     find_sentence_end,
     has_words,
+    inside_link,
     spoken_length,
     strip_link_addresses,
 )
@@ -89,7 +89,9 @@ class IncrementalSegmenter:
         """Return the end of the next segment, or None while it is not certain."""
         buffer, language = self._buffer, self._language
         min_chars = MIN_FIRST_CHARS if self._is_first else SHORT_CHARS
-        end, settled = find_sentence_end(buffer, final=final, language=language, at_least=min_chars, lines=True)
+        end, settled = find_sentence_end(
+            buffer, final=final, language=language, at_least=min_chars, lines=True
+        )
         if self._is_first:
             clause_end, is_certain = self._clause_end(settled if end is None else end, final)
             if not is_certain:

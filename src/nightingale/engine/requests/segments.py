@@ -15,7 +15,14 @@ from typing import Final
 from nightingale.clocks import CLOCKS
 from nightingale.errors import EmptyText, TextError, TextTooLong
 from nightingale.text.frontend import Frontend
-from nightingale.text.sentences import SHORT_CHARS, Ending, TextSpan, split_paragraphs, span_of, split_sentences
+from nightingale.text.sentences import (
+    SHORT_CHARS,
+    Ending,
+    TextSpan,
+    span_of,
+    split_paragraphs,
+    split_sentences,
+)
 from nightingale.text.stops import has_words, spoken_length
 
 PAUSE_MS: Final = {Ending.PARAGRAPH: 300, Ending.SENTENCE: 120, Ending.CLAUSE: 60, Ending.WORD: 60}

@@ -1,0 +1,25 @@
+"""Open the PyTorch renderer, pipelined over threads where that pays."""
+
+from __future__ import annotations
+
+from nightingale.backends.base import ModelSource, Renderer, Setup
+from nightingale.backends.torch.pipelined import PipelinedRenderer, share_cores
+from nightingale.backends.torch.renderer import TorchRenderer
+from nightingale.backends.torch.weights import rendering_weights
+from nightingale.models.chatterbox.hift.generator import Hift
+from nightingale.models.chatterbox.s3gen.flow import Flow
+
+
+def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
+    """Open the renderer in float32."""
+    flow, hift = rendering_weights(source, setup.machine.device)
+    return renderer_for(source, setup, flow, hift)
+
+
+def renderer_for(source: ModelSource, setup: Setup, flow: Flow, hift: Hift) -> Renderer:
+    """Return the renderer of networks that PyTorch runs, whatever their layers are."""
+    renderer = TorchRenderer(flow, hift, streaming=setup.profile.streaming)
+    if not setup.profile.streaming or setup.machine.kind != "cpu":
+        return renderer
+    shares = share_cores(source.info.preset.t3.backbone.parameters)
+    return renderer if shares is None else PipelinedRenderer(renderer, shares)

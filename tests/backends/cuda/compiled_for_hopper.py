@@ -1,0 +1,118 @@
+"""Compile every Triton kernel for a Hopper GPU, at the sizes of the product, on a machine without one.
+
+The interpreter accepts programs that the compiler refuses. test_compilation.py runs this in a process of its
+own: Triton decides when a kernel is defined whether it is interpreted. It prints one kernel per line. With
+the argument "large", the flow's kernels have the tiles of large batches.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from parity.tiny import fill
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from nightingale.backends.cuda import random_kernels
+from nightingale.backends.cuda.flow import fused_estimator
+from nightingale.backends.cuda.flow.flow_blocks import FlowBlocks
+from nightingale.backends.cuda.flow.flow_steps import FlowSteps
+from nightingale.backends.cuda.flow.voice_prompt import cache_prompt
+from nightingale.backends.cuda.t3 import t3_kernels
+from nightingale.backends.cuda.triton_support import Tuning
+from nightingale.backends.shared.paged_attention import paged_attention
+from nightingale.models.chatterbox.s3gen.config import FlowConfig
+from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale.models.layers.kv_blocks import KVBlockLayout, KVBlockPool
+
+
+class Hopper:
+    """A driver without a device: kernels are compiled for it and never launched."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: Any = None) -> int:
+        return 0
+
+
+def compile_only(kernel: JITFunction, *args: Any, run: Any = JITFunction.run, **options: Any) -> Any:
+    compiled = run(kernel, *args, **{**options, "warmup": True})
+    print(kernel.fn.__name__, flush=True)
+    return compiled
+
+
+def compile_t3() -> None:
+    x, ones = torch.zeros(2, 1024).bfloat16(), torch.ones(1024).bfloat16()
+    weight, lengths = torch.zeros(2048, 1024).bfloat16(), torch.zeros(2, dtype=torch.int64)
+    cache, table = torch.zeros(2, 16, 64, 64).bfloat16(), torch.zeros(64, 64).bfloat16()
+    for tuning in (Tuning(8, 512, 4, True), Tuning(4, 256, 4, False)):
+        linear = {"norm_weight": ones, "tuning": tuning}
+        t3_kernels.linear(x, weight, **linear, norm=t3_kernels.RMS_NORM, gated=True)
+        t3_kernels.linear(x, weight, **linear, norm=t3_kernels.LAYER_NORM, bias=torch.zeros(2048), gelu=True)
+        t3_kernels.linear(x, weight[:1024], tuning, residual=x)
+        for rotation in (None, (table, table)):
+            t3_kernels.attend(
+                torch.zeros(2, 3072).bfloat16(), rotation, cache, cache, lengths, pdl=tuning.pdl
+            )
+    t3_kernels.rms_norm(x, ones)
+    t3_kernels.swiglu(x)
+
+
+def compile_paged_attention() -> None:
+    q, rows = torch.zeros(2, 16, 1, 64).bfloat16(), torch.zeros(2, dtype=torch.int32)
+    table, heads = torch.zeros(64, 64).bfloat16(), torch.zeros(2, 16, dtype=torch.int32)
+    for dtype in (torch.bfloat16, torch.int8, torch.float8_e4m3fn):
+        layout = KVBlockLayout(layers=1, heads=16, width=64, dtype=dtype)
+        pool = KVBlockPool(blocks=64, layout=layout, device=torch.device("cpu"), attend=paged_attention)
+        tables = {"starts": heads, "rings": heads, "prompts": rows, "lengths": rows, "slack": 0}
+        paged_attention(q, q, q, pool, **tables, rotation=(table, table))
+
+
+def compile_random() -> None:
+    keys = torch.zeros(4, dtype=torch.int64)
+    for rows, width in ((960, 9), (37, 80)):
+        random_kernels.normal(keys, keys, rows, width)
+    random_kernels.sample(torch.zeros(4, 6563), keys, keys, keys.bool())
+
+
+def compile_flow() -> None:
+    small = {"encoder_width": 64, "encoder_heads": 4, "encoder_blocks": 1, "encoder_up_blocks": 1}
+    config = FlowConfig(**small, encoder_ffn=64, estimator_mid_stages=1, estimator_stage_blocks=1)
+    steps = FlowSteps(fill(Flow(config)), steps=1, precision=torch.bfloat16)
+    prompt = cache_prompt(
+        steps, torch.arange(9), torch.zeros(18, 80), torch.zeros(config.speaker_width), key=1
+    )
+    blocks = FlowBlocks(
+        steps, context=4, tokens=(12,), batches=(1,), prompts=(8,), mode="eager", kernels="triton"
+    )
+    one = torch.ones(1, dtype=torch.int64)
+    blocks(
+        prompt,
+        torch.zeros(1, 15, dtype=torch.int64),
+        15 * one,
+        cond=torch.zeros(1, 80, 24),
+        speaker=torch.ones(1, config.speaker_width),
+        key=one,
+        first_frame=one,
+        conv_state=prompt.conv_state,
+    )
+
+
+if __name__ == "__main__":
+    driver.set_active(Hopper())
+    JITFunction.run = compile_only
+    fused_estimator._pdl = lambda _: {"PDL": True, "launch_pdl": True}
+    if sys.argv[1:] == ["large"]:
+        fused_estimator.MANY_ROWS = 0
+    with torch.inference_mode():
+        compile_random()
+        compile_t3()
+        compile_paged_attention()
+        compile_flow()

@@ -1,0 +1,39 @@
+"""Every Triton kernel compiles for a Hopper GPU, which the interpreter does not show."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+KERNELS = {
+    "_normal_kernel": 2,
+    "_sample_kernel": 1,
+    "_linear_kernel": 6 + 16,
+    "_attend_kernel": 4 + 3 + 3,
+    "_rms_norm_kernel": 1,
+    "_swiglu_kernel": 1,
+    "_conv_kernel": 9,
+    "_euler_kernel": 2,
+}
+"""Launches of each kernel, in T3, the sampler, paged attention and one step of a small guided flow."""
+
+
+@pytest.mark.parametrize("tiles", ["small", pytest.param("large", marks=pytest.mark.slow)])
+def test_every_kernel_compiles_for_a_hopper_gpu(tiles: str) -> None:
+    path = os.pathsep.join([*sys.path, str(HERE.parents[1])])
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    script = str(HERE / "compiled_for_hopper.py")
+    done = subprocess.run(
+        [sys.executable, script, tiles],
+        env=environment | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert Counter(done.stdout.split()) == KERNELS
