@@ -218,7 +218,7 @@ class EngineBench:
         for turn in range(4):
             given = prompt.to(self.device, decoder.dtype)
             sampling = tts._worker.model.defaults.sampling
-            decoder.begin(0, given, sampling=sampling, seed=turn, budget=self.tokens)
+            decoder.prefill(0, given, sampling=sampling, seed=turn, budget=self.tokens)
             board.synchronize(self.device)
             started = time.perf_counter()
             for _ in range(launches):

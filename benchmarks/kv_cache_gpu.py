@@ -18,6 +18,7 @@ import checkout  # noqa: F401
 import torch
 from torch import Tensor
 
+from nightingale.backends.cuda.triton_support import KernelChoice
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_blocks import KVBlockLayout, KVBlockPool
@@ -62,7 +63,7 @@ def measure(*, tiny: bool) -> dict[str, Any]:
     script.print_rows("tunings", result["tunings"])
     for streams in (STREAMS, 1):
         makers: dict[str, Callable[[], Run]] = {
-            "slots of bf16, torch's attention": partial(in_slots, t3, streams, tokens, "sdpa"),
+            "slots of bf16, torch's attention": partial(in_slots, t3, streams, tokens, "library"),
             "slots of bf16, our kernels": partial(in_slots, t3, streams, tokens, "triton"),
         }
         for name, (kind, percent) in KINDS.items():
@@ -150,23 +151,25 @@ def filled_blocks(
 def in_blocks(
     t3: T3, streams: int, tokens: int, kind: torch.dtype, percent: int | None, tuning: tuple[int, int]
 ) -> Run:
-    from nightingale.backends.cuda.paged_attention import CellSteps, attend_cells
-    from nightingale.backends.cuda.t3_layers import pack
+    from nightingale.backends.cuda.t3.packed_weights import pack_weights
+    from nightingale.backends.shared.paged_attention import paged_attention
+    from nightingale_lab.bench.paged_decode_step import PagedDecodeStep
 
     layout = layout_for(t3.config, kind, percent, tokens)
     with torch.inference_mode():
-        tables = filled_blocks(t3, streams, tokens, layout, attend_cells)
-        steps = CellSteps(t3, pack(t3), rotation_table(t3, PROMPT + tokens), tuning)  # type: ignore[arg-type]
-    return recorded(t3, streams, tokens, tables[0].lengths, {PROMPT + tokens: lambda x: steps(x, tables)})
+        tables = filled_blocks(t3, streams, tokens, layout, paged_attention)
+        rotation = rotation_table(t3, PROMPT + tokens)
+        step = PagedDecodeStep(t3, pack_weights(t3), rotation, tuning)  # type: ignore[arg-type]
+    return recorded(t3, streams, tokens, tables[0].lengths, {PROMPT + tokens: lambda x: step(x, tables)})
 
 
-def in_slots(t3: T3, streams: int, tokens: int, way: str) -> Run:
+def in_slots(t3: T3, streams: int, tokens: int, kernels: KernelChoice) -> Run:
     """Decode as the engine does: a graph for each span of cached positions."""
-    from nightingale.backends.cuda.t3_layers import PackedT3
+    from nightingale.backends.cuda.t3.packed_network import PackedT3
 
     device, backbone = t3.speech_head.weight.device, t3.config.backbone
     whole = PROMPT + tokens
-    packed = PackedT3(t3, positions=whole, way=way)  # type: ignore[arg-type]
+    packed = PackedT3(t3, positions=whole, kernels=kernels)
     shape = (2 * streams, backbone.heads, whole, backbone.width // backbone.heads)
     caches = [
         tuple(torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(2))

@@ -13,7 +13,6 @@ from typing import Any
 import checkout  # noqa: F401
 import numpy as np
 import torch
-from nightingale.models.chatterbox.hift.reach import lookahead_samples
 from safetensors.torch import load_file
 from torch import Tensor
 
