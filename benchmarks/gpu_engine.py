@@ -90,7 +90,7 @@ def plan_for(model: Model, profile: Profile, device: torch.device, dtype: str) -
 
 @contextmanager
 def captured_tokens() -> Iterator[dict[int, list[int]]]:
-    """Capture the tokens that every engine of this process draws, by seed."""
+    """Capture the tokens that every engine of this process samples, by seed."""
     captured: dict[int, list[int]] = {}
     accept = Utterance.accept
 
