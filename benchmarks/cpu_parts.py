@@ -152,6 +152,7 @@ def bandwidth(threads: int, rounds: int = 5) -> float:
 
 
 def packed_bytes(bench: Bench) -> int:
+
     from nightingale.backends.cpu.capabilities import weight_format
     from nightingale.backends.onnx.graph import OnnxFormat
     from nightingale.backends.shared.packed_t3 import open_packed

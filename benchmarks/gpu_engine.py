@@ -90,7 +90,7 @@ def plan_for(model: Model, profile: Profile, device: torch.device, dtype: str) -
 
 @contextmanager
 def captured_tokens() -> Iterator[dict[int, list[int]]]:
-    """Capture the tokens that every engine of this process draws, by seed."""
+    """Capture the tokens that every engine of this process samples, by seed."""
     captured: dict[int, list[int]] = {}
     accept = Utterance.accept
 
@@ -106,7 +106,7 @@ def captured_tokens() -> Iterator[dict[int, list[int]]]:
 
 
 class EngineBench:
-    def __init__(self, shown: board.Board) -> None:
+    def __init__(self, shown: board.ScriptBoard) -> None:
         options = shown.options
         self.options, self.board, self.device = options, shown, shown.device
         self.tokens = 12 if options.tiny else 102
@@ -316,7 +316,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.tiny and options.upstream:
         parser.error("upstream has no tiny sizes: give --tiny or --upstream")
-    shown = board.Board(options)
+    shown = board.ScriptBoard(options)
     bench = EngineBench(shown)
     shown.more = bench.summary
     torch.manual_seed(0)

@@ -18,6 +18,7 @@ import checkout  # noqa: F401
 import torch
 from torch import Tensor
 
+from nightingale.backends.cuda.triton_support import KernelChoice
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_blocks import KVBlockLayout, KVBlockPool
@@ -157,18 +158,18 @@ def in_blocks(
     layout = layout_for(t3.config, kind, percent, tokens)
     with torch.inference_mode():
         tables = filled_blocks(t3, streams, tokens, layout, paged_attention)
-        layers, rotation = pack_weights(t3), rotation_table(t3, PROMPT + tokens)
-        steps = PagedDecodeStep(t3, layers, rotation, tuning)  # type: ignore[arg-type]
-    return recorded(t3, streams, tokens, tables[0].lengths, {PROMPT + tokens: lambda x: steps(x, tables)})
+        rotation = rotation_table(t3, PROMPT + tokens)
+        step = PagedDecodeStep(t3, pack_weights(t3), rotation, tuning)  # type: ignore[arg-type]
+    return recorded(t3, streams, tokens, tables[0].lengths, {PROMPT + tokens: lambda x: step(x, tables)})
 
 
-def in_slots(t3: T3, streams: int, tokens: int, kernels: str) -> Run:
+def in_slots(t3: T3, streams: int, tokens: int, kernels: KernelChoice) -> Run:
     """Decode as the engine does: a graph for each span of cached positions."""
     from nightingale.backends.cuda.t3.packed_network import PackedT3
 
     device, backbone = t3.speech_head.weight.device, t3.config.backbone
     whole = PROMPT + tokens
-    packed = PackedT3(t3, positions=whole, kernels=kernels)  # type: ignore[arg-type]
+    packed = PackedT3(t3, positions=whole, kernels=kernels)
     shape = (2 * streams, backbone.heads, whole, backbone.width // backbone.heads)
     caches = [
         tuple(torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(2))

@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from nightingale import wren
 from nightingale_lab import reference
-from nightingale_lab.bench.speed.texts import TEXTS
+from nightingale_lab.bench.speed.bench_texts import TEXTS
 from nightingale_lab.bench.verify.subject import GREEDY_TEMPERATURE, EngineSubject
 
 GOLDEN = Path(__file__).parents[1] / "tests" / "lab" / "bench" / "wren_golden.json"

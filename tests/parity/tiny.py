@@ -26,7 +26,7 @@ from nightingale.models.checkpoint import fold_weight_norm
 from nightingale.voices.voice import Voice
 
 if TYPE_CHECKING:
-    from nightingale_lab.parity.stages.t3 import T3Case
+    from nightingale_lab.parity.stages.t3_stage import T3Case
 
 Net = TypeVar("Net", bound=nn.Module)
 GOLDENS = Path(__file__).parent / "goldens.safetensors"
@@ -130,7 +130,7 @@ def fill_weight_normed(net: Net, plain: tuple[str, ...]) -> Net:
 
 def t3_case(kind: str) -> T3Case:
     """The input of the greedy decode that was recorded for "llama" and for "gpt2"."""
-    from nightingale_lab.parity.stages.t3 import T3Case
+    from nightingale_lab.parity.stages.t3_stage import T3Case
 
     config = TINY_LLAMA if kind == "llama" else TINY_GPT2
     voice = Voice.checked(

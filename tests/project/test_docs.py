@@ -169,7 +169,7 @@ def test_all_is_every_extra_for_users() -> None:
     (everything,) = EXTRAS["all"]
     named = re.fullmatch(r"nightingale-tts\[([\w,]+)\]", everything)
     assert named
-    assert set(named[1].split(",")) == set(EXTRAS) - DEVELOPERS - {"all"}
+    assert set(named[1].split(",")) == set(EXTRAS) - DEVELOPERS - {"all", "lab"}
 
 
 def test_every_extra_that_doctor_looks_for_exists_and_something_uses_it() -> None:

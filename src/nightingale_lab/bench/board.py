@@ -31,7 +31,7 @@ def parser(doc: str | None, *, budget_s: float) -> argparse.ArgumentParser:
 
 
 @dataclass
-class Board:
+class ScriptBoard:
     options: argparse.Namespace
     rows: dict[str, float] = field(default_factory=dict)
     checks: dict[str, Any] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from nightingale_lab.bench import store
-from nightingale_lab.bench.speed.texts import TEXTS
+from nightingale_lab.bench.speed.bench_texts import TEXTS
 
 KIND = "guard"
 ROUNDS, LEAST_ROUNDS = 40, 5

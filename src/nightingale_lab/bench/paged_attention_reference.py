@@ -1,6 +1,6 @@
 """Attention over the blocks of a KV pool in plain PyTorch, one head of a row at a time.
 
-It takes the arguments of the Triton kernel (backends.shared.paged_attention.py), for its tests and benchmark.
+It takes the arguments of the Triton kernel (backends/shared/paged_attention.py), for its tests and benchmark.
 """
 
 from __future__ import annotations

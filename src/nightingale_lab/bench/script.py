@@ -1,4 +1,4 @@
-"""What all benchmark scripts share: the options for storing, tables on the terminal, and the last line.
+"""Common parts of all benchmark scripts: options for storing, tables on the terminal, and the last line.
 
 Every script prints tables for people and then its result as one line of JSON. The line is also appended to
 `benchmarks/results/<kind>.jsonl` with machine and commit, except at tiny sizes or with `--no-store`.

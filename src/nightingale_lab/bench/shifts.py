@@ -34,7 +34,7 @@ class ShiftReport:
     boundaries: tuple[int, ...]
     """The first sample of each chunk, the first chunk's too."""
     shifts: tuple[int | None, ...]
-    """By chunk: how many samples were lost before it; None if it is too quiet."""
+    """Samples lost before each chunk; None if it is too quiet."""
 
     @property
     def slips(self) -> tuple[int, ...]:

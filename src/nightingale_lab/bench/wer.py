@@ -7,12 +7,15 @@ two errors. The rate of a set is all its errors over all its words.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
 import jiwer
 from rapidfuzz.fuzz import ratio
+
+from nightingale.text.english import normalize as speak_english
 
 APOSTROPHES = str.maketrans("’‘ʼ`", "''''")
 
@@ -60,18 +63,24 @@ def _words(text: str, language: str) -> str:
 def compare(expected: str, transcript: str, language: str = "en") -> Comparison:
     """Count the word errors of a transcript against the expected text."""
     found = jiwer.process_words(_words(expected, language), _words(transcript, language))
-    words, recognized = found.references[0], found.hypotheses[0]
-    last = [chunk for chunk in found.alignments[0] if chunk.type == "equal"][-1:]
-    tail = words[last[0].ref_end_idx if last else 0 :]
-    recognized_tail = recognized[last[0].hyp_end_idx if last else 0 :]
+    tail, recognized_tail = _tails(expected, transcript)
     return Comparison(
-        words=len(words),
+        words=len(found.references[0]),
         substitutions=found.substitutions,
         deletions=found.deletions,
         insertions=found.insertions,
         lost_tail=_unmatched_end(tail, recognized_tail),
         extra_tail=_unmatched_end(recognized_tail, tail),
     )
+
+
+def _tails(expected: str, transcript: str) -> tuple[list[str], list[str]]:
+    """Return what follows the last word that agrees. Numbers are written as words: "94s" is "ninety fours"."""
+    spoken = [" ".join(re.findall(r"\w+", speak_english(text).lower())) for text in (expected, transcript)]
+    found = jiwer.process_words(*spoken)
+    last = [chunk for chunk in found.alignments[0] if chunk.type == "equal"][-1:]
+    words, recognized = found.references[0], found.hypotheses[0]
+    return words[last[0].ref_end_idx if last else 0 :], recognized[last[0].hyp_end_idx if last else 0 :]
 
 
 def _unmatched_end(words: Sequence[str], others: Sequence[str]) -> int:

@@ -74,7 +74,7 @@ def bench(
 ) -> None:
     """Measure speed: print tables, then one line of JSON. Ctrl-C keeps the results so far."""
     from nightingale_lab.bench import store
-    from nightingale_lab.bench.speed.run import BenchPlan, new_result
+    from nightingale_lab.bench.speed.bench_run import BenchPlan, new_result
 
     model_options = parse_options(choices)
     levels, lengths = parse_levels(concurrency), parse_lengths(texts)
@@ -122,7 +122,7 @@ def bench(
 def _measure_url(
     result: dict[str, Any], plan: Any, url: str, model: str | None, voice: str | None, quiet: bool
 ) -> None:
-    from nightingale_lab.bench.speed.run import measure
+    from nightingale_lab.bench.speed.bench_run import measure
     from nightingale_lab.bench.speed.targets import server_target
 
     target = server_target(url, model=model, voice=voice)
@@ -145,11 +145,11 @@ def _measure_here(
 ) -> None:
     import time
 
+    from nightingale_lab.bench.speed.bench_run import measure
+    from nightingale_lab.bench.speed.bench_texts import TEXTS
     from nightingale_lab.bench.speed.cold import cold_start, gpu_peak_mb, peak_memory_mb
     from nightingale_lab.bench.speed.floor import distances
-    from nightingale_lab.bench.speed.run import measure
     from nightingale_lab.bench.speed.targets import engine_target
-    from nightingale_lab.bench.speed.texts import TEXTS
 
     with spinner(loading(model), quiet=quiet):
         from nightingale.engine.load import default_model, load_model
@@ -187,7 +187,7 @@ def parse_profiles(names: str | None) -> list[str]:
 
 def parse_peers(spelled: str | None) -> list[Any]:
     from nightingale_lab.bench.peers.install import peer_named
-    from nightingale_lab.bench.peers.table import ALL
+    from nightingale_lab.bench.peers.peer_list import ALL
 
     names = [name.strip() for name in (spelled or "").split(",") if name.strip()]
     return [peer_named(one) for name in names for one in (ALL if name == "all" else [name])]
@@ -233,7 +233,7 @@ def parse_levels(spelled: str) -> list[int]:
 
 
 def parse_lengths(spelled: str) -> list[str]:
-    from nightingale_lab.bench.speed.texts import TEXTS
+    from nightingale_lab.bench.speed.bench_texts import TEXTS
 
     names = [name.strip() for name in spelled.split(",") if name.strip()]
     if unknown := [name for name in names if name not in TEXTS]:
@@ -247,7 +247,7 @@ def parse_lengths(spelled: str) -> list[str]:
 
 
 def _print(line: dict[str, Any]) -> None:
-    from nightingale_lab.bench.speed.table import CAPTION, tables
+    from nightingale_lab.bench.speed.speed_tables import CAPTION, tables
 
     shown = console()
     for table in tables(line):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from nightingale_lab.bench.verify.check import VerifyReport
-    from nightingale_lab.bench.verify.run import Panel
+    from nightingale_lab.bench.verify.verification import Panel
 
 FAILED = 1
 MARKS = {
@@ -66,7 +66,7 @@ def verify(
     with spinner(loading(model), quiet=quiet):
         from nightingale.engine.load import default_model, load_model
         from nightingale_lab.bench import store
-        from nightingale_lab.bench.verify import run
+        from nightingale_lab.bench.verify import verification
         from nightingale_lab.bench.verify.subject import EngineSubject
 
         loaded = load_model(model or default_model(), offline=offline, options=model_options)
@@ -77,8 +77,13 @@ def verify(
     folder = keep or _cache(loaded.name)
     panel = _panel(judges, references or [])
     with progress(quiet=quiet) as show_progress:
-        report = run.verify(
-            subject, run.sentences(sentences), folder, panel=panel, other=other, progress=show_progress
+        report = verification.verify(
+            subject,
+            verification.sentences(sentences),
+            folder,
+            panel=panel,
+            other=other,
+            progress=show_progress,
         )
     line = store.signed(report.as_row())
     store.append(line, "verify", results or store.results_folder())
@@ -106,7 +111,7 @@ def _cache(model: str) -> Path:
 
 def _panel(use_judges: bool, references: list[Path]) -> Panel:
     from nightingale_lab.bench.verify.judged import JUDGES, find_judges
-    from nightingale_lab.bench.verify.run import Panel
+    from nightingale_lab.bench.verify.verification import Panel
 
     if not use_judges:
         return Panel(absent=dict.fromkeys(JUDGES, "not used: --no-judges"), references=references)

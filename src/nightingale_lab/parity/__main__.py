@@ -23,7 +23,7 @@ def main() -> None:
     environment = Environment(packages=PACKAGES, without_dependencies=WITHOUT_DEPENDENCIES, removed=REMOVED)
     python = make(environment, home, say=lambda line: sys.stderr.write(line + "\n"))
     arguments = sys.argv[1:]
-    program = "record" if arguments[:1] == ["record"] else "run"
+    program = "record" if arguments[:1] == ["record"] else "comparison"
     settings = {"PYTHONPATH": str(SOURCE), "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     # Threads that wait without spinning: on a busy machine, spinning threads slow down the others.
     settings["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "passive")

@@ -37,7 +37,7 @@ from torch import Tensor
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.chatterbox.t3.config import Gpt2Config, LlamaConfig
 from nightingale_lab.parity.hooks import outputs_of
-from nightingale_lab.parity.stages import sampling, t3
+from nightingale_lab.parity.stages import sampling_stage, t3_stage
 from nightingale_lab.upstream.networks import apply_head_changes, quiet
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tests"))
@@ -90,7 +90,7 @@ def record_gpt2() -> dict[str, Tensor]:
 
 
 def record_t3(kind: str, net: T3) -> dict[str, Tensor]:
-    run = t3.run_theirs(net, tiny.t3_case(kind), guided=kind == "llama")
+    run = t3_stage.run_theirs(net, tiny.t3_case(kind), guided=kind == "llama")
     assert len(set(run.ids.tolist())) > tiny.GREEDY_TOKENS // 2, f"{kind} repeats itself: {run.ids}"
     return {
         f"{kind}.conditioning": run.conditioning,
@@ -102,8 +102,8 @@ def record_t3(kind: str, net: T3) -> dict[str, Tensor]:
 def record_sampler(model: str) -> dict[str, Tensor]:
     logits, ids = tiny.sampler_inputs(model)
     return {
-        f"sampler.{model}.{name}": sampling.run_theirs(settings, logits, ids)[:, tiny.SAMPLED_LOGITS]
-        for name, settings in sampling.cases(model).items()
+        f"sampler.{model}.{name}": sampling_stage.run_theirs(settings, logits, ids)[:, tiny.SAMPLED_LOGITS]
+        for name, settings in sampling_stage.cases(model).items()
     }
 
 

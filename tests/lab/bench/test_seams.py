@@ -102,7 +102,7 @@ def test_one_planted_fault_is_found_where_it_is(fault: Fault, which: int) -> Non
 
 @pytest.mark.parametrize("which", range(4))
 def test_a_lost_sample_is_a_slip_and_not_a_large_step(which: int) -> None:
-    """Why prediction is asked: the step alone, and the spectrum, see nothing."""
+    """Neither the step nor the spectrum detects it."""
     at = slopes()[which]
     report = seam_report(dropped(voice(), at), [at], RATE_HZ)
     assert report.slip.worst > report.slip.limit

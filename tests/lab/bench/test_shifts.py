@@ -59,7 +59,7 @@ def mel() -> torch.Tensor:
 
 @cache
 def streamed(ramp: tuple[int, ...], *, causal: bool) -> list[Samples]:
-    """What a stream gives out, for pieces of so many frames and a last one with the rest."""
+    """Return the chunks of a stream for pushes of these frames and a last one with the rest."""
     stream = SampleStream(vocoder(causal=causal), seed=3, streaming=True)
     ends = [*(end for end in accumulate(ramp) if end < FRAMES), FRAMES]
     pieces = [stream.push(mel()[:, a:b], final=b == FRAMES) for a, b in pairwise([0, *ends])]

@@ -94,7 +94,9 @@ def test_words_lost_at_the_end_are_told_from_words_lost_inside() -> None:
     assert compare("highly of her attractions", "highly of").lost_tail == 2
 
 
-def test_words_written_joined_at_the_end_are_not_lost() -> None:
+def test_words_written_joined_or_as_digits_at_the_end_are_not_lost() -> None:
+    assert compare("the city has ninety floors", "the city has 94s").lost_tail == 0
+    assert compare("we met in nineteen eighty four", "we met in 1984").lost_tail == 0
     assert compare("down to the river bank", "down to the riverbank").lost_tail == 0
     assert compare("down to the riverbank", "down to the river bank").extra_tail == 0
 

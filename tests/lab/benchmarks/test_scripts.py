@@ -89,14 +89,12 @@ def test_script_runs_at_tiny_sizes(script: str) -> None:
 
 
 @pytest.mark.nightly
-def test_parts_agree_with_their_twins_without_a_gpu() -> None:
+def test_decode_steps_agree_with_the_plain_loop_without_a_gpu() -> None:
     result = run_without_packages("gpu.py", "--tiny", "--device", "cpu")
     assert result["errors"] == {}
     for family in ("multilingual", "turbo"):
-        assert result["checks"][f"{family}: float32 sdpa: greedy tokens as plain's"] is True
-        assert result["checks"][f"{family}: flow, float32 eager: error"] < 1e-6
-        assert result["checks"][f"{family}: vocoder, eager: error"] < 1e-4
-        for part in ("T3 step, float32 plain", "T3 step", "flow, float32 eager", "vocoder, plain"):
+        assert result["checks"][f"{family}: float32 library: greedy tokens as plain's"] is True
+        for part in ("T3 step, float32 plain", "T3 step, float32 library", "T3 step"):
             assert f"{family}: {part}, ms" in result["rows"]
 
 
@@ -124,7 +122,7 @@ def test_lab_modules_run(tmp_path: Path) -> None:
     def run_module(name: str, *options: str) -> str:
         return run("-m", f"nightingale_lab.bench.{name}", *options, cwd=tmp_path)
 
-    run_module("stages", "clips", "out")
+    run_module("copy_synthesis", "clips", "out")
     assert last_line(run_module("score", "out/flow", "texts.txt", "--judges", ""))["clips"] == 1
     card = run_module("wren", "--tiny", "--parts", "default,varied", "--judges", "")
     assert last_line(card)["default"]["clips"] == 2

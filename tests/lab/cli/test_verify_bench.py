@@ -24,7 +24,7 @@ def subject(monkeypatch: pytest.MonkeyPatch) -> PlantedSubject:
     """Replace the engine that `verify` checks."""
     planted = PlantedSubject()
     monkeypatch.setattr("nightingale_lab.bench.verify.subject.EngineSubject", lambda *_: planted)
-    monkeypatch.setattr("nightingale_lab.bench.verify.run.sentences", lambda count: [TEXT] * count)
+    monkeypatch.setattr("nightingale_lab.bench.verify.verification.sentences", lambda count: [TEXT] * count)
     return planted
 
 

@@ -16,7 +16,13 @@ from parity import tiny
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale_lab.parity.stages import cloning, flow, sampling, t3, vocoder
+from nightingale_lab.parity.stages import (
+    cloning_stage,
+    flow_stage,
+    sampling_stage,
+    t3_stage,
+    vocoder_stage,
+)
 from nightingale_lab.parity.table import Rows, render
 from nightingale_lab.random_models import random_voice
 from nightingale_lab.upstream.families import FAMILIES
@@ -31,24 +37,24 @@ def check(rows: Rows) -> None:
 def test_t3_stage(kind: str, model: str) -> None:
     net = tiny.fill(T3(tiny.TINY_LLAMA if kind == "llama" else tiny.TINY_GPT2))
     golden = tiny.goldens()
-    ours = t3.run_ours(net, tiny.t3_case(kind), defaults_of=model, guided=kind == "llama")
+    ours = t3_stage.run_ours(net, tiny.t3_case(kind), defaults_of=model, guided=kind == "llama")
     ours = replace(ours, logits=ours.logits[:1, :, tiny.SEEN_LOGITS])
-    theirs = t3.GreedyRun(
+    theirs = t3_stage.GreedyRun(
         conditioning=golden[f"{kind}.conditioning"],
         prompt=ours.prompt,  # not recorded
         logits=golden[f"{kind}.prefill_scores"][None],
         ids=golden[f"{kind}.greedy_ids"],
     )
     rows = Rows(model)
-    t3.compare(rows, ours, theirs, distinct=tiny.GREEDY_TOKENS // 2)
+    t3_stage.compare(rows, ours, theirs, distinct=tiny.GREEDY_TOKENS // 2)
     check(rows)
 
 
 @pytest.mark.parametrize("model", ["english", "turbo"])
 def test_sampler_stage(model: str) -> None:
     rows = Rows(model)
-    for name, settings in sampling.cases(model).items():
-        ours = sampling.run_ours(model, settings, *tiny.sampler_inputs(model))
+    for name, settings in sampling_stage.cases(model).items():
+        ours = sampling_stage.run_ours(model, settings, *tiny.sampler_inputs(model))
         theirs = tiny.goldens()[f"sampler.{model}.{name}"]
         rows.same_filter(name, ours[:, tiny.SAMPLED_LOGITS], theirs, relative=1e-6)
         assert torch.isfinite(theirs).any()
@@ -60,14 +66,14 @@ def test_sampler_stage(model: str) -> None:
 def test_flow_stage(meanflow: bool) -> None:
     name, config = ("meanflow", tiny.TINY_MEANFLOW) if meanflow else ("flow", tiny.TINY_FLOW)
     tokens = tiny.FLOW_PROMPT_TOKENS + tiny.FLOW_TOKENS
-    case = flow.FlowCase(
+    case = flow_stage.FlowCase(
         ids=tiny.ids(tokens, 4),
         prompt_mel=tiny.scatter((1, 2 * tiny.FLOW_PROMPT_TOKENS, 80), 5),
         speaker=tiny.scatter((1, 192), 6),
     )
-    ours = flow.run_ours(tiny.fill(Flow(config)), case, tiny.gaussian((1, 80, 2 * tokens), 3))
+    ours = flow_stage.run_ours(tiny.fill(Flow(config)), case, tiny.gaussian((1, 80, 2 * tokens), 3))
     rows = Rows(name)
-    flow.compare(
+    flow_stage.compare(
         rows, ours, tuple(tiny.goldens()[f"{name}.{key}"] for key in ("mu", "mel")), meanflow=meanflow
     )
     check(rows)
@@ -82,7 +88,7 @@ def test_vocoder_stage() -> None:
     phase[:, 0] = 0
     rows = Rows("hift")
     for name, ours in zip(
-        ("f0_hz", "source", "samples"), vocoder.run_ours(net, mel, phase, noise), strict=True
+        ("f0_hz", "source", "samples"), vocoder_stage.run_ours(net, mel, phase, noise), strict=True
     ):
         rows.close(name, ours, tiny.goldens()[f"hift.{name}"], absolute=1e-4)
     check(rows)
@@ -90,18 +96,18 @@ def test_vocoder_stage() -> None:
 
 def test_random_case_fits_every_family() -> None:
     for family in FAMILIES.values():
-        case = t3.random_case(family)
+        case = t3_stage.random_case(family)
         assert case.voice.family == family.voice_family
         assert len(case.voice.prompt_ids) == (150 if family.guided else 375)
 
 
 def test_clip_is_longer_than_the_flow_reference(tmp_path: Path) -> None:
-    assert cloning.write_clip(tmp_path).stat().st_size > 10 * 44_100 * 4
+    assert cloning_stage.write_clip(tmp_path).stat().st_size > 10 * 44_100 * 4
 
 
 def test_noise_of_both_flows_has_the_same_shape() -> None:
-    assert flow.draw_noise(meanflow=True).shape == flow.draw_noise(meanflow=False).shape
-    assert not torch.equal(flow.draw_noise(meanflow=True), flow.draw_noise(meanflow=False))
+    assert flow_stage.draw_noise(meanflow=True).shape == flow_stage.draw_noise(meanflow=False).shape
+    assert not torch.equal(flow_stage.draw_noise(meanflow=True), flow_stage.draw_noise(meanflow=False))
 
 
 def test_differences_are_reported_and_fail() -> None:

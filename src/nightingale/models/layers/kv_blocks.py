@@ -8,7 +8,7 @@ larger than the weights. A block holds the key and the value of one position of 
 With float16 scales that is 140 bytes instead of 256 in bfloat16, for a head of width 64. Keys need more
 scales than values: after RoPE some of their channels are large and others small, and one scale for all would
 round the small ones to zero (docs/kv-cache.md has the numbers). Blocks are never dequantized as a whole: a
-CPU dequantizes a tile at a time, and the CUDA kernel reads them directly (backends.shared.paged_attention.py).
+CPU dequantizes a tile at a time, and the CUDA kernel reads them directly (backends/shared/paged_attention.py).
 
 All of the prompt is kept. Of the generated tokens each head keeps a window of its own length
 (decoding/kv_retention.py): its blocks after the prompt are a ring buffer with a few spare positions, so that
@@ -104,7 +104,7 @@ class Extent:
 
 
 BlockAttention = Callable[..., Tensor]
-"""The kernel of backends.shared.paged_attention.py."""
+"""The kernel of backends/shared/paged_attention.py."""
 
 
 class KVBlockPool:

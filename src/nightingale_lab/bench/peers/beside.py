@@ -12,8 +12,8 @@ from typing import Any
 
 from nightingale_lab.bench.peers.client import PeerProcess
 from nightingale_lab.bench.peers.install import homes, install
-from nightingale_lab.bench.peers.table import Peer
-from nightingale_lab.bench.speed.run import BenchPlan, measure
+from nightingale_lab.bench.peers.peer_list import Peer
+from nightingale_lab.bench.speed.bench_run import BenchPlan, measure
 from nightingale_lab.bench.speed.targets import engine_target
 from nightingale_lab.upstream.families import TOKENS_PER_TEXT_ID
 

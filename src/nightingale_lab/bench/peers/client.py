@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nightingale.errors import EngineFault
-from nightingale_lab.bench.peers.table import Peer
+from nightingale_lab.bench.peers.peer_list import Peer
 from nightingale_lab.bench.speed.request import Chunks, Details
 
 WORKER = Path(__file__).with_name("worker.py")

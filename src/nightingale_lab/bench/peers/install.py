@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nightingale.errors import ConfigError, EngineFault
 from nightingale.files import write_whole
-from nightingale_lab.bench.peers.table import PEERS, DownloadedFile, Peer
+from nightingale_lab.bench.peers.peer_list import PEERS, DownloadedFile, Peer
 from nightingale_lab.environments import make
 
 TIMEOUT_S = 300

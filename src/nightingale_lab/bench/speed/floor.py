@@ -24,7 +24,7 @@ class Distance:
     took_ms: float
     floor_ms: float
     floor_of: str
-    """Where the floor comes from, for people."""
+    """The origin of the floor, for people."""
 
     def row(self) -> dict[str, Any]:
         return {

@@ -12,7 +12,7 @@ from nightingale_lab.bench.speed.player import Playback, play
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Details:
-    """What only our engine reports about a request."""
+    """Details of a request that only our engine reports."""
 
     tokens: int = 0
     stage_ms: dict[str, float] = field(default_factory=dict)

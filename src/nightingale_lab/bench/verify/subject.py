@@ -53,7 +53,7 @@ class RenderedTwice:
 
 
 class Subject(Protocol):
-    """What the checks need. The tests implement it with planted defects (tests/planted.py)."""
+    """The interface of the checks. The tests implement it with planted defects (tests/planted.py)."""
 
     name: str
     profile: str

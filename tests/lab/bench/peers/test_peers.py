@@ -20,10 +20,10 @@ from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.text.frontend import open_frontend
 from nightingale_lab import environments
 from nightingale_lab.bench.peers import beside, client, install, worker
-from nightingale_lab.bench.peers.table import PEERS, Peer
+from nightingale_lab.bench.peers.peer_list import PEERS, Peer
+from nightingale_lab.bench.speed.bench_run import BenchPlan, new_result
 from nightingale_lab.bench.speed.load import run_load
 from nightingale_lab.bench.speed.request import time_request
-from nightingale_lab.bench.speed.run import BenchPlan, new_result
 from nightingale_lab.bench.store import read_lines
 from nightingale_lab.cli.bench import parse_peers
 from nightingale_lab.environments import Environment

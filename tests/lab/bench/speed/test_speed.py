@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from nightingale.errors import ConfigError, EngineFault
+from nightingale_lab.bench.speed.bench_run import BenchPlan, measure, new_result
 from nightingale_lab.bench.speed.floor import Distance, distances, operations, step_bytes
 from nightingale_lab.bench.speed.load import Interrupted, growth, percentile, run_load
 from nightingale_lab.bench.speed.player import play
 from nightingale_lab.bench.speed.request import Chunks, Details, Target, time_request
-from nightingale_lab.bench.speed.run import BenchPlan, measure, new_result
-from nightingale_lab.bench.speed.table import tables
+from nightingale_lab.bench.speed.speed_tables import tables
 from nightingale_lab.bench.speed.targets import server_target
 from nightingale_lab.bench.store import append, read_lines, signed
 

@@ -12,10 +12,10 @@ from planted import BOUNDARIES, RATE_HZ, TEXT, PlantedJudges, PlantedSubject, so
 
 from nightingale.types import Samples
 from nightingale_lab.bench.verify.check import Check, VerifyReport, missing
-from nightingale_lab.bench.verify.endings import endings
+from nightingale_lab.bench.verify.ending_checks import endings
 from nightingale_lab.bench.verify.judged import JUDGES, find_judges, judged
-from nightingale_lab.bench.verify.run import FIRST_SEED, Panel, quality_of, record, sentences, verify
 from nightingale_lab.bench.verify.subject import RecordedUtterance
+from nightingale_lab.bench.verify.verification import FIRST_SEED, Panel, quality_of, record, sentences, verify
 
 TEXTS = [TEXT] * 6
 

@@ -7,8 +7,8 @@ import torch
 from nightingale.models.chatterbox.build import VoiceEncoders
 from nightingale.models.layers.mel import FlowMel
 from nightingale_lab.parity.clips import clip
-from nightingale_lab.parity.networks import UpstreamNetworks
 from nightingale_lab.parity.table import Rows
+from nightingale_lab.parity.upstream_weights import UpstreamNetworks
 
 
 @torch.inference_mode()

@@ -1,6 +1,6 @@
 """The flow: speech ids to mel, with the same noise on both sides.
 
-Upstream draws its noise from torch's global generator. Setting its seed and repeating the draws in their
+Upstream samples its noise from torch's global generator. Setting its seed and repeating the calls in their
 order gives both sides the same noise, and proves the order.
 """
 
@@ -64,7 +64,7 @@ def run_ours(flow: Flow, case: FlowCase, noise: Tensor) -> tuple[Tensor, Tensor]
 
 
 def draw_noise(*, meanflow: bool) -> Tensor:
-    """Repeat upstream's draws in upstream's order: a meanflow draws the spoken part first, then all."""
+    """Repeat upstream's calls in its order: a meanflow samples the spoken part first, then everything."""
     torch.manual_seed(SEED)
     spoken = torch.randn(1, 80, 2 * TOKENS) if meanflow else None
     noise = torch.randn(1, 80, 2 * (PROMPT_TOKENS + TOKENS))

@@ -13,10 +13,10 @@ from nightingale_lab.bench.sentences import sentences as all_sentences
 from nightingale_lab.bench.verify.against import against
 from nightingale_lab.bench.verify.check import Check, VerifyReport, WorstClip, missing
 from nightingale_lab.bench.verify.determinism import counts, determinism
-from nightingale_lab.bench.verify.endings import endings
+from nightingale_lab.bench.verify.ending_checks import endings
 from nightingale_lab.bench.verify.judged import judged, with_references, worst_clips
 from nightingale_lab.bench.verify.languages import languages
-from nightingale_lab.bench.verify.seams import seams, stream_is_whole
+from nightingale_lab.bench.verify.seam_checks import seams, stream_is_whole
 from nightingale_lab.bench.verify.spectrum import spectrum
 from nightingale_lab.bench.verify.subject import RecordedUtterance, Subject
 

@@ -16,8 +16,8 @@ from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.voices.voice import Voice
 from nightingale_lab.parity.clips import clip
-from nightingale_lab.parity.networks import UpstreamNetworks
 from nightingale_lab.parity.table import Rows
+from nightingale_lab.parity.upstream_weights import UpstreamNetworks
 from nightingale_lab.upstream.families import Family
 from nightingale_lab.upstream.networks import quiet
 

@@ -19,8 +19,8 @@ from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.voices.voice import Voice
 from nightingale_lab.parity.hooks import arguments_of, outputs_of
-from nightingale_lab.parity.networks import SEEDS
 from nightingale_lab.parity.table import Rows
+from nightingale_lab.parity.upstream_weights import SEEDS
 from nightingale_lab.random_models import random_voice
 from nightingale_lab.upstream.families import Family
 from nightingale_lab.upstream.networks import START_TEXT, STOP_TEXT, quiet

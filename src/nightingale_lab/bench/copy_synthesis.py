@@ -1,6 +1,6 @@
 """Copy synthesis through each stage, to find the stage that limits the quality.
 
-    python -m nightingale_lab.bench.stages CLIPS OUT [--model FOLDER]
+    python -m nightingale_lab.bench.copy_synthesis CLIPS OUT [--model FOLDER]
 
 CLIPS holds recordings. OUT gets three folders with the same file names: `original`, `vocoder` (the true mel
 through the vocoder) and `flow` (the true speech tokens through flow and vocoder, with the voice of the clip).
@@ -31,7 +31,7 @@ SEED = 1
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="nightingale_lab.bench.stages", description=__doc__)
+    parser = argparse.ArgumentParser(prog="nightingale_lab.bench.copy_synthesis", description=__doc__)
     parser.add_argument("clips", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", default=None, help="default: the model in the package")

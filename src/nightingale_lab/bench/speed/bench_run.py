@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nightingale_lab.bench.speed.bench_texts import TEXTS
 from nightingale_lab.bench.speed.load import Interrupted, growth, run_load
 from nightingale_lab.bench.speed.request import Target, time_request
-from nightingale_lab.bench.speed.texts import TEXTS
 
 LOAD_TEXT = "short"
 

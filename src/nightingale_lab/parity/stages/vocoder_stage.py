@@ -52,7 +52,7 @@ def run_ours(hift: Hift, mel: Tensor, phase: Tensor, noise: Tensor) -> tuple[Ten
 
 
 def draw_excitation(frames: int) -> tuple[Tensor, Tensor]:
-    """Repeat upstream's draws in upstream's order: the phases of the harmonics, then the noise."""
+    """Repeat upstream's calls in its order: the phases of the harmonics, then the noise."""
     torch.manual_seed(SEED)
     half_turn = torch.tensor(math.pi)
     phase = -half_turn + torch.rand(1, 9, 1) * (half_turn + half_turn)

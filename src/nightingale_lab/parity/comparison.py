@@ -24,9 +24,16 @@ import torch
 
 from nightingale.models.chatterbox.build import load_encoders, load_networks
 from nightingale.models.chatterbox.presets import PRESETS
-from nightingale_lab.parity.networks import build
-from nightingale_lab.parity.stages import cloning, encoders, flow, sampling, t3, vocoder
+from nightingale_lab.parity.stages import (
+    cloning_stage,
+    encoders_stage,
+    flow_stage,
+    sampling_stage,
+    t3_stage,
+    vocoder_stage,
+)
 from nightingale_lab.parity.table import ParityRow, Rows, render
+from nightingale_lab.parity.upstream_weights import build
 from nightingale_lab.upstream.families import FAMILIES, Family
 from nightingale_lab.upstream.networks import apply_head_changes, save_networks
 
@@ -47,18 +54,18 @@ def compare_family(family: Family, folder: Path) -> list[ParityRow]:
     ours, our_encoders = load_networks(preset, files), load_encoders(preset, files)
     rows = Rows(family.name)
     progress(f"{family.name}: encoders")
-    encoders.compare(rows, theirs, our_encoders)
-    clip = cloning.write_clip(folder)
-    conds = cloning.run_theirs(family, theirs, clip)
-    cloning.compare(rows, cloning.run_ours(family, our_encoders, clip), conds)
+    encoders_stage.compare(rows, theirs, our_encoders)
+    clip = cloning_stage.write_clip(folder)
+    conds = cloning_stage.run_theirs(family, theirs, clip)
+    cloning_stage.compare(rows, cloning_stage.run_ours(family, our_encoders, clip), conds)
     progress(f"{family.name}: T3")
     with threads(1):
-        run = t3.compare_networks(rows, family, theirs.t3, ours.t3)
-    sampling.compare(rows, family.name, run.logits, run.ids)
+        run = t3_stage.compare_networks(rows, family, theirs.t3, ours.t3)
+    sampling_stage.compare(rows, family.name, run.logits, run.ids)
     progress(f"{family.name}: flow")
-    mel = flow.compare_networks(rows, theirs.s3gen, ours.flow)
+    mel = flow_stage.compare_networks(rows, theirs.s3gen, ours.flow)
     progress(f"{family.name}: vocoder")
-    vocoder.compare(rows, theirs.s3gen, ours.hift, mel)
+    vocoder_stage.compare(rows, theirs.s3gen, ours.hift, mel)
     return rows.rows
 
 
