@@ -77,7 +77,7 @@ def compare(expected: str, transcript: str, language: str = "en") -> Comparison:
 def _tails(expected: str, transcript: str) -> tuple[list[str], list[str]]:
     """Return what follows the last word that agrees. Numbers are written as words: "94s" is "ninety fours"."""
     spoken = [" ".join(re.findall(r"\w+", speak_english(text).lower())) for text in (expected, transcript)]
-    found = jiwer.process_words(*spoken)
+    found = jiwer.process_words(spoken[0], spoken[1])
     last = [chunk for chunk in found.alignments[0] if chunk.type == "equal"][-1:]
     words, recognized = found.references[0], found.hypotheses[0]
     return words[last[0].ref_end_idx if last else 0 :], recognized[last[0].hyp_end_idx if last else 0 :]

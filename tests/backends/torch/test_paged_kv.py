@@ -200,7 +200,7 @@ def test_the_prompt_is_never_dropped_however_much_is_said(nets: dict[str, T3]) -
     begin(runner, [2])
 
     def prompts() -> list[Tensor]:
-        stream = runner.caches[0][0].stream  # type: ignore[attr-defined]
+        stream = runner.caches[0][0].sequence  # type: ignore[attr-defined]
         place = torch.from_numpy(stream.starts())[..., None] + torch.arange(PROMPTS[0])
         return [stream.block_pool.keys[place], stream.block_pool.values[place]]
 
