@@ -34,7 +34,7 @@ from upstream_side import UpstreamModel, UpstreamPackages
 from nightingale.backends import BACKENDS
 from nightingale.backends.profiles import PROFILES, Profile
 from nightingale.backends.selection import Choice, Plan, find_machine, select
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.engine.tts import TTS
 from nightingale.models.chatterbox.build import UNUSED_BY_T3, Networks

@@ -32,7 +32,7 @@ from nightingale.decoding.decoding import DraftStats, Prompt
 from nightingale.decoding.host_decoder import HostDecoder
 from nightingale.decoding.runner import DraftVerifier, VerifyInput
 from nightingale.decoding.speculative import MAX_DRAFT_TOKENS, Costs, SpeculativeDecoder
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.models.chatterbox.presets import PRESETS, Preset
 from nightingale.models.chatterbox.t3.config import LlamaConfig
 from nightingale.models.defaults import MODEL_DEFAULTS

@@ -10,7 +10,7 @@ from typing import Any
 
 from nightingale import TTS
 from nightingale.backends.profiles import Profile
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.errors import NightingaleError
 
 LIMIT_S = 30.0

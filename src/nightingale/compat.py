@@ -20,7 +20,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from nightingale.decoding.seeds import SEED_LIMIT
+from nightingale.decoding.philox import SEED_LIMIT
 from nightingale.engine import TTS
 from nightingale.errors import ConfigError
 from nightingale.text.languages import LANGUAGES

@@ -15,7 +15,7 @@ from torch import Tensor
 from nightingale.backends.cuda.t3.batched_sampling import SamplerOrder
 from nightingale.backends.torch.runner import to_logits
 from nightingale.decoding.decoding import Decoding, Prompt
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.defaults import MODEL_DEFAULTS, ModelDefaults

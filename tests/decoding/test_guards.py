@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightingale.decoding.guards import ATTEMPTS, CONTINUE, Action, Guard, Limits, limits_for
-from nightingale.decoding.seeds import SEED_LIMIT, retry_seed
+from nightingale.decoding.philox import SEED_LIMIT, retry_seed
 from nightingale.models.defaults import MODEL_DEFAULTS, SILENCE_TOKEN
 
 STOP = 6562

@@ -9,7 +9,7 @@ import pytest
 from engine_helpers import TOKEN_SAMPLES, call_in_thread, is_drained, open_engine, wait_until
 
 from nightingale import TTS
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.errors import ConfigError, TextError
 from nightingale.types import AudioChunk
 

@@ -16,9 +16,8 @@ from engine_helpers import is_drained, open_engine, wait_until
 
 from nightingale import TTS, EmptyText, UnsupportedLanguage
 from nightingale.backends.profiles import PROFILES
-from nightingale.decoding.philox import uniform
-from nightingale.decoding.seeds import nth_seed
-from nightingale.engine.model import Model
+from nightingale.decoding.philox import nth_seed, uniform
+from nightingale.engine.load import Model
 from nightingale.engine.requests.segments import segment_text
 from nightingale.engine.session import Session
 from nightingale.text.languages import check_language

@@ -20,9 +20,9 @@ from nightingale.backends.profiles import PROFILES
 from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.philox import stream_key
 from nightingale.decoding.sampling import Logits
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.engine.rendering.utterance import Utterance
-from nightingale.engine.requests.segment_queue import SegmentQueue
+from nightingale.engine.requests.segments import SegmentQueue
 from nightingale.engine.session import Session
 from nightingale.errors import EngineFault, NightingaleError, QueueFull
 from nightingale.types import Samples
@@ -325,7 +325,7 @@ def test_a_thousand_requests_leak_nothing(noise_model: Model, monkeypatch: pytes
             stream.close()
     assert within(LIMIT_S, lambda: tts._worker.scheduler.is_idle and not tts._worker._jobs)
     gc.collect()
-    assert tts._worker.decoder.kv_bytes == 0
+    assert tts._worker.decoder.runner.kv_bytes == 0
     assert sum(1 for thing in gc.get_objects() if type(thing) in (Session, Utterance)) <= before + 2
 
 

@@ -24,7 +24,7 @@ from nightingale.voices import library
 from nightingale.voices.blend import blend
 
 if TYPE_CHECKING:
-    from nightingale.engine.model import Model
+    from nightingale.engine.load import Model
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,8 @@ from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
 
+log = logging.getLogger("nightingale.engine")
+
 
 def clone_file(
     source: Path | bytes,
@@ -24,20 +27,16 @@ def clone_file(
     encoders: Encoders,
     info: ModelInfo,
     max_seconds: float = MAX_SECONDS,
-) -> tuple[Voice, tuple[str, ...]]:
-    """Return the voice of a wav, flac, ogg or mp3 file, or of its bytes, and warnings about the clip."""
+) -> Voice:
+    """Return the voice of a wav, flac, ogg or mp3 file, or of its bytes."""
     samples, rate_hz = read_audio(source, max_seconds=max_seconds)
     report = check_reference(samples, rate_hz, longer_than_s=info.defaults.reference_longer_than_s)
     label = source.name if isinstance(source, Path) else name
-    voice = clone(
-        resample(samples, rate_hz, CLOCKS.sample_rate_hz),
-        name=name,
-        family=family,
-        encoders=encoders,
-        info=info,
-        provenance=f"reference clip {label}, {report.seconds:.1f} s",
-    )
-    return voice, report.warnings
+    for warning in report.warnings:
+        log.info("%s: %s", label, warning)
+    provenance = f"reference clip {label}, {report.seconds:.1f} s"
+    clip = resample(samples, rate_hz, CLOCKS.sample_rate_hz)
+    return clone(clip, name=name, family=family, encoders=encoders, info=info, provenance=provenance)
 
 
 def clone(

@@ -53,15 +53,11 @@ class Scheduler:
 
     @property
     def can_admit(self) -> bool:
-        """Whether a request waits and has a free slot and free memory. A request alone may always try."""
+        """True if a request waits and has a free slot and free memory. A request alone may always try."""
         if not self.waiting or len(self.running) >= self.slots:
             return False
-        needed = self.used_bytes + self.needs_bytes.get(self.waiting[0], 0)
+        needed = sum(self.needs_bytes.get(request, 0) for request in (*self.running, self.waiting[0]))
         return not self.budget_bytes or not self.running or needed <= self.budget_bytes
-
-    @property
-    def used_bytes(self) -> int:
-        return sum(self.needs_bytes.get(request, 0) for request in self.running)
 
     def admit(self) -> tuple[int, int] | None:
         """Give the first waiting request a slot and return (request, slot), or None if it must wait."""

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -22,14 +22,17 @@ from nightingale.backends.base import DraftModel
 from nightingale.backends.profiles import Profile, profile_named
 from nightingale.backends.selection import Plan, check_precision, find_machine, select
 from nightingale.clocks import CLOCKS
-from nightingale.engine.load import default_model, load_model
-from nightingale.engine.model import Model
-from nightingale.engine.requests.controls import Control, available_controls, build_request
-from nightingale.engine.requests.live import LiveSession
-from nightingale.engine.requests.segment_queue import SegmentQueue
-from nightingale.engine.requests.segments import MAX_CHARS, TextSegment, segment_text
-from nightingale.engine.requests.stream_handle import Stream
-from nightingale.engine.session import Session, Timing
+from nightingale.engine.load import Model, default_model, load_model
+from nightingale.engine.requests.controls import (
+    NOT_CONTROLS,
+    Control,
+    RequestOptions,
+    available_controls,
+    build_request,
+)
+from nightingale.engine.requests.live import LiveSession, Stream
+from nightingale.engine.requests.segments import MAX_CHARS, SegmentQueue, TextSegment, segment_text
+from nightingale.engine.session import Request, Session, Timing
 from nightingale.engine.voice_lookup import VoiceResolver
 from nightingale.engine.worker import Worker
 from nightingale.text.frontend import Frontend
@@ -117,12 +120,10 @@ class TTS:
         for warning in plan.warnings:
             log.warning("%s, %s: %s", model.name, profile.name, warning)
         self._voices = VoiceResolver(model, plan.renderer.setup)
-        renderer = plan.renderer.backend.open_renderer(
-            model.source, replace(plan.renderer.setup, voice=model.default_voice)
-        )
-        setup = replace(
-            plan.decoder.setup, threads=renderer.decoder_threads, draft=_draft_model(profile, model)
-        )
+        setup = replace(plan.renderer.setup, voice=model.default_voice)
+        renderer = plan.renderer.backend.open_renderer(model.source, setup)
+        draft = _draft_model(profile, model)
+        setup = replace(plan.decoder.setup, threads=renderer.decoder_threads, draft=draft)
         decoder = plan.decoder.backend.open_decoder(model.source, setup)
         self._worker = Worker(model, profile, decoder, renderer)
         # A TTS that is garbage-collected must not leave its thread behind.
@@ -139,7 +140,7 @@ class TTS:
 
     @property
     def notice(self) -> str | None:
-        """What a user must know before listening, if anything."""
+        """A note that users must read before they listen; None if there is none."""
         return self._model.notice
 
     @property
@@ -173,8 +174,9 @@ class TTS:
 
     @property
     def occupancy(self) -> Occupancy:
-        line = self._worker.scheduler
-        return Occupancy(waiting=len(line.waiting), speaking=len(line.running), slots=line.slots)
+        scheduler = self._worker.scheduler
+        waiting, speaking = len(scheduler.waiting), len(scheduler.running)
+        return Occupancy(waiting=waiting, speaking=speaking, slots=scheduler.slots)
 
     @property
     def at_once(self) -> int:
@@ -182,68 +184,25 @@ class TTS:
         of the queue is for other callers."""
         return self._profile.slots + min(self._profile.slots, self._profile.queue_limit)
 
-    def stream(
-        self,
-        text: str,
-        *,
-        voice: Voice | str | Path | None = None,
-        language: str | None = None,
-        seed: int | None = None,
-        normalize: bool = True,
-        **controls: float | None,
-    ) -> Stream:
-        """Return audio as it is rendered; leaving the loop cancels the request.
+    def stream(self, text: str, **request: Unpack[RequestOptions]) -> Stream:
+        """Return audio as it is rendered, for a text of any length; leaving the loop cancels the request."""
+        return Stream(self.open(text, **request), self)
 
-        Args:
-            text: Text of any length.
-            voice: A voice, its name, a voice file, or a clip to clone. None is the model's own voice.
-            language: A language code, for multilingual models.
-            seed: The same text, voice, seed and controls give the same samples: in the profile "exact" always,
-                in others if the engine runs no other request meanwhile.
-            normalize: Write digits and symbols out in words first, where the model has that step.
-            controls: temperature, top_p, min_p, top_k, repetition_penalty, cfg_weight, exaggeration, speed.
-                None, or left out, is the model's default.
-        """
-        session = self.open(text, voice=voice, language=language, seed=seed, normalize=normalize, **controls)
-        return Stream(session, self)
+    def say(self, text: str, **request: Unpack[RequestOptions]) -> Audio:
+        """Return the whole audio: the joined stream."""
+        return _joined(self.open(text, **request))
 
-    def say(
-        self,
-        text: str,
-        *,
-        voice: Voice | str | Path | None = None,
-        language: str | None = None,
-        seed: int | None = None,
-        normalize: bool = True,
-        **controls: float | None,
-    ) -> Audio:
-        """Return the whole audio: the joined stream. The arguments are those of `stream`."""
-        return _joined(
-            self.open(text, voice=voice, language=language, seed=seed, normalize=normalize, **controls)
-        )
-
-    def say_many(
-        self,
-        texts: Iterable[str],
-        *,
-        voice: Voice | str | Path | None = None,
-        language: str | None = None,
-        seed: int | None = None,
-        normalize: bool = True,
-        **controls: float | None,
-    ) -> list[Audio]:
+    def say_many(self, texts: Iterable[str], **request: Unpack[RequestOptions]) -> list[Audio]:
         """Return the audio of several texts, decoded in batches. Each is what `say` returns with the same seed,
         up to rounding where the profile is not "exact"."""
         spoken: list[Audio] = []
         opened: deque[Session] = deque()
-        request: dict[str, Any] = {"voice": voice, "language": language, "seed": seed, **controls}
         try:
             for text in texts:
                 if len(opened) == self.at_once:
                     spoken.append(_joined(opened.popleft()))
-                opened.append(self.open(text, normalize=normalize, **request))
-            while opened:
-                spoken.append(_joined(opened.popleft()))
+                opened.append(self.open(text, **request))
+            spoken += map(_joined, opened)
         finally:
             for session in opened:
                 session.cancel()
@@ -267,23 +226,13 @@ class TTS:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def open(
-        self,
-        text: str,
-        *,
-        voice: Voice | str | Path | None = None,
-        language: str | None = None,
-        seed: int | None = None,
-        normalize: bool = True,
-        **controls: float | None,
-    ) -> Session:
-        """Queue a request and return its session. Invalid requests are refused here. See `stream`."""
-        defaults = self._model.defaults
-        session = self._session(voice, seed, controls)
+    def open(self, text: str, **request: Unpack[RequestOptions]) -> Session:
+        """Queue a request and return its session. Invalid requests are refused here."""
+        defaults, session = self._model.defaults, self._session(request)
         segments = segment_text(
-            self._frontend(normalize),
+            self._frontend(request),
             text,
-            language,
+            request.get("language"),
             split_chars=defaults.split_chars,
             fill=defaults.fill_segments,
             max_ids=defaults.max_text_ids,
@@ -296,52 +245,41 @@ class TTS:
         self._worker.submit(session, SegmentQueue(timed, reached=session.reached))
         return session
 
-    def session(
-        self,
-        *,
-        voice: Voice | str | Path | None = None,
-        language: str | None = None,
-        seed: int | None = None,
-        normalize: bool = True,
-        **controls: float | None,
-    ) -> LiveSession:
-        """Open a request whose text still arrives. The arguments are those of `stream`."""
-        session = self._session(voice, seed, controls)
+    def session(self, **request: Unpack[RequestOptions]) -> LiveSession:
+        """Open a request whose text still arrives."""
+        session = self._session(request)
         segments = SegmentQueue(reached=session.reached)
         self._worker.submit(session, segments)
         return LiveSession(
             session,
             segments,
-            frontend=self._frontend(normalize),
+            frontend=self._frontend(request),
             defaults=self._model.defaults,
-            language=language,
+            language=request.get("language"),
             max_chars=self._max_chars,
             wake=self._worker.wake,
             owner=self,
         )
 
-    def check(
-        self,
-        *,
-        voice: Voice | str | Path | None = None,
-        language: str | None = None,
-        seed: int | None = None,
-        **controls: float | None,
-    ) -> None:
+    def check(self, **request: Unpack[RequestOptions]) -> None:
         """Raise the error that `session` would raise, without opening one."""
-        build_request(self._model.defaults, self._voices.resolve(voice), seed, controls)
+        self._request(request)
+        language = request.get("language")
         if language is not None and (language or len(self.languages) == 1):
             check_language(language, self.languages)
 
-    def _frontend(self, normalize: bool) -> Frontend:
+    def _frontend(self, request: RequestOptions) -> Frontend:
         frontend = self._model.frontend
-        return frontend if normalize else replace(frontend, spell_out=None)
+        return frontend if request.get("normalize", True) else replace(frontend, spell_out=None)
 
-    def _session(
-        self, voice: Voice | str | Path | None, seed: int | None, controls: dict[str, float | None]
-    ) -> Session:
-        request = build_request(self._model.defaults, self._voices.resolve(voice), seed, controls)
-        return Session(request, ahead_seconds=self._profile.ahead_seconds, on_change=self._worker.wake)
+    def _request(self, request: RequestOptions) -> Request:
+        voice = self._voices.resolve(request.get("voice"))
+        controls = {name: value for name, value in request.items() if name not in NOT_CONTROLS}
+        return build_request(self._model.defaults, voice, request.get("seed"), controls)
+
+    def _session(self, request: RequestOptions) -> Session:
+        ahead_seconds = self._profile.ahead_seconds
+        return Session(self._request(request), ahead_seconds=ahead_seconds, on_change=self._worker.wake)
 
 
 def _draft_model(profile: Profile, model: Model) -> DraftModel | None:
@@ -354,14 +292,12 @@ def _draft_model(profile: Profile, model: Model) -> DraftModel | None:
 
 
 def _timed(segments: Iterator[TextSegment], timing: Timing) -> Iterator[TextSegment]:
-    """Yield segments and book the time they take on the stage "text"."""
-    while True:
-        started = time.perf_counter()
-        segment = next(segments, None)
+    """Yield segments and record the time they take as the stage "text"."""
+    started = time.perf_counter()
+    for segment in segments:
         timing.record("text", started)
-        if segment is None:
-            return
         yield segment
+        started = time.perf_counter()
 
 
 def audio_of(session: Session, chunks: Iterable[AudioChunk]) -> Audio:

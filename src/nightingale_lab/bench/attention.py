@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from nightingale.decoding.kv_retention import AttentionTable, table_paths
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale_lab import reference
 from nightingale_lab.bench.sentences import sentences
 from nightingale_lab.train.hidden_states import spoken
@@ -119,6 +120,14 @@ def lost(seen: list[list[Tensor]], windows: Sequence[Sequence[int]], *, best: bo
     return outside / queries
 
 
+def save(table: AttentionTable, path: Path) -> None:
+    rounded = asdict(table) | {
+        name: [[round(value, 4) for value in layer] for layer in getattr(table, name)]
+        for name in ("entropy", "spoken")
+    }
+    path.write_text(json.dumps(rounded, indent=1) + "\n", encoding="utf-8")
+
+
 def summary(table: AttentionTable, seen: list[list[Tensor]]) -> dict[str, Any]:
     heads = len(table.entropy[0])
     rows: dict[str, Any] = {"model": table.model, "tokens": table.tokens, "sentences": table.sentences}
@@ -147,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     table, seen = measure(model, texts, options.device)
     out = options.out or table_paths(model.name, None)[-1]
     out.parent.mkdir(parents=True, exist_ok=True)
-    table.save(out)
+    save(table, out)
     sys.stdout.write(f"{out}\n{json.dumps(summary(table, seen))}\n")
 
 

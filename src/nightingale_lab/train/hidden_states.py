@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from nightingale.backends.torch.runner import generate
-from nightingale.decoding.seeds import nth_seed
-from nightingale.engine.model import Model
+from nightingale.decoding.philox import nth_seed
+from nightingale.engine.load import Model
 from nightingale.errors import ConfigError
 from nightingale.voices.voice import Voice
 from nightingale_lab import reference

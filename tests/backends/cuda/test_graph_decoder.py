@@ -13,7 +13,7 @@ from nightingale import TTS
 from nightingale.backends.cuda import graph_decoder
 from nightingale.backends.cuda.graph_decoder import GraphDecoder
 from nightingale.decoding.decoding import Prompt
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.errors import EngineFault
 

@@ -21,7 +21,7 @@ from nightingale.backends.cuda.graph_renderer import CudaGraphRenderer
 from nightingale.backends.cuda.random import int64_key, normal
 from nightingale.backends.torch import mel_stream, sample_stream
 from nightingale.backends.torch.renderer import TorchRenderer
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.engine.session import Timing
 from nightingale.engine.worker import Worker

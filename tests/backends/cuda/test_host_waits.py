@@ -11,7 +11,7 @@ from nightingale.backends.cuda.graph_decoder import GraphDecoder
 from nightingale.backends.cuda.graph_renderer import CudaGraphRenderer
 from nightingale.decoding.decoding import Decoding, Prompt
 from nightingale.decoding.host_decoder import DecodeRow
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 
 ASKS = (*WAITS, "aten.item")
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nightingale.backends.torch.runner import generate
 from nightingale.decoding.decoding import Decoding, Prompt
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.errors import TextTooLong
 from nightingale.models.chatterbox.t3 import config as t3_config
 from nightingale.models.chatterbox.t3.config import (

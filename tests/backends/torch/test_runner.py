@@ -13,7 +13,7 @@ from tiny_torch import t3_of
 
 from nightingale.backends.torch.runner import TorchRunner
 from nightingale.decoding.runner import StepInput, VerifyInput
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.errors import MemoryFull
 from nightingale.models.layers.kv_cache import DenseKVCache
 

@@ -20,12 +20,12 @@ from nightingale.backends.selection import find_machine, select
 from nightingale.backends.torch.drafts import ExitDraft, TorchDraftHead
 from nightingale.backends.torch.runner import TorchRunner, to_logits
 from nightingale.decoding.decoding import Decoding, Prompt
-from nightingale.decoding.drafts import Draft, DraftRequest, HiddenStateDraft, LookupDraft, ModelDraft
+from nightingale.decoding.drafting import Draft, DraftRequest, HiddenStateDraft, LookupDraft, ModelDraft
 from nightingale.decoding.host_decoder import DecodeRow, HostDecoder
 from nightingale.decoding.kv_budget import KVBudget
 from nightingale.decoding.sampling import Logits
 from nightingale.decoding.speculative import RETRY_AFTER, Costs, DraftLength, SpeculativeDecoder
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.t3.config import T3Config
@@ -210,10 +210,8 @@ def test_speculative_decoding_says_what_plain_decoding_says(
         assert heard.accepted > 0.8 * heard.drafted, "the target guesses itself"
 
 
-class Broken:
-    """A draft that fails for some, and guesses nonsense for others."""
-
-    kv_bytes = 0
+class Broken(Draft):
+    """A draft that fails for odd slots and proposes nonsense for the others."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -223,9 +221,6 @@ class Broken:
         if any(request.slot % 2 for request in requests):
             raise ArithmeticError("this draft knows nobody in an odd slot")
         return [[5] * request.count for request in requests]
-
-    def release(self, slot: int) -> None: ...
-    def move(self, source: int, target: int) -> None: ...
 
 
 def test_a_draft_that_fails_costs_nobody_a_token(nets: dict[str, T3]) -> None:
@@ -293,7 +288,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
 
     monkeypatch.setattr(Utterance, "accept", accepted)
     monkeypatch.setattr(Utterance, "_start_attempt", begun)
-    monkeypatch.setattr(Costs, "with_draft", lambda *_: FREE)
+    monkeypatch.setattr(Costs, "gain", FREE.gain)
     return kept
 
 
@@ -378,6 +373,6 @@ def test_weights_with_fewer_layers_are_a_draft(tiny_model: Model, tmp_path: Any)
     )
     decoder = opened(tiny_model, str(tmp_path / "d.safetensors"))
     assert isinstance(decoder, SpeculativeDecoder)
-    assert decoder.kv_bytes > decoder.runner.kv_bytes
     assert isinstance(decoder._draft, ModelDraft)
+    assert decoder._draft._runner.kv_bytes > 0  # type: ignore[attr-defined]
     assert decoder._draft._runner.t3.config.backbone.layers == 1  # type: ignore[attr-defined]

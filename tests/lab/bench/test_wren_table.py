@@ -9,7 +9,7 @@ import pytest
 
 from nightingale import TTS
 from nightingale.audio.encoders.wav import wav_bytes
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale_lab.bench.endings import expected_seconds
 from nightingale_lab.bench.quality import Clip, ClipQuality, Quality, measure, measure_clip
 from nightingale_lab.bench.sentences import sentences

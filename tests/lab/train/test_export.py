@@ -16,8 +16,7 @@ from tiny_wren import TINY
 from nightingale import wren
 from nightingale.backends.torch.weights import load_voice_encoders
 from nightingale.clocks import CLOCKS
-from nightingale.engine.load import default_model, load_model
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model, default_model, load_model
 from nightingale.engine.tts import TTS
 from nightingale.errors import CheckpointError, ConfigError, ModelMissing
 from nightingale.models.chatterbox.presets import PRESETS

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 from nightingale import TTS
 from nightingale.backends.torch.runner import TorchRunner
 from nightingale.cli.main import app
+from nightingale.decoding.philox import nth_seed
 from nightingale.decoding.runner import StepInput
-from nightingale.decoding.seeds import nth_seed
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.errors import ConfigError, VoiceNotFound
 from nightingale.models.chatterbox.t3.draft_head import TAPS
 from nightingale.models.chatterbox.t3.model import T3

@@ -56,7 +56,7 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
         t3, packed, cache_dir=code_folder(), **pool_options(source, setup), threads=setup.threads
     )
     info = source.info
-    budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=2, limit_bytes=setup.profile.memory_bytes)
+    budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=2)
     on_start = None if setup.threads is None else partial(use_threads, setup.threads)
     return HostDecoder(runner, budget, on_start=on_start)
 

@@ -36,10 +36,6 @@ class GraphDecoder:
         self._pending: tuple[PendingTokens, Mapping[Decoding, int]] | None = None
         """Tokens to come, and the slot of each utterance when they were launched."""
 
-    @property
-    def kv_bytes(self) -> int:
-        return self._loop.kv_bytes
-
     def start(self) -> None: ...
 
     def prefill(self, slot: int, decoding: Decoding) -> list[int]:
@@ -90,7 +86,5 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     prompts = info.preset.t3.prompt_length(0), info.max_prompt_positions
     loop.capture(prompts=prompts, sorting=needs_sorting(info.defaults.sampling))
     itemsize = t3.speech_head.weight.element_size()
-    budget = KVBudget.dense(
-        info.preset.t3, info.defaults, itemsize=itemsize, limit_bytes=setup.profile.memory_bytes
-    )
+    budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=itemsize)
     return GraphDecoder(loop, budget, max_new_tokens=info.defaults.max_new_tokens)

@@ -32,14 +32,13 @@ class NoiseBackend:
 
     def open_decoder(self, source: ModelSource, setup: Setup) -> Decoder:
         from nightingale.backends.noise.runner import NoiseRunner
-        from nightingale.decoding.drafts import LookupDraft
+        from nightingale.decoding.drafting import LookupDraft
         from nightingale.decoding.host_decoder import HostDecoder
         from nightingale.decoding.kv_budget import KVBudget
         from nightingale.decoding.speculative import TORCH_COSTS, SpeculativeDecoder
 
         info, runner = source.info, NoiseRunner(source.info)
-        limit = setup.profile.memory_bytes
-        budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=4, limit_bytes=limit)
+        budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=4)
         if setup.profile.draft == "lookup":
             return SpeculativeDecoder(runner, LookupDraft(), budget, costs=TORCH_COSTS, after=0)
         return HostDecoder(runner, budget)

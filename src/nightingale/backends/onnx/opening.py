@@ -53,7 +53,7 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
         spare=MAX_DRAFT_TOKENS if profile.draft else 0,
         threads=setup.threads,
     )
-    budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=4, limit_bytes=profile.memory_bytes)
+    budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=4)
     on_start = None if setup.threads is None else partial(use_threads, setup.threads)
     if not profile.draft:
         return HostDecoder(runner, budget, on_start=on_start)

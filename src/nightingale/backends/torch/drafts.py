@@ -11,14 +11,14 @@ from torch import Tensor
 
 from nightingale.backends.torch.runner import TorchRunner
 from nightingale.decoding.decoding import DraftedTokens
-from nightingale.decoding.drafts import DraftRequest, StatelessDraft, extend
+from nightingale.decoding.drafting import Draft, DraftRequest, extend
 from nightingale.decoding.runner import StepInput
 from nightingale.decoding.sampling import Logits
 from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 
 
-class ExitDraft(StatelessDraft):
+class ExitDraft(Draft):
     """T3 without its later layers. It uses the utterance's own KV cache, so it needs none."""
 
     def __init__(self, runner: TorchRunner, *, layers: int) -> None:

@@ -12,7 +12,7 @@ from nightingale.backends.torch.drafts import ExitDraft, TorchDraftHead
 from nightingale.backends.torch.runner import TorchRunner
 from nightingale.backends.torch.weights import t3_weights, torch_t3
 from nightingale.decoding.decoding import Decoding, Prompt
-from nightingale.decoding.drafts import Draft, DraftHeadRunner, HiddenStateDraft, LookupDraft, ModelDraft
+from nightingale.decoding.drafting import Draft, DraftHeadRunner, HiddenStateDraft, LookupDraft, ModelDraft
 from nightingale.decoding.kv_budget import KVBudget
 from nightingale.decoding.runner import DraftVerifier
 from nightingale.decoding.speculative import MAX_DRAFT_TOKENS, TORCH_COSTS, Costs, SpeculativeDecoder
@@ -67,7 +67,13 @@ def open_speculation(
     # A draft that must read the prompt starts after the tokens of the first block.
     after = setup.profile.first_block_tokens + LOOKAHEAD_TOKENS if waits else 0
     return SpeculativeDecoder(
-        runner, draft, budget, costs=costs.with_draft(cost), after=after, longest=longest, on_start=on_start
+        runner,
+        draft,
+        budget,
+        costs=replace(costs, draft=cost),
+        after=after,
+        longest=longest,
+        on_start=on_start,
     )
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, TypedDict
 
-from nightingale.decoding.seeds import SEED_LIMIT, fresh_seed
+from nightingale.decoding.philox import SEED_LIMIT, fresh_seed
 from nightingale.engine.faults import check_range
 from nightingale.engine.rendering.time_stretch import MAX_SPEED, MIN_SPEED
 from nightingale.engine.session import Request
@@ -25,6 +26,30 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "seed": (0, SEED_LIMIT - 1),
 }
 INTEGERS: Final = frozenset({"top_k", "seed"})
+NOT_CONTROLS: Final = frozenset({"voice", "language", "seed", "normalize"})
+"""Options of a request besides its controls."""
+
+
+class RequestOptions(TypedDict, total=False):
+    """Keyword arguments of a request. A control that is None or left out has the model's default."""
+
+    voice: Voice | str | Path | None
+    """A voice, its name, a voice file, or a clip to clone. None is the model's own voice."""
+    language: str | None
+    """A language code, for multilingual models."""
+    seed: int | None
+    """The same text, voice, seed and controls give the same samples: in the profile "exact" always, in others
+    if the engine runs no other request meanwhile."""
+    normalize: bool
+    """Write digits and symbols out in words first, where the model has that step."""
+    temperature: float | None
+    top_p: float | None
+    min_p: float | None
+    top_k: float | None
+    repetition_penalty: float | None
+    cfg_weight: float | None
+    exaggeration: float | None
+    speed: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

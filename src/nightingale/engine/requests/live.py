@@ -1,4 +1,4 @@
-"""Text input and audio output at the same time, for voice agents.
+"""The objects that `TTS.stream` and `TTS.session` return. A session takes text while it yields audio:
 
     with tts.session(voice="heart") as session:
         for token in language_model:
@@ -19,13 +19,41 @@ from functools import partial
 from itertools import chain
 
 from nightingale.engine.requests.incremental_text import IncrementalSegmenter
-from nightingale.engine.requests.segment_queue import SegmentQueue
-from nightingale.engine.requests.segments import check_length, segment_text
+from nightingale.engine.requests.segments import SegmentQueue, check_length, segment_text
 from nightingale.engine.session import Session
 from nightingale.models.defaults import ModelDefaults
 from nightingale.text.frontend import Frontend
 from nightingale.text.sentences import DEFAULT_SPAN_CHARS
 from nightingale.types import AudioChunk, Metrics
+
+
+class Stream(Iterator[AudioChunk]):
+    """Iterate over audio chunks while they are generated.
+
+    Closing the stream, or dropping the last reference to it, cancels the request.
+    """
+
+    def __init__(self, session: Session, owner: object) -> None:
+        """Read from `session`, and keep its `owner`, the engine, alive meanwhile."""
+        self._session, self._chunks = session, session.chunks(owner)
+        weakref.finalize(self, session.cancel).atexit = False
+
+    def __next__(self) -> AudioChunk:
+        return next(self._chunks)
+
+    def close(self) -> None:
+        """Cancel the request. It may be called twice, at the end, and while another thread reads."""
+        self._session.cancel()
+
+    @property
+    def metrics(self) -> Metrics:
+        """Timings and counts so far."""
+        return self._session.timing.metrics()
+
+    @property
+    def seed(self) -> int:
+        """The seed that generates this audio again, bit for bit if the engine runs no other request."""
+        return self._session.request.seed
 
 
 class LiveSession:
@@ -47,7 +75,8 @@ class LiveSession:
         owner: object,
     ) -> None:
         """Take up to `max_chars` per push, call `wake` when there is new text, and keep `owner` alive."""
-        self._session, self._segments, self._owner = session, segments, owner
+        self.audio, self._segments, self._owner = session, segments, owner
+        """`audio` is the request behind it, whose chunks can be read without blocking."""
         weakref.finalize(self, session.cancel).atexit = False
         self._max_chars, self._wake = max_chars, wake
         split_chars = defaults.split_chars or DEFAULT_SPAN_CHARS
@@ -77,25 +106,20 @@ class LiveSession:
         try:
             self._enqueue(self._text.end())
         finally:  # the text is complete, even if the last of it is refused
-            self._segments.close()
+            self._segments.closed = True
             self._wake()
 
     def cancel(self) -> None:
         """Stop speaking and drop audio that was not read yet."""
-        self._session.cancel()
+        self.audio.cancel()
 
     @property
     def metrics(self) -> Metrics:
         """Timings and counts so far."""
-        return self._session.timing.metrics()
-
-    @property
-    def audio(self) -> Session:
-        """The request behind it, whose audio can be read without blocking."""
-        return self._session
+        return self.audio.timing.metrics()
 
     def __iter__(self) -> Iterator[AudioChunk]:
-        yield from self._session.chunks()  # a generator, which keeps the session alive while it is read
+        yield from self.audio.chunks()  # a generator, which keeps the session alive while it is read
 
     def __enter__(self) -> LiveSession:
         return self

@@ -52,8 +52,7 @@ def run_theirs(family: Family, networks: UpstreamNetworks, path: Path) -> Any:
 def run_ours(family: Family, encoders: VoiceEncoders, path: Path) -> Voice:
     info = ModelInfo(name=family.name, preset=PRESETS[family.name], defaults=MODEL_DEFAULTS[family.name])
     networks = TorchEncoders(encoders)
-    voice, _ = clone_file(path, name="clip", family=family.voice_family, encoders=networks, info=info)
-    return voice
+    return clone_file(path, name="clip", family=family.voice_family, encoders=networks, info=info)
 
 
 def compare(rows: Rows, voice: Voice, conds: Any) -> None:

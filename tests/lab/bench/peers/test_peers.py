@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from nightingale.cli.main import app
 from nightingale.decoding.decoding import token_budget
-from nightingale.engine.noise_model import load_noise
+from nightingale.engine.load import load_noise
 from nightingale.errors import ConfigError, EngineFault
 from nightingale.hub.cards import CARDS
 from nightingale.models.defaults import MODEL_DEFAULTS

@@ -39,13 +39,12 @@ class DraftRequest:
     count: int
 
 
-class Draft(Protocol):
-    @property
-    def kv_bytes(self) -> int:
-        """Size of the draft's own KV cache."""
+class Draft:
+    """Base of all drafts. Those that keep nothing per slot inherit `release` and `move`."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
         """Return proposed tokens for each request, as many as asked for or fewer."""
+        raise NotImplementedError
 
     def release(self, slot: int) -> None:
         """Forget the utterance in a slot."""
@@ -54,17 +53,7 @@ class Draft(Protocol):
         """Follow an utterance to another slot."""
 
 
-class StatelessDraft:
-    """Base of drafts that keep nothing per slot."""
-
-    kv_bytes = 0
-
-    def release(self, slot: int) -> None: ...
-
-    def move(self, source: int, target: int) -> None: ...
-
-
-class LookupDraft(StatelessDraft):
+class LookupDraft(Draft):
     """Propose what followed the last tokens when they last occurred in this utterance or its voice prompt."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
@@ -101,10 +90,10 @@ class DraftChain(Protocol):
     def chain(
         self, hidden: NDArray[np.float32], token: int, uniforms: NDArray[np.float64], sampling: Sampling
     ) -> list[int]:
-        """Return one token for each draw, whose uniforms are (draws, vocab), after a token and its hidden state."""
+        """Return one token per row of `uniforms` (count, vocab), after a token and its hidden state."""
 
 
-class HiddenStateDraft(StatelessDraft):
+class HiddenStateDraft(Draft):
     """Propose tokens by a draft head on T3's last hidden state: it reads no prompt and keeps no cache."""
 
     def __init__(self, runner: DraftVerifier, head: DraftHeadRunner) -> None:
@@ -130,16 +119,16 @@ class HiddenStateDraft(StatelessDraft):
 
 @dataclass(slots=True)
 class _DraftSequence:
-    """What a draft model's KV cache holds of an utterance."""
+    """The part of an utterance that a draft model's KV cache holds."""
 
     decoding: Decoding
     cached: list[int] = field(default_factory=list)
-    """Tokens in the cache: sampled ones, then its own proposals."""
+    """Tokens in the cache: sampled ones, then proposals of the draft model."""
     sampled: int = 0
-    """How many of them are known to be sampled ones."""
+    """The number of cached tokens that are known to be sampled ones."""
 
 
-class ModelDraft:
+class ModelDraft(Draft):
     """Another T3 of the family, with its own prompt and KV cache.
 
     It reads a prompt only when it is first asked for that utterance, so it never delays a first token.
@@ -149,10 +138,6 @@ class ModelDraft:
         """prompt: makes the draft model's prompt for a decoding."""
         self._runner, self._prompt = runner, prompt
         self._sequences: dict[int, _DraftSequence] = {}
-
-    @property
-    def kv_bytes(self) -> int:
-        return self._runner.kv_bytes
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
         inputs = [self._unread(request) for request in requests]
@@ -180,11 +165,9 @@ class ModelDraft:
             self._runner.prefill(request.slot, prompt, max_tokens=request.decoding.budget)
             sequence = self._sequences[request.slot] = _DraftSequence(request.decoding)
         right = sequence.sampled
-        # The last sampled token is always read again: the logits after it are what is needed.
-        while (
-            right < min(len(sequence.cached), len(history) - 1) and sequence.cached[right] == history[right]
-        ):
+        while right < len(history) - 1 and sequence.cached[right : right + 1] == [history[right]]:
             right += 1
+        # The last sampled token is always read again: the logits after it are needed.
         right = min(right, len(history) - 1)
         self._runner.rewind(request.slot, len(sequence.cached) - right)
         return VerifyInput(request.slot, history[right:], right + 1)
@@ -203,23 +186,16 @@ def extend(
     runner: LogitsRunner, requests: Sequence[DraftRequest], drafted: list[DraftedTokens]
 ) -> list[list[int]]:
     """Extend each proposal from its own last token until it is complete; return the tokens fed to the runner."""
-    fed: list[list[int]] = [[] for _ in requests]
-    while True:
-        pending = [
-            i
-            for i, (request, tokens) in enumerate(zip(requests, drafted, strict=True))
-            if len(tokens.tokens) < request.count and tokens.tokens[-1] != STOP_SPEECH
-        ]
-        if not pending:
-            return fed
+    pending = list(zip(requests, drafted, strict=True))
+    while pending := [
+        (request, draft)
+        for request, draft in pending
+        if len(draft.tokens) < request.count and draft.tokens[-1] != STOP_SPEECH
+    ]:
         inputs = [
-            StepInput(
-                requests[i].slot,
-                drafted[i].tokens[-1],
-                len(requests[i].decoding.history) + len(drafted[i].tokens),
-            )
-            for i in pending
+            StepInput(request.slot, draft.tokens[-1], len(request.decoding.history) + len(draft.tokens))
+            for request, draft in pending
         ]
-        for i, one, logits in zip(pending, inputs, runner.step(inputs), strict=True):
-            fed[i].append(one.token)
-            drafted[i].sample(logits)
+        for (_, draft), logits in zip(pending, runner.step(inputs), strict=True):
+            draft.sample(logits)
+    return [draft.tokens[:-1] for draft in drafted]

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from nightingale.decoding.decoding import Decoding, Prompt
-from nightingale.decoding.drafts import DraftRequest, LookupDraft, lookup
-from nightingale.engine.model import Model
+from nightingale.decoding.drafting import DraftRequest, LookupDraft, lookup
+from nightingale.engine.load import Model
 
 
 @pytest.mark.parametrize(
