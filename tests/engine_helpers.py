@@ -33,6 +33,12 @@ def wait_until(condition: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
     return True
 
 
+def is_stalled(tts: TTS) -> bool:
+    """Return whether all requests wait for text or for their listener. Between two steps alone is not enough:
+    a block that is being rendered is neither ready nor in flight."""
+    return all(job.parked for job in list(tts._worker._jobs.values())) and not tts._worker._has_work()
+
+
 def is_drained(tts: TTS) -> bool:
     """Return whether the engine holds no request any more, after a while."""
     gc.collect()

@@ -1,4 +1,4 @@
-"""Everything that can go wrong, as a tree.
+"""The tree of errors.
 
     NightingaleError
     ├── ConfigError              an option, config or plan that cannot be right
@@ -13,16 +13,15 @@
     │   └── LanguagePackageMissing   the language needs an optional package
     ├── VoiceError
     │   ├── VoiceNotFound
-    │   ├── VoiceExists          the name is somebody's already
+    │   ├── VoiceExists          the name is taken
     │   └── BadReference         a reference clip that cannot become a voice
     ├── CapacityError
-    │   ├── MemoryFull           the utterance outgrew its cache
+    │   ├── MemoryFull           the utterance is longer than its KV cache
     │   └── QueueFull
-    ├── EngineFault              something broke while speaking that no caller caused
-    ├── DeviceError              the device asked for is not there
+    ├── EngineFault              the engine failed, and the request was not at fault
+    ├── DeviceError              the requested device does not exist
     └── OutputError              the result could not be written
 
-A message has up to four parts: what went wrong, what was received, what is allowed, and what to do next.
 The command line maps `exit_code` to the process's status and prints the message without a traceback.
 """
 
@@ -46,9 +45,9 @@ class NightingaleError(Exception):
         """Build the message from the parts that are given.
 
         Args:
-            what: What went wrong.
-            got: What was received.
-            allowed: What would have been accepted.
+            what: The problem.
+            got: The value that was received.
+            allowed: Values that would have been accepted.
             fix: A complete sentence that says what to do next.
             param: Name of the request parameter at fault, if one is.
         """
@@ -71,8 +70,7 @@ class UnknownModel(ModelError):
     exit_code = 2
 
 
-class ModelMissing(ModelError):
-    exit_code = 3
+class ModelMissing(ModelError): ...
 
 
 class CheckpointError(ModelError):
@@ -83,48 +81,39 @@ class TextError(NightingaleError):
     exit_code = 2
 
 
-class EmptyText(TextError):
-    pass
+class EmptyText(TextError): ...
 
 
-class TextTooLong(TextError):
-    pass
+class TextTooLong(TextError): ...
 
 
-class UnsupportedLanguage(TextError):
-    pass
+class UnsupportedLanguage(TextError): ...
 
 
-class LanguagePackageMissing(TextError):
-    pass
+class LanguagePackageMissing(TextError): ...
 
 
 class VoiceError(NightingaleError):
     exit_code = 6
 
 
-class VoiceNotFound(VoiceError):
-    pass
+class VoiceNotFound(VoiceError): ...
 
 
-class VoiceExists(VoiceError):
-    pass
+class VoiceExists(VoiceError): ...
 
 
-class BadReference(VoiceError):
-    pass
+class BadReference(VoiceError): ...
 
 
 class CapacityError(NightingaleError):
     exit_code = 7
 
 
-class MemoryFull(CapacityError):
-    pass
+class MemoryFull(CapacityError): ...
 
 
-class QueueFull(CapacityError):
-    pass
+class QueueFull(CapacityError): ...
 
 
 class DeviceError(NightingaleError):

@@ -138,7 +138,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def test_sampling_and_noise_are_cheap() -> None:
-    """Of the thread's own time; measured on a Neoverse-N1: 0.09, 0.3 and 7.8 ms. Bounds for any machine."""
+    """Limits of the thread's CPU time for any machine; a Neoverse-N1 takes 0.09, 0.3 and 7.8 ms."""
     few, every = np.arange(0, 6550, 131), np.arange(6563)
     assert _seconds(lambda: uniform(KEY, 3, few)) < 0.5e-3
     assert _seconds(lambda: uniform(KEY, 3, every)) < 2e-3

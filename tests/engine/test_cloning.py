@@ -216,12 +216,12 @@ def test_a_voice_can_be_saved_named_and_used(brief: TTS, tmp_path: Path) -> None
     voice = brief.voice(write(tmp_path / "a.wav", clip(2.0)))
     voice.save(tmp_path / "a.safetensors")
     library.add("anna", voice)
-    heard = {
+    digests = {
         brief.say("Hello", voice=used, seed=1).sha256
         for used in (voice, tmp_path / "a.wav", str(tmp_path / "a.safetensors"), "anna")
     }
-    assert len(heard) == 1
-    assert brief.say("Hello", seed=1).sha256 not in heard
+    assert len(digests) == 1
+    assert brief.say("Hello", seed=1).sha256 not in digests
 
 
 def of_another_family(voice: Voice) -> Voice:

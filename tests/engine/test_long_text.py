@@ -12,14 +12,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from engine_helpers import is_drained, open_engine, wait_until
+from engine_helpers import is_drained, is_stalled, open_engine, wait_until
 
 from nightingale import TTS, EmptyText, UnsupportedLanguage
 from nightingale.backends.profiles import PROFILES
 from nightingale.decoding.philox import nth_seed, uniform
 from nightingale.engine.load import Model
 from nightingale.engine.requests.segments import segment_text
-from nightingale.engine.session import Session
 from nightingale.text.languages import check_language
 
 PARAGRAPH = (
@@ -89,11 +88,6 @@ def traced_bytes() -> Iterator[Callable[[], int]]:
     tracemalloc.stop()
 
 
-def wait_until_ahead(tts: TTS, session: Session) -> bool:
-    """Wait until the engine has generated as much as it may before the reader continues."""
-    return wait_until(lambda: (session.is_ahead or session._ended) and not tts._worker._has_work(), 60)
-
-
 def test_a_book_is_read_to_its_end_in_flat_memory(
     tts: TTS, tokenizer: CountingTokenizer, traced_bytes: Callable[[], int]
 ) -> None:
@@ -109,7 +103,7 @@ def test_a_book_is_read_to_its_end_in_flat_memory(
     for number, chunk in enumerate(chunks):
         samples += len(chunk.samples)
         if number % 8 == 0:
-            assert wait_until_ahead(tts, session)
+            assert wait_until(lambda: is_stalled(tts), 60)
             if not session._ended:  # the same amount of audio waits for the reader each time
                 held[min(tokenizer.calls * 4 // segments, 3)].append(traced_bytes())
     assert tokenizer.calls == segments
@@ -125,7 +119,7 @@ def test_a_stalled_reader_of_a_book_holds_a_page(tts: TTS, tokenizer: CountingTo
     session = tts.open(BOOK, seed=1)
     chunks = session.chunks()
     next(chunks)
-    assert wait_until_ahead(tts, session)
+    assert wait_until(lambda: is_stalled(tts), 60)
     calls = tokenizer.calls
     held_s = sum(chunk.seconds for chunk in session._chunks)
     assert 1 <= held_s < 3

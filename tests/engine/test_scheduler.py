@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nightingale.engine.scheduler import Move, Scheduler
+from nightingale.engine.scheduler import Scheduler
 from nightingale.errors import QueueFull
 
 
@@ -21,7 +21,7 @@ def test_the_last_slot_moves_to_the_gap() -> None:
     for request in (1, 2, 3):
         scheduler.submit(request)
         scheduler.admit()
-    assert scheduler.remove(1) == Move(source=2, target=0)
+    assert scheduler.remove(1) == (2, 0)
     assert scheduler.running == [3, 2]
     assert scheduler.remove(2) is None
     assert not scheduler.is_idle

@@ -53,18 +53,18 @@ def within(seconds: float, done: Callable[[], bool]) -> bool:
 def test_exact_profile_gives_the_same_bits_at_any_concurrency(noise_model: Model) -> None:
     tts = engine(noise_model, "exact")
     alone = [tts.say(text, seed=i).sha256 for i, text in enumerate(TEXTS)]
-    crowd = [tts.stream(text, seed=i) for i, text in enumerate(TEXTS)]
-    heard = [np.concatenate([chunk.samples for chunk in stream]) for stream in crowd]
+    streams = [tts.stream(text, seed=i) for i, text in enumerate(TEXTS)]
+    received = [np.concatenate([chunk.samples for chunk in stream]) for stream in streams]
     again = [tts.say(text, seed=i) for i, text in enumerate(TEXTS)]
     assert [audio.sha256 for audio in again] == alone
-    for samples, audio in zip(heard, again, strict=True):
+    for samples, audio in zip(received, again, strict=True):
         assert np.array_equal(samples, audio.samples)
 
 
 def tokens_of(
     tts: TTS, open_all: Callable[[TTS], list[Iterator[Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> list[list[int]]:
-    """What each request drew, in the order the requests were opened."""
+    """Return the tokens of each request, in the order the requests were opened."""
     drawn: dict[int, list[int]] = {}
     plain = Utterance.accept
 
@@ -99,8 +99,8 @@ def test_greedy_tokens_do_not_depend_on_concurrency(
 def test_requests_start_and_end_while_others_run(noise_model: Model, profile: str) -> None:
     """Different lengths, guidance on and off, different temperatures, more requests than slots."""
     tts = engine(noise_model, profile, slots=2)
-    wishes = [{"cfg_weight": 0.0}, {"temperature": 1.2}, {}, {"cfg_weight": 1.0, "top_p": 0.8}]
-    streams = [tts.stream(t, seed=i, **w) for i, (t, w) in enumerate(zip(TEXTS, wishes, strict=True))]
+    options = [{"cfg_weight": 0.0}, {"temperature": 1.2}, {}, {"cfg_weight": 1.0, "top_p": 0.8}]
+    streams = [tts.stream(t, seed=i, **w) for i, (t, w) in enumerate(zip(TEXTS, options, strict=True))]
     for stream in reversed(streams):
         assert sum(len(chunk.samples) for chunk in stream) == 24 * 960
     assert tts._worker.scheduler.is_idle
@@ -178,9 +178,11 @@ def test_a_failed_batch_is_retried_one_by_one(noise_model: Model, monkeypatch: p
 
     monkeypatch.setattr(NoiseRunner, "step", step)
     streams = [tts.stream(text, seed=i) for i, text in enumerate(TEXTS)]
-    for stream in streams:
-        assert sum(len(chunk.samples) for chunk in stream) == 24 * 960
+    received = [joined(stream) for stream in streams]
     assert failed, "no batch was tried"
+    for i, text in enumerate(TEXTS):
+        assert len(received[i]) == 24 * 960
+        assert np.array_equal(received[i], tts.say(text, seed=i).samples)
 
 
 BOOK = "Nobody reads this for now. " * 5
@@ -217,9 +219,9 @@ def test_stalled_listeners_hold_no_slots_and_lose_nothing(noise_model: Model, pr
     thread.join(LIMIT_S)
     assert ninth, "the ninth request waits for eight stalled listeners"
     assert stalled(tts) == 8
-    heard = [np.concatenate([first, joined(s)]) for first, s in zip(firsts, stalled_streams, strict=True)]
+    received = [np.concatenate([first, joined(s)]) for first, s in zip(firsts, stalled_streams, strict=True)]
     assert within(LIMIT_S, lambda: tts._worker.scheduler.is_idle and not tts._worker._jobs)
-    for seed, samples in enumerate(heard):
+    for seed, samples in enumerate(received):
         assert len(samples) == BOOK_SAMPLES
         if profile == "exact":
             assert np.array_equal(samples, tts.say(BOOK, seed=seed).samples)

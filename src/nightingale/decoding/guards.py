@@ -99,10 +99,8 @@ class Guard:
         """Set `may_retry` to false for the last attempt and for greedy decoding; `silence`: silent tokens."""
         self._limits, self._stop_id, self._silence = limits, stop_id, silence
         self._may_retry = may_retry
-        self._recent: list[int] = []
-        self._repeats = [0] * (limits.max_period + 1)
-        """Number of tokens at the end that equal the token one period before, by period."""
-        self._count = self._sounding = self._quiet = self._committed = 0
+        self._tokens: list[int] = []
+        self._sounding = self._quiet = self._committed = 0
 
     def commit(self, tokens: int) -> None:
         """Note that so many tokens were handed on: they cannot be dropped, and a retry is impossible."""
@@ -114,36 +112,32 @@ class Guard:
         limits = self._limits
         if token == self._stop_id:
             if self._sounding < limits.min_tokens:
-                return self._fail(self._count, "too short")
-            return self._stop(self._count, "complete")
+                return self._fail(len(self._tokens), "too short")
+            return self._stop(len(self._tokens), "complete")
         self._append(token)
         if self._quiet >= limits.silence_tokens:
             if (verdict := self._after_silence()) is not CONTINUE:
                 return verdict
         elif (repeated := self._repeated_tokens()) is not None:
-            return self._fail(self._count - repeated, "loop")
-        if self._count >= limits.max_tokens:
+            return self._fail(len(self._tokens) - repeated, "loop")
+        if len(self._tokens) >= limits.max_tokens:
             end = self._stop if limits.max_is_ceiling else self._fail
-            return end(self._count, "too long")
+            return end(len(self._tokens), "too long")
         return CONTINUE
 
     def _append(self, token: int) -> None:
-        for period in range(1, self._limits.max_period + 1):
-            same = len(self._recent) >= period and self._recent[-period] == token
-            self._repeats[period] = self._repeats[period] + 1 if same else 0
-        self._recent = [*self._recent[1 - self._limits.max_period :], token]
-        self._count += 1
+        self._tokens.append(token)
         is_quiet = token in self._silence
         self._quiet = self._quiet + 1 if is_quiet else 0
         self._sounding += not is_quiet
 
     def _repeated_tokens(self) -> int | None:
         """Return how many tokens at the end only repeat earlier ones, if it is a loop. Silence is not one."""
-        limit = self._limits.loop_tokens
-        if self._quiet >= limit:
+        size, periods = self._limits.loop_tokens, range(1, self._limits.max_period + 1)
+        recent = self._tokens[-size:]
+        if len(recent) < size or self._quiet >= size:
             return None
-        repeats = enumerate(self._repeats[1:], start=1)
-        return next((count for period, count in repeats if count + period >= limit), None)
+        return next((size - period for period in periods if recent[period:] == recent[:-period]), None)
 
     def _after_silence(self) -> Verdict:
         if self._sounding < self._limits.enough_tokens:
@@ -152,14 +146,14 @@ class Guard:
             # Part of the text is not spoken yet: allow as much silence again before giving up.
             if self._quiet < 2 * self._limits.silence_tokens:
                 return CONTINUE
-        return self._stop(self._count - self._quiet, "silence")
+        return self._stop(len(self._tokens) - self._quiet, "silence")
 
     def _fail(self, keep: int, reason: str) -> Verdict:
         return Verdict(Action.RETRY, reason=reason) if self._may_retry else self._stop(keep, reason)
 
     def _stop(self, keep: int, reason: str) -> Verdict:
         tail = self._limits.tail_tokens
-        quiet = max(0, keep - (self._count - self._quiet))  # trailing silence within what is kept
+        quiet = max(0, keep - (len(self._tokens) - self._quiet))  # trailing silence within what is kept
         keep -= max(0, quiet - tail)
         if reason == "silence":
             keep += min(tail, self._quiet)

@@ -86,7 +86,7 @@ class DraftLength:
     """Decide how many tokens to draft for one utterance."""
 
     def __init__(self, costs: Costs, *, longest: int = MAX_DRAFT_TOKENS) -> None:
-        self._costs, self._longest = costs, longest
+        self._costs, self.longest = costs, longest
         self.acceptance = INITIAL_ACCEPTANCE
         self._plain = 0
 
@@ -103,17 +103,13 @@ class DraftLength:
         return 1
 
     def _best(self, acceptance: float, batch: int) -> int:
-        gains = [self._costs.gain(acceptance, count, batch) for count in range(self._longest + 1)]
+        gains = [self._costs.gain(acceptance, count, batch) for count in range(self.longest + 1)]
         return gains.index(max(gains))
 
     def update(self, drafted: int, accepted: int) -> None:
         """Learn from a pass. Tokens after the first rejected one say nothing about the draft."""
         for n in range(min(accepted + 1, drafted)):
             self.acceptance += ACCEPTANCE_DECAY * ((n < accepted) - self.acceptance)
-
-    def disable(self) -> None:
-        """Draft no more for this utterance: the draft failed."""
-        self._longest = 0
 
 
 class SpeculativeDecoder(HostDecoder):
@@ -176,7 +172,7 @@ class SpeculativeDecoder(HostDecoder):
                 self._draft.release(slot)
             if len(requests) > 1:
                 return {slot: t for r in requests for slot, t in self._propose([r]).items()}
-            self._length(requests[0].decoding).disable()
+            self._length(requests[0].decoding).longest = 0
             return {}
 
     def _sample_drafted(self, row: DecodeRow, drafted: list[int], logits: Logits) -> Tokens:

@@ -10,16 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from nightingale.errors import QueueFull
-
-
-class Move(NamedTuple):
-    """State that must be moved from slot `source` to slot `target`."""
-
-    source: int
-    target: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,8 +58,8 @@ class Scheduler:
         self.running.append(self.waiting.popleft())
         return self.running[-1], len(self.running) - 1
 
-    def remove(self, request: int) -> Move | None:
-        """Remove a request, waiting or running, and return the move that closes the gap it leaves."""
+    def remove(self, request: int) -> tuple[int, int] | None:
+        """Remove a request. If its slot must be filled, return the slot to move from and the slot to move to."""
         self.needs_bytes.pop(request, None)
         if request in self.waiting:
             self.waiting.remove(request)
@@ -75,7 +67,7 @@ class Scheduler:
             slot, last = self.running.index(request), self.running.pop()
             if last != request:
                 self.running[slot] = last
-                return Move(source=len(self.running), target=slot)
+                return len(self.running), slot
         return None
 
     @property

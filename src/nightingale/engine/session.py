@@ -168,8 +168,8 @@ class Session:
         """True if the listener has so much unread audio that the request may wait."""
         return self._unread_samples >= self._ahead_samples
 
-    def chunks(self, owner: object = None) -> Iterator[AudioChunk]:  # noqa: ARG002
-        """Yield audio as it is rendered, until the end. `owner`, the engine, stays alive meanwhile."""
+    def chunks(self) -> Iterator[AudioChunk]:
+        """Yield audio as it is rendered, until the end."""
         while True:
             with self._changed:
                 while not self._chunks and not self._ended and not self.cancelled:

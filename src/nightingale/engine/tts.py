@@ -10,8 +10,9 @@ import logging
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -30,13 +31,14 @@ from nightingale.engine.requests.controls import (
     available_controls,
     build_request,
 )
+from nightingale.engine.requests.incremental_text import IncrementalSegmenter
 from nightingale.engine.requests.live import LiveSession, Stream
 from nightingale.engine.requests.segments import MAX_CHARS, SegmentQueue, TextSegment, segment_text
 from nightingale.engine.session import Request, Session, Timing
 from nightingale.engine.voice_lookup import VoiceResolver
 from nightingale.engine.worker import Worker
-from nightingale.text.frontend import Frontend
 from nightingale.text.languages import LANGUAGES, check_language
+from nightingale.text.sentences import DEFAULT_SPAN_CHARS
 from nightingale.types import Audio, AudioChunk
 from nightingale.voices.voice import Voice
 
@@ -229,15 +231,11 @@ class TTS:
     def open(self, text: str, **request: Unpack[RequestOptions]) -> Session:
         """Queue a request and return its session. Invalid requests are refused here."""
         defaults, session = self._model.defaults, self._session(request)
-        segments = segment_text(
-            self._frontend(request),
+        segments = self._segmenter(request, session)(
             text,
-            request.get("language"),
             split_chars=defaults.split_chars,
             fill=defaults.fill_segments,
-            max_ids=defaults.max_text_ids,
             max_chars=self._max_chars,
-            speed=session.request.speed,
             closing_ms=defaults.closing_pause_ms,
         )
         session.timing.record("text", session.timing.opened_s)
@@ -250,12 +248,13 @@ class TTS:
         session = self._session(request)
         segments = SegmentQueue(reached=session.reached)
         self._worker.submit(session, segments)
+        split_chars = self._model.defaults.split_chars or DEFAULT_SPAN_CHARS
+        segmenter = self._segmenter(request, session)
         return LiveSession(
             session,
             segments,
-            frontend=self._frontend(request),
-            defaults=self._model.defaults,
-            language=request.get("language"),
+            text=IncrementalSegmenter(max_chars=split_chars, language=request.get("language")),
+            segment=partial(segmenter, split_chars=split_chars, fill=True, continues=True),
             max_chars=self._max_chars,
             wake=self._worker.wake,
             owner=self,
@@ -268,9 +267,13 @@ class TTS:
         if language is not None and (language or len(self.languages) == 1):
             check_language(language, self.languages)
 
-    def _frontend(self, request: RequestOptions) -> Frontend:
-        frontend = self._model.frontend
-        return frontend if request.get("normalize", True) else replace(frontend, spell_out=None)
+    def _segmenter(self, request: RequestOptions, session: Session) -> Callable[..., Iterator[TextSegment]]:
+        """Return `segment_text` with the options that all texts of a request share."""
+        frontend, max_ids = self._model.frontend, self._model.defaults.max_text_ids
+        if not request.get("normalize", True):
+            frontend = replace(frontend, spell_out=None)
+        language, speed = request.get("language"), session.request.speed
+        return partial(segment_text, frontend, language=language, max_ids=max_ids, speed=speed)
 
     def _request(self, request: RequestOptions) -> Request:
         voice = self._voices.resolve(request.get("voice"))

@@ -356,7 +356,7 @@ class Worker:
         if slot is not None:
             self.decoder.release(slot)
         if move is not None:
-            self.decoder.move(move.source, move.target)
+            self.decoder.move(*move)
 
     def _drop(self, request: int, error: NightingaleError | None = None) -> None:
         """Remove a request and free all it holds."""

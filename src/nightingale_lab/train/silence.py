@@ -13,7 +13,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS, exact_div
+from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
 
 NOISE_DB: Final = (None, -90.0, -75.0)
@@ -21,7 +21,7 @@ NOISE_DB: Final = (None, -90.0, -75.0)
 SECONDS: Final = 4
 EDGE_TOKENS: Final = 5
 """Where silence meets speech a token hears some of both: these are left out at either end."""
-SAMPLES_PER_TOKEN: Final = exact_div(ANALYSIS_RATE_HZ, CLOCKS.token_rate_hz)
+SAMPLES_PER_TOKEN: Final = ANALYSIS_RATE_HZ // CLOCKS.token_rate_hz
 
 
 def silence_ids(tokenizer: SpeechTokenizer, speech: Sequence[Tensor] = ()) -> list[int]:
