@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from nightingale.audio.read import MAX_SECONDS
+from nightingale.audio.read import MAX_SECONDS, read_audio
 from nightingale.backends import BACKENDS
 from nightingale.backends.base import Encoders, Setup
-from nightingale.engine.cloning import clone_file
+from nightingale.engine.cloning import clone
 from nightingale.engine.load import Model
 from nightingale.errors import VoiceError, VoiceNotFound
 from nightingale.voices import library
@@ -66,11 +66,10 @@ class VoiceResolver:
 
     def learn(self, clip: Path | bytes, *, name: str, max_seconds: float = MAX_SECONDS) -> Voice:
         """Make a voice from a clip, without looking for it in the cache or storing it there."""
-        family, info = self._model.voice_family, self._model.info
-        encoders = self._encoders()
-        return clone_file(
-            clip, name=name, family=family, encoders=encoders, info=info, max_seconds=max_seconds
-        )
+        samples, rate_hz = read_audio(clip, max_seconds=max_seconds)
+        source = clip.name if isinstance(clip, Path) else name
+        family, info, encoders = self._model.voice_family, self._model.info, self._encoders()
+        return clone(samples, rate_hz, name=name, source=source, family=family, encoders=encoders, info=info)
 
     def _encoders(self) -> Encoders:
         """Open the encoders of the first backend that has them."""

@@ -149,7 +149,7 @@ def unit_of_work() -> Callable[[], object]:
 
 
 def quantities(model: Any) -> dict[str, Callable[[int], float]]:
-    """Return the measured quantities of a nightingale.engine.model.Model."""
+    """Return the measured quantities of a nightingale.engine.load.Model."""
     from nightingale.engine.tts import TTS
 
     streaming, exact = TTS.over(model, "balanced"), TTS.over(model, "exact")

@@ -85,7 +85,7 @@ def _beside_upstream(
 
 
 def same_weights(folder: Path, size: str) -> Any:
-    """Load our model from the files that upstream wrote (a nightingale.engine.model.Model).
+    """Load our model from the files that upstream wrote (a nightingale.engine.load.Model).
 
     A tokenizer cannot be random: on both sides each byte of the text is an id. Random weights do not stop by
     themselves, so both sides make a number of tokens that depends on the length of the text.
