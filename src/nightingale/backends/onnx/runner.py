@@ -168,8 +168,8 @@ class OnnxRunner:
         """Do nothing: the graph always returns them."""
 
     def hidden_states(self, slot: int, draw: int) -> Floats:
-        first, hidden = self._hidden[slot]
-        hidden: Floats = hidden[:, draw - first].numpy()
+        first, states = self._hidden[slot]
+        hidden: Floats = states[:, draw - first].numpy()
         return hidden
 
     def move(self, source: int, target: int) -> None:
