@@ -21,7 +21,7 @@ from typing import Final
 from weakref import WeakKeyDictionary
 
 from nightingale.decoding.decoding import Decoding
-from nightingale.decoding.drafting import Draft, DraftRequest
+from nightingale.decoding.drafts import Draft, DraftRequest
 from nightingale.decoding.host_decoder import DecodeRow, HostDecoder, Tokens
 from nightingale.decoding.kv_budget import KVBudget
 from nightingale.decoding.runner import DraftVerifier, VerifyInput

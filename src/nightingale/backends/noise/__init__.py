@@ -32,7 +32,7 @@ class NoiseBackend:
 
     def open_decoder(self, source: ModelSource, setup: Setup) -> Decoder:
         from nightingale.backends.noise.runner import NoiseRunner
-        from nightingale.decoding.drafting import LookupDraft
+        from nightingale.decoding.drafts import LookupDraft
         from nightingale.decoding.host_decoder import HostDecoder
         from nightingale.decoding.kv_budget import KVBudget
         from nightingale.decoding.speculative import TORCH_COSTS, SpeculativeDecoder

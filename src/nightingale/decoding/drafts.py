@@ -3,8 +3,6 @@
 A draft is never trusted. T3 reads its proposals in one pass and keeps those that it would have sampled itself
 (speculative.py), so a bad draft costs time and changes nothing. Drafts sample with the decoding's own random
 numbers: where their distribution is close to T3's, their samples are T3's.
-
-`ExitDraft`, which needs T3's layers, is in backends/torch/drafts.py.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from numpy.typing import NDArray
 
 from nightingale.decoding.decoding import Decoding, DraftedTokens, Prompt
 from nightingale.decoding.philox import uniform_rows
-from nightingale.decoding.runner import DraftVerifier, LogitsRunner, StepInput, VerifyInput
+from nightingale.decoding.runner import DraftVerifier, StepInput, VerifyInput
 from nightingale.decoding.sampling import Logits
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
 from nightingale.types import Sampling
@@ -149,12 +147,25 @@ class ModelDraft(Draft):
         drafted = [DraftedTokens(request.decoding) for request in requests]
         for request, tokens in zip(requests, drafted, strict=True):
             tokens.sample(logits[request.slot][:, -1])
-            sequence = self._sequences[request.slot]
-            sequence.cached = list(request.decoding.history)
-            sequence.sampled = len(sequence.cached)
-        for request, fed in zip(requests, extend(self._runner, requests, drafted), strict=True):
-            self._sequences[request.slot].cached += fed
+        self._extend(list(zip(requests, drafted, strict=True)))
+        for request, tokens in zip(requests, drafted, strict=True):
+            sequence, history = self._sequences[request.slot], request.decoding.history
+            sequence.cached, sequence.sampled = history + tokens.tokens[:-1], len(history)
         return [tokens.tokens for tokens in drafted]
+
+    def _extend(self, pending: list[tuple[DraftRequest, DraftedTokens]]) -> None:
+        """Extend each proposal from its own last token until it is complete."""
+        while pending := [
+            (request, draft)
+            for request, draft in pending
+            if len(draft.tokens) < request.count and draft.tokens[-1] != STOP_SPEECH
+        ]:
+            inputs = [
+                StepInput(request.slot, draft.tokens[-1], len(request.decoding.history) + len(draft.tokens))
+                for request, draft in pending
+            ]
+            for (_, draft), logits in zip(pending, self._runner.step(inputs), strict=True):
+                draft.sample(logits)
 
     def _unread(self, request: DraftRequest) -> VerifyInput:
         """Rewind to the longest prefix that was really sampled and return the tokens after it."""
@@ -180,22 +191,3 @@ class ModelDraft(Draft):
         if source in self._sequences:
             self._runner.move(source, target)
             self._sequences[target] = self._sequences.pop(source)
-
-
-def extend(
-    runner: LogitsRunner, requests: Sequence[DraftRequest], drafted: list[DraftedTokens]
-) -> list[list[int]]:
-    """Extend each proposal from its own last token until it is complete; return the tokens fed to the runner."""
-    pending = list(zip(requests, drafted, strict=True))
-    while pending := [
-        (request, draft)
-        for request, draft in pending
-        if len(draft.tokens) < request.count and draft.tokens[-1] != STOP_SPEECH
-    ]:
-        inputs = [
-            StepInput(request.slot, draft.tokens[-1], len(request.decoding.history) + len(draft.tokens))
-            for request, draft in pending
-        ]
-        for (_, draft), logits in zip(pending, runner.step(inputs), strict=True):
-            draft.sample(logits)
-    return [draft.tokens[:-1] for draft in drafted]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nightingale.decoding.decoding import Decoding, Prompt
-from nightingale.decoding.drafting import DraftRequest, LookupDraft, lookup
+from nightingale.decoding.drafts import DraftRequest, LookupDraft, lookup
 from nightingale.engine.load import Model
 
 
