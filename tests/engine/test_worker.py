@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_helpers import is_idle
 
 from nightingale import TTS
 from nightingale.backends.noise.renderer import NoiseStream
@@ -103,7 +104,7 @@ def test_requests_start_and_end_while_others_run(noise_model: Model, profile: st
     streams = [tts.stream(t, seed=i, **w) for i, (t, w) in enumerate(zip(TEXTS, options, strict=True))]
     for stream in reversed(streams):
         assert sum(len(chunk.samples) for chunk in stream) == 24 * 960
-    assert tts._worker.scheduler.is_idle
+    assert is_idle(tts._worker.scheduler)
 
 
 def test_closing_a_stream_frees_its_slot(noise_model: Model) -> None:
@@ -111,7 +112,7 @@ def test_closing_a_stream_frees_its_slot(noise_model: Model) -> None:
     stream = tts.stream("This would go on for a long while.", seed=1)
     next(stream)
     stream.close()
-    assert within(5, lambda: tts._worker.scheduler.is_idle and not tts._worker._jobs)
+    assert within(5, lambda: is_idle(tts._worker.scheduler) and not tts._worker._jobs)
     assert len(tts.say("Now I can speak.", seed=2).samples) > 0
 
 
@@ -125,7 +126,7 @@ def test_a_full_queue_refuses_at_once_and_recovers(noise_model: Model) -> None:
     for stream in opened:
         stream.close()
         list(stream)
-    assert within(10, lambda: tts._worker.scheduler.is_idle)
+    assert within(10, lambda: is_idle(tts._worker.scheduler))
     assert len(tts.say(TEXTS[2], seed=1).samples) > 0
 
 
@@ -146,7 +147,7 @@ def test_an_error_ends_only_its_own_request(
     with pytest.raises(EngineFault, match="a fault was planted here"):
         list(bad)
     assert sum(len(chunk.samples) for chunk in good) == 960 * want
-    assert within(5, lambda: tts._worker.scheduler.is_idle)
+    assert within(5, lambda: is_idle(tts._worker.scheduler))
 
 
 def test_out_of_memory_in_prefill_ends_only_that_request(
@@ -210,7 +211,7 @@ def test_stalled_listeners_hold_no_slots_and_lose_nothing(noise_model: Model, pr
     stalled_streams = [tts.stream(BOOK, seed=i) for i in range(8)]
     firsts = [next(stream).samples for stream in stalled_streams]
     assert within(LIMIT_S, lambda: stalled(tts) == 8)
-    assert tts._worker.scheduler.is_idle
+    assert is_idle(tts._worker.scheduler)
     assert not tts._worker._has_work()
     assert max(sum(chunk.seconds for chunk in s._session._chunks) for s in stalled_streams) < 1
     ninth: list[Any] = []
@@ -220,7 +221,7 @@ def test_stalled_listeners_hold_no_slots_and_lose_nothing(noise_model: Model, pr
     assert ninth, "the ninth request waits for eight stalled listeners"
     assert stalled(tts) == 8
     received = [np.concatenate([first, joined(s)]) for first, s in zip(firsts, stalled_streams, strict=True)]
-    assert within(LIMIT_S, lambda: tts._worker.scheduler.is_idle and not tts._worker._jobs)
+    assert within(LIMIT_S, lambda: is_idle(tts._worker.scheduler) and not tts._worker._jobs)
     for seed, samples in enumerate(received):
         assert len(samples) == BOOK_SAMPLES
         if profile == "exact":
@@ -325,7 +326,7 @@ def test_a_thousand_requests_leak_nothing(noise_model: Model, monkeypatch: pytes
             list(stream)
         else:
             stream.close()
-    assert within(LIMIT_S, lambda: tts._worker.scheduler.is_idle and not tts._worker._jobs)
+    assert within(LIMIT_S, lambda: is_idle(tts._worker.scheduler) and not tts._worker._jobs)
     gc.collect()
     assert tts._worker.decoder.runner.kv_bytes == 0
     assert sum(1 for thing in gc.get_objects() if type(thing) in (Session, Utterance)) <= before + 2

@@ -69,7 +69,3 @@ class Scheduler:
                 self.running[slot] = last
                 return len(self.running), slot
         return None
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.waiting and not self.running

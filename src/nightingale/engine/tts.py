@@ -25,7 +25,6 @@ from nightingale.backends.selection import Plan, check_precision, find_machine, 
 from nightingale.clocks import CLOCKS
 from nightingale.engine.load import Model, default_model, load_model
 from nightingale.engine.requests.controls import (
-    NOT_CONTROLS,
     Control,
     RequestOptions,
     available_controls,
@@ -277,7 +276,8 @@ class TTS:
 
     def _request(self, request: RequestOptions) -> Request:
         voice = self._voices.resolve(request.get("voice"))
-        controls = {name: value for name, value in request.items() if name not in NOT_CONTROLS}
+        names = request.keys() - {"voice", "language", "seed", "normalize"}
+        controls = {name: value for name, value in request.items() if name in names}
         return build_request(self._model.defaults, voice, request.get("seed"), controls)
 
     def _session(self, request: RequestOptions) -> Session:

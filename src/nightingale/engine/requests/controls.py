@@ -26,8 +26,6 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "seed": (0, SEED_LIMIT - 1),
 }
 INTEGERS: Final = frozenset({"top_k", "seed"})
-NOT_CONTROLS: Final = frozenset({"voice", "language", "seed", "normalize"})
-"""Options of a request besides its controls."""
 
 
 class RequestOptions(TypedDict, total=False):
@@ -79,7 +77,8 @@ def build_request(
     Raises:
         ConfigError: A control is unknown, not a feature of this model, or out of range.
     """
-    check_controls({**controls, "seed": seed}, defaults)
+    for name, value in {**controls, "seed": seed}.items():
+        _check_control(name, value, defaults)
     chosen = {name: value for name, value in controls.items() if value is not None}
     exaggeration, speed = chosen.pop("exaggeration", defaults.exaggeration), chosen.pop("speed", 1.0)
     return Request(
@@ -91,17 +90,11 @@ def build_request(
     )
 
 
-def check_controls(controls: dict[str, Any], defaults: ModelDefaults) -> None:
-    """Raise ConfigError for the first control that this model cannot take."""
-    for name, value in controls.items():
-        if name not in RANGES:
-            raise _unsupported(f"unknown control {name!r}", name, RANGES.keys())
-        if value is None:
-            continue
-        if name in defaults.ignored:
-            raise _unsupported(f"this model has no {name}", name, RANGES.keys() - defaults.ignored)
+def _check_control(name: str, value: Any, defaults: ModelDefaults) -> None:
+    unknown = name not in RANGES
+    if unknown or (name in defaults.ignored and value is not None):
+        what = f"unknown control {name!r}" if unknown else f"this model has no {name}"
+        known = RANGES.keys() - (() if unknown else defaults.ignored)
+        raise ConfigError(what, allowed=", ".join(sorted(known)), param=name)
+    if value is not None:
         check_range(name, value, *RANGES[name], integer=name in INTEGERS)
-
-
-def _unsupported(what: str, name: str, known: Any) -> ConfigError:
-    return ConfigError(what, allowed=", ".join(sorted(known)), param=name)
