@@ -8,7 +8,7 @@ numbers: where their distribution is close to T3's, their samples are T3's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -115,17 +115,6 @@ class HiddenStateDraft(Draft):
         return drafted.tokens
 
 
-@dataclass(slots=True)
-class _DraftSequence:
-    """The part of an utterance that a draft model's KV cache holds."""
-
-    decoding: Decoding
-    cached: list[int] = field(default_factory=list)
-    """Tokens in the cache: sampled ones, then proposals of the draft model."""
-    sampled: int = 0
-    """The number of cached tokens that are known to be sampled ones."""
-
-
 class ModelDraft(Draft):
     """Another T3 of the family, with its own prompt and KV cache.
 
@@ -135,7 +124,9 @@ class ModelDraft(Draft):
     def __init__(self, runner: DraftVerifier, prompt: Callable[[Decoding], Prompt]) -> None:
         """prompt: makes the draft model's prompt for a decoding."""
         self._runner, self._prompt = runner, prompt
-        self._sequences: dict[int, _DraftSequence] = {}
+        self._sequences: dict[int, tuple[Decoding, list[int], int]] = {}
+        """For each slot: the utterance, its tokens in the KV cache, and how many of them are known to be sampled
+        ones. The tokens after those are proposals."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
         inputs = [self._unread(request) for request in requests]
@@ -149,8 +140,8 @@ class ModelDraft(Draft):
             tokens.sample(logits[request.slot][:, -1])
         self._extend(list(zip(requests, drafted, strict=True)))
         for request, tokens in zip(requests, drafted, strict=True):
-            sequence, history = self._sequences[request.slot], request.decoding.history
-            sequence.cached, sequence.sampled = history + tokens.tokens[:-1], len(history)
+            history = request.decoding.history
+            self._sequences[request.slot] = request.decoding, history + tokens.tokens[:-1], len(history)
         return [tokens.tokens for tokens in drafted]
 
     def _extend(self, pending: list[tuple[DraftRequest, DraftedTokens]]) -> None:
@@ -169,18 +160,16 @@ class ModelDraft(Draft):
 
     def _unread(self, request: DraftRequest) -> VerifyInput:
         """Rewind to the longest prefix that was really sampled and return the tokens after it."""
-        history = request.decoding.history
-        sequence = self._sequences.get(request.slot)
-        if sequence is None or sequence.decoding is not request.decoding:
-            prompt = self._prompt(request.decoding)
-            self._runner.prefill(request.slot, prompt, max_tokens=request.decoding.budget)
-            sequence = self._sequences[request.slot] = _DraftSequence(request.decoding)
-        right = sequence.sampled
-        while right < len(history) - 1 and sequence.cached[right : right + 1] == [history[right]]:
+        decoding, history = request.decoding, request.decoding.history
+        known, cached, right = self._sequences.get(request.slot, (None, [], 0))
+        if known is not decoding:
+            self._runner.prefill(request.slot, self._prompt(decoding), max_tokens=decoding.budget)
+            cached, right = [], 0
+        while right < len(history) - 1 and cached[right : right + 1] == [history[right]]:
             right += 1
         # The last sampled token is always read again: the logits after it are needed.
         right = min(right, len(history) - 1)
-        self._runner.rewind(request.slot, len(sequence.cached) - right)
+        self._runner.rewind(request.slot, len(cached) - right)
         return VerifyInput(request.slot, history[right:], right + 1)
 
     def release(self, slot: int) -> None:

@@ -114,7 +114,9 @@ class Guard:
             if self._sounding < limits.min_tokens:
                 return self._fail(len(self._tokens), "too short")
             return self._stop(len(self._tokens), "complete")
-        self._append(token)
+        self._tokens.append(token)
+        self._quiet = self._quiet + 1 if token in self._silence else 0
+        self._sounding += not self._quiet
         if self._quiet >= limits.silence_tokens:
             if (verdict := self._after_silence()) is not CONTINUE:
                 return verdict
@@ -124,12 +126,6 @@ class Guard:
             end = self._stop if limits.max_is_ceiling else self._fail
             return end(len(self._tokens), "too long")
         return CONTINUE
-
-    def _append(self, token: int) -> None:
-        self._tokens.append(token)
-        is_quiet = token in self._silence
-        self._quiet = self._quiet + 1 if is_quiet else 0
-        self._sounding += not is_quiet
 
     def _repeated_tokens(self) -> int | None:
         """Return how many tokens at the end only repeat earlier ones, if it is a loop. Silence is not one."""

@@ -18,7 +18,6 @@ from typing import Final
 from nightingale.errors import CheckpointError, ConfigError
 from nightingale.voices.home import cache_folder
 
-FILE: Final = "attention.json"
 WINDOW_STEP: Final = 4
 """Windows are multiples of this, since heads with windows of one length are computed together."""
 MIN_WINDOW: Final = 8
@@ -77,7 +76,7 @@ class AttentionTable:
 def table_paths(model: str, folder: Path | None) -> list[Path]:
     """Return where a model's table may be: beside its weights, and in the user's cache."""
     cached = cache_folder().parent / "attention" / f"{model}.json"
-    return [cached] if folder is None else [folder / FILE, cached]
+    return [cached] if folder is None else [folder / "attention.json", cached]
 
 
 def find_table(model: str, folder: Path | None, *, layers: int, heads: int) -> AttentionTable:

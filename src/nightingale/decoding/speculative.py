@@ -68,11 +68,9 @@ class Costs:
     def gain(self, acceptance: float, count: int, batch: int) -> float:
         """Return the tokens per cost of a plain step when `count` tokens are drafted at this acceptance."""
         tokens = sum(acceptance**n for n in range(count + 1))
-        if self.sequential and count:
-            passes = batch * self.of_pass(count + 1) / self.of_pass(batch)
-        else:
-            passes = self.of_pass(batch * (count + 1)) / self.of_pass(batch)
-        return tokens / (passes + count * self.draft)
+        one_by_one = self.sequential and count
+        cost = batch * self.of_pass(count + 1) if one_by_one else self.of_pass(batch * (count + 1))
+        return tokens / (cost / self.of_pass(batch) + count * self.draft)
 
 
 TORCH_COSTS: Final = Costs(several=2.6, token=0.15)
@@ -93,12 +91,9 @@ class DraftLength:
     def next(self, batch: int) -> int:
         """Return how many tokens to draft now, with so many utterances in the batch."""
         best = self._best(self.acceptance, batch)
-        if best:
-            self._plain = 0
-            return best
-        self._plain += 1
+        self._plain = 0 if best else self._plain + 1
         if self._plain < RETRY_AFTER or not self._best(BEST_ACCEPTANCE, batch):
-            return 0
+            return best
         self._plain = 0
         return 1
 
@@ -202,7 +197,3 @@ class SpeculativeDecoder(HostDecoder):
     def move(self, source: int, target: int) -> None:
         super().move(source, target)
         self._draft.move(source, target)
-
-    def reset(self, slot: int) -> None:
-        super().reset(slot)
-        self._draft.release(slot)
