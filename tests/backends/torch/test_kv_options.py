@@ -232,32 +232,32 @@ def test_blocks_are_freed_when_all_utterances_have_ended(short: Model) -> None:
 
 
 def test_admission_is_by_bytes_where_they_are_counted() -> None:
-    line = Scheduler(slots=9, queue_limit=9, budget_bytes=100)
-    for ticket, need in ((1, 60), (2, 50), (3, 10)):
-        line.submit(ticket)
-        line.needs_bytes[ticket] = need
-    assert line.admit() == (1, 0)
-    assert line.used_bytes == 60
-    assert not line.can_admit, "the second does not fit"
-    assert line.admit() is None, "and the third does not overtake it"
-    line.remove(1)
-    assert [line.admit(), line.admit(), line.admit()] == [(2, 0), (3, 1), None]
-    assert line.used_bytes == 60
+    scheduler = Scheduler(slots=9, queue_limit=9, budget_bytes=100)
+    for request, need in ((1, 60), (2, 50), (3, 10)):
+        scheduler.submit(request)
+        scheduler.needs_bytes[request] = need
+    assert scheduler.admit() == (1, 0)
+    assert scheduler.running == [1]
+    assert not scheduler.can_admit, "the second does not fit"
+    assert scheduler.admit() is None, "and the third does not overtake it"
+    scheduler.remove(1)
+    assert [scheduler.admit(), scheduler.admit(), scheduler.admit()] == [(2, 0), (3, 1), None]
+    assert sum(scheduler.needs_bytes[request] for request in scheduler.running) == 60
 
 
-def test_alone_anybody_may_try() -> None:
-    line = Scheduler(slots=2, queue_limit=9, budget_bytes=100)
-    line.submit(1)
-    line.needs_bytes[1] = 1000
-    assert line.admit() == (1, 0)
+def test_a_request_alone_may_always_try() -> None:
+    scheduler = Scheduler(slots=2, queue_limit=9, budget_bytes=100)
+    scheduler.submit(1)
+    scheduler.needs_bytes[1] = 1000
+    assert scheduler.admit() == (1, 0)
 
 
 def test_without_a_budget_slots_alone_decide() -> None:
-    line = Scheduler(slots=2, queue_limit=9)
-    for ticket in (1, 2, 3):
-        line.submit(ticket)
-        line.needs_bytes[ticket] = 2**40
-    assert [line.admit(), line.admit(), line.admit()] == [(1, 0), (2, 1), None]
+    scheduler = Scheduler(slots=2, queue_limit=9)
+    for request in (1, 2, 3):
+        scheduler.submit(request)
+        scheduler.needs_bytes[request] = 2**40
+    assert [scheduler.admit(), scheduler.admit(), scheduler.admit()] == [(1, 0), (2, 1), None]
 
 
 def test_a_dense_stream_needs_its_slot_and_fills_its_positions(tiny_model: Model) -> None:
