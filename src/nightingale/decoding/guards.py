@@ -129,10 +129,11 @@ class Guard:
 
     def _repeated_tokens(self) -> int | None:
         """Return how many tokens at the end only repeat earlier ones, if it is a loop. Silence is not one."""
-        size, periods = self._limits.loop_tokens, range(1, self._limits.max_period + 1)
+        size, max_period = self._limits.loop_tokens, self._limits.max_period
         recent = self._tokens[-size:]
-        if len(recent) < size or self._quiet >= size:
+        if len(recent) < size or self._quiet >= size or recent[-1] not in recent[-1 - max_period : -1]:
             return None
+        periods = range(1, max_period + 1)
         return next((size - period for period in periods if recent[period:] == recent[:-period]), None)
 
     def _after_silence(self) -> Verdict:
