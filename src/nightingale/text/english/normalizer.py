@@ -21,14 +21,13 @@ from nightingale.text.english import (
     web,
 )
 from nightingale.text.english.markup import clean
-from nightingale.text.english.rule import Rule, apply_all
+from nightingale.text.english.rule import apply_all
 
-BEGINNINGS: Final[tuple[Rule, ...]] = (*web.RULES, *calendar.SPANS)
+BEGINNINGS: Final = (*web.RULES, *calendar.SPANS)
 # Text without a digit skips these.
-FIGURES: Final[tuple[Rule, ...]] = (
+FIGURES: Final = (
     *symbols.COMPARISONS,
     *references.LABEL_RULES,
-    *references.VERSE_RULES,
     *money.SPANS,
     *calendar.DATES,
     *references.DIGIT_RULES,
@@ -38,8 +37,8 @@ FIGURES: Final[tuple[Rule, ...]] = (
     *money.RULES,
     *measures.RULES,
 )
-ABBREVIATIONS: Final[tuple[Rule, ...]] = (*calendar.SHORT, *names.ABBREVIATIONS)
-ENDINGS: Final[tuple[Rule, ...]] = (*symbols.RULES, *symbols.DASHES, *symbols.SPACING)
+ABBREVIATIONS: Final = (*calendar.SHORT, *names.ABBREVIATIONS)
+ENDINGS: Final = (*symbols.RULES, *symbols.DASHES, *symbols.SPACING)
 
 MAX_PASSES: Final = 6
 """One pass is nearly always enough, and a second confirms it. The limit is for hostile texts."""
