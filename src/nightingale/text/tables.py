@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 
 @cache
 def _tables() -> dict[str, Any]:
-    text = files("nightingale.text").joinpath("tables.json").read_text(encoding="utf-8")
+    # Not importlib.resources, which takes longer to import than this file to read.
+    text = Path(__file__).with_name("tables.json").read_text(encoding="utf-8")
     return {name: table["words"] for name, table in json.loads(text).items()}
 
 
