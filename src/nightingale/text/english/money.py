@@ -19,28 +19,27 @@ _PER: Final = rf"(?:\s?/\s?(?P<per>{any_of('per')}|[a-z]{{3,20}})\b)?"
 _THING: Final = rf" (?!(?:{any_of('not_things')})\b)[a-z]{{2,20}}\b"
 _LISTED_THING: Final = rf" (?:{any_of('things')})s?\b"
 
-_WORD: Final = re.compile(r" [a-z]")
-_DESCRIBES: Final = re.compile(rf"-(?:an?|per)-[a-z]|{_LISTED_THING}")
-_ANYTHING: Final = re.compile(_THING)
 _DESCRIBES_AFTER: Final = (
     # What precedes the sum, and what follows a sum that is an attribute.
-    (re.compile(r"\b(?:[Aa]n?|[Aa]nother|[Ee]very|[Ee]ach) $"), _ANYTHING),
+    (r"\b(?:[Aa]n?|[Aa]nother|[Ee]very|[Ee]ach) $", _THING),
     (
-        re.compile(r"\b(?:[Tt]he|[Tt]his|[Tt]hat|[Hh]is|[Hh]er|[Ii]ts|[Tt]heir|[Oo]ur|[Mm]y|[Yy]our|'s) $"),
-        re.compile(_THING + _LISTED_THING),
+        r"\b(?:[Tt]he|[Tt]his|[Tt]hat|[Hh]is|[Hh]er|[Ii]ts|[Tt]heir|[Oo]ur|[Mm]y|[Yy]our|'s) $",
+        _THING + _LISTED_THING,
     ),
 )
 
 
 def _describes(match: Match) -> bool:
     """Return whether the sum is an attribute, read in the singular: a five dollar bill."""
-    text, end = match.string, match.end()
     if match["per"]:
         return False
-    if _DESCRIBES.match(text, end) or (match["joined"] and _ANYTHING.match(text, end)):
+    before = match.string[max(0, match.start() - 10) : match.start()]
+    after = match.string[match.end() : match.end() + 48]
+    if re.match(rf"-(?:an?|per)-[a-z]|{_LISTED_THING}", after) or (
+        match["joined"] and re.match(_THING, after)
+    ):
         return True
-    before = text[max(0, match.start() - 10) : match.start()]
-    return any(led.search(before) and thing.match(text, end) for led, thing in _DESCRIBES_AFTER)
+    return any(re.search(led, before) and re.match(thing, after) for led, thing in _DESCRIBES_AFTER)
 
 
 def _sum(figures: str, scale: str | None, names: tuple[str, str, str, str], *, single: bool = False) -> str:
@@ -80,7 +79,11 @@ def _span(match: Match) -> str:
     shared = scale and not low_scale
     if joint == "and" and not (shared and match.string.endswith(("between ", "Between "), 0, match.start())):
         return match[0]
-    if joint == "to" and not shared and (again or _WORD.match(match.string, match.end())):
+    if (
+        joint == "to"
+        and not shared
+        and (again or re.match(" [a-z]", match.string[match.end() : match.end() + 2]))
+    ):
         return match[0]
     names, single = CURRENCIES[match["sign"]], _describes(match)
     has_cents = not scale and any(len(end.partition(".")[2]) == 2 for end in (low, figures))

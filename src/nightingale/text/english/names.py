@@ -8,29 +8,18 @@ from typing import Final
 from nightingale.text.english import words
 from nightingale.text.english.calendar import SENTENCE_CONTINUES
 from nightingale.text.english.openings import OPENING, sentence_ends
-from nightingale.text.english.rule import Match, Rule, any_of, apply_all, fill
+from nightingale.text.english.rule import Match, Rule, any_of, fill
 from nightingale.text.tables import word_list, word_map
 
-ROMAN: Final = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
 _NUMERAL: Final = r"(?=[IVXLC])(?:C{0,3}(?:X[CL]|L?X{0,3})(?:I[XV]|V?I{0,3}))(?<=[IVXLC])"
 ALL_CAPS_SHARE: Final = 0.6
 """With a larger share of capitals among its letters, a text counts as written in capitals."""
 
 
-def roman(numeral: str) -> int:
-    values = [ROMAN[letter] for letter in numeral]
-    following = [*values[1:], 0]
-    return sum(-value if value < after else value for value, after in zip(values, following, strict=True))
-
-
-def letters(word: str) -> str:
-    return " ".join(word)
-
-
 def _dotted(match: Match) -> str:
     """Read U.S. as U S; its last full stop stays if it also ends the sentence."""
-    ends = sentence_ends(match.string, match.end())
-    return letters(match[1].replace(".", "")) + ("." if ends else "")
+    spelled = " ".join(match[1].replace(".", ""))
+    return f"{spelled}." if sentence_ends(match.string, match.end()) else spelled
 
 
 def _short_form(match: Match) -> str:
@@ -39,13 +28,15 @@ def _short_form(match: Match) -> str:
     if written in word_list("continuing_short_forms"):
         ends = not text[end:].strip()
     else:
-        ends = sentence_ends(text, end) or (written == "etc." and re.match(r" [A-Z]", text[end:]) is not None)
+        ends = sentence_ends(text, end) or bool(
+            written == "etc." and re.match(r" [A-Z]", text[end : end + 2])
+        )
     return fill("{1:short_forms}", match) + ("." if ends else "")
 
 
 def _initials(match: Match) -> str:
     """Read initials: "J. K. Rowling" loses its full stops; "the U. S. He" ends a sentence."""
-    spelled = letters(re.sub(r"[^A-Z]", "", match[1]))
+    spelled = " ".join(re.sub(r"[^A-Z]", "", match[1]))
     ends = match[1].endswith(" ") and sentence_ends(match.string, match.end() - 1)
     return f"{spelled}. " if ends else f"{spelled} "
 
@@ -59,7 +50,7 @@ def _numbered(match: Match) -> str:
         return match[0]
     if numeral in ("C", "L") and label.lower() != "chapter":
         return match[0]
-    return f"{label} {words.cardinal(roman(numeral))}"
+    return fill("{1} {2:cardinal}", match)
 
 
 def _short_label(match: Match) -> str:
@@ -69,43 +60,34 @@ def _short_label(match: Match) -> str:
     return f"{label.capitalize() if short[0].isupper() else label} "
 
 
-def _capitals(match: Match) -> str:
-    word, plural = match[1], match[2] or ""
-    if not is_spelled(word):
-        return match[0]
-    return letters(word) + ("'s" if plural else "")
-
-
-def is_spelled(word: str) -> bool:
+def _is_spelled(word: str, *, all_caps: bool) -> bool:
     """Return whether a word in capitals is spelled letter by letter; unknown words are not."""
-    if word in word_list("said_as_words") or len(word) > 6:
+    is_known = word in word_list("said_as_letters")
+    if all_caps and (not is_known or word in word_list("also_words")) and re.search(r"[AEIOUY]", word):
         return False
-    if word in word_list("said_as_letters") or (len(word) == 2 and word not in word_list("two_letter_words")):
+    if word in word_list("said_as_words"):
+        return False
+    if is_known or (len(word) == 2 and word not in word_list("two_letter_words")):
         return True
-    if not re.search(r"[AEIOUY]", word):
-        return True
-    onset = re.match(r"[^AEIOUY]*", word)
-    cluster = onset[0].lower() if onset else ""
-    return len(word) <= 5 and len(cluster) > 1 and cluster not in word_list("onsets")
+    onset, vowel, _ = re.split(r"([AEIOUY]|$)", word, maxsplit=1)
+    return not vowel or (len(word) <= 5 and len(onset) > 1 and onset.lower() not in word_list("onsets"))
 
 
-def _spell_capitals(text: str) -> str:
+def spell_capitals(text: str) -> str:
     """Spell initialisms letter by letter; in a text in capitals only the unambiguous ones."""
     capitals = sum(character.isupper() for character in text)
-    small = sum(character.islower() for character in _COUNTED.sub("", text))
+    small = sum(character.islower() for character in re.sub(_COUNTED, "", text))
     all_caps = capitals > ALL_CAPS_SHARE * (capitals + small) and len(text.split()) > 1
 
-    def say(match: Match) -> str:
-        if not all_caps:
-            return _capitals(match)
-        known = match[1] in word_list("said_as_letters") and match[1] not in word_list("also_words")
-        return _capitals(match) if known or not re.search(r"[AEIOUY]", match[1]) else match[0]
+    def spell(match: Match) -> str:
+        word, plural = match[1], "'s" if match[2] else ""
+        return " ".join(word) + plural if _is_spelled(word, all_caps=all_caps) else match[0]
 
-    return re.sub(r"(?<![A-Za-z'])([A-Z]{2,6})(s(?![A-Za-z]))?(?![A-Za-z])", say, text)
+    return re.sub(r"(?<![A-Za-z'])([A-Z]{2,6})(s(?![A-Za-z]))?(?![A-Za-z])", spell, text)
 
 
 # The number of a heading was in capitals too.
-_COUNTED: Final = re.compile(rf"\b(?:{any_of(filter(str.isupper, word_list('numbered')))}) [a-z-]+")
+_COUNTED: Final = rf"\b(?:{any_of(filter(str.isupper, word_list('numbered')))}) [a-z-]+"
 _STREET: Final = any_of(street for street in word_list("streets") if street != "Dr")
 _NAMED: Final = r"(?:[A-Z][a-z]{1,20} ){1,3}"
 _FIGURE: Final = rf"\d{{1,5}}[A-Z]?|hundred|{any_of((*words.SMALL, *words.TENS))}"
@@ -145,22 +127,14 @@ ABBREVIATIONS: Final = (
 )
 
 NUMERALS: Final = (
-    Rule(
-        rf"\b({any_of('numbered')}) ({_NUMERAL})\b(?!'|\.\w)",
-        _numbered,
-    ),
+    Rule(rf"\b({any_of('numbered')}) ({_NUMERAL})\b(?!'|\.\w)", _numbered),
     Rule(
         rf"\b({any_of('monarchs')}) "
         # "Elizabeth I think" is not a queen, Louis C. K., Louis L'Amour and Louis V. Gerstner are not kings.
         rf"(?!I\b(?! (?:of|was|reigned|ruled|and)\b|[,.;:!?)]|'s|$)|[CL]\b|[VX] [A-Z])({_NUMERAL})\b",
-        lambda m: f"{m[1]} the {words.ordinal(roman(m[2]))}",
+        "{1} the {2:ordinal}",
     ),
-    Rule(r"\b([A-Z][a-z]+ [A-Z][a-z]+) (II|III|IV)\b", lambda m: f"{m[1]} the {words.ordinal(roman(m[2]))}"),
-    Rule(r"\b([A-Z][a-z]+) (III?|VIII?)\b", lambda m: f"{m[1]} {words.cardinal(roman(m[2]))}"),
-    Rule(r"\bWW(II?)\b", lambda m: f"World War {'two' if m[1] == 'II' else 'one'}"),
+    Rule(r"\b([A-Z][a-z]+ [A-Z][a-z]+) (II|III|IV)\b", "{1} the {2:ordinal}"),
+    Rule(r"\b([A-Z][a-z]+) (III?|VIII?)\b", "{1} {2:cardinal}"),
+    Rule(r"\bWW(II?)\b", "World War {1:cardinal}"),
 )
-
-
-def normalize_names(text: str) -> str:
-    """Replace unambiguous Roman numerals, then initialisms."""
-    return _spell_capitals(apply_all(NUMERALS, text))

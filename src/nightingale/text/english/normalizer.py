@@ -10,16 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from nightingale.text.english import (
-    calendar,
-    figures,
-    measures,
-    money,
-    names,
-    references,
-    symbols,
-    web,
-)
+from nightingale.text.english import calendar, figures, measures, money, names, references, symbols, web
 from nightingale.text.english.markup import clean
 from nightingale.text.english.rule import apply_all
 
@@ -37,9 +28,6 @@ FIGURES: Final = (
     *money.RULES,
     *measures.RULES,
 )
-ABBREVIATIONS: Final = (*calendar.SHORT, *names.ABBREVIATIONS)
-ENDINGS: Final = (*symbols.RULES, *symbols.DASHES, *symbols.SPACING)
-
 MAX_PASSES: Final = 6
 """One pass is nearly always enough, and a second confirms it. The limit is for hostile texts."""
 
@@ -56,18 +44,10 @@ def normalize(text: str) -> str:
 
 def _one_pass(text: str) -> str:
     text = apply_all(BEGINNINGS, clean(text))
-    if has_digit(text):
+    if re.search("[0-9]", text):
         text = apply_all(FIGURES, text)
-    text = apply_all(ABBREVIATIONS, text)
-    if has_digit(text):
+    text = apply_all((*calendar.SHORT, *names.ABBREVIATIONS), text)
+    if re.search("[0-9]", text):
         text = apply_all(figures.LATE, text)
-    text = apply_all(ENDINGS, names.normalize_names(text))
-    return text.strip() if has_letter(text) else ""
-
-
-def has_digit(text: str) -> bool:
-    return re.search("[0-9]", text) is not None
-
-
-def has_letter(text: str) -> bool:
-    return re.search("[A-Za-z]", text) is not None
+    text = apply_all(symbols.RULES, names.spell_capitals(apply_all(names.NUMERALS, text)))
+    return text.strip() if re.search("[A-Za-z]", text) else ""

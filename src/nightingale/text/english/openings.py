@@ -22,9 +22,7 @@ OPENING: Final = (
 )
 """A space and a clear beginning of a sentence. For use after a full stop."""
 
-_ENDS: Final = re.compile(rf"[\"']{{0,2}}(?:\s*$|{OPENING})|\" \"")
-
 
 def sentence_ends(text: str, at: int) -> bool:
     """Return whether a full stop before `at` ends a sentence: the text ends, or a sentence begins."""
-    return _ENDS.match(text, at) is not None
+    return re.compile(rf"[\"']{{0,2}}(?:\s*$|{OPENING})|\" \"").match(text, at) is not None

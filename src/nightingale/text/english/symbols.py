@@ -40,18 +40,13 @@ RULES: Final = (
     Rule(r"[\[{]", "("),
     Rule(r"[\]}]", ")"),
     Rule(any_of("symbols"), " {0:symbols} "),
-)
-
-# A dash between words sounds like a comma; inside a word it stays.
-DASHES: Final = (
+    # A dash between words sounds like a comma; inside a word it stays.
     Rule(r"\s+", " "),
     Rule(r" ?(?:—|–|--+) ?", ", "),
     Rule(r" -+(?= |$)|(?<= )-+ ?|^-+ ?", ", "),
     Rule(r"-+(?![A-Za-z])", ""),
     Rule(r"(?<![A-Za-z])-+", " "),
-)
-
-SPACING: Final = (
+    # Spaces, and marks that are left without a word between them.
     Rule(r"[^A-Za-z.,!?;:'\"()-]+", " "),
     Rule(r"\(\s*[.,!?;:'\"\s-]*\)", " "),
     Rule(r"\(\s+", "("),

@@ -8,14 +8,23 @@ from nightingale.text.tables import word_list, word_map
 
 SMALL: Final = word_list("numbers_below_twenty")
 TENS: Final = word_list("tens")
+ROMAN: Final = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
 SCALES: Final = ("", "thousand", "million", "billion", "trillion")
 MAX_CARDINAL_DIGITS: Final = 15
 """Longer numbers are read digit by digit: quintillions are hard to follow."""
 
 
+def value_of(number: int | str) -> int:
+    """Return the value of digits or of a Roman numeral."""
+    if isinstance(number, str) and number.isalpha():
+        values = [ROMAN[letter] for letter in number]
+        return sum(-a if a < b else a for a, b in zip(values, [*values[1:], 0], strict=True))
+    return int(number)
+
+
 def cardinal(number: int | str) -> str:
     """Return the cardinal: 1234 is "one thousand two hundred thirty-four"."""
-    rest, parts = int(number), []
+    rest, parts = value_of(number), []
     for scale in SCALES:
         rest, group = divmod(rest, 1000)
         if group:
