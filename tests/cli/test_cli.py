@@ -380,7 +380,7 @@ def test_doctor_reports_a_failed_self_test(tts: type[FakeTTS]) -> None:
 
 
 def test_doctor_needs_no_import_of_torch_by_the_command_line() -> None:
-    code = "import sys; sys.modules['torch'] = None; import nightingale.cli.doctor as d; print(d._software())"
+    code = "import sys; sys.modules['torch'] = None; import nightingale.cli.doctor as d; print(*d._software())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert f"name='torch', detail='{version('torch')}'" in done.stdout
