@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, FlowConfig
 from nightingale.models.layers.conv import PaddedConv1d
-from nightingale.models.layers.masks import attention_mask
 from nightingale.models.layers.streaming_state import StreamingState
 
 
@@ -153,7 +152,7 @@ class TokenEncoder(nn.Module):
         x = self.pre_lookahead_layer(x, lookahead=lookahead, state=state)
         x = _run(self.encoders, x, attention_mask(valid, blocks, self.left_context), state)
         x = self.up_embed(self.up_layer(x, state))
-        x = _run(self.up_encoders, x, attention_mask(_twice(valid), _twice(blocks), self.left_context), state)
+        x = _run(self.up_encoders, x, attention_mask(valid, blocks, self.left_context, repeats=2), state)
         return self.after_norm(x)
 
 
@@ -165,8 +164,31 @@ def _run(layers: nn.ModuleList, x: Tensor, mask: Tensor | None, state: Streaming
     return x
 
 
-def _twice(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.repeat_interleave(2, dim=1)
+def attention_mask(
+    valid: Tensor | None, blocks: Tensor | None, left_context: int | None = None, *, repeats: int = 1
+) -> Tensor | None:
+    """Return where a query attends to a key, (batch or 1, 1, queries, keys); None if everywhere.
+
+    Args:
+        valid: (batch, time), false on padding.
+        blocks: The block number of each position, (batch or 1, time). A position attends to no later block,
+            so that rendered audio never depends on what follows.
+        left_context: The number of positions before its own block that a position attends to; None is all.
+        repeats: The positions of the sequence for each one of `valid` and `blocks`.
+    """
+    mask = None
+    if blocks is not None:
+        blocks = blocks.repeat_interleave(repeats, dim=1)
+        mask = blocks[:, None, None, :] <= blocks[:, None, :, None]
+        if left_context is not None:
+            # (batch, time): the position where each one's block begins
+            begins = (blocks[:, None, :] < blocks[:, :, None]).sum(-1)
+            at = torch.arange(blocks.shape[1], device=blocks.device)
+            mask &= at >= begins[:, None, :, None] - left_context
+    if valid is not None:
+        keys = valid.repeat_interleave(repeats, dim=1)[:, None, None, :]
+        mask = keys if mask is None else mask & keys
+    return mask
 
 
 def distance_encoding(queries: int, keys: int, width: int, *, like: Tensor) -> Tensor:
