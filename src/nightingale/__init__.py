@@ -34,7 +34,7 @@ from nightingale.errors import (
 )
 
 if TYPE_CHECKING:
-    from nightingale.audio.encoders import save
+    from nightingale.audio.encoders.recording import save
     from nightingale.engine import TTS, AsyncTTS
     from nightingale.types import Audio, AudioChunk, Metrics, Sampling
     from nightingale.voices.voice import Voice
@@ -82,7 +82,7 @@ _LATE = {
     "Metrics": "nightingale.types",
     "Sampling": "nightingale.types",
     "Voice": "nightingale.voices.voice",
-    "save": "nightingale.audio.encoders",
+    "save": "nightingale.audio.encoders.recording",
 }
 
 

@@ -27,7 +27,7 @@ def clone_file(
 ) -> tuple[Voice, tuple[str, ...]]:
     """Return the voice of a wav, flac, ogg or mp3 file, or of its bytes, and warnings about the clip."""
     samples, rate_hz = read_audio(source, max_seconds=max_seconds)
-    report = check_reference(samples, rate_hz, longer_than_s=info.defaults.reference_longer_than_s)
+    warnings = check_reference(samples, rate_hz, longer_than_s=info.defaults.reference_longer_than_s)
     label = source.name if isinstance(source, Path) else name
     voice = clone(
         resample(samples, rate_hz, CLOCKS.sample_rate_hz),
@@ -35,9 +35,9 @@ def clone_file(
         family=family,
         encoders=encoders,
         info=info,
-        provenance=f"reference clip {label}, {report.seconds:.1f} s",
+        provenance=f"reference clip {label}, {len(samples) / rate_hz:.1f} s",
     )
-    return voice, report.warnings
+    return voice, warnings
 
 
 def clone(

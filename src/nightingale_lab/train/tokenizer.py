@@ -110,7 +110,7 @@ class TokenizerTraining:
             phones = self.windows.gather(self.phones, start, real, per_token=2).long()
             inside = (torch.arange(phones.shape[1], device=self.device)[None] < 2 * real[:, None]).float()
         with torch.autocast(self.device.type, torch.bfloat16):
-            hidden, _ = self.net.encode(heard)
+            hidden, _ = self.net.encoder(heard)
             raw = self.net.quantizer(hidden)
             scores, guess = self.reader(fsq(raw, straight_through=True), self.windows.speaker[clip].float())
         scores, guess = scores.float(), guess.float()
@@ -218,7 +218,7 @@ def tokenize_corpus(net: SpeechTokenizer, corpus: Corpus, *, device: torch.devic
         start, real = offsets[rows].to(device), counts[rows].to(device)
         mel = net.mel(to16k(clip_audio(audio, start, real, length)))
         with torch.autocast(device.type, torch.bfloat16):
-            hidden, _ = net.encode(mel, real * 4)
+            hidden, _ = net.encoder(mel, real * 4)
         ids = fsq_ids(net.quantizer(hidden.float())).to(torch.int16)
         place = torch.arange(length, device=device)
         keep = place[None] < real[:, None]

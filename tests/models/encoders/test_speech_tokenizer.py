@@ -36,7 +36,7 @@ def test_tokens_equal_upstream_exactly(tokenizer, clip):
 
 
 def test_hidden_states_equal_upstream(tokenizer, clip):
-    hidden, counts = tokenizer.encode(tokenizer.mel(clip(2.0, 16_000)[None]))
+    hidden, counts = tokenizer.encoder(tokenizer.mel(clip(2.0, 16_000)[None]))
     assert counts.tolist() == [50]
     first = [4.968395, -0.9883924, 0.8198834, -1.636252, 2.263849, 0.7317337]
     last = [2.371535, -0.1188822, 0.41054, -0.1444539, 0.6270124, 0.1952623]
@@ -98,7 +98,7 @@ def test_straight_through_rounds_forward_and_passes_the_gradient_back():
 
 
 def test_encoding_can_be_trained(tokenizer, clip):
-    hidden, _ = tokenizer.encode(tokenizer.mel(clip(0.5, 16_000)[None]))
+    hidden, _ = tokenizer.encoder(tokenizer.mel(clip(0.5, 16_000)[None]))
     fsq(tokenizer.quantizer(hidden), straight_through=True).square().sum().backward()
     assert tokenizer.encoder.conv1.weight.grad.abs().sum() > 0
 
@@ -136,7 +136,7 @@ def test_with_a_reach_only_neighbours_matter(padded: bool) -> None:
     other[..., 4 * 30 :] = 0
     lengths = torch.tensor([4 * 36]) if padded else None
     with torch.no_grad():
-        one, another = (net.encode(clip, lengths)[0] for clip in (mel, other))
+        one, another = (net.encoder(clip, lengths)[0] for clip in (mel, other))
     reached = 30 - config.blocks * config.attention_reach - config.blocks * (config.memory_taps // 2) - 1
     torch.testing.assert_close(one[:, :reached], another[:, :reached])
     assert not torch.allclose(one[:, reached:30], another[:, reached:30])

@@ -32,6 +32,9 @@ class SlotKVCache(KVCache, Protocol):
     @property
     def rows(self) -> int: ...
 
+    def rewind(self, position: int) -> None:
+        """Drop everything from `position` on."""
+
 
 class KVPool(Protocol):
     @property
@@ -76,8 +79,7 @@ class SlotKVPool:
 
     @classmethod
     def of(cls, t3: T3, *, slots: int, rows_per_slot: int, capacity: int) -> SlotKVPool:
-        memory = t3.new_kv_cache(rows=slots * rows_per_slot, capacity=capacity)
-        return cls([layer for layer in memory if isinstance(layer, DenseKVCache)], slots=slots)
+        return cls(t3.new_kv_cache(rows=slots * rows_per_slot, capacity=capacity), slots=slots)
 
     @property
     def bytes(self) -> int:
@@ -98,7 +100,7 @@ class SlotKVPool:
         # Who takes no part is given something too, just behind what it remembers, which nobody reads.
         each = [max(1, count) for count in counts for _ in range(used)]
         every = self.rows_per_slot // used
-        return BatchedKVCache.for_layers(self.layers, lengths, every=every, counts=each)
+        return BatchedKVCache.for_layers(self.layers, lengths, each, every=every)
 
     def advance(self, own: Sequence[SlotKVCache], count: int) -> None:
         for layer in own:
@@ -163,7 +165,7 @@ class PagedKVPool:
     def open(self, slot: int, *, rows: int, prompt: int, tokens: int | None) -> list[SlotKVCache]:
         self._forget(slot)
         most = self._capacity - prompt if tokens is None else tokens
-        stream = self._open[slot] = PagedKVSequence.open(
+        stream = self._open[slot] = PagedKVSequence(
             self.block_pool, rows=rows, prompt=prompt, tokens=max(1, most)
         )
         return list(stream.layers)

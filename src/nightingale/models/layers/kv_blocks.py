@@ -68,6 +68,11 @@ class KVBlockLayout:
     """The largest number of positions that can be rewound."""
 
     @property
+    def window_margin(self) -> int:
+        """The positions of a ring that are not attended to, because they wait to be rewound."""
+        return 0 if self.windows is None else self.rewind_margin
+
+    @property
     def groups(self) -> tuple[int, int]:
         """The number of scales of a key, and of a value."""
         if self.dtype not in MAX_QUANTIZED:

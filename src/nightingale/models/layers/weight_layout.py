@@ -12,14 +12,23 @@ x86, so there they stay as they are.
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import platform
+import sys
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
 
 import torch
 from torch import Tensor, nn
 
 from nightingale.models.layers.conv import UpsamplingConv1d, supports_tap_products
-from nightingale.models.layers.mapped_weights import release_pages
+
+PAGE_OUT: Final = 21
+"""Linux's MADV_PAGEOUT: evict the pages as if memory were short. A file's pages are read again on access, so
+nothing is lost if the weight is not mapped from a file after all."""
+MIN_BYTES: Final = 2**20
+"""Smaller weights are not worth the call. Small models stay in the page cache, and start sooner."""
 
 
 @torch.no_grad()
@@ -65,3 +74,12 @@ def _axis_orders(net: nn.Module, machine: str | None) -> Iterator[tuple[Tensor, 
             yield layer.weight, (2, 0, 1)
         elif by_tap and isinstance(layer, UpsamplingConv1d):  # (inputs, outputs, taps)
             yield layer.weight, (2, 1, 0)
+
+
+def release_pages(weight: Tensor) -> None:
+    """Tell Linux that this process no longer needs the pages of a mapped weight. It may ignore the hint."""
+    start, size = weight.data_ptr(), weight.numel() * weight.element_size()
+    if not sys.platform.startswith("linux") or size < MIN_BYTES or weight.device.type != "cpu":
+        return
+    first, end = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, (start + size) // mmap.PAGESIZE * mmap.PAGESIZE
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), PAGE_OUT)

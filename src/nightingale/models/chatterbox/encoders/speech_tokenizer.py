@@ -53,15 +53,8 @@ class SpeechTokenizer(nn.Module):
         counts = torch.tensor([len(row) for row in rows], device=mel.device)
         return nn.utils.rnn.pad_sequence(rows, batch_first=True), counts
 
-    def encode(self, mel: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Encode one window (batch, bands, frames) to hidden states (batch, tokens, width) and token counts.
-
-        It is differentiable, for training.
-        """
-        return self.encoder(mel, lengths)
-
     def _tokenize_window(self, mel: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        hidden, id_lengths = self.encode(mel, lengths)
+        hidden, id_lengths = self.encoder(mel, lengths)
         return fsq_ids(self.quantizer(hidden)), id_lengths
 
     def _tokenize_long(self, mel: Tensor) -> Tensor:
@@ -110,7 +103,7 @@ class TokenizerEncoder(nn.Module):
         attn_mask = None if mask is None else mask[:, None, None, :]
         if self.reach is not None:
             attn_mask = within_reach(x.shape[1], self.reach, mask, x.device)
-        inverse = inverse_frequencies(self.head_width, theta=ROPE_THETA, scaling=None).to(x.device)
+        inverse = inverse_frequencies(self.head_width, theta=ROPE_THETA, scaling=False).to(x.device)
         rope = rotations(inverse, torch.arange(x.shape[1], device=x.device), x.dtype)
         for block in self.blocks:
             x = block(x, rope, mask, attn_mask)

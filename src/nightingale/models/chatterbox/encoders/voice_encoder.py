@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nightingale.audio.trim import sound_span
+from nightingale.audio.reference_check import sound_span
 from nightingale.models.chatterbox.encoders.config import VoiceEncoderConfig
 from nightingale.models.layers.mel import VOICE_MEL, VoiceMel
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
-
-from nightingale.clocks import CLOCKS
-from nightingale.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,15 +26,6 @@ class HiftConfig:
     (sharpen.py)."""
     causal: bool = False
     """Only the first layers look ahead (`CAUSAL_LOOKAHEAD_FRAMES`), so that a stream needs no overlap."""
-
-    def __post_init__(self) -> None:
-        if prod(UPSAMPLE_RATES) * ISTFT_HOP != CLOCKS.samples_per_frame:
-            raise ConfigError(
-                "the vocoder's upsampling does not match the clocks",
-                got=f"{UPSAMPLE_RATES} x {ISTFT_HOP}",
-                allowed=f"a product of {CLOCKS.samples_per_frame} samples per frame",
-                fix="Correct UPSAMPLE_RATES or ISTFT_HOP.",
-            )
 
 
 UPSAMPLE_RATES = (8, 5, 3)

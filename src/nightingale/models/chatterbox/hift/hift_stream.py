@@ -23,7 +23,7 @@ from nightingale.models.chatterbox.hift.generator import (
     Snake,
     to_spectrum,
 )
-from nightingale.models.layers.conv import PaddedConv1d, UpsamplingConv1d, convolve, transposed_convolve
+from nightingale.models.layers.conv import UpsamplingConv1d, convolve, padding_of, transposed_convolve
 
 HALF_WINDOW = ISTFT_SIZE // 2
 Noise = Callable[[int, int], Tensor]
@@ -48,11 +48,6 @@ class HiftStream:
         copy = HiftStream(self._hift, phase=self._phase, noise=self._noise)
         copy._kept, copy._cycles, copy._source_samples = dict(self._kept), self._cycles, self._source_samples
         return copy
-
-    @property
-    def state_size(self) -> int:
-        """The number of values in the state."""
-        return sum(kept.numel() for kept in self._kept.values())
 
     def push(self, mel: Tensor, *, final: bool) -> Tensor:
         """Return the samples (n,) after (1, mel, frames) that no later frame can change."""
@@ -140,7 +135,7 @@ class HiftStream:
     ) -> Tensor:
         """Apply `snake`, if given, and a convolution."""
         assert isinstance(layer, nn.Conv1d)
-        left, right = (layer.left, layer.right) if isinstance(layer, PaddedConv1d) else (0, 0)
+        left, right = padding_of(layer)
         x = self._with_context(name, x, left, right if final else 0, snake)
         span, stride = (layer.kernel_size[0] - 1) * layer.dilation[0] + 1, layer.stride[0]
         columns = max(0, (x.shape[-1] - span) // stride + 1)

@@ -52,7 +52,7 @@ class T3(nn.Module):
             self.speech_pos_emb = PositionTable(speech_rows, width)
         self.speech_head = nn.Linear(width, config.speech_vocab, bias=config.head_bias)
 
-    def new_kv_cache(self, *, rows: int, capacity: int) -> list[KVCache]:
+    def new_kv_cache(self, *, rows: int, capacity: int) -> list[DenseKVCache]:
         """Return empty KV caches for `rows` utterances of at most `capacity` positions, prompt included."""
         backbone, weight = self.config.backbone, self.speech_head.weight
         return [
