@@ -109,10 +109,10 @@ def _load_official(name: str | Path, *, offline: bool, options: Mapping[str, Any
     files = locate(name, offline=offline, **options)
     card = files.card
     info = ModelInfo(name=card.name, preset=PRESETS[card.name], defaults=MODEL_DEFAULTS[card.name])
-    conds = files.get("conds")
+    conds = files.paths.get("conds")
     return Model(
         voice_family=card.family,
-        frontend=open_frontend(card.name, files["tokenizer"].parent),
+        frontend=open_frontend(card.name, files.paths["tokenizer"].parent),
         source=ModelSource(info, files.paths),
         default_voice=Voice.from_conds_pt(conds, family=card.family) if conds else None,
         fingerprint=files.fingerprint,

@@ -46,8 +46,10 @@ class Card:
         return next(file for file in self.files if file.role == role)
 
     @property
-    def approx_bytes(self) -> int:
-        return sum(file.approx_bytes for file in self.files)
+    def t3_names(self) -> frozenset[str]:
+        """The names of all T3 files, variants included."""
+        variants = self.variants.get("t3", {}).values()
+        return frozenset(name for names in (self.file("t3").names, *variants) for name in names)
 
 
 _BASE_REPO: Final = "ResembleAI/chatterbox"
