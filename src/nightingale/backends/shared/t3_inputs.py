@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nightingale.models.chatterbox.t3.backbone_llama import LlamaBackbone
+from nightingale.models.chatterbox.t3.backbone import LlamaBackbone
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.rope import rotations
 

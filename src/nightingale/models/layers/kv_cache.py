@@ -97,11 +97,7 @@ class BatchedKVCache:
     ) -> list[BatchedKVCache]:
         """Return the batched cache of each layer over its rows 0, `every`, 2·`every`, ….
 
-        Args:
-            layers: The whole cache of each layer.
-            lengths: The stored positions of each row.
-            counts: The tokens that each row takes. All rows need room for the largest.
-            every: The distance between the rows that are used.
+        Each row has `lengths` stored positions and takes `counts` tokens; all have space for the largest count.
         """
         longest = max(counts)
         part, end = slice(0, every * len(lengths), every), max(lengths) + longest

@@ -60,13 +60,9 @@ class HarmonicSource(nn.Module):
         """Return the excitation (batch, 1, samples), and the cycles reached for the next block.
 
         The official nine harmonics are integrated separately, as upstream does. Where there are more, the
-        fundamental is integrated and multiplied.
-
-        Args:
-            f0_hz: (batch, frames), at least one frame.
-            phase: The initial phases, (batch, harmonics, 1), in radians.
-            noise: Standard normal, (batch, NOISY_HARMONICS, samples).
-            start_cycles: The cycles of each harmonic before this block, (batch, harmonics, 1).
+        fundamental is integrated and multiplied. `f0_hz` is (batch, frames), the initial `phase` in radians and
+        `start_cycles` before this block are (batch, harmonics, 1), `noise` is standard normal, (batch,
+        NOISY_HARMONICS, samples).
         """
         device = "cpu" if f0_hz.device.type == "mps" else f0_hz.device  # MPS has no float64
         f0 = f0_hz.to(device, torch.promote_types(f0_hz.dtype, torch.float32))[:, None]  # (batch, 1, frames)

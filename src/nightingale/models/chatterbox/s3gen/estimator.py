@@ -7,6 +7,7 @@ convolutions are causal; its attention is limited by the mask.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -75,22 +76,15 @@ class EstimatorAttention(nn.Module):
         return self.to_out[0](out.transpose(1, 2).flatten(2))
 
 
-class GeluLinear(nn.Module):
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.proj = nn.Linear(inputs, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return gelu(self.proj(x))
-
-
 class EstimatorFeedForward(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.net = nn.ModuleDict({"0": GeluLinear(width, 4 * width), "2": nn.Linear(4 * width, width)})
+        up = nn.ModuleDict({"proj": nn.Linear(width, 4 * width)})
+        self.net = nn.ModuleDict({"0": up, "2": nn.Linear(4 * width, width)})
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.net["2"](self.net["0"](x))
+        up: Any = self.net["0"]
+        return self.net["2"](gelu(up["proj"](x)))
 
 
 class TransformerBlock(nn.Module):

@@ -74,14 +74,8 @@ class Flow(nn.Module):
     ) -> Tensor:
         """Render everything after the prompt: (batch, mel, 2·tokens - prompt frames).
 
-        Args:
-            ids: (batch, tokens), the prompt's tokens first.
-            prompt_mel: (batch, mel, prompt frames).
-            speaker: (batch, speaker_width).
-            noise: (batch, mel, 2·tokens), addressed by absolute frame.
-            steps: Solver steps; None takes the model's default.
-            valid: (batch, tokens), false on padding.
-            blocks: Streaming blocks, see `attention_mask`.
+        `ids` are (batch, tokens), the prompt's first; `prompt_mel` and `noise` (batch, mel, frames); `speaker`
+        is (batch, speaker_width). `valid` and `blocks` are those of `attention_mask`.
         """
         mu = self.encode(ids, valid, blocks)
         mask = attention_mask(valid, blocks, self.config.left_context, repeats=2)
@@ -179,16 +173,10 @@ def render_block(
 ) -> tuple[Tensor, FlowState]:
     """Render one block; return its mel (batch, mel, 2·tokens) and the past of the next block.
 
-    Args:
-        flow: The network.
-        ids: (batch, tokens + lookahead).
-        lookahead: Tokens at the end of `ids` that are not rendered.
-        prompt_mel: (batch, mel, frames) of the block's first frames that belong to the prompt.
-        speaker: (batch, speaker_width).
-        noise: (batch, mel, 2·tokens).
-        past: The state after the previous block; None at the start.
-        advance: See `StreamingState`, like `store`. All of a block attends to all of it and to the past.
-        store: Save the keys and values of this block.
+    `ids` (batch, tokens + lookahead) end with `lookahead` tokens that are not rendered; `prompt_mel` has those
+    of the block's first frames that belong to the prompt. `past` is the state after the previous block, None at
+    the start. `advance` and `store` are those of `StreamingState`. All of a block attends to all of it and to
+    the past.
     """
 
     def state(saved: SavedState | None) -> StreamingState:

@@ -60,22 +60,14 @@ def _align_distances(scores: Tensor) -> Tensor:
     return padded.unflatten(-1, (queries, spans))[..., : spans - queries + 1]
 
 
-class EncoderFeedForward(nn.Module):
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.w_1 = nn.Linear(width, inner)
-        self.w_2 = nn.Linear(inner, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w_2(F.silu(self.w_1(x)))
-
-
 class EncoderBlock(nn.Module):
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
         width = config.encoder_width
         self.self_attn = RelativeAttention(width, config.encoder_heads)
-        self.feed_forward = EncoderFeedForward(width, config.encoder_ffn)
+        self.feed_forward = nn.ModuleDict(
+            {"w_1": nn.Linear(width, config.encoder_ffn), "w_2": nn.Linear(config.encoder_ffn, width)}
+        )
         self.norm_mha = nn.LayerNorm(width, eps=1e-12)
         self.norm_ff = nn.LayerNorm(width, eps=1e-12)
 
@@ -83,7 +75,7 @@ class EncoderBlock(nn.Module):
         self, x: Tensor, distances: Tensor, mask: Tensor | None, state: StreamingState | None = None
     ) -> Tensor:
         x = x + self.self_attn(self.norm_mha(x), distances, mask, state)
-        return x + self.feed_forward(self.norm_ff(x))
+        return x + self.feed_forward["w_2"](F.silu(self.feed_forward["w_1"](self.norm_ff(x))))
 
 
 class EncoderEmbedding(nn.Module):
@@ -169,12 +161,9 @@ def attention_mask(
 ) -> Tensor | None:
     """Return where a query attends to a key, (batch or 1, 1, queries, keys); None if everywhere.
 
-    Args:
-        valid: (batch, time), false on padding.
-        blocks: The block number of each position, (batch or 1, time). A position attends to no later block,
-            so that rendered audio never depends on what follows.
-        left_context: The number of positions before its own block that a position attends to; None is all.
-        repeats: The positions of the sequence for each one of `valid` and `blocks`.
+    `valid` (batch, time) is false on padding. `blocks` (batch or 1, time) are block numbers: a position attends
+    to no later block, and to `left_context` positions before its own (None: all). Each position of both stands
+    for `repeats` positions of the sequence.
     """
     mask = None
     if blocks is not None:
