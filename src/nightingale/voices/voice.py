@@ -54,7 +54,7 @@ class Voice:
     flow_speaker: Floats
     """(192,): the flow's speaker embedding."""
     provenance: str
-    """Where the voice came from, for people."""
+    """The origin of the voice, for people to read."""
     content_hash: str
     """Hash of family and arrays; renaming a voice does not change it."""
 
