@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -34,10 +35,9 @@ class ModelFiles:
 
     @property
     def fingerprint(self) -> str:
-        """A digest that changes with the files that turn a clip into a voice.
+        """A digest of the names, sizes and times of the files that turn a clip into a voice.
 
-        It hashes names and sizes, not contents. Files of the hub cache resolve to blobs named by their
-        digest, so for them contents count.
+        Files of the hub cache resolve to blobs named by their digest, so for them contents count.
         """
         digest = hashlib.sha256(self.card.family.encode())
         for role in ("s3gen", "voice_encoder"):
@@ -83,16 +83,9 @@ def resolve(
 ) -> ModelRequest:
     """Interpret the user's model and options, without looking up files other than the ones named.
 
-    Args:
-        model: The name of a card, or a folder with the official files.
-        kind: The card of a folder that could be several.
-        t3: A variant ("v3") or a file.
-        s3gen: A variant or a file.
-
-    Raises:
-        UnknownModel: There is no such card or folder.
-        ConfigError: An option does not fit the model.
-        ModelMissing: The folder holds no T3 weights.
+    `model` is the name of a card, or a folder with the official files; `kind` is the card of a folder that could
+    be several; `t3` and `s3gen` are a variant ("v3") or a file each. Raises UnknownModel if there is no such card
+    or folder, ConfigError if an option does not fit, and ModelMissing if the folder holds no T3 weights.
     """
     chosen: dict[str, Path | tuple[str, ...]] = {}
     folder: Path | None = None
@@ -122,12 +115,9 @@ def locate(
 ) -> ModelFiles:
     """Return the files of a model, after downloading needed ones that are missing.
 
-    Args:
-        model: As for `resolve`, like the options.
-        offline: Raise `ModelMissing` instead of downloading, as HF_HUB_OFFLINE does.
-        optional: Download also if only files are missing that the model works without.
-        on_file: Called with the name of each file before its download.
-        options: `kind`, `t3` and `s3gen`.
+    The options are those of `resolve`. `offline`, like HF_HUB_OFFLINE, raises `ModelMissing` instead of
+    downloading; `optional` also downloads files that the model works without. `on_file` is called with the name
+    of each file before its download.
     """
     request = resolve(model, **options)
     paths, missing = _look_up(request)
@@ -136,16 +126,16 @@ def locate(
     local = request.folder is not None or offline
     if missing and local:
         raise _missing_files(request, missing)
-    if missing or (optional and not local):
-        _download(request, paths, on_file)
+    for file in request.card.files if missing or (optional and not local) else ():
+        if file.role not in paths:
+            on_file(request.names(file)[0])
+            with nullcontext() if file.needed else suppress(ModelMissing):
+                paths[file.role] = hub_cache.download(request.card, request.names(file))
     return ModelFiles(card=request.card, paths=paths)
 
 
 def pull(model: str, **options: Any) -> tuple[ModelFiles, list[str]]:
-    """Download what is not cached, verify known digests, and return the files and remarks about them.
-
-    The options are those of `locate`.
-    """
+    """Download what is not cached (see `locate`), verify known digests, and return files and remarks."""
     if model not in CARDS:
         raise _unknown_model(model)
     found = locate(model, optional=True, **options)
@@ -160,14 +150,13 @@ def pull(model: str, **options: Any) -> tuple[ModelFiles, list[str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelState:
-    """The part of one model that is on this machine."""
+    """The part of one model that is on this machine; `bytes_to_get` is approximate."""
 
     name: str
     summary: str
     complete: bool
     bytes_here: int
     bytes_to_get: int
-    """Approximate."""
     missing: tuple[str, ...]
 
 
@@ -189,19 +178,6 @@ def _look_up(request: ModelRequest) -> tuple[dict[str, Path], list[FileCard]]:
     found = {file.role: request.on_disk(file) for file in request.card.files}
     missing = [file for file in request.card.files if file.needed and found[file.role] is None]
     return {role: path for role, path in found.items() if path is not None}, missing
-
-
-def _download(request: ModelRequest, paths: dict[str, Path], on_file: Callable[[str], None]) -> None:
-    """Add the missing files to `paths`."""
-    for file in request.card.files:
-        if file.role in paths:
-            continue
-        on_file(request.names(file)[0])
-        try:
-            paths[file.role] = hub_cache.download(request.card, request.names(file))
-        except ModelMissing:
-            if file.needed:
-                raise
 
 
 def _identify(folder: Path, kind: str | None, t3: str | Path | None) -> tuple[Card, Path | None]:

@@ -62,12 +62,11 @@ def download(card: Card, names: tuple[str, ...]) -> Path:
 
 def verify(card: Card, path: Path) -> bool:
     """Return whether the file's digest is known; raise `CheckpointError` if it is known and differs."""
-    known = SHA256.get((card.repo, path.name))
-    if known is None:
+    first, last = SHA256.get((card.repo, path.name), ("", ""))
+    if not first:
         return False
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    first, last = known
     if not (digest.startswith(first) and digest.endswith(last)):
         raise CheckpointError(
             f"{path.name} of {card.name!r} is not the official file",

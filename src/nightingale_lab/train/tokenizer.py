@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nightingale.models.chatterbox.encoders.config import SpeechTokenizerConfig
-from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer, fsq, fsq_ids
+from nightingale.models.chatterbox.encoders.speech_tokenizer import FSQ_SCALE, SpeechTokenizer, fsq_ids
 from nightingale.models.layers.mel import FlowMel
 from nightingale_lab.train.corpus import Corpus, Windows, audio_of, clip_audio, whole_clips
 from nightingale_lab.train.loop import (
@@ -45,6 +45,12 @@ WINDOW_TOKENS = 128
 BATCH_TOKENS = 12_800
 """Whole clips are read so many tokens (8.5 minutes) at a time."""
 MEL_MEAN, MEL_STD = -5.8, 2.6
+
+
+def fsq_straight_through(raw: Tensor) -> Tensor:
+    """Apply finite scalar quantization to -1, 0 or 1, with a gradient that ignores the rounding."""
+    bounded = raw.float().tanh() * FSQ_SCALE
+    return bounded + (bounded.round() - bounded).detach()
 
 
 class Reader(nn.Module):
@@ -112,7 +118,7 @@ class TokenizerTraining:
         with torch.autocast(self.device.type, torch.bfloat16):
             hidden, _ = self.net.encoder(heard)
             raw = self.net.quantizer(hidden)
-            scores, guess = self.reader(fsq(raw, straight_through=True), self.windows.speaker[clip].float())
+            scores, guess = self.reader(fsq_straight_through(raw), self.windows.speaker[clip].float())
         scores, guess = scores.float(), guess.float()
         share = inside / inside.sum()
         phone_loss = (F.cross_entropy(scores, phones, reduction="none") * share).sum()

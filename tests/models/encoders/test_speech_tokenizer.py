@@ -9,9 +9,9 @@ from nightingale.errors import BadReference
 from nightingale.models.chatterbox.encoders.speech_tokenizer import (
     SpeechTokenizer,
     SpeechTokenizerConfig,
-    fsq,
     fsq_ids,
 )
+from nightingale_lab.train.tokenizer import fsq_straight_through
 
 TINY = SpeechTokenizerConfig(mel_bands=16, width=128, heads=2, blocks=2)
 # fmt: off
@@ -91,15 +91,16 @@ def test_digits_are_read_in_base_three_least_significant_first():
 
 def test_straight_through_rounds_forward_and_passes_the_gradient_back():
     raw = torch.tensor([-2.0, 0.1, 0.4, 2.0], requires_grad=True)
-    digits = fsq(raw, straight_through=True)
-    torch.testing.assert_close(digits, fsq(raw))
+    digits = fsq_straight_through(raw)
+    torch.testing.assert_close(digits, torch.tensor([-1.0, 0.0, 0.0, 1.0]))
+    assert fsq_ids(raw).item() == 0 + 1 * 3 + 1 * 9 + 2 * 27
     digits.sum().backward()
     torch.testing.assert_close(raw.grad, 0.999 * (1 - torch.tanh(raw.detach()) ** 2), rtol=1e-4, atol=1e-6)
 
 
 def test_encoding_can_be_trained(tokenizer, clip):
     hidden, _ = tokenizer.encoder(tokenizer.mel(clip(0.5, 16_000)[None]))
-    fsq(tokenizer.quantizer(hidden), straight_through=True).square().sum().backward()
+    fsq_straight_through(tokenizer.quantizer(hidden)).square().sum().backward()
     assert tokenizer.encoder.conv1.weight.grad.abs().sum() > 0
 
 

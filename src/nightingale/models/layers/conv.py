@@ -93,7 +93,9 @@ def convolve(layer: nn.Conv1d, x: Tensor) -> Tensor:
     if weight.dtype != x.dtype:
         cast = x.to(weight.dtype)
         return F.conv1d(cast, weight, bias, layer.stride, 0, layer.dilation, layer.groups).to(x.dtype)
-    if not _is_stored_by_tap(weight) or bias is None or not supports_tap_products(layer):
+    outputs, inputs, _ = weight.shape
+    by_tap = weight.stride() == (inputs, 1, outputs * inputs)
+    if not by_tap or bias is None or not supports_tap_products(layer):
         return F.conv1d(x, weight, bias, layer.stride, 0, layer.dilation, layer.groups)
     rows = [_tap_products(row, weight, bias, dilation) for row in x]
     return rows[0][None] if len(rows) == 1 else torch.stack(rows)
@@ -139,11 +141,5 @@ def _transposed_tap_products(x: Tensor, by_tap: Tensor, stride: int) -> Tensor:
 
 def supports_tap_products(layer: nn.Module) -> TypeGuard[nn.Conv1d]:
     """Return whether `convolve` can compute this layer tap by tap."""
-    if not isinstance(layer, nn.Conv1d) or isinstance(layer, CustomConv1d):
-        return False
-    return layer.stride[0] == layer.groups == 1
-
-
-def _is_stored_by_tap(weight: Tensor) -> bool:
-    outputs, inputs, _ = weight.shape
-    return weight.stride() == (inputs, 1, outputs * inputs)
+    is_plain = isinstance(layer, nn.Conv1d) and not isinstance(layer, CustomConv1d)
+    return is_plain and layer.stride[0] == layer.groups == 1

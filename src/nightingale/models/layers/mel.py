@@ -71,9 +71,8 @@ class FlowMel(MelFront):
     DEFAULT = FLOW_MEL
 
     def forward(self, wav: Tensor) -> Tensor:
-        bins = torch.view_as_real(
-            self.spectrum(wav, (self.config.fft_samples - self.config.hop_samples) // 2)
-        )
+        margin = (self.config.fft_samples - self.config.hop_samples) // 2
+        bins = torch.view_as_real(self.spectrum(wav, margin))
         magnitude = torch.sqrt(bins.square().sum(-1) + 1e-9)
         return torch.log((self.filters @ magnitude).clamp(min=1e-5))
 

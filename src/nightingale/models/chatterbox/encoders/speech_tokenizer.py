@@ -92,7 +92,11 @@ class TokenizerEncoder(nn.Module):
         x = x.transpose(1, 2)
         attn_mask = None if mask is None else mask[:, None, None, :]
         if self.reach is not None:
-            attn_mask = within_reach(x.shape[1], self.reach, mask, x.device)
+            place = torch.arange(x.shape[1], device=x.device)
+            distance = (place[:, None] - place).abs()[None, None]
+            near = distance <= self.reach
+            # Each token attends at least to itself.
+            attn_mask = near if attn_mask is None else near & attn_mask | (distance == 0)
         inverse = inverse_frequencies(self.head_width, theta=ROPE_THETA, scaling=False).to(x.device)
         rope = rotations(inverse, torch.arange(x.shape[1], device=x.device), x.dtype)
         for block in self.blocks:
@@ -155,29 +159,11 @@ class FsqProjection(nn.Module):
         return self._codebook["project_down"](hidden)
 
 
-def fsq(raw: Tensor, *, straight_through: bool = False) -> Tensor:
-    """Apply finite scalar quantization: every number becomes -1, 0 or 1.
-
-    With `straight_through` the gradient ignores the rounding, for training.
-    """
-    bounded = raw.float().tanh() * FSQ_SCALE
-    digits = bounded.round()
-    return bounded + (digits - bounded).detach() if straight_through else digits
-
-
 def fsq_ids(raw: Tensor) -> Tensor:
-    """Quantize (…, digits) and read the digits in base three, least significant first: (…) int64."""
-    digits = fsq(raw).long() + 1
+    """Quantize (…, digits) to -1, 0 or 1 each and read them in base three, the first least: (…) int64."""
+    digits = (raw.float().tanh() * FSQ_SCALE).round().long() + 1
     powers = FSQ_LEVELS ** torch.arange(raw.shape[-1], device=raw.device)
     return (digits * powers).sum(-1)
-
-
-def within_reach(tokens: int, reach: int, mask: Tensor | None, device: torch.device) -> Tensor:
-    """Return the attention mask of `reach` tokens to either side; each token attends at least to itself."""
-    place = torch.arange(tokens, device=device)
-    distance = (place[:, None] - place).abs()
-    near = (distance <= reach)[None, None]
-    return near if mask is None else near & mask[:, None, None, :] | (distance == 0)
 
 
 def positions(x: Tensor) -> Tensor:

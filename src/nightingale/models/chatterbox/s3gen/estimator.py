@@ -135,9 +135,8 @@ class TimeEmbedding(nn.Module):
 
     def forward(self, t: Tensor) -> Tensor:
         half = self.inputs // 2
-        rate = torch.exp(
-            torch.arange(half, device=t.device, dtype=t.dtype) * -(math.log(10000.0) / (half - 1))
-        )
+        step = -math.log(10000.0) / (half - 1)
+        rate = torch.exp(torch.arange(half, device=t.device, dtype=t.dtype) * step)
         angle = 1000.0 * t[:, None] * rate
         return self.linear_2(F.silu(self.linear_1(torch.cat([angle.sin(), angle.cos()], dim=-1))))
 

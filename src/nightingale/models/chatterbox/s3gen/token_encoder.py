@@ -186,8 +186,6 @@ def distance_encoding(queries: int, keys: int, width: int, *, like: Tensor) -> T
     The queries are the last of the keys. Sines are on even channels.
     """
     distance = torch.arange(keys - 1, -queries, -1, device=like.device, dtype=torch.float32)
-    rate = torch.exp(
-        torch.arange(0, width, 2, device=like.device, dtype=torch.float32) * -(math.log(10000.0) / width)
-    )
-    angle = distance[:, None] * rate
+    channel = torch.arange(0, width, 2, device=like.device, dtype=torch.float32)
+    angle = distance[:, None] * torch.exp(channel * -(math.log(10000.0) / width))
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[None].to(like.dtype)
