@@ -141,5 +141,6 @@ def _transposed_tap_products(x: Tensor, by_tap: Tensor, stride: int) -> Tensor:
 
 def supports_tap_products(layer: nn.Module) -> TypeGuard[nn.Conv1d]:
     """Return whether `convolve` can compute this layer tap by tap."""
-    is_plain = isinstance(layer, nn.Conv1d) and not isinstance(layer, CustomConv1d)
-    return is_plain and layer.stride[0] == layer.groups == 1
+    if not isinstance(layer, nn.Conv1d) or isinstance(layer, CustomConv1d):
+        return False
+    return layer.stride[0] == layer.groups == 1

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,33 +13,6 @@ from torch import Tensor, nn
 from nightingale.models.chatterbox.t3.config import Gpt2Config, LlamaConfig
 from nightingale.models.layers.kv_cache import KVCache
 from nightingale.models.layers.rope import inverse_frequencies, rotate, rotations
-
-
-class Backbone(nn.Module):
-    """(rows, time, width) and one KV cache per layer -> normed hidden states (rows, time, width).
-
-    `forward` appends the input of each layer to `layer_inputs`, if given.
-    """
-
-    STACK: str
-    """The checkpoint's name of the layers."""
-
-    def first(self, count: int) -> Self:
-        """Return a backbone of the first `count` layers that shares their weights."""
-        part = copy.copy(self)
-        layers: Any = self._modules[self.STACK]
-        part._modules = {**self._modules, self.STACK: layers[:count]}
-        return part
-
-    def run_layers(
-        self, x: Tensor, kv_caches: Sequence[KVCache], layer_inputs: list[Tensor] | None, *inputs: Any
-    ) -> Tensor:
-        layers: Any = self._modules[self.STACK]
-        for layer, kv_cache in zip(layers, kv_caches, strict=True):
-            if layer_inputs is not None:
-                layer_inputs.append(x)
-            x = layer(x, *inputs, kv_cache)
-        return x
 
 
 class RmsNorm(nn.Module):
@@ -95,8 +67,9 @@ class LlamaLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class LlamaBackbone(Backbone):
-    STACK = "layers"
+class LlamaBackbone(nn.Module):
+    """(rows, time, width) and one KV cache per layer -> normed hidden states (rows, time, width)."""
+
     inverse: Tensor
 
     def __init__(self, config: LlamaConfig) -> None:
@@ -128,7 +101,7 @@ class LlamaBackbone(Backbone):
         cos, sin = rotations(self.inverse, kv_caches[0].positions(x), x.dtype)
         # (time, head) is the same for all rows; (rows, time, head) needs an axis for the heads.
         rope = (cos, sin) if cos.dim() == 2 else (cos[:, None], sin[:, None])
-        return self.norm(self.run_layers(x, kv_caches, layer_inputs, rope))
+        return self.norm(_run(self.layers, x, kv_caches, layer_inputs, rope))
 
 
 class Gpt2Linear(nn.Module):
@@ -180,8 +153,8 @@ class Gpt2Layer(nn.Module):
         return x + self.mlp(self.ln_2(x))
 
 
-class Gpt2Backbone(Backbone):
-    STACK = "h"
+class Gpt2Backbone(nn.Module):
+    """(rows, time, width) and one KV cache per layer -> normed hidden states (rows, time, width)."""
 
     def __init__(self, config: Gpt2Config) -> None:
         super().__init__()
@@ -193,4 +166,19 @@ class Gpt2Backbone(Backbone):
         self, x: Tensor, kv_caches: Sequence[KVCache], layer_inputs: list[Tensor] | None = None
     ) -> Tensor:
         x = x + self.wpe(kv_caches[0].positions(x))
-        return self.ln_f(self.run_layers(x, kv_caches, layer_inputs))
+        return self.ln_f(_run(self.h, x, kv_caches, layer_inputs))
+
+
+def _run(
+    layers: nn.ModuleList,
+    x: Tensor,
+    kv_caches: Sequence[KVCache],
+    layer_inputs: list[Tensor] | None,
+    *rope: Any,
+) -> Tensor:
+    """Apply the layers; append the input of each to `layer_inputs`, if given."""
+    for layer, kv_cache in zip(layers, kv_caches, strict=True):
+        if layer_inputs is not None:
+            layer_inputs.append(x)
+        x = layer(x, *rope, kv_cache)
+    return x
