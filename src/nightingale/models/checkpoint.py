@@ -115,7 +115,7 @@ def load(
     if any(faults.values()):
         raise CheckpointError(
             f"the weights do not fit {type(net).__name__}",
-            got=f"{source} with " + "; ".join(_list(kind, names) for kind, names in faults.items() if names),
+            got=f"{source} with {'; '.join(_list(*fault) for fault in faults.items() if fault[1])}",
             allowed="exactly the tensors of this network, all finite",
             fix="Check that the file belongs to this model and its variant, or pull it again.",
         )

@@ -33,21 +33,14 @@ class KVCache(Protocol):
 
 
 class DenseKVCache:
-    """The reference: one buffer, allocated once, written in place."""
+    """The reference: two buffers (rows, heads, capacity, width), allocated once and written in place."""
 
-    def __init__(
-        self, *, rows: int, heads: int, capacity: int, width: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        shape = (rows, heads, capacity, width)
-        self.keys, self.values = lazy_zeros(shape, dtype, device), lazy_zeros(shape, dtype, device)
-        self.position = 0
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values, self.position = keys, values, 0
 
     def slice_rows(self, first: int, count: int) -> DenseKVCache:
-        """Return an empty cache that uses some of the rows of this one's buffer."""
-        part = object.__new__(DenseKVCache)
-        part.keys, part.values = self.keys[first : first + count], self.values[first : first + count]
-        part.position = 0
-        return part
+        """Return an empty cache that uses some of the rows of this one's buffers."""
+        return DenseKVCache(self.keys[first : first + count], self.values[first : first + count])
 
     @property
     def rows(self) -> int:

@@ -80,8 +80,9 @@ class TokenizerEncoder(nn.Module):
     def forward(self, mel: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Encode (batch, bands, frames) to (batch, tokens, width) and token counts."""
         x, mask = mel, None
-        everything = torch.full((mel.shape[0],), mel.shape[-1], device=mel.device)
-        counts = everything if lengths is None else lengths.long()
+        counts = (
+            torch.full((len(mel),), mel.shape[-1], device=mel.device) if lengths is None else lengths.long()
+        )
         for conv in (self.conv1, self.conv2):
             if lengths is not None:
                 x = x * (positions(x) < counts[:, None]).unsqueeze(1)

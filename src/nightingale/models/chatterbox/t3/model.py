@@ -7,6 +7,7 @@ classifier-free guidance two rows run side by side: the first sees the text, the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,7 @@ from nightingale.models.chatterbox.t3.backbone import Gpt2Backbone, LlamaBackbon
 from nightingale.models.chatterbox.t3.conditioning import Conditioning
 from nightingale.models.chatterbox.t3.config import START_SPEECH, LlamaConfig, T3Config
 from nightingale.models.chatterbox.t3.draft_head import tapped_layers
-from nightingale.models.layers.kv_cache import DenseKVCache, KVCache
+from nightingale.models.layers.kv_cache import DenseKVCache, KVCache, lazy_zeros
 
 
 class PositionTable(nn.Module):
@@ -52,17 +53,9 @@ class T3(nn.Module):
     def new_kv_cache(self, *, rows: int, capacity: int) -> list[DenseKVCache]:
         """Return empty KV caches for `rows` utterances of at most `capacity` positions, prompt included."""
         backbone, weight = self.config.backbone, self.speech_head.weight
-        return [
-            DenseKVCache(
-                rows=rows,
-                heads=backbone.heads,
-                capacity=capacity,
-                width=backbone.width // backbone.heads,
-                dtype=weight.dtype,
-                device=weight.device,
-            )
-            for _ in range(backbone.layers)
-        ]
+        shape = (rows, backbone.heads, capacity, backbone.width // backbone.heads)
+        zeros = partial(lazy_zeros, shape, weight.dtype, weight.device)
+        return [DenseKVCache(zeros(), zeros()) for _ in range(backbone.layers)]
 
     def prompt(
         self, text: Tensor, *, speaker: Tensor, prompt_ids: Tensor, exaggeration: Tensor, guided: bool
