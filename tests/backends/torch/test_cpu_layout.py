@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from nightingale.backends.torch.cpu_layout import SingleRowLlama, optimize_single_row
 from nightingale.models.chatterbox.hift.generator import Hift, Snake
 from nightingale.models.chatterbox.hift.hift_stream import HiftStream
+from nightingale.models.chatterbox.s3gen.estimator import gelu, mish
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers import weight_layout as layout
-from nightingale.models.layers.activations import gelu, mish
 from nightingale.models.layers.conv import UpsamplingConv1d, convolve, same_conv, transposed_convolve
 from nightingale.models.layers.kv_cache import BatchedKVCache, DenseKVCache, KVCache
 from nightingale_lab.random_models import Networks

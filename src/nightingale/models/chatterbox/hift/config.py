@@ -18,9 +18,8 @@ class HiftConfig:
     harmonics: int = 9
     """Harmonics of the excitation, the fundamental included."""
     in_phase: bool = False
-    """All harmonics start with phase zero, so that they add up to one pulse per period; otherwise overtones
-    have random phases. A small vocoder made no use of overtones with random phases: it learned weights near
-    zero for them, and its voice had harmonics up to 1.5 kHz only (dev/LOG.md)."""
+    """All harmonics start with phase zero, so that they add up to one pulse per period. Otherwise overtones have
+    random phases, of which a small vocoder made no use (dev/LOG.md)."""
     sharpening: float = 0.0
     """The gain of the contrast between neighbouring mel bands, which a flow of few steps makes too small
     (sharpen.py)."""

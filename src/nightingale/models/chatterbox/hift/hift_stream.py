@@ -7,6 +7,7 @@ next outputs depend on, so that a block costs its own frames only, and the joine
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -46,9 +47,9 @@ class HiftStream:
 
     def fork(self) -> HiftStream:
         """Return an independent stream that continues from here. Kept tensors are shared."""
-        copy = HiftStream(self._hift, phase=self._phase, noise=self._noise)
-        copy._kept, copy._cycles, copy._source_samples = dict(self._kept), self._cycles, self._source_samples
-        return copy
+        other = copy.copy(self)
+        other._kept = dict(self._kept)
+        return other
 
     def push(self, mel: Tensor, *, final: bool) -> Tensor:
         """Return the samples (n,) after (1, mel, frames) that no later frame can change."""
