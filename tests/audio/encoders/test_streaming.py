@@ -8,7 +8,6 @@ import sys
 
 import numpy as np
 import pytest
-import soundfile
 
 from nightingale.audio.encoders.streaming import FORMATS, OPUS_RATES_HZ, RATES_HZ, check_format, open_encoder
 from nightingale.audio.samples import wav_header
@@ -119,8 +118,9 @@ def test_an_encoder_without_samples_writes_at_most_a_header(name: str) -> None:
         assert data == wav_header(RATE_HZ)
     elif name == "flac":
         assert data.startswith(b"fLaC")
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
-            assert (file.samplerate, file.channels, len(file.read())) == (RATE_HZ, 1, 0)
+        with av.open(io.BytesIO(data)) as file:
+            assert file.streams.audio[0].rate == RATE_HZ
+            assert not list(file.decode(audio=0))
     else:
         assert data == b""
 
