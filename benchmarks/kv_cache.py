@@ -110,7 +110,7 @@ def new_cache(t3: T3, layout: KVBlockLayout | None, prompt: Tensor, tokens: int)
         return list(t3.new_kv_cache(rows=rows, capacity=length + tokens))
     blocks = rows * layout.blocks(length, tokens)
     pool = KVBlockPool(blocks=blocks, layout=layout, device=prompt.device, attend=None)
-    return list(PagedKVSequence.open(pool, rows=rows, prompt=length, tokens=tokens).layers)
+    return list(PagedKVSequence(pool, rows=rows, prompt=length, tokens=tokens).layers)
 
 
 @torch.inference_mode()
@@ -225,7 +225,7 @@ def step_at(t3: T3, layout: KVBlockLayout | None, length: int) -> Callable[[], f
 
 
 def record(model: Any, texts: Sequence[str], out: Path, variants: list[str]) -> dict[str, dict[str, Any]]:
-    from nightingale.audio.encoders.wav import wav_bytes
+    from nightingale.audio.samples import wav_bytes
     from nightingale.decoding.decoding import token_budget
     from nightingale.engine.tts import TTS
 

@@ -34,7 +34,7 @@ from nightingale.errors import (
 )
 
 if TYPE_CHECKING:
-    from nightingale.audio.encoders import save
+    from nightingale.audio.encoders.recording import save
     from nightingale.engine import TTS, AsyncTTS
     from nightingale.types import Audio, AudioChunk, Metrics, Sampling
     from nightingale.voices.voice import Voice
@@ -75,7 +75,7 @@ __all__ = [
 ]
 
 _LATE = {
-    "nightingale.audio.encoders": ("save",),
+    "nightingale.audio.encoders.recording": ("save",),
     "nightingale.engine": ("TTS", "AsyncTTS"),
     "nightingale.types": ("Audio", "AudioChunk", "Metrics", "Sampling"),
     "nightingale.voices.voice": ("Voice",),

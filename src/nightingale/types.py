@@ -110,7 +110,7 @@ class Audio(AudioChunk):
 
     def save(self, path: str | Path) -> None:
         """Write a file in the format that the path's suffix names: .wav, .flac, .ogg, .mp3."""
-        from nightingale.audio.encoders import save  # late, since few programs save
+        from nightingale.audio.encoders.recording import save  # late, since few programs save
 
         save(path, self)
 

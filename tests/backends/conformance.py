@@ -79,7 +79,7 @@ def tiny_preset(family: str) -> Preset:
     backbone: Any = (
         Gpt2Config(layers=2, width=128, heads=2, positions=400)
         if gpt2
-        else LlamaConfig(layers=2, width=128, heads=2, ffn=384, rope_scaling=None)
+        else LlamaConfig(layers=2, width=128, heads=2, ffn=384, rope_scaling=False)
     )
     learned = None if full.t3.learned_positions is None else (64, 128)
     prompt_tokens = min(8, full.t3.prompt_tokens)

@@ -27,7 +27,7 @@ from nightingale.voices.voice import Voice
 
 TINY_WREN = replace(
     TINY_LLAMA,
-    backbone=LlamaConfig(layers=2, width=48, heads=3, ffn=96, rope_scaling=None),
+    backbone=LlamaConfig(layers=2, width=48, heads=3, ffn=96, rope_scaling=False),
     speech_vocab=6563,
     learned_positions=None,
     perceiver=False,

@@ -32,8 +32,7 @@ def clone(
     Raises:
         BadReference: The clip is too short or silent.
     """
-    report = check_reference(samples, rate_hz, longer_than_s=info.defaults.reference_longer_than_s)
-    for warning in report.warnings:
+    for warning in check_reference(samples, rate_hz, longer_than_s=info.defaults.reference_longer_than_s):
         log.info("%s: %s", source, warning)
     clip = resample(samples, rate_hz, CLOCKS.sample_rate_hz)
     defaults, prompt_tokens = info.defaults, info.preset.t3.prompt_tokens
@@ -63,5 +62,5 @@ def clone(
         # A clip of odd length leaves half a token of mel; upstream keeps it and shifts everything by a frame.
         flow_prompt_mel=mel[: CLOCKS.frames_per_token * len(ids)],
         flow_speaker=speaker if flow_speaker is None else flow_speaker,
-        provenance=f"reference clip {source}, {report.seconds:.1f} s",
+        provenance=f"reference clip {source}, {len(samples) / rate_hz:.1f} s",
     )

@@ -150,10 +150,10 @@ def _read_card(path: Path) -> dict[str, Any]:
 def _load_official(name: str | Path, *, offline: bool, options: Mapping[str, Any]) -> Model:
     files = locate(name, offline=offline, **options)
     card = files.card
-    conds = files.get("conds")
+    conds = files.paths.get("conds")
     return Model(
         voice_family=card.family,
-        frontend=open_frontend(card.name, files["tokenizer"].parent),
+        frontend=open_frontend(card.name, files.paths["tokenizer"].parent),
         source=ModelSource(_info_of(card.name), files.paths),
         default_voice=Voice.from_conds_pt(conds, family=card.family) if conds else None,
         fingerprint=files.fingerprint,

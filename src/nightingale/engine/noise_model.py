@@ -22,7 +22,7 @@ NOISE = ModelInfo(
         ENGLISH,
         t3=replace(
             ENGLISH.t3,
-            backbone=LlamaConfig(layers=2, width=32, heads=2, ffn=64, rope_scaling=None),
+            backbone=LlamaConfig(layers=2, width=32, heads=2, ffn=64, rope_scaling=False),
             text_vocab=256,
             speech_vocab=SPEECH_CODES + 2,
             prompt_tokens=PROMPT_TOKENS,

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from nightingale.audio.encoders.wav import wav_bytes
 from nightingale.audio.read import read_audio
 from nightingale.audio.resample import resample
+from nightingale.audio.samples import wav_bytes
 from nightingale.backends.torch.weights import load_voice_encoders
 from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
 from nightingale.engine.load import Model

@@ -9,7 +9,7 @@ from torch import Tensor
 from nightingale.backends.cuda.flow.flow_steps import FRAMES, FlowSteps
 from nightingale.backends.cuda.graphs import GraphedFunction, GraphMode, bucket_for, default_mode, graph_pool
 from nightingale.backends.cuda.random import normal
-from nightingale.models.layers.masks import attention_mask
+from nightingale.models.chatterbox.s3gen.token_encoder import attention_mask
 
 
 class WholeFlow:

@@ -53,7 +53,7 @@ def hear(net: SpeechTokenizer, to16k: To16k, samples: Tensor) -> NDArray[np.int1
     size = int(tokens) * CLOCKS.samples_per_token
     sound = F.pad(sound, (0, size))[:, int(start) : int(start) + size]
     sound = sound * (PEAK / sound.abs().amax().clamp(min=PEAK))
-    hidden, _ = net.encode(net.mel(to16k(sound)))
+    hidden, _ = net.encoder(net.mel(to16k(sound)))
     return fsq_ids(net.quantizer(hidden))[0, : int(tokens)].to(torch.int16).numpy()
 
 

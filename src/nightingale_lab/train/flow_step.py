@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.layers.masks import attention_mask
+from nightingale.models.chatterbox.s3gen.token_encoder import attention_mask
 from nightingale.models.layers.mel import FlowMel
 from nightingale_lab.train.codes import begin_with_digits
 from nightingale_lab.train.corpus import Corpus, Windows, audio_of

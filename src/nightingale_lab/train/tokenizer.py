@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nightingale.models.chatterbox.encoders.config import SpeechTokenizerConfig
-from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer, fsq, fsq_ids
+from nightingale.models.chatterbox.encoders.speech_tokenizer import FSQ_SCALE, SpeechTokenizer, fsq_ids
 from nightingale.models.layers.mel import FlowMel
 from nightingale_lab.train.corpus import Corpus, Windows, audio_of, clip_audio, whole_clips
 from nightingale_lab.train.loop import (
@@ -45,6 +45,12 @@ WINDOW_TOKENS = 128
 BATCH_TOKENS = 12_800
 """Whole clips are read so many tokens (8.5 minutes) at a time."""
 MEL_MEAN, MEL_STD = -5.8, 2.6
+
+
+def fsq_straight_through(raw: Tensor) -> Tensor:
+    """Apply finite scalar quantization to -1, 0 or 1, with a gradient that ignores the rounding."""
+    bounded = raw.float().tanh() * FSQ_SCALE
+    return bounded + (bounded.round() - bounded).detach()
 
 
 class Reader(nn.Module):
@@ -110,9 +116,9 @@ class TokenizerTraining:
             phones = self.windows.gather(self.phones, start, real, per_token=2).long()
             inside = (torch.arange(phones.shape[1], device=self.device)[None] < 2 * real[:, None]).float()
         with torch.autocast(self.device.type, torch.bfloat16):
-            hidden, _ = self.net.encode(heard)
+            hidden, _ = self.net.encoder(heard)
             raw = self.net.quantizer(hidden)
-            scores, guess = self.reader(fsq(raw, straight_through=True), self.windows.speaker[clip].float())
+            scores, guess = self.reader(fsq_straight_through(raw), self.windows.speaker[clip].float())
         scores, guess = scores.float(), guess.float()
         share = inside / inside.sum()
         phone_loss = (F.cross_entropy(scores, phones, reduction="none") * share).sum()
@@ -218,7 +224,7 @@ def tokenize_corpus(net: SpeechTokenizer, corpus: Corpus, *, device: torch.devic
         start, real = offsets[rows].to(device), counts[rows].to(device)
         mel = net.mel(to16k(clip_audio(audio, start, real, length)))
         with torch.autocast(device.type, torch.bfloat16):
-            hidden, _ = net.encode(mel, real * 4)
+            hidden, _ = net.encoder(mel, real * 4)
         ids = fsq_ids(net.quantizer(hidden.float())).to(torch.int16)
         place = torch.arange(length, device=device)
         keep = place[None] < real[:, None]

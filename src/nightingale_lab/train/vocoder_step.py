@@ -20,8 +20,7 @@ from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.hift.config import CAUSAL_LOOKAHEAD_FRAMES, NOISY_HARMONICS, HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import PRESETS
-from nightingale.models.layers.mel import FLOW_MEL, FlowMel
-from nightingale.models.layers.stft import spectrum
+from nightingale.models.layers.mel import FLOW_MEL, FlowMel, spectrum
 from nightingale_lab.train.bank import HOP, AudioBank, BankSampler, Crops
 from nightingale_lab.train.discriminators import Critics, critic_loss, deception_loss, feature_loss
 from nightingale_lab.train.loop import Ema, Optimizer

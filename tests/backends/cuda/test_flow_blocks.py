@@ -16,8 +16,7 @@ from nightingale.backends.cuda.flow.flow_steps import FlowSteps
 from nightingale.backends.cuda.flow.voice_prompt import VoicePromptCache, cache_prompt
 from nightingale.backends.cuda.random import normal
 from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.chatterbox.s3gen.incremental import FlowState, render_block
+from nightingale.models.chatterbox.s3gen.flow import Flow, FlowState, render_block
 
 PROMPT, CACHED, CONTEXT = 9, 6, 4
 VOICE_KEY, KEY = torch.tensor([7]), torch.tensor([8])

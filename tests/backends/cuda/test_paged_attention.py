@@ -94,7 +94,7 @@ def test_the_kernel_stores_and_sums_what_the_reference_does(
             blocks=4 * plan.blocks(PROMPT, TOKENS), layout=plan, device=DEVICE, attend=attend
         )
         streams = [
-            PagedKVSequence.open(block_pool, rows=rows, prompt=prompt, tokens=TOKENS)
+            PagedKVSequence(block_pool, rows=rows, prompt=prompt, tokens=TOKENS)
             for rows, prompt in ((2, PROMPT), (1, 5))
         ]
         for stream in streams:
@@ -134,7 +134,7 @@ def test_a_step_over_paged_blocks_gives_the_logits_of_the_network() -> None:
     block_pool = KVBlockPool(
         blocks=4 * plan.blocks(9, 12), layout=plan, device=DEVICE, attend=paged_attention
     )
-    streams = [PagedKVSequence.open(block_pool, rows=1, prompt=prompt, tokens=12) for prompt in (9, 4)]
+    streams = [PagedKVSequence(block_pool, rows=1, prompt=prompt, tokens=12) for prompt in (9, 4)]
     plain = [t3.new_kv_cache(rows=1, capacity=40) for _ in streams]
     for n, (stream, memory) in enumerate(zip(streams, plain, strict=True)):
         prompt = gaussian((1, stream.prompt, backbone.width), n).to(DEVICE)

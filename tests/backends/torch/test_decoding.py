@@ -33,7 +33,7 @@ from nightingale_lab.no_kv_cache import NoKVCache
 
 LLAMA = replace(
     t3_config.ENGLISH,
-    backbone=LlamaConfig(layers=2, width=16, heads=2, ffn=32, rope_scaling=None),
+    backbone=LlamaConfig(layers=2, width=16, heads=2, ffn=32, rope_scaling=False),
     text_vocab=256,
     speech_vocab=STOP_SPEECH + 1,
     prompt_tokens=4,

@@ -20,7 +20,7 @@ from nightingale.backends.shared.capability_checks import MIN_SPEEDUP, fastest_s
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.estimator import Estimator
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.layers.mapped_weights import release_pages
+from nightingale.models.layers.weight_layout import release_pages
 
 Net = TypeVar("Net", bound=nn.Module)
 PROBE_ROWS, PROBE_WIDTH = 256, 512

@@ -40,7 +40,7 @@ from nightingale.models.chatterbox.hift.generator import Hift, Snake
 from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.layers.conv import CustomConv1d, supports_tap_products
-from nightingale.models.layers.mapped_weights import release_pages
+from nightingale.models.layers.weight_layout import release_pages
 
 Net = TypeVar("Net", bound=nn.Module)
 

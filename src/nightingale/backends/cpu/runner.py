@@ -20,12 +20,13 @@ from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.backends.cpu.t3_program import KEYS, VALUES, T3Program, new_kv_cache
 from nightingale.backends.shared.packed_t3 import PackedWeights
 from nightingale.backends.shared.prefix_cache import PrefixCache
-from nightingale.backends.shared.t3_inputs import InputEmbeddings, check_capacity
+from nightingale.backends.shared.t3_inputs import InputEmbeddings
 from nightingale.backends.torch.runner import embed_prompt
 from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.runner import StepInput
 from nightingale.decoding.sampling import Logits
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.layers.kv_cache import check_capacity
 
 
 class Int8Runner:

@@ -37,7 +37,7 @@ from nightingale.models.chatterbox.build import UNUSED_BY_T3
 from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load, read_tensors
-from nightingale.models.layers.mapped_weights import release_pages
+from nightingale.models.layers.weight_layout import release_pages
 from nightingale.voices.home import cache_folder
 
 FORMAT_VERSION: Final = 7

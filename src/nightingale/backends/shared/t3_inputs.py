@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nightingale.errors import MemoryFull
-from nightingale.models.chatterbox.t3.backbone_llama import LlamaBackbone
+from nightingale.models.chatterbox.t3.backbone import LlamaBackbone
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.rope import rotations
 
@@ -47,17 +46,6 @@ class InputEmbeddings:
         """Add GPT-2's position embeddings to a prompt (rows, time, width); Llama has none."""
         tfmr = self._t3.tfmr
         return prompt if isinstance(tfmr, LlamaBackbone) else prompt + tfmr.wpe(torch.arange(prompt.shape[1]))
-
-
-def check_capacity(positions: int, capacity: int) -> None:
-    """Raise MemoryFull if a sequence of so many positions does not fit in its row of the KV cache."""
-    if positions > capacity:
-        raise MemoryFull(
-            "the utterance is longer than its KV cache",
-            got=f"{positions} positions",
-            allowed=f"at most {capacity}",
-            fix="Use a shorter sentence, or open the session with a larger capacity.",
-        )
 
 
 def rotary_tables(t3: T3, positions: int) -> tuple[Floats, Floats] | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nightingale.audio.encoders.wav import wav_bytes
+from nightingale.audio.samples import wav_bytes
 from nightingale.files import write_whole
 from nightingale_lab.bench.quality import Ask, Clip, Quality, measure
 from nightingale_lab.bench.sentences import sentences as all_sentences

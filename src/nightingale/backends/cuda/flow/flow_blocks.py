@@ -5,7 +5,7 @@ state has a fixed size. One graph serves all voices whose prompts fit a bucket: 
 are copied to buffers that the graph reads, padded at their start with positions that are masked. It also
 serves the last block of an utterance, which is shorter: frames beyond its end are masked too.
 
-Reference: `render_block` in models/chatterbox/s3gen/incremental.py gives the same mel, to rounding.
+Reference: `render_block` in models/chatterbox/s3gen/flow.py gives the same mel, to rounding.
 """
 
 from __future__ import annotations

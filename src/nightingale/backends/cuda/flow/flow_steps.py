@@ -20,8 +20,7 @@ from torch import Tensor
 from nightingale.clocks import CLOCKS
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.s3gen.estimator import Estimator
-from nightingale.models.chatterbox.s3gen.flow import GUIDANCE, Flow
-from nightingale.models.chatterbox.s3gen.solver import cosine_times, linear_times
+from nightingale.models.chatterbox.s3gen.flow import GUIDANCE, Flow, cosine_times, linear_times
 from nightingale.models.layers.streaming_state import SavedState, StreamingState
 
 FRAMES = CLOCKS.frames_per_token

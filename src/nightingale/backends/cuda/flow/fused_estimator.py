@@ -27,8 +27,8 @@ from nightingale.backends.cuda.flow.flow_kernels import (
 )
 from nightingale.backends.cuda.flow.flow_steps import FRAMES, FlowSteps
 from nightingale.backends.cuda.triton_support import supports_pdl
+from nightingale.models.chatterbox.s3gen.estimator import mish
 from nightingale.models.chatterbox.s3gen.flow import GUIDANCE
-from nightingale.models.layers.activations import mish
 
 LOG2_E = 1.4426950408889634
 MANY_ROWS = 512

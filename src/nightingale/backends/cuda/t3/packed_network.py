@@ -15,7 +15,7 @@ from torch import Tensor
 from nightingale.backends.cuda.t3.packed_weights import RotationTable, pack_weights
 from nightingale.backends.cuda.t3.transformer_layer import KVCaches, rms_norm, transformer_layer
 from nightingale.backends.cuda.triton_support import KernelChoice, Tuning, load_kernels, log_fallback
-from nightingale.models.chatterbox.t3.backbone_gpt2 import Gpt2Backbone
+from nightingale.models.chatterbox.t3.backbone import Gpt2Backbone
 from nightingale.models.chatterbox.t3.config import LlamaConfig
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.rope import inverse_frequencies, rotations

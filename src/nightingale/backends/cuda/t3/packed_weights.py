@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nightingale.models.chatterbox.t3.backbone_gpt2 import Gpt2Backbone
-from nightingale.models.chatterbox.t3.backbone_llama import LlamaBackbone
+from nightingale.models.chatterbox.t3.backbone import Gpt2Backbone, LlamaBackbone
 from nightingale.models.chatterbox.t3.model import T3
 
 RotationTable = tuple[Tensor, Tensor]

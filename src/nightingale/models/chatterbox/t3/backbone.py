@@ -1,15 +1,16 @@
-"""The Llama backbone of the English and multilingual T3 and of wren."""
+"""The backbones of T3: Llama (English, multilingual and wren) and GPT-2 (Turbo and Nano)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nightingale.models.chatterbox.t3.config import LlamaConfig
+from nightingale.models.chatterbox.t3.config import Gpt2Config, LlamaConfig
 from nightingale.models.layers.kv_cache import KVCache
 from nightingale.models.layers.rope import inverse_frequencies, rotate, rotations
 
@@ -97,12 +98,87 @@ class LlamaBackbone(nn.Module):
     def forward(
         self, x: Tensor, kv_caches: Sequence[KVCache], layer_inputs: list[Tensor] | None = None
     ) -> Tensor:
-        """Append the input of each layer to `layer_inputs`, if given."""
         cos, sin = rotations(self.inverse, kv_caches[0].positions(x), x.dtype)
         # (time, head) is the same for all rows; (rows, time, head) needs an axis for the heads.
         rope = (cos, sin) if cos.dim() == 2 else (cos[:, None], sin[:, None])
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
-            if layer_inputs is not None:
-                layer_inputs.append(x)
-            x = layer(x, rope, kv_cache)
-        return self.norm(x)
+        return self.norm(_run(self.layers, x, kv_caches, layer_inputs, rope))
+
+
+class Gpt2Linear(nn.Module):
+    """A linear layer whose weight is stored (inputs, outputs), as in GPT-2 checkpoints."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(inputs, outputs).normal_(std=0.02))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.t(), self.bias)
+
+
+class Gpt2Attention(nn.Module):
+    def __init__(self, config: Gpt2Config) -> None:
+        super().__init__()
+        self.heads = config.heads
+        self.c_attn = Gpt2Linear(config.width, 3 * config.width)
+        self.c_proj = Gpt2Linear(config.width, config.width)
+
+    def forward(self, x: Tensor, kv_cache: KVCache) -> Tensor:
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.c_attn(x).chunk(3, dim=-1)
+        )
+        return self.c_proj(kv_cache.attend(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Gpt2Mlp(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.c_fc = Gpt2Linear(width, 4 * width)
+        self.c_proj = Gpt2Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+
+
+class Gpt2Layer(nn.Module):
+    def __init__(self, config: Gpt2Config) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.width, eps=1e-5)
+        self.attn = Gpt2Attention(config)
+        self.ln_2 = nn.LayerNorm(config.width, eps=1e-5)
+        self.mlp = Gpt2Mlp(config.width)
+
+    def forward(self, x: Tensor, kv_cache: KVCache) -> Tensor:
+        x = x + self.attn(self.ln_1(x), kv_cache)
+        return x + self.mlp(self.ln_2(x))
+
+
+class Gpt2Backbone(nn.Module):
+    """(rows, time, width) and one KV cache per layer -> normed hidden states (rows, time, width)."""
+
+    def __init__(self, config: Gpt2Config) -> None:
+        super().__init__()
+        self.wpe = nn.Embedding(config.positions, config.width)
+        self.h = nn.ModuleList(Gpt2Layer(config) for _ in range(config.layers))
+        self.ln_f = nn.LayerNorm(config.width, eps=1e-5)
+
+    def forward(
+        self, x: Tensor, kv_caches: Sequence[KVCache], layer_inputs: list[Tensor] | None = None
+    ) -> Tensor:
+        x = x + self.wpe(kv_caches[0].positions(x))
+        return self.ln_f(_run(self.h, x, kv_caches, layer_inputs))
+
+
+def _run(
+    layers: nn.ModuleList,
+    x: Tensor,
+    kv_caches: Sequence[KVCache],
+    layer_inputs: list[Tensor] | None,
+    *rope: Any,
+) -> Tensor:
+    """Apply the layers; append the input of each to `layer_inputs`, if given."""
+    for layer, kv_cache in zip(layers, kv_caches, strict=True):
+        if layer_inputs is not None:
+            layer_inputs.append(x)
+        x = layer(x, *rope, kv_cache)
+    return x
