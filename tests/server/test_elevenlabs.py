@@ -14,7 +14,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from nightingale import TTS
-from nightingale.server.elevenlabs.contexts import MAX_CONTEXTS, OutputFormat, UrlOptions
+from nightingale.server.elevenlabs.contexts import MAX_CONTEXTS, UrlOptions
+from nightingale.server.service.async_encoder import OutputFormat
 
 LONG = "This is one of very many sentences that are only here to make the text long. " * 40
 
@@ -160,7 +161,7 @@ def test_abandoned_context_ends_by_itself(server: LiveServer, monkeypatch: pytes
 
 
 def impatient_options(voice: str) -> UrlOptions:
-    output = OutputFormat.parse("pcm_24000")
+    output = OutputFormat("pcm", 24000)
     return UrlOptions(voice=voice, output=output, language=None, auto_mode=False, inactivity_s=0.2)
 
 

@@ -256,7 +256,7 @@ def test_shutdown_waits_for_the_grace_period(small: Callable[..., TTS]) -> None:
         with small(tokens=40) as tts:
             service = SpeechService(ServerSettings(), tts)
             await service.start()
-            speech = await service.open("One sentence, and then another one. " * 30)
+            speech = await service.open("One sentence, and then another one. " * 30, seed=1)
             first = await anext(aiter(speech))
             stopping = asyncio.create_task(service.stop(grace_s))
             received = len(first.samples) + sum([len(chunk.samples) async for chunk in speech])

@@ -34,7 +34,7 @@ from wyoming.tts import (
 )
 
 from nightingale.server.wyoming import wyoming_server
-from nightingale.server.wyoming.wyoming_events import MAX_EXTRA_BYTES
+from nightingale.server.wyoming.wyoming_server import MAX_EXTRA_BYTES
 
 LONG = "This is one of very many sentences that are only here to make the text long. " * 40
 

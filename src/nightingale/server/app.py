@@ -10,9 +10,11 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from nightingale import __version__
-from nightingale.server import health, http_errors
+from nightingale.server import health
+from nightingale.server.auth import AuthMiddleware
 from nightingale.server.elevenlabs import elevenlabs_routes
-from nightingale.server.middleware import AuthMiddleware, BodyLimitMiddleware, RequestLogMiddleware
+from nightingale.server.http_errors import HANDLED, ErrorEnvelope, answer_error
+from nightingale.server.middleware import BodyLimitMiddleware, RequestLogMiddleware
 from nightingale.server.openai import model_routes, speech_routes, voice_routes
 from nightingale.server.realtime import speech_socket
 from nightingale.server.service.speech_service import SpeechService, log
@@ -39,14 +41,13 @@ def create_app(settings: ServerSettings, service: SpeechService | None = None) -
         summary="Text to speech on your own machine, compatible with OpenAI's clients.",
         lifespan=_lifespan,
         # One declaration for all routes; it also replaces FastAPI's own schema of validation errors.
-        responses={"default": {"model": http_errors.ErrorEnvelope, "description": "An error."}},
+        responses={"default": {"model": ErrorEnvelope, "description": "An error."}},
         docs_url=None,  # FastAPI's page loads scripts from another host; web_routes has our own
         redoc_url=None,
     )
     app.state.service, app.state.settings = service, settings
-    # Read once: routes and sockets must accept the same keys, even if the key file changes.
-    app.state.keys = settings.keys
-    http_errors.install_handlers(app)
+    for handled in HANDLED:
+        app.add_exception_handler(handled, answer_error)
     for module in (speech_routes, voice_routes, model_routes, speech_socket, elevenlabs_routes, health):
         app.include_router(module.router)
     app.include_router(web_routes.docs_router)
@@ -54,7 +55,7 @@ def create_app(settings: ServerSettings, service: SpeechService | None = None) -
         app.include_router(web_routes.router)
     # The last one added is the outermost.
     app.add_middleware(BodyLimitMiddleware, settings=settings)
-    app.add_middleware(AuthMiddleware, settings=settings, keys=app.state.keys)
+    app.add_middleware(AuthMiddleware, settings=settings, keys=settings.keys)
     app.add_middleware(RequestLogMiddleware, metrics=service.metrics)
     if settings.cors:  # outside of the others, so that allowed pages can read error responses, too
         app.add_middleware(
@@ -77,11 +78,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         if settings.wyoming:
             from nightingale.server.wyoming.wyoming_server import serve_wyoming  # optional package
 
-            await stack.enter_async_context(
-                serve_wyoming(
-                    service, settings.wyoming, insecure=settings.insecure, max_chars=settings.max_text_chars
-                )
-            )
+            wyoming = serve_wyoming(service, settings.wyoming, insecure=settings.insecure)
+            await stack.enter_async_context(wyoming)
         yield
         starting.cancel()
         await service.stop(settings.grace)

@@ -1,4 +1,4 @@
-"""Access control: API keys, and the origins of web pages.
+"""Access control of HTTP requests and WebSockets: API keys, and the origins of web pages.
 
 Browsers let any page send some requests to any address, including this machine. They name the page in the
 `Origin` header; programs that are not browsers send no such header.
@@ -6,33 +6,61 @@ Browsers let any page send some requests to any address, including this machine.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 from collections.abc import Mapping, Sequence
+from typing import Final
 from urllib.parse import urlsplit
 
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from nightingale.server.http_errors import HttpError
+from nightingale.server.middleware import route_path
 from nightingale.server.settings import ServerSettings, is_loopback
 
+SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
+KEY_SUBPROTOCOL: Final = "nightingale.key."
+"""Browsers cannot set headers on a WebSocket. They can offer subprotocols, which are not logged as URLs
+are: `new WebSocket(url, ["nightingale.v1", "nightingale.key." + base64url(key)])`."""
 PUBLIC_PATHS = {"/", "/health", "/ready", "/version", "/docs", "/openapi.json"}
 PUBLIC_PREFIX = "/page/"
 """Paths that need no key: probes, documentation and the page hold no secrets."""
 
 UNAUTHORIZED = HttpError(
-    status=401,
-    message="A valid key is required: send Authorization: Bearer KEY or xi-api-key: KEY.",
+    401,
+    "A valid key is required: send Authorization: Bearer KEY or xi-api-key: KEY.",
     code="invalid_api_key",
     headers={"www-authenticate": "Bearer"},
 )
 FORBIDDEN_ORIGIN = HttpError(
-    status=403,
-    message="The request comes from a page of another site. List its origin in the setting cors.",
+    403,
+    "The request comes from a page of another site. List its origin in the setting cors.",
     code="origin_not_allowed",
 )
 
 
-def is_public(path: str) -> bool:
-    return path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIX)
+class AuthMiddleware:
+    """Refuses requests without a valid key, and those of pages of other sites."""
+
+    def __init__(self, app: ASGIApp, settings: ServerSettings, keys: tuple[str, ...]) -> None:
+        self._app, self._settings, self._keys = app, settings, keys
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._error(scope) if scope["type"] != "lifespan" else None
+        await (self._app if error is None else error.response)(scope, receive, send)
+
+    def _error(self, scope: Scope) -> HttpError | None:
+        path, method = route_path(scope), scope.get("method", "WEBSOCKET")
+        if path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIX) or method == "OPTIONS":
+            return None
+        headers = Headers(scope=scope)
+        if not is_valid_key(self._keys, request_key(headers)):
+            return UNAUTHORIZED
+        if method not in SAFE_METHODS and is_foreign_origin(headers, self._settings):
+            return FORBIDDEN_ORIGIN
+        return None
 
 
 def request_key(headers: Mapping[str, str]) -> str | None:
@@ -40,7 +68,16 @@ def request_key(headers: Mapping[str, str]) -> str | None:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and token.strip():
         return token.strip()
-    return headers.get("xi-api-key")
+    if (key := headers.get("xi-api-key")) is not None:
+        return key
+    for offer in headers.get("sec-websocket-protocol", "").split(","):
+        if offer.strip().startswith(KEY_SUBPROTOCOL):
+            coded = offer.strip().removeprefix(KEY_SUBPROTOCOL)
+            try:
+                return base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4)).decode()
+            except ValueError:
+                return None
+    return None
 
 
 def is_valid_key(keys: Sequence[str], key: str | None) -> bool:

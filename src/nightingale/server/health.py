@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from nightingale import __version__
-from nightingale.server.service.dependencies import Service
+from nightingale.server.service.speech_service import Service
 
 router = APIRouter(tags=["operation"])
 

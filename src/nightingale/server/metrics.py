@@ -1,14 +1,13 @@
-"""Prometheus metrics of a server, and the part that each request adds to them."""
+"""Prometheus metrics of a server, and the metrics of one request as JSON."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from nightingale.types import AudioChunk, Metrics
+from nightingale.types import Metrics
 
 SECONDS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60)
 RATIOS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5)
@@ -39,51 +38,24 @@ class ServerMetrics:
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
+    def count_request(self, metrics: Metrics, *, cancelled: bool, failed: bool) -> None:
+        """Record the result of a request for speech."""
+        self.cancelled.inc(cancelled)
+        self.failed.inc(failed)
+        if metrics.audio_seconds:
+            self.audio.inc(metrics.audio_seconds)
+            self.ttfa.observe(metrics.ttfa_ms / 1000)
+            self.queue_wait.observe(metrics.queue_ms / 1000)
+            if not (cancelled or failed):
+                self.rtf.observe((metrics.total_ms - metrics.queue_ms) / 1000 / metrics.audio_seconds)
+            for gap_ms in metrics.chunk_gaps_ms:
+                self.gaps.observe(gap_ms / 1000)
+
     def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
         return Counter(f"nightingale_{name}", text, labels, registry=self.registry)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"nightingale_{name}", text, registry=self.registry, buckets=buckets)
-
-
-class RequestMetrics:
-    """One request for speech, from its opening to its closing."""
-
-    def __init__(self, server: ServerMetrics) -> None:
-        self._server = server
-        self._open = True
-        self._buffered_until_s: float | None = None
-        server.active += 1
-
-    def add_text(self, text: str) -> None:
-        self._server.characters.inc(len(text))
-
-    def add_chunk(self, chunk: AudioChunk) -> None:
-        """Count an underrun if a player that started with the first chunk would have run out of audio."""
-        now_s = time.monotonic()
-        if self._buffered_until_s is not None and now_s > self._buffered_until_s:
-            self._server.underruns.inc()
-        self._buffered_until_s = max(now_s, self._buffered_until_s or now_s) + chunk.seconds
-
-    def close(self, metrics: Metrics | None, *, cancelled: bool = False, failed: bool = False) -> None:
-        """Record the result once; later calls do nothing. metrics is None if the request never started."""
-        if not self._open:
-            return
-        self._open = False
-        server = self._server
-        server.active -= 1
-        if metrics is None:
-            return
-        server.cancelled.inc(cancelled)
-        server.failed.inc(failed)
-        if metrics.audio_seconds:
-            server.audio.inc(metrics.audio_seconds)
-            server.ttfa.observe(metrics.ttfa_ms / 1000)
-            server.queue_wait.observe(metrics.queue_ms / 1000)
-            if not (cancelled or failed):
-                server.rtf.observe((metrics.total_ms - metrics.queue_ms) / 1000 / metrics.audio_seconds)
-            for gap_ms in metrics.chunk_gaps_ms:
-                server.gaps.observe(gap_ms / 1000)
 
 
 def metrics_json(metrics: Metrics, **more: Any) -> dict[str, Any]:

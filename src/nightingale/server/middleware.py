@@ -1,4 +1,4 @@
-"""ASGI middleware: request ids and the request log, access control, and limits of request bodies.
+"""ASGI middleware: request ids and the request log, and limits of request bodies.
 
 Plain ASGI rather than starlette's BaseHTTPMiddleware, which buffers responses and hides from a route that its
 client has disconnected.
@@ -7,6 +7,7 @@ client has disconnected.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 import time
@@ -16,14 +17,12 @@ from uuid import uuid4
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nightingale.server import auth
-from nightingale.server.http_errors import HttpError, internal_error
+from nightingale.server.http_errors import SERVER, HttpError
 from nightingale.server.metrics import ServerMetrics
 from nightingale.server.settings import ServerSettings
 
 log = logging.getLogger("nightingale.server")
 
-SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 PROBES: Final = ("/health", "/ready", "/metrics")
 """Requested every few seconds, so they are logged at DEBUG."""
 UPLOAD_PATH: Final = "/v1/audio/voices"
@@ -32,6 +31,8 @@ CLIENT_CLOSED_REQUEST: Final = 499
 DRAIN_S: Final = 5.0
 BODY_PAUSE_S: Final = 30.0
 """Maximum time between two parts of a request body."""
+CLOSE: Final = {"connection": "close"}
+"""Otherwise uvicorn reads and discards the rest of the body."""
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
@@ -50,7 +51,7 @@ class RequestLogMiddleware:
             await self._app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else new_request_id()
+        request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid4().hex}"
         state, fields = scope.setdefault("state", {}), dict[str, Any]()
         state["request_id"], state["log_fields"] = request_id, fields
         started_s, status = time.perf_counter(), 0
@@ -67,17 +68,19 @@ class RequestLogMiddleware:
         try:
             await self._app(scope, receive, send_with_id)
         except Exception:
-            log.exception("fault", extra={"request_id": request_id, "path": _route_path(scope)})
+            log.exception("fault", extra={"request_id": request_id, "path": route_path(scope)})
             # After the first byte, the client can only be told by closing the connection.
             if not status:
-                await internal_error(request_id).response(scope, receive, send_with_id)
+                message = f"Internal server error. The log has the details under {request_id}."
+                error = HttpError(500, message, kind=SERVER, code="internal_error")
+                await error.response(scope, receive, send_with_id)
         finally:
             self._record(scope, status or CLIENT_CLOSED_REQUEST, started_s)
 
     def _record(self, scope: Scope, status: int, started_s: float) -> None:
         route = getattr(scope.get("route"), "path", None) or "other"
         self._metrics.requests.labels(route, str(status)).inc()
-        path = _route_path(scope)
+        path = route_path(scope)
         fields = {
             "method": scope["method"],
             "path": path,
@@ -87,27 +90,6 @@ class RequestLogMiddleware:
             **scope["state"]["log_fields"],
         }
         log.log(logging.DEBUG if path in PROBES else logging.INFO, "request", extra=fields)
-
-
-class AuthMiddleware:
-    """Refuses HTTP requests without a valid key, and those of pages of other sites."""
-
-    def __init__(self, app: ASGIApp, settings: ServerSettings, keys: tuple[str, ...]) -> None:
-        self._app, self._settings, self._keys = app, settings, keys
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._error(scope) if scope["type"] == "http" else None
-        await (self._app if error is None else error.response)(scope, receive, send)
-
-    def _error(self, scope: Scope) -> HttpError | None:
-        if auth.is_public(_route_path(scope)) or scope["method"] == "OPTIONS":
-            return None
-        headers = Headers(scope=scope)
-        if not auth.is_valid_key(self._keys, auth.request_key(headers)):
-            return auth.UNAUTHORIZED
-        if scope["method"] not in SAFE_METHODS and auth.is_foreign_origin(headers, self._settings):
-            return auth.FORBIDDEN_ORIGIN
-        return None
 
 
 class BodyLimitMiddleware:
@@ -120,7 +102,7 @@ class BodyLimitMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        is_upload = scope["method"] == "POST" and _route_path(scope) == UPLOAD_PATH
+        is_upload = scope["method"] == "POST" and route_path(scope) == UPLOAD_PATH
         limit = self._settings.max_upload_bytes if is_upload else self._settings.max_body_bytes
         length = Headers(scope=scope).get("content-length", "0")
         # isdecimal and not isdigit: a superscript is a digit to Python, and int() refuses it.
@@ -128,75 +110,46 @@ class BodyLimitMiddleware:
             await _drain(receive, 2 * limit)
             await _too_large(limit).response(scope, receive, send)
             return
-        received, complete, started = 0, False, False
-        error: HttpError | None = None
+        received, complete = 0, False
 
         async def receive_limited() -> Message:
-            nonlocal received, complete, error
+            """Receive a part of the body, or raise an error, which FastAPI passes on to its handler."""
+            nonlocal received, complete
             if complete:  # the route waits for the client to disconnect
                 return await receive()
             try:
                 message = await asyncio.wait_for(receive(), BODY_PAUSE_S)
-            except TimeoutError:
-                error = _request_timeout()
-                return {"type": "http.disconnect"}
+            except TimeoutError as error:
+                text = f"The request is incomplete: no part of its body arrived for {BODY_PAUSE_S:g} s."
+                raise HttpError(408, text, code="request_timeout", headers=CLOSE) from error
             if message["type"] == "http.request":
                 complete = not message.get("more_body", False)
                 received += len(message.get("body", b""))
                 if received > limit:  # a chunked body does not announce its length
-                    error = _too_large(limit)
-                    return {"type": "http.disconnect"}
+                    raise _too_large(limit)
             return message
 
-        async def send_or_replace(message: Message) -> None:
-            """Replace the route's response to an incomplete body by the error."""
-            nonlocal started
-            if error is None:
-                started = True
-                await send(message)
-            elif not started:
-                started = True
-                await error.response(scope, receive, send)
-
-        await self._app(scope, receive_limited, send_or_replace)
-
-
-def new_request_id() -> str:
-    return f"req_{uuid4().hex}"
+        await self._app(scope, receive_limited, send)
 
 
 def _too_large(limit: int) -> HttpError:
-    return HttpError(
-        status=413,
-        message=f"The body is too large: the limit is {limit} bytes.",
-        code="request_too_large",
-        headers={"connection": "close"},  # otherwise uvicorn reads and discards the rest
-    )
-
-
-def _request_timeout() -> HttpError:
-    return HttpError(
-        status=408,
-        message=f"The request is incomplete: no part of its body arrived for {BODY_PAUSE_S:g} s.",
-        code="request_timeout",
-        headers={"connection": "close"},
-    )
+    message = f"The body is too large: the limit is {limit} bytes."
+    return HttpError(413, message, code="request_too_large", headers=CLOSE)
 
 
 async def _drain(receive: Receive, limit: int) -> None:
     """Read some of the body: a client that is still sending does not see the response."""
-    seen, deadline_s = 0, time.perf_counter() + DRAIN_S
-    while seen < limit and (left_s := deadline_s - time.perf_counter()) > 0:
-        try:
-            message = await asyncio.wait_for(receive(), left_s)
-        except TimeoutError:
-            return
-        if message["type"] != "http.request" or not message.get("more_body"):
-            return
-        seen += len(message.get("body", b""))
+    seen = 0
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DRAIN_S):
+            while seen < limit:
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body"):
+                    return
+                seen += len(message.get("body", b""))
 
 
-def _route_path(scope: Scope) -> str:
+def route_path(scope: Scope) -> str:
     """Return the path as routes see it: without the prefix of a proxy that does not strip it."""
     path, prefix = scope["path"], scope.get("root_path", "").rstrip("/")
     return str(path[len(prefix) :]) if prefix and path.startswith(f"{prefix}/") else str(path)

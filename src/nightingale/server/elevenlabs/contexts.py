@@ -6,7 +6,6 @@ no word timestamps, so `alignment` is null, which all three accept.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import math
 from collections.abc import Mapping
@@ -15,18 +14,16 @@ from typing import Any, Final
 
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale.server.http_errors import error_envelope
-from nightingale.server.service.async_encoder import AsyncEncoder
+from nightingale.server.service.async_encoder import OutputFormat
 from nightingale.server.service.speech_service import SpeechService
 from nightingale.server.service.speech_turns import SpeechTurn, check_text
+from nightingale.server.service.timestamps import TimedSegment
 from nightingale.server.websocket_io import ClientSocket
-from nightingale.types import AudioChunk
 
 MAX_CONTEXTS: Final = 16
 """Per socket. ElevenLabs' own limit of 5 is too low for agents that are interrupted often."""
 POLICY_VIOLATION: Final = 1008
 FINAL_MESSAGE: Final = {"audio": None, "isFinal": True}
-
-
 OUTPUT_FORMATS: Final = (
     *(f"pcm_{rate_hz}" for rate_hz in (8000, 16000, 22050, 24000, 32000, 44100, 48000)),
     *("mp3_22050_32", "mp3_24000_48", *(f"mp3_44100_{kbps}" for kbps in (32, 64, 96, 128, 192))),
@@ -37,24 +34,12 @@ OUTPUT_FORMATS: Final = (
 DEFAULT_FORMAT: Final = "mp3_44100_128"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutputFormat:
-    codec: str
-    sample_rate_hz: int
-    bit_rate: int | None
-    """The bit rate in bits per second; None for lossless codecs."""
-
-    @classmethod
-    def parse(cls, name: str) -> OutputFormat:
-        if name not in OUTPUT_FORMATS:
-            raise ConfigError(
-                "unknown output_format",
-                got=repr(name),
-                allowed=", ".join(OUTPUT_FORMATS),
-                param="output_format",
-            )
-        codec, rate_hz, *kbps = name.split("_")
-        return cls(codec=codec, sample_rate_hz=int(rate_hz), bit_rate=1000 * int(kbps[0]) if kbps else None)
+def parse_format(name: str) -> OutputFormat:
+    if name not in OUTPUT_FORMATS:
+        allowed = ", ".join(OUTPUT_FORMATS)
+        raise ConfigError("unknown output_format", got=repr(name), allowed=allowed, param="output_format")
+    codec, rate_hz, *kbps = name.split("_")
+    return OutputFormat(codec, int(rate_hz), 1000 * int(kbps[0]) if kbps else None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,33 +63,24 @@ class UrlOptions:
             inactivity_s = 20.0
         return cls(
             voice=voice,
-            output=OutputFormat.parse(query.get("output_format", DEFAULT_FORMAT)),
+            output=parse_format(query.get("output_format", DEFAULT_FORMAT)),
             language=query.get("language_code") or None,
             auto_mode=query.get("auto_mode", "false").lower() == "true",
             inactivity_s=min(max(inactivity_s, 5.0), 180.0),
         )
 
 
-class SpeechContext:
+class ContextTurn(SpeechTurn):
     """One stream of text and its audio. A `stream-input` socket has one context without a name."""
 
     def __init__(
         self, name: str | None, options: UrlOptions, service: SpeechService, socket: ClientSocket
     ) -> None:
+        request = {"voice": options.voice, "language": options.language}
+        super().__init__(service, request, options.output, abandoned_s=options.inactivity_s)
         self.name = name
-        self.finished = asyncio.Event()
-        self._options, self._service, self._socket = options, service, socket
-        self._encoder: AsyncEncoder | None = None
+        self._auto_mode, self._socket = options.auto_mode, socket
         self._flush_requested = True
-        self._request: dict[str, Any] = {"voice": options.voice, "language": options.language}
-        self.turn = SpeechTurn(
-            service,
-            self._request,
-            on_audio=self._on_audio,
-            on_end=self._on_end,
-            max_chars=service.settings.max_text_chars,
-            abandoned_s=options.inactivity_s,
-        )
 
     async def write(self, message: dict[str, Any]) -> None:
         """Handle a message with text, `flush` or both. One with neither keeps the context alive."""
@@ -114,45 +90,32 @@ class SpeechContext:
         if isinstance(settings, dict) and isinstance(settings.get("speed"), int | float):
             self._request["speed"] = float(settings["speed"])  # of a turn that has not started yet
         if text:
-            await self.turn.push(text)
+            await self.push(text)
             self._flush_requested = False
         if flush:
             self._flush_requested = True
-        if flush or (text and self._options.auto_mode):
-            self.turn.flush()
+        if flush or (text and self._auto_mode):
+            self.flush()
         elif not text:
-            self.turn.touch()
+            self.touch()
 
     def close(self) -> None:
         """End the text. What was flushed is still spoken; without a flush, or if called again, cancel."""
-        if self.turn.accepts_text and self._flush_requested:
-            self.turn.end()
+        if self.accepts_text and self._flush_requested:
+            self.end()
         else:
-            self.turn.cancel()
+            self.cancel()
 
-    async def _on_audio(self, chunk: AudioChunk) -> None:
-        if self._encoder is None:
-            output = self._options.output
-            self._encoder = self._service.open_encoder(output.codec, output.sample_rate_hz, output.bit_rate)
-        await self._send_audio(await self._encoder.encode(chunk.samples))
-
-    async def _on_end(self, turn: SpeechTurn) -> None:
-        if turn.error is not None:
-            await self._send(error_message(turn.error))
-        elif self._encoder is not None and not turn.cancelled:
-            await self._send_audio(self._encoder.finish())
-        await self._send(FINAL_MESSAGE)
-        self.finished.set()
-
-    async def _send_audio(self, data: bytes) -> None:
+    async def send_audio(self, segments: list[TimedSegment], data: bytes) -> None:  # noqa: ARG002
         if data:
             audio = base64.b64encode(data).decode()
-            await self._send(
-                {"audio": audio, "isFinal": None, "alignment": None, "normalizedAlignment": None}
-            )
+            message = {"audio": audio, "isFinal": None, "alignment": None, "normalizedAlignment": None}
+            await self._socket.json(with_context(message, self.name))
 
-    async def _send(self, message: dict[str, Any]) -> None:
-        await self._socket.json(with_context(message, self.name))
+    async def send_end(self) -> None:
+        if self.error is not None:
+            await self._socket.json(with_context(error_message(self.error), self.name))
+        await self._socket.json(with_context(FINAL_MESSAGE, self.name))
 
 
 def with_context(message: dict[str, Any], name: str | None) -> dict[str, Any]:

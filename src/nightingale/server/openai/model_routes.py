@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from fastapi import APIRouter
 
@@ -15,8 +15,7 @@ from nightingale.server.openai.schemas import (
     ModelCard,
     ModelList,
 )
-from nightingale.server.service.dependencies import Service
-from nightingale.server.service.speech_service import SpeechService
+from nightingale.server.service.speech_service import Service, SpeechService
 
 router = APIRouter(tags=["models"])
 
@@ -65,11 +64,10 @@ async def list_audio_models(service: Service) -> AudioModelList:
     return AudioModelList(data=cards, models=cards)
 
 
-@router.get("/v1/models/{model_id}", response_model=ModelCard)
-async def get_model(model_id: str, service: Service) -> Any:
+@router.get("/v1/models/{model_id}")
+async def get_model(model_id: str, service: Service) -> ModelCard:
     """Describe the model under one of its names."""
     if model_id not in model_names(service):
-        return HttpError(
-            status=404, message=f"No model {model_id!r} is loaded.", param="model", code="model_not_found"
-        ).response
+        message = f"No model {model_id!r} is loaded."
+        raise HttpError(404, message, param="model", code="model_not_found")
     return model_card(model_id, service)

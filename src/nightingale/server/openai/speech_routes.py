@@ -13,7 +13,7 @@ from nightingale.errors import ConfigError
 from nightingale.server.openai.model_routes import check_model
 from nightingale.server.openai.schemas import Captions, ResponseFormat, SpeechBody
 from nightingale.server.openai.speech_response import CaptionsResponse, SpeechResponse
-from nightingale.server.service.dependencies import Service
+from nightingale.server.service.speech_service import Service
 
 router = APIRouter(tags=["speech"])
 log = logging.getLogger("nightingale.server")

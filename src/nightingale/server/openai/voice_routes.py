@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated
 
 from fastapi import APIRouter, File, Form, UploadFile
 
 from nightingale.errors import BadReference, VoiceError, VoiceNotFound
 from nightingale.server.http_errors import HttpError
 from nightingale.server.openai.schemas import DeletedVoice, VoiceList
-from nightingale.server.service.dependencies import Service
+from nightingale.server.service.speech_service import Service, SpeechService
 from nightingale.server.service.voice_aliases import OPENAI_VOICES
 from nightingale.server.service.voice_registry import VoiceInfo
 from nightingale.voices.library import is_name
 
 router = APIRouter(tags=["voices"])
-UPLOADS_OFF: Final = HttpError(
-    status=403, message="Uploads are disabled on this server (uploads).", code="uploads_off"
-)
 
 
 @router.get("/v1/audio/voices")
@@ -29,16 +26,15 @@ async def list_voices(service: Service) -> VoiceList:
     return VoiceList(data=voices, voices=voices, aliases=aliases)
 
 
-@router.post("/v1/audio/voices", status_code=201, response_model=VoiceInfo)
+@router.post("/v1/audio/voices", status_code=201)
 async def add_voice(
     service: Service,
     name: Annotated[str, Form(description="1 to 64 of a-z, 0-9, _ and -.")],
     audio: Annotated[UploadFile | None, File(description="A wav, flac, ogg or mp3 clip.")] = None,
     audio_sample: Annotated[UploadFile | None, File(description="Another name for `audio`.")] = None,
-) -> Any:
+) -> VoiceInfo:
     """Create a voice from a clip and store it. Clone only voices that you are allowed to use."""
-    if not service.settings.uploads:
-        return UPLOADS_OFF.response
+    check_uploads(service)
     if not is_name(name):
         raise VoiceError("invalid voice name", got=repr(name[:80]), allowed="1 to 64 of a-z, 0-9, _ and -")
     clip = audio or audio_sample
@@ -51,13 +47,17 @@ async def add_voice(
     return await service.add_voice(name, await clip.read())
 
 
-@router.delete("/v1/audio/voices/{voice_id}", response_model=DeletedVoice)
-async def remove_voice(voice_id: str, service: Service) -> Any:
+@router.delete("/v1/audio/voices/{voice_id}")
+async def remove_voice(voice_id: str, service: Service) -> DeletedVoice:
     """Delete an uploaded voice. Built-in voices cannot be deleted."""
-    if not service.settings.uploads:
-        return UPLOADS_OFF.response
+    check_uploads(service)
     try:
         await service.remove_voice(voice_id)
     except VoiceNotFound as error:
-        return HttpError(status=404, message=str(error), param="voice_id", code="voice_not_found").response
+        raise HttpError(404, str(error), param="voice_id", code="voice_not_found") from error
     return DeletedVoice(id=voice_id)
+
+
+def check_uploads(service: SpeechService) -> None:
+    if not service.settings.uploads:
+        raise HttpError(403, "Uploads are disabled on this server (uploads).", code="uploads_off")

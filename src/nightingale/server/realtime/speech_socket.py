@@ -18,18 +18,15 @@ from typing import Any
 from fastapi import APIRouter, WebSocket
 from pydantic import ConfigDict, ValidationError
 
-from nightingale.audio.encoders.streaming import check_format
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale.server.http_errors import error_envelope
 from nightingale.server.metrics import metrics_json
 from nightingale.server.openai.schemas import NullableBody, ResponseFormat
-from nightingale.server.service.async_encoder import AsyncEncoder
-from nightingale.server.service.dependencies import Service
-from nightingale.server.service.speech_service import SpeechService
+from nightingale.server.service.async_encoder import OutputFormat
+from nightingale.server.service.speech_service import Service, SpeechService
 from nightingale.server.service.speech_turns import SpeechTurn, TurnQueue, check_text
-from nightingale.server.service.timestamps import SegmentTimer, TimedSegment, Timestamps, check_timestamps
-from nightingale.server.websocket_io import ClientSocket, accept, authorize, parse_object
-from nightingale.types import AudioChunk
+from nightingale.server.service.timestamps import TimedSegment, Timestamps, check_timestamps
+from nightingale.server.websocket_io import ClientSocket, accept, parse_object
 
 router = APIRouter()
 
@@ -58,11 +55,13 @@ class SessionOptions(NullableBody):
             exclude={"response_format", "sample_rate", "binary", "timestamps"}, exclude_none=True
         )
 
+    def output(self, service: SpeechService) -> OutputFormat:
+        return OutputFormat(self.response_format, self.sample_rate or service.sample_rate_hz)
+
 
 @router.websocket("/v1/audio/speech/stream")
 async def speech_stream(websocket: WebSocket, service: Service) -> None:
-    if await authorize(websocket):
-        await RealtimeConnection(await accept(websocket), service).run()
+    await RealtimeConnection(await accept(websocket), service).run()
 
 
 class RealtimeConnection:
@@ -71,7 +70,7 @@ class RealtimeConnection:
     def __init__(self, socket: ClientSocket, service: SpeechService) -> None:
         self._socket, self._service = socket, service
         self._options = SessionOptions()
-        self._turns = TurnQueue(service, service.settings.max_text_chars)
+        self._turns = TurnQueue()
         self._turn_count = 0
 
     async def run(self) -> None:
@@ -115,8 +114,8 @@ class RealtimeConnection:
                 )
 
     def _open_turn(self) -> SpeechTurn:
-        sender = TurnSender(f"r{self._turn_count + 1}", self._options, self._socket, self._service)
-        turn = self._turns.open(self._options.request, sender.on_audio, sender.on_end)
+        turn_id = f"r{self._turn_count + 1}"
+        turn = self._turns.add(RealtimeTurn(turn_id, self._options, self._socket, self._service))
         self._turn_count += 1
         return turn
 
@@ -136,7 +135,7 @@ class RealtimeConnection:
                 param=str(first["loc"][0]) if first["loc"] else None,
             ) from error
         check_timestamps(options.timestamps)
-        check_format(options.response_format, options.sample_rate or self._service.sample_rate_hz)
+        options.output(self._service)
         await self._service.check(**options.request)
         self._options = options
 
@@ -144,45 +143,35 @@ class RealtimeConnection:
         await self._socket.json({"type": f"session.{what}", "session": self._options.model_dump()})
 
 
-class TurnSender:
-    """Sends the audio and the events of one turn."""
+class RealtimeTurn(SpeechTurn):
+    """A turn with the options that held when it started."""
 
     def __init__(
         self, turn_id: str, options: SessionOptions, socket: ClientSocket, service: SpeechService
     ) -> None:
-        self._id, self._options, self._socket, self._service = turn_id, options, socket, service
-        self._encoder: AsyncEncoder | None = None
-        self._timer = SegmentTimer(enabled=options.timestamps == "segment")
+        output, timestamps = options.output(service), options.timestamps == "segment"
+        super().__init__(service, options.request, output, timestamps=timestamps)
+        self._id, self._binary, self._socket = turn_id, options.binary, socket
 
-    async def on_audio(self, chunk: AudioChunk) -> None:
-        if self._encoder is None:
-            form, rate_hz = self._options.response_format, self._options.sample_rate or chunk.sample_rate_hz
-            self._encoder = self._service.open_encoder(form, rate_hz, None)
-            await self._send("start", sample_rate=rate_hz, response_format=form)
-        await self._send_segments(self._timer.add(chunk))
-        await self._send_audio(await self._encoder.encode(chunk.samples))
+    async def send_start(self) -> None:
+        output = self._output
+        await self._send("start", sample_rate=output.sample_rate_hz, response_format=output.codec)
 
-    async def on_end(self, turn: SpeechTurn) -> None:
-        if turn.error is not None:
-            await self._socket.json({"type": "error", "id": self._id, **error_envelope(turn.error)})
-            return
-        if not turn.cancelled:
-            if self._encoder is not None:
-                await self._send_audio(self._encoder.finish())
-            await self._send_segments(self._timer.finish())
-        # The clock starts with the first text of the turn, so the pauses of the writer count.
-        metrics = metrics_json(turn.metrics, tokens=turn.metrics.tokens, retries=turn.metrics.retries)
-        await self._send("cancelled" if turn.cancelled else "done", metrics=metrics)
-
-    async def _send_audio(self, data: bytes) -> None:
-        if data and self._options.binary:
+    async def send_audio(self, segments: list[TimedSegment], data: bytes) -> None:
+        if segments:
+            await self._send("segments", segments=[segment.model_dump() for segment in segments])
+        if data and self._binary:
             await self._socket.binary(data)
         elif data:
             await self._send("delta", audio=base64.b64encode(data).decode())
 
-    async def _send_segments(self, segments: list[TimedSegment]) -> None:
-        if segments:
-            await self._send("segments", segments=[segment.model_dump() for segment in segments])
+    async def send_end(self) -> None:
+        if self.error is not None:
+            await self._socket.json({"type": "error", "id": self._id, **error_envelope(self.error)})
+            return
+        # The clock starts with the first text of the turn, so the pauses of the writer count.
+        metrics = metrics_json(self.metrics, tokens=self.metrics.tokens, retries=self.metrics.retries)
+        await self._send("cancelled" if self.cancelled else "done", metrics=metrics)
 
     async def _send(self, event: str, **fields: Any) -> None:
         await self._socket.json({"type": f"speech.audio.{event}", "id": self._id, **fields})

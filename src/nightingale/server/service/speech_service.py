@@ -16,7 +16,10 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Annotated, Any, Final, ParamSpec, TypeVar
+
+from fastapi import Depends
+from starlette.requests import HTTPConnection
 
 from nightingale.clocks import CLOCKS
 from nightingale.engine.aio import open_session
@@ -25,8 +28,8 @@ from nightingale.engine.requests.live import LiveSession
 from nightingale.engine.session import Session
 from nightingale.engine.tts import TTS, Occupancy
 from nightingale.errors import EngineFault, QueueFull, TextTooLong
-from nightingale.server.metrics import RequestMetrics, ServerMetrics
-from nightingale.server.service.async_encoder import AsyncEncoder
+from nightingale.server.metrics import ServerMetrics
+from nightingale.server.service.async_encoder import AsyncEncoder, OutputFormat
 from nightingale.server.service.model_loading import (
     ServedModel,
     gpu_memory_bytes,
@@ -51,6 +54,7 @@ MAX_PENDING_UPLOADS: Final = 4
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 AnySession = TypeVar("AnySession", Session, LiveSession)
+AnyStream = TypeVar("AnyStream", bound=SpeechStream)
 VoiceSpec = Voice | str | Mapping[str, Any] | None
 
 
@@ -159,22 +163,17 @@ class SpeechService:
         """
         if len(text) > self.settings.max_text_chars:
             raise text_too_long(len(text), self.settings.max_text_chars)
-        session, counted = await self._opened(voice, lambda tts, who: tts.open(text, voice=who, **request))
-        counted.add_text(text)
-        stream = SpeechStream(session, counted, self._stream_closed)
-        self._open_streams.add(stream)
+        stream = await self._open(SpeechStream, voice, lambda tts, who: tts.open(text, voice=who, **request))
+        self.metrics.characters.inc(len(text))
         return stream
 
     async def session(self, *, voice: VoiceSpec = None, **request: Any) -> LiveSpeechStream:
         """Open a stream whose text is pushed as it is written. The arguments are those of `TTS.session`."""
-        session, counted = await self._opened(voice, lambda tts, who: tts.session(voice=who, **request))
-        stream = LiveSpeechStream(session, counted, self._stream_closed)
-        self._open_streams.add(stream)
-        return stream
+        return await self._open(LiveSpeechStream, voice, lambda tts, who: tts.session(voice=who, **request))
 
-    def open_encoder(self, response_format: str, sample_rate_hz: int, bit_rate: int | None) -> AsyncEncoder:
-        """Open an encoder for the audio of one request. bit_rate: bits per second, for lossy formats."""
-        return AsyncEncoder(response_format, sample_rate_hz, bit_rate, self._encoder_threads)
+    def open_encoder(self, output: OutputFormat) -> AsyncEncoder:
+        """Open an encoder for the audio of one request."""
+        return AsyncEncoder(output, self._encoder_threads)
 
     async def check(self, *, voice: VoiceSpec = None, **request: Any) -> None:
         """Raise what `session` would raise, without opening one."""
@@ -203,30 +202,37 @@ class SpeechService:
 
     def _stream_closed(self, stream: SpeechStream, finished: bool) -> None:
         self._open_streams.discard(stream)
+        self.metrics.active -= 1
         self._last_used_s = time.monotonic()
         if finished:
             metrics = stream.metrics
             self._slot_ms += 0.2 * (metrics.total_ms - metrics.queue_ms - self._slot_ms)
 
-    async def _opened(
-        self, voice: VoiceSpec, make: Callable[[TTS, Voice | None], AnySession]
-    ) -> tuple[AnySession, RequestMetrics]:
-        counted = RequestMetrics(self.metrics)
+    async def _open(
+        self,
+        stream_class: Callable[[AnySession, ServerMetrics, Callable[[SpeechStream, bool], None]], AnyStream],
+        voice: VoiceSpec,
+        open_engine: Callable[[TTS, Voice | None], AnySession],
+    ) -> AnyStream:
+        self.metrics.active += 1
         try:
-            return await open_session(self._open_session(voice, make)), counted
+            session = await open_session(self._open_session(voice, open_engine))
         except BaseException:
-            counted.close(None)
+            self.metrics.active -= 1
             raise
+        stream = stream_class(session, self.metrics, self._stream_closed)
+        self._open_streams.add(stream)
+        return stream
 
     async def _open_session(
-        self, voice: VoiceSpec, make: Callable[[TTS, Voice | None], AnySession]
+        self, voice: VoiceSpec, open_engine: Callable[[TTS, Voice | None], AnySession]
     ) -> AnySession:
         tried: TTS | None = None
 
         def act(tts: TTS) -> AnySession:
             nonlocal tried
             tried = tts
-            return make(tts, self._voices.resolve(voice, tts))
+            return open_engine(tts, self._voices.resolve(voice, tts))
 
         try:
             return await self._with_engine(act)
@@ -296,3 +302,12 @@ def text_too_long(chars: int, limit: int) -> TextTooLong:
         allowed=f"at most {limit}",
         fix="Split it, or raise max_text_chars.",
     )
+
+
+async def get_service(connection: HTTPConnection) -> SpeechService:  # async: FastAPI runs others in threads
+    service: SpeechService = connection.app.state.service
+    return service
+
+
+Service = Annotated[SpeechService, Depends(get_service)]
+"""The type of a route's parameter that receives the service."""

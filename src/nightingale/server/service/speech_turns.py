@@ -1,22 +1,25 @@
 """Turns of a socket: text that is still being written on one side, audio for one client on the other.
 
-All socket protocols use these. Text goes in with `push`; a task of the turn passes each chunk of audio to
-`on_audio` and, at the end, the turn itself to `on_end`. Nothing is buffered here: while the client is slow,
-the engine's own buffer fills up, and the engine waits. A session of the engine is opened with the first text.
+All socket protocols subclass `SpeechTurn`. Text goes in with `push`; a task of the turn calls `send_audio` and,
+at the end, `send_end`. Nothing is buffered here: while the client is slow, the engine's own buffer fills up, and
+the engine waits. A session of the engine is opened with the first text.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from nightingale.errors import ConfigError, NightingaleError
+from nightingale.server.service.async_encoder import OutputFormat
 from nightingale.server.service.speech_service import SpeechService, text_too_long
 from nightingale.server.service.speech_streams import LiveSpeechStream
-from nightingale.types import AudioChunk, Metrics
+from nightingale.server.service.timestamps import SegmentTimer, TimedSegment
+from nightingale.types import Metrics
 
 log = logging.getLogger("nightingale.server")
 
@@ -43,21 +46,19 @@ def check_text(value: object) -> str:
     return value
 
 
-class SpeechTurn:
-    """One answer, from its first text to its last sample."""
+class SpeechTurn(ABC):
+    """One answer, from its first text to its last sample. A protocol implements the methods that send."""
 
     def __init__(
         self,
         service: SpeechService,
         request: dict[str, Any],
+        output: OutputFormat,
         *,
-        on_audio: Callable[[AudioChunk], Awaitable[None]],
-        on_end: Callable[[SpeechTurn], Awaitable[None]],
-        max_chars: int,
-        previous: SpeechTurn | None = None,
+        timestamps: bool = False,
         abandoned_s: float | None = None,
     ) -> None:
-        """request: arguments of `SpeechService.session`. previous: a turn whose audio is sent first.
+        """request: arguments of `SpeechService.session`. timestamps: pass segments to `send_audio`.
         abandoned_s: end the turn if no text follows for this long; default ABANDONED_S."""
         self.error: NightingaleError | None = None
         """The error that ended the turn. Text that still follows is ignored."""
@@ -65,21 +66,34 @@ class SpeechTurn:
         self.accepts_text = True
         self.flushed = True
         """True if all text so far was flushed."""
-        self._service, self._request = service, request
-        self._on_audio, self._on_end, self._previous = on_audio, on_end, previous
-        self._chars, self._max_chars = 0, max_chars
+        self.has_started = False
+        """True if `send_start` was called."""
+        self.finished = asyncio.Event()
+        """Set when `send_end` has returned or the client is gone."""
+        self.previous: SpeechTurn | None = None
+        """A turn whose audio is sent first."""
+        self._service, self._request, self._output = service, request, output
+        self._timer = SegmentTimer(enabled=timestamps)
+        self._chars, self._max_chars = 0, service.settings.max_text_chars
         self._abandoned_s = ABANDONED_S if abandoned_s is None else abandoned_s
         self._stream: LiveSpeechStream | None = None
         self._task: asyncio.Task[None] | None = None
         self._timers: list[asyncio.TimerHandle] = []
 
+    async def send_start(self) -> None:  # noqa: B027, optional
+        """Announce that audio follows."""
+
+    @abstractmethod
+    async def send_audio(self, segments: list[TimedSegment], data: bytes) -> None:
+        """Send segments of text that have ended, then audio. Both may be empty."""
+
+    @abstractmethod
+    async def send_end(self) -> None:
+        """Send how the turn ended: see `error` and `cancelled`."""
+
     @property
     def metrics(self) -> Metrics:
         return _NO_METRICS if self._stream is None else self._stream.metrics
-
-    @property
-    def finished(self) -> bool:
-        return self._task is not None and self._task.done()
 
     async def push(self, text: str) -> None:
         """Add text. If it, or the request, is invalid, the turn fails."""
@@ -102,7 +116,7 @@ class SpeechTurn:
             self._try(self._stream.flush)
 
     def end(self) -> None:
-        """End the text; `on_end` is called when all audio was sent."""
+        """End the text; `send_end` is called when all audio was sent."""
         if not self.accepts_text:
             return
         self.accepts_text, self.flushed = False, True
@@ -113,31 +127,26 @@ class SpeechTurn:
             self._stop()
 
     def cancel(self) -> None:
-        """Stop at once; `on_end` follows."""
+        """Stop at once; `send_end` follows."""
         self.accepts_text = False
-        if not (self.cancelled or self.finished):
+        if not (self.cancelled or self.finished.is_set()):
             self.cancelled = True
             self._stop()
 
     def fail(self, error: NightingaleError) -> None:
-        """Stop at once because of an error; `on_end` follows."""
-        if not self.finished:
+        """Stop at once because of an error; `send_end` follows."""
+        if not self.finished.is_set():
             self.error = error
             self._stop()
 
     async def drop(self) -> None:
-        """Stop because the client is gone; `on_end` is not called."""
+        """Stop because the client is gone; `send_end` is not called."""
         self.accepts_text = False
         self._stop_timers()
         if self._stream is not None:
             self._stream.cancel()
         if self._task is not None:
             self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def wait(self) -> None:
-        """Wait for the end of the turn, if it has started."""
-        if self._task is not None:
             await asyncio.wait([self._task])
 
     async def _push(self, text: str) -> None:
@@ -149,7 +158,7 @@ class SpeechTurn:
         stream = self._stream
         if stream is None:
             stream = self._stream = await self._service.session(**self._request)
-            self._task = asyncio.create_task(self._send_audio(stream))
+            self._start_task(self._send_speech(stream))
         self.flushed = False
         self._stop_timers()
         if len(text) > LONG_TEXT_CHARS:
@@ -169,17 +178,29 @@ class SpeechTurn:
         if self._stream is not None:
             self._stream.cancel()
         elif self._task is None:
-            self._task = asyncio.create_task(self._finish())
+            self._start_task(self._finish())
 
-    async def _send_audio(self, stream: LiveSpeechStream) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        self._task = asyncio.create_task(work)
+        self._task.add_done_callback(lambda _: self.finished.set())
+
+    async def _send_speech(self, stream: LiveSpeechStream) -> None:
         with self._service.open_turn():
             try:
-                if self._previous is not None:
-                    await self._previous.wait()
-                async with aclosing(aiter(stream)) as chunks:
-                    async for chunk in chunks:
-                        if not (self.cancelled or self.error is not None):
-                            await self._on_audio(chunk)
+                if self.previous is not None:
+                    await self.previous.finished.wait()
+                encoder = self._service.open_encoder(self._output)
+                async with (
+                    aclosing(aiter(stream)) as chunks,
+                    aclosing(encoder.encode(chunks, self._timer)) as parts,
+                ):
+                    async for segments, data in parts:
+                        if self.cancelled or self.error is not None:
+                            continue
+                        if not self.has_started:
+                            self.has_started = True
+                            await self.send_start()
+                        await self.send_audio(segments, data)
             except NightingaleError as error:
                 self.error = error
             except ClientGone:
@@ -190,16 +211,14 @@ class SpeechTurn:
             await self._finish()
 
     async def _finish(self) -> None:
-        if self._previous is not None:
-            await self._previous.wait()
-        self._previous = None  # otherwise the turns of a long connection would form one long chain
+        if self.previous is not None:
+            await self.previous.finished.wait()
+        self.previous = None  # otherwise the turns of a long connection would form one long chain
         outcome = type(self.error).__name__ if self.error else "cancelled" if self.cancelled else "done"
         ttfa_ms, seconds = round(self.metrics.ttfa_ms, 1), round(self.metrics.audio_seconds, 3)
         log.info("turn", extra={"outcome": outcome, "ttfa_ms": ttfa_ms, "audio_seconds": seconds})
-        try:
-            await self._on_end(self)
-        except ClientGone:
-            return
+        with suppress(ClientGone):
+            await self.send_end()
 
     def _start_timers(self) -> None:
         self._stop_timers()
@@ -217,8 +236,7 @@ class SpeechTurn:
 class TurnQueue:
     """The unfinished turns of one connection, whose audio is sent one after the other."""
 
-    def __init__(self, service: SpeechService, max_chars: int) -> None:
-        self._service, self._max_chars = service, max_chars
+    def __init__(self) -> None:
         self.turns: list[SpeechTurn] = []
 
     @property
@@ -226,13 +244,9 @@ class TurnQueue:
         """Return the turn that still accepts text."""
         return self.turns[-1] if self.turns and self.turns[-1].accepts_text else None
 
-    def open(
-        self,
-        request: dict[str, Any],
-        on_audio: Callable[[AudioChunk], Awaitable[None]],
-        on_end: Callable[[SpeechTurn], Awaitable[None]],
-    ) -> SpeechTurn:
-        self.turns = [turn for turn in self.turns if not turn.finished]
+    def add(self, turn: SpeechTurn) -> SpeechTurn:
+        """Send the audio of a new turn after that of the others."""
+        self.turns = [other for other in self.turns if not other.finished.is_set()]
         if len(self.turns) >= MAX_PENDING_TURNS:
             raise ConfigError(
                 "too many turns at once",
@@ -240,14 +254,7 @@ class TurnQueue:
                 allowed=f"at most {MAX_PENDING_TURNS}",
                 fix="Wait for the end of one, or cancel.",
             )
-        turn = SpeechTurn(
-            self._service,
-            request,
-            on_audio=on_audio,
-            on_end=on_end,
-            max_chars=self._max_chars,
-            previous=self.turns[-1] if self.turns else None,
-        )
+        turn.previous = self.turns[-1] if self.turns else None
         self.turns.append(turn)
         return turn
 
