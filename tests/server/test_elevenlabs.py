@@ -14,8 +14,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from nightingale import TTS
-from nightingale.server.elevenlabs.contexts import MAX_CONTEXTS, UrlOptions
-from nightingale.server.service.async_encoder import OutputFormat
+from nightingale.server.elevenlabs.elevenlabs_routes import MAX_CONTEXTS, UrlOptions
+from nightingale.server.service.audio_output import OutputFormat
 
 LONG = "This is one of very many sentences that are only here to make the text long. " * 40
 

@@ -24,7 +24,7 @@ from nightingale import TTS
 from nightingale.errors import QueueFull
 from nightingale.server import middleware
 from nightingale.server.app import create_app
-from nightingale.server.elevenlabs.contexts import UrlOptions
+from nightingale.server.elevenlabs.elevenlabs_routes import UrlOptions
 from nightingale.server.logs import TextFormatter
 from nightingale.server.service.speech_service import MAX_PENDING_UPLOADS, SpeechService
 from nightingale.server.settings import ServerSettings

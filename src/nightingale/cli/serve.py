@@ -80,7 +80,7 @@ def serve(
     settings = ServerSettings.load(config, **flags)
     settings.check_bind()
     if settings.wyoming:
-        from nightingale.server.wyoming.wyoming_address import check_wyoming
+        from nightingale.server.listen_socket import check_wyoming
 
         check_wyoming(settings.wyoming, insecure=settings.insecure)
     for name in unknown_keys(config):

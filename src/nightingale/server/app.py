@@ -11,10 +11,10 @@ from starlette.middleware.cors import CORSMiddleware
 
 from nightingale import __version__
 from nightingale.server import health
-from nightingale.server.auth import AuthMiddleware
+from nightingale.server.auth import check_access
 from nightingale.server.elevenlabs import elevenlabs_routes
 from nightingale.server.http_errors import HANDLED, ErrorEnvelope, answer_error
-from nightingale.server.middleware import BodyLimitMiddleware, RequestLogMiddleware
+from nightingale.server.middleware import limit_bodies, log_requests
 from nightingale.server.openai import model_routes, speech_routes, voice_routes
 from nightingale.server.realtime import speech_socket
 from nightingale.server.service.speech_service import SpeechService, log
@@ -54,9 +54,9 @@ def create_app(settings: ServerSettings, service: SpeechService | None = None) -
     if settings.page:
         app.include_router(web_routes.router)
     # The last one added is the outermost.
-    app.add_middleware(BodyLimitMiddleware, settings=settings)
-    app.add_middleware(AuthMiddleware, settings=settings, keys=settings.keys)
-    app.add_middleware(RequestLogMiddleware, metrics=service.metrics)
+    app.add_middleware(limit_bodies, settings=settings)
+    app.add_middleware(check_access, settings=settings, keys=settings.keys)
+    app.add_middleware(log_requests, metrics=service.metrics)
     if settings.cors:  # outside of the others, so that allowed pages can read error responses, too
         app.add_middleware(
             CORSMiddleware,

@@ -20,7 +20,6 @@ from nightingale.server.http_errors import HttpError
 from nightingale.server.middleware import route_path
 from nightingale.server.settings import ServerSettings, is_loopback
 
-SAFE_METHODS: Final = ("GET", "HEAD", "OPTIONS")
 KEY_SUBPROTOCOL: Final = "nightingale.key."
 """Browsers cannot set headers on a WebSocket. They can offer subprotocols, which are not logged as URLs
 are: `new WebSocket(url, ["nightingale.v1", "nightingale.key." + base64url(key)])`."""
@@ -41,26 +40,24 @@ FORBIDDEN_ORIGIN = HttpError(
 )
 
 
-class AuthMiddleware:
-    """Refuses requests without a valid key, and those of pages of other sites."""
+def check_access(app: ASGIApp, settings: ServerSettings, keys: tuple[str, ...]) -> ASGIApp:
+    """Refuse requests without a valid key, and those of pages of other sites."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, keys: tuple[str, ...]) -> None:
-        self._app, self._settings, self._keys = app, settings, keys
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._error(scope) if scope["type"] != "lifespan" else None
-        await (self._app if error is None else error.response)(scope, receive, send)
-
-    def _error(self, scope: Scope) -> HttpError | None:
+    def error_of(scope: Scope) -> HttpError | None:
         path, method = route_path(scope), scope.get("method", "WEBSOCKET")
         if path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIX) or method == "OPTIONS":
             return None
         headers = Headers(scope=scope)
-        if not is_valid_key(self._keys, request_key(headers)):
+        if not is_valid_key(keys, request_key(headers)):
             return UNAUTHORIZED
-        if method not in SAFE_METHODS and is_foreign_origin(headers, self._settings):
-            return FORBIDDEN_ORIGIN
-        return None
+        is_safe = method in ("GET", "HEAD")
+        return None if is_safe or not is_foreign_origin(headers, settings) else FORBIDDEN_ORIGIN
+
+    async def middleware(scope: Scope, receive: Receive, send: Send) -> None:
+        error = error_of(scope) if scope["type"] != "lifespan" else None
+        await (app if error is None else error.response)(scope, receive, send)
+
+    return middleware
 
 
 def request_key(headers: Mapping[str, str]) -> str | None:

@@ -11,12 +11,7 @@ import logging
 import time
 from typing import Any, Final
 
-_STANDARD: Final = set(logging.makeLogRecord({}).__dict__) | {
-    "message",
-    "asctime",
-    "color_message",
-    "taskName",
-}
+_STANDARD: Final = {*logging.makeLogRecord({}).__dict__, "message", "asctime", "color_message", "taskName"}
 NOT_ERRORS: Final = ("without completing handshake", "timeout graceful shutdown exceeded")
 """Parts of uvicorn's error messages about refused sockets and about requests that a shutdown ends."""
 
@@ -49,9 +44,7 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = " ".join(f"{key}={_printable(value)}" for key, value in extras(record).items())
         stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
-        line = f"{stamp} {record.levelname.lower():<7} {record.getMessage()}" + (
-            f"  {fields}" if fields else ""
-        )
+        line = f"{stamp} {record.levelname.lower():<7} {record.getMessage()}  {fields}".rstrip()
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 

@@ -37,23 +37,20 @@ CLOSE: Final = {"connection": "close"}
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
-class RequestLogMiddleware:
-    """Gives each request an id, logs and counts it, and answers 500 if a route raises.
+def log_requests(app: ASGIApp, metrics: ServerMetrics) -> ASGIApp:
+    """Give each request an id, log and count it, and answer 500 if a route raises.
 
     Routes add fields to the log line through `scope["state"]["log_fields"]`; the text to speak is never one.
     """
 
-    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
-        self._app, self._metrics = app, metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def middleware(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
             return
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else f"req_{uuid4().hex}"
-        state, fields = scope.setdefault("state", {}), dict[str, Any]()
-        state["request_id"], state["log_fields"] = request_id, fields
+        path, log_fields = route_path(scope), dict[str, Any]()
+        scope.setdefault("state", {}).update(request_id=request_id, log_fields=log_fields)
         started_s, status = time.perf_counter(), 0
 
         async def send_with_id(message: Message) -> None:
@@ -66,44 +63,34 @@ class RequestLogMiddleware:
             await send(message)
 
         try:
-            await self._app(scope, receive, send_with_id)
+            await app(scope, receive, send_with_id)
         except Exception:
-            log.exception("fault", extra={"request_id": request_id, "path": route_path(scope)})
+            log.exception("fault", extra={"request_id": request_id, "path": path})
             # After the first byte, the client can only be told by closing the connection.
             if not status:
                 message = f"Internal server error. The log has the details under {request_id}."
                 error = HttpError(500, message, kind=SERVER, code="internal_error")
                 await error.response(scope, receive, send_with_id)
         finally:
-            self._record(scope, status or CLIENT_CLOSED_REQUEST, started_s)
+            status = status or CLIENT_CLOSED_REQUEST
+            route = getattr(scope.get("route"), "path", None) or "other"
+            metrics.requests.labels(route, str(status)).inc()
+            line = {"method": scope["method"], "path": path, "status": status}
+            line |= {"ms": round(1000 * (time.perf_counter() - started_s), 1), "request_id": request_id}
+            log.log(logging.DEBUG if path in PROBES else logging.INFO, "request", extra=line | log_fields)
 
-    def _record(self, scope: Scope, status: int, started_s: float) -> None:
-        route = getattr(scope.get("route"), "path", None) or "other"
-        self._metrics.requests.labels(route, str(status)).inc()
-        path = route_path(scope)
-        fields = {
-            "method": scope["method"],
-            "path": path,
-            "status": status,
-            "ms": round(1000 * (time.perf_counter() - started_s), 1),
-            "request_id": scope["state"]["request_id"],
-            **scope["state"]["log_fields"],
-        }
-        log.log(logging.DEBUG if path in PROBES else logging.INFO, "request", extra=fields)
+    return middleware
 
 
-class BodyLimitMiddleware:
-    """Answers 413 to a body over the limit and 408 to one that stops arriving."""
+def limit_bodies(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
+    """Answer 413 to a body over the limit and 408 to one that stops arriving."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings) -> None:
-        self._app, self._settings = app, settings
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def middleware(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
             return
         is_upload = scope["method"] == "POST" and route_path(scope) == UPLOAD_PATH
-        limit = self._settings.max_upload_bytes if is_upload else self._settings.max_body_bytes
+        limit = settings.max_upload_bytes if is_upload else settings.max_body_bytes
         length = Headers(scope=scope).get("content-length", "0")
         # isdecimal and not isdigit: a superscript is a digit to Python, and int() refuses it.
         if length.isdecimal() and (len(length) > 20 or int(length) > limit):
@@ -129,7 +116,9 @@ class BodyLimitMiddleware:
                     raise _too_large(limit)
             return message
 
-        await self._app(scope, receive_limited, send)
+        await app(scope, receive_limited, send)
+
+    return middleware
 
 
 def _too_large(limit: int) -> HttpError:

@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from fastapi import APIRouter
+from pydantic import BaseModel
 
 from nightingale.errors import UnknownModel
 from nightingale.server.http_errors import HttpError
-from nightingale.server.openai.schemas import (
-    OPENAI_MODELS,
-    AudioModelList,
-    ControlRange,
-    ModelCard,
-    ModelList,
-)
 from nightingale.server.service.speech_service import Service, SpeechService
 
 router = APIRouter(tags=["models"])
 
+OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+"""Names that clients send by default; each means the loaded model."""
+
+
 REQUEST_CONTROLS: Final = ("speed", "temperature", "exaggeration", "cfg_weight")
 """Controls for which a request has fields."""
+
+
+class ControlRange(BaseModel):
+    min: float
+    max: float
+    default: float
+
+
+class ModelCard(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "nightingale"
+    languages: list[str] = []
+    controls: dict[str, ControlRange] = {}
+    """Fields of a speech request that this model supports."""
+    notice: str | None = None
+    """A remark that must be shown to the user."""
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelCard]
+
+
+class AudioModelList(ModelList):
+    models: list[ModelCard]
+    """The same list as `data`, for Open WebUI."""
 
 
 def model_names(service: SpeechService) -> list[str]:

@@ -11,12 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from nightingale.audio.encoders.streaming import RATES_HZ
 from nightingale.errors import ConfigError
-from nightingale.server.service.timestamps import TimedSegment, Timestamps, check_timestamps
-from nightingale.server.service.voice_registry import VoiceInfo
+from nightingale.server.service.audio_output import TimedSegment, Timestamps, check_timestamps
 
 ResponseFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
-OPENAI_MODELS = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
-"""Names that clients send by default; each means the loaded model."""
+REQUEST_FIELDS = {
+    "voice", "language", "seed", "normalize", "speed", "exaggeration", "cfg_weight", "temperature",
+}  # fmt: skip
+"""Fields that are arguments of `SpeechService.open` and `SpeechService.session`."""
 
 
 class NullableBody(BaseModel):
@@ -69,16 +70,7 @@ class SpeechBody(NullableBody):
 
     def request(self) -> dict[str, Any]:
         """Return the arguments of `SpeechService.open` besides the text."""
-        return {
-            "voice": self.voice.id if isinstance(self.voice, VoiceRef) else self.voice,
-            "language": self.language,
-            "seed": self.seed,
-            "normalize": self.normalize is not False,
-            "speed": None if self.speed == 1.0 else self.speed,
-            "exaggeration": self.exaggeration,
-            "cfg_weight": self.cfg_weight,
-            "temperature": self.temperature,
-        }
+        return self.model_dump(include=REQUEST_FIELDS, exclude_defaults=True)
 
     def check(self) -> None:
         """Check what pydantic does not."""
@@ -100,46 +92,3 @@ class Captions(BaseModel):
     srt: str
     """The segments as subtitles."""
     metrics: dict[str, float | None]
-
-
-class ControlRange(BaseModel):
-    min: float
-    max: float
-    default: float
-
-
-class ModelCard(BaseModel):
-    id: str
-    object: Literal["model"] = "model"
-    created: int = 0
-    owned_by: str = "nightingale"
-    languages: list[str] = []
-    controls: dict[str, ControlRange] = {}
-    """Fields of a speech request that this model supports."""
-    notice: str | None = None
-    """A remark that must be shown to the user."""
-
-
-class ModelList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[ModelCard]
-
-
-class AudioModelList(ModelList):
-    models: list[ModelCard]
-    """The same list as `data`, for Open WebUI."""
-
-
-class VoiceList(BaseModel):
-    object: Literal["list"] = "list"
-    data: list[VoiceInfo]
-    voices: list[VoiceInfo]
-    """The same list as `data`, for Open WebUI."""
-    aliases: list[str]
-    """OpenAI's names, which are accepted, too."""
-
-
-class DeletedVoice(BaseModel):
-    id: str
-    object: Literal["voice.deleted"] = "voice.deleted"
-    deleted: bool = True

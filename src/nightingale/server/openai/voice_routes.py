@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, File, Form, UploadFile
+from pydantic import BaseModel
 
 from nightingale.errors import BadReference, VoiceError, VoiceNotFound
 from nightingale.server.http_errors import HttpError
-from nightingale.server.openai.schemas import DeletedVoice, VoiceList
 from nightingale.server.service.speech_service import Service, SpeechService
-from nightingale.server.service.voice_aliases import OPENAI_VOICES
-from nightingale.server.service.voice_registry import VoiceInfo
+from nightingale.server.service.voice_registry import OPENAI_VOICES, VoiceInfo
 from nightingale.voices.library import is_name
 
 router = APIRouter(tags=["voices"])
+
+
+class VoiceList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[VoiceInfo]
+    voices: list[VoiceInfo]
+    """The same list as `data`, for Open WebUI."""
+    aliases: list[str]
+    """OpenAI's names, which are accepted, too."""
+
+
+class DeletedVoice(BaseModel):
+    id: str
+    object: Literal["voice.deleted"] = "voice.deleted"
+    deleted: bool = True
 
 
 @router.get("/v1/audio/voices")

@@ -21,11 +21,10 @@ from pydantic import ConfigDict, ValidationError
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale.server.http_errors import error_envelope
 from nightingale.server.metrics import metrics_json
-from nightingale.server.openai.schemas import NullableBody, ResponseFormat
-from nightingale.server.service.async_encoder import OutputFormat
+from nightingale.server.openai.schemas import REQUEST_FIELDS, NullableBody, ResponseFormat
+from nightingale.server.service.audio_output import OutputFormat, TimedSegment, Timestamps, check_timestamps
 from nightingale.server.service.speech_service import Service, SpeechService
 from nightingale.server.service.speech_turns import SpeechTurn, TurnQueue, check_text
-from nightingale.server.service.timestamps import TimedSegment, Timestamps, check_timestamps
 from nightingale.server.websocket_io import ClientSocket, accept, parse_object
 
 router = APIRouter()
@@ -51,9 +50,7 @@ class SessionOptions(NullableBody):
     @property
     def request(self) -> dict[str, Any]:
         """Return the arguments of `SpeechService.session`."""
-        return self.model_dump(
-            exclude={"response_format", "sample_rate", "binary", "timestamps"}, exclude_none=True
-        )
+        return self.model_dump(include=REQUEST_FIELDS, exclude_none=True)
 
     def output(self, service: SpeechService) -> OutputFormat:
         return OutputFormat(self.response_format, self.sample_rate or service.sample_rate_hz)
@@ -149,18 +146,17 @@ class RealtimeTurn(SpeechTurn):
     def __init__(
         self, turn_id: str, options: SessionOptions, socket: ClientSocket, service: SpeechService
     ) -> None:
-        output, timestamps = options.output(service), options.timestamps == "segment"
-        super().__init__(service, options.request, output, timestamps=timestamps)
-        self._id, self._binary, self._socket = turn_id, options.binary, socket
+        super().__init__(service, options.request, options.output(service))
+        self._id, self._options, self._socket = turn_id, options, socket
 
     async def send_start(self) -> None:
         output = self._output
         await self._send("start", sample_rate=output.sample_rate_hz, response_format=output.codec)
 
     async def send_audio(self, segments: list[TimedSegment], data: bytes) -> None:
-        if segments:
+        if segments and self._options.timestamps == "segment":
             await self._send("segments", segments=[segment.model_dump() for segment in segments])
-        if data and self._binary:
+        if data and self._options.binary:
             await self._socket.binary(data)
         elif data:
             await self._send("delta", audio=base64.b64encode(data).decode())

@@ -19,7 +19,7 @@ WARM_UP_TEXT: Final = "Ready at 1 or 2."
 """With digits, so that the normalization rules for numbers are compiled, too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ServedModel:
     """Facts about the model, which stay known while it is unloaded."""
 

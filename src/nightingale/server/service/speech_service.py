@@ -12,11 +12,10 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
-from typing import Annotated, Any, Final, ParamSpec, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 from fastapi import Depends
 from starlette.requests import HTTPConnection
@@ -29,7 +28,7 @@ from nightingale.engine.session import Session
 from nightingale.engine.tts import TTS, Occupancy
 from nightingale.errors import EngineFault, QueueFull, TextTooLong
 from nightingale.server.metrics import ServerMetrics
-from nightingale.server.service.async_encoder import AsyncEncoder, OutputFormat
+from nightingale.server.service.audio_output import AsyncEncoder, OutputFormat
 from nightingale.server.service.model_loading import (
     ServedModel,
     gpu_memory_bytes,
@@ -51,7 +50,6 @@ RETRY_MS: Final = (100.0, 30_000.0)
 MAX_PENDING_UPLOADS: Final = 4
 """Uploaded clips, each in memory, that may wait to be processed."""
 
-Args = ParamSpec("Args")
 Result = TypeVar("Result")
 AnySession = TypeVar("AnySession", Session, LiveSession)
 AnyStream = TypeVar("AnyStream", bound=SpeechStream)
@@ -65,7 +63,7 @@ class SpeechService:
         """tts: an existing engine, which is then never unloaded; by default it is loaded by `start`."""
         self.settings = settings
         self.metrics = ServerMetrics()
-        self.model = ServedModel(name=str(settings.model or default_model()))
+        self.model = ServedModel(str(settings.model or default_model()))
         self.state = "cold"
         """One of cold, loading, ready, idle (unloaded until the next request), stopping and failed."""
         self.failure: Exception | None = None
@@ -81,8 +79,8 @@ class SpeechService:
         self._pending_calls = 0
         """Calls that use the engine now: it must not be unloaded although no stream is open."""
         self._open_streams: set[SpeechStream] = set()
-        self._open_turns = 0
-        """Turns of sockets whose end has not been sent yet."""
+        self.open_turns: set[object] = set()
+        """Turns of sockets whose last message has not been sent yet."""
         self._last_used_s = time.monotonic()
         self._slot_ms = 1000.0
         """Running mean of the time that a request occupies a slot."""
@@ -123,15 +121,12 @@ class SpeechService:
             self._idle_task = asyncio.create_task(self._unload_when_idle())
 
     async def drain(self, grace_s: float = 0.0) -> int:
-        """Refuse new requests and wait for running ones; return how many are left after the grace period.
-
-        The grace period starts with the first call.
-        """
+        """Refuse new requests, wait for running ones until grace_s after the first call, and count the rest."""
         self.state, self._stopping_since_s = "stopping", self._stopping_since_s or time.monotonic()
         deadline_s = self._stopping_since_s + grace_s
-        while (self._open_streams or self._open_turns) and time.monotonic() < deadline_s:
+        while (self._open_streams or self.open_turns) and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
-        return max(len(self._open_streams), self._open_turns)
+        return max(len(self._open_streams), len(self.open_turns))
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Wait for running requests, cancel the rest, and close the engine."""
@@ -145,15 +140,6 @@ class SpeechService:
         self._tts = None
         for pool in (self._threads, self._encoder_threads):
             pool.shutdown(wait=False, cancel_futures=True)
-
-    @contextmanager
-    def open_turn(self) -> Iterator[None]:
-        """Make `drain` wait for a socket's last message, which follows its last audio."""
-        self._open_turns += 1
-        try:
-            yield
-        finally:
-            self._open_turns -= 1
 
     async def open(self, text: str, *, voice: VoiceSpec = None, **request: Any) -> SpeechStream:
         """Queue a text for synthesis, or raise what is wrong with the request.
@@ -269,9 +255,7 @@ class SpeechService:
                 except BaseException:
                     self.state = "failed"
                     raise
-                self.model = ServedModel(
-                    name=tts.name, languages=tts.languages, controls=tts.controls, notice=tts.notice
-                )
+                self.model = ServedModel(tts.name, tts.languages, tts.controls, tts.notice)
                 self._tts, self.state = tts, "ready"
                 self._last_used_s = time.monotonic()
                 load_s = round(self._last_used_s - started_s, 3)
@@ -291,8 +275,8 @@ class SpeechService:
                 log.info("unloaded", extra={"idle_s": round(idle_s, 1)})
             await asyncio.sleep(max(0.05, min(keep_s - idle_s, 5.0)))
 
-    async def _in_thread(self, act: Callable[Args, Result], *args: Args.args, **more: Args.kwargs) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(act, *args, **more))
+    async def _in_thread(self, act: Callable[..., Result], *args: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, act, *args)
 
 
 def text_too_long(chars: int, limit: int) -> TextTooLong:

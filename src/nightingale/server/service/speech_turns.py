@@ -15,10 +15,9 @@ from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from nightingale.errors import ConfigError, NightingaleError
-from nightingale.server.service.async_encoder import OutputFormat
+from nightingale.server.service.audio_output import OutputFormat, TimedSegment
 from nightingale.server.service.speech_service import SpeechService, text_too_long
 from nightingale.server.service.speech_streams import LiveSpeechStream
-from nightingale.server.service.timestamps import SegmentTimer, TimedSegment
 from nightingale.types import Metrics
 
 log = logging.getLogger("nightingale.server")
@@ -55,11 +54,9 @@ class SpeechTurn(ABC):
         request: dict[str, Any],
         output: OutputFormat,
         *,
-        timestamps: bool = False,
         abandoned_s: float | None = None,
     ) -> None:
-        """request: arguments of `SpeechService.session`. timestamps: pass segments to `send_audio`.
-        abandoned_s: end the turn if no text follows for this long; default ABANDONED_S."""
+        """request: arguments of `SpeechService.session`. abandoned_s: default ABANDONED_S."""
         self.error: NightingaleError | None = None
         """The error that ended the turn. Text that still follows is ignored."""
         self.cancelled = False
@@ -73,7 +70,6 @@ class SpeechTurn(ABC):
         self.previous: SpeechTurn | None = None
         """A turn whose audio is sent first."""
         self._service, self._request, self._output = service, request, output
-        self._timer = SegmentTimer(enabled=timestamps)
         self._chars, self._max_chars = 0, service.settings.max_text_chars
         self._abandoned_s = ABANDONED_S if abandoned_s is None else abandoned_s
         self._stream: LiveSpeechStream | None = None
@@ -181,34 +177,35 @@ class SpeechTurn(ABC):
             self._start_task(self._finish())
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        self._service.open_turns.add(self)
         self._task = asyncio.create_task(work)
-        self._task.add_done_callback(lambda _: self.finished.set())
+        self._task.add_done_callback(self._task_done)
+
+    def _task_done(self, _task: asyncio.Task[None]) -> None:
+        self._service.open_turns.discard(self)
+        self.finished.set()
 
     async def _send_speech(self, stream: LiveSpeechStream) -> None:
-        with self._service.open_turn():
-            try:
-                if self.previous is not None:
-                    await self.previous.finished.wait()
-                encoder = self._service.open_encoder(self._output)
-                async with (
-                    aclosing(aiter(stream)) as chunks,
-                    aclosing(encoder.encode(chunks, self._timer)) as parts,
-                ):
-                    async for segments, data in parts:
-                        if self.cancelled or self.error is not None:
-                            continue
-                        if not self.has_started:
-                            self.has_started = True
-                            await self.send_start()
-                        await self.send_audio(segments, data)
-            except NightingaleError as error:
-                self.error = error
-            except ClientGone:
-                return
-            finally:
-                self._stop_timers()
-                stream.cancel()
-            await self._finish()
+        try:
+            if self.previous is not None:
+                await self.previous.finished.wait()
+            encoder = self._service.open_encoder(self._output)
+            async with aclosing(aiter(stream)) as chunks, aclosing(encoder.encode(chunks)) as parts:
+                async for segments, data in parts:
+                    if self.cancelled or self.error is not None:
+                        continue
+                    if not self.has_started:
+                        self.has_started = True
+                        await self.send_start()
+                    await self.send_audio(segments, data)
+        except NightingaleError as error:
+            self.error = error
+        except ClientGone:
+            return
+        finally:
+            self._stop_timers()
+            stream.cancel()
+        await self._finish()
 
     async def _finish(self) -> None:
         if self.previous is not None:

@@ -22,13 +22,11 @@ from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, Synthesize
 
 from nightingale import __version__
 from nightingale.errors import NightingaleError
-from nightingale.server.listen_socket import SEND_BUFFER_BYTES
-from nightingale.server.service.async_encoder import OutputFormat
+from nightingale.server.listen_socket import SEND_BUFFER_BYTES, parse_wyoming
+from nightingale.server.service.audio_output import OutputFormat, TimedSegment
 from nightingale.server.service.speech_service import SpeechService
 from nightingale.server.service.speech_turns import ClientGone, SpeechTurn, TurnQueue, check_text
-from nightingale.server.service.timestamps import TimedSegment
 from nightingale.server.service.voice_registry import VoiceInfo
-from nightingale.server.wyoming.wyoming_address import parse_address
 
 MAX_CLIENTS: Final = 128
 MAX_LINE_BYTES: Final = 1 << 16
@@ -44,7 +42,7 @@ async def serve_wyoming(
     service: SpeechService, uri: str, *, insecure: bool = False
 ) -> AsyncIterator[asyncio.Server]:
     """Serve Wyoming while the context is open."""
-    host, port = parse_address(uri, insecure=insecure)
+    host, port = parse_wyoming(uri, insecure=insecure)
     clients: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
