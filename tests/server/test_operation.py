@@ -19,9 +19,9 @@ from nightingale import TTS
 from nightingale.engine.session import Session
 from nightingale.errors import EngineFault
 from nightingale.server.app import create_app
-from nightingale.server.auth import is_foreign_origin, is_valid_key, request_key
 from nightingale.server.logs import JsonFormatter, TextFormatter, log_config
-from nightingale.server.service import model_loading, speech_service
+from nightingale.server.middleware import is_foreign_origin, is_valid_key, request_key
+from nightingale.server.service import model_loading
 from nightingale.server.service.speech_service import SpeechService
 from nightingale.server.settings import ServerSettings
 
@@ -141,7 +141,7 @@ def test_ready_only_after_the_warm_up(small: Callable[..., TTS], monkeypatch: py
                 model_loading.warm_up(tts, registry)
                 loop.call_soon_threadsafe(warm.set)
 
-            monkeypatch.setattr(speech_service, "warm_up", slow)
+            monkeypatch.setattr(model_loading, "warm_up", slow)
             transport = httpx.ASGITransport(create_app(ServerSettings(), service))
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 assert (await client.get("/ready")).status_code == 503
@@ -184,7 +184,7 @@ def loads(small: Callable[..., TTS], monkeypatch: pytest.MonkeyPatch) -> list[TT
         loaded.append(small())
         return loaded[-1]
 
-    monkeypatch.setattr(speech_service, "load_engine", load)
+    monkeypatch.setattr(model_loading, "load_engine", load)
     return loaded
 
 

@@ -155,7 +155,7 @@ async def _serve(server: uvicorn.Server, service: SpeechService, listener: socke
                 server.should_exit = True
                 return
             await asyncio.sleep(0.05)
-        note(f"ready: {service.model.name}")
+        note(f"ready: {service.model.id}")
         if service.model.notice:
             note(f"note: {service.model.notice}")
 

@@ -1,23 +1,25 @@
-"""The ASGI application: its routes, its middleware, and the lifetime of the engine."""
+"""The ASGI application: its middleware, the lifetime of the engine, and the routes for operators."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from prometheus_client import generate_latest
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response
 
 from nightingale import __version__
-from nightingale.server import health
-from nightingale.server.auth import check_access
 from nightingale.server.elevenlabs import elevenlabs_routes
 from nightingale.server.http_errors import HANDLED, ErrorEnvelope, answer_error
-from nightingale.server.middleware import limit_bodies, log_requests
+from nightingale.server.middleware import check_access, limit_bodies, log_requests
 from nightingale.server.openai import model_routes, speech_routes, voice_routes
 from nightingale.server.realtime import speech_socket
-from nightingale.server.service.speech_service import SpeechService, log
+from nightingale.server.service.speech_service import Service, SpeechService, log
 from nightingale.server.settings import ServerSettings
 from nightingale.server.web import web_routes
 
@@ -30,6 +32,9 @@ EXPOSED_HEADERS = [
     "Retry-After-Ms",
 ]
 """Response headers that scripts of other origins may read."""
+
+
+router = APIRouter(tags=["operation"])
 
 
 def create_app(settings: ServerSettings, service: SpeechService | None = None) -> FastAPI:
@@ -48,8 +53,9 @@ def create_app(settings: ServerSettings, service: SpeechService | None = None) -
     app.state.service, app.state.settings = service, settings
     for handled in HANDLED:
         app.add_exception_handler(handled, answer_error)
-    for module in (speech_routes, voice_routes, model_routes, speech_socket, elevenlabs_routes, health):
+    for module in (speech_routes, voice_routes, model_routes, speech_socket, elevenlabs_routes):
         app.include_router(module.router)
+    app.include_router(router)
     app.include_router(web_routes.docs_router)
     if settings.page:
         app.include_router(web_routes.router)
@@ -74,7 +80,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: SpeechService = app.state.service
     settings: ServerSettings = app.state.settings
     async with contextlib.AsyncExitStack() as stack:
-        starting = asyncio.create_task(_start(service))
+        starting = asyncio.create_task(service.start())
+        starting.add_done_callback(_log_failure)
         if settings.wyoming:
             from nightingale.server.wyoming.wyoming_server import serve_wyoming  # optional package
 
@@ -85,8 +92,39 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await service.stop(settings.grace)
 
 
-async def _start(service: SpeechService) -> None:
-    try:
-        await service.start()
-    except Exception as error:  # `nightingale serve` exits because of it; until then /ready says "failed"
+def _log_failure(starting: asyncio.Task[None]) -> None:
+    """Log why the model could not be loaded: `nightingale serve` exits, and until then /ready says "failed"."""
+    if not starting.cancelled() and (error := starting.exception()) is not None:
         log.error("the model could not be loaded", extra={"error": str(error)})
+
+
+@router.get("/health")
+async def health() -> dict[str, str]:
+    """200 while the process is up, whatever the state of the model."""
+    return {"status": "ok"}
+
+
+@router.get("/ready", responses={503: {"description": "Loading, failed or shutting down."}})
+async def ready(service: Service) -> Response:
+    """200 once the model is loaded and warmed up; 503 until then and during a shutdown."""
+    status = {"ready": service.ready, "state": service.state, "model": service.model.id}
+    return JSONResponse(status | asdict(service.occupancy), 200 if service.ready else 503)
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(service: Service) -> Response:
+    """Metrics for Prometheus."""
+    return Response(
+        generate_latest(service.metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8"
+    )
+
+
+@router.get("/version")
+async def version(service: Service) -> dict[str, Any]:
+    """Versions of the package and of the model."""
+    return {
+        "version": __version__,
+        "model": service.model.id,
+        "sample_rate": service.sample_rate_hz,
+        "notice": service.model.notice,
+    }

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import http
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from fastapi import HTTPException as FastAPIHTTPException
 from fastapi.exceptions import RequestValidationError
@@ -19,9 +19,8 @@ from starlette.responses import JSONResponse, Response
 from nightingale import errors
 from nightingale.errors import NightingaleError
 
-INVALID: Final = "invalid_request_error"
-SERVER: Final = "server_error"
 JSON: Final = "application/json"
+Headers = Mapping[str, str] | None
 
 
 class ErrorBody(BaseModel):
@@ -38,20 +37,14 @@ class ErrorEnvelope(BaseModel):
 
 
 class HttpError(FastAPIHTTPException):
-    """An error response: its status and the fields of its envelope. FastAPI passes only its own class on
-    if it is raised while a body is read."""
+    """An error response. FastAPI passes only its own class on if it is raised while a body is read."""
 
     def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        kind: str = INVALID,
-        param: str | None = None,
-        code: str | None = None,
-        headers: Mapping[str, str] | None = None,
+        self, status: int, message: str, code: str, param: str | None = None, headers: Headers = None
     ) -> None:
         super().__init__(status, message, headers)
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        kind = "rate_limit_error" if status == 429 else kind
         self.envelope = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
     @property
@@ -59,43 +52,37 @@ class HttpError(FastAPIHTTPException):
         return JSONResponse(self.envelope, self.status_code, self.headers)
 
 
-# Status, type, default parameter and code. The first class of an exception's MRO that is listed decides.
-TABLE: Final[Mapping[type[NightingaleError], tuple[int, str, str | None, str]]] = {
-    errors.ConfigError: (400, INVALID, None, "invalid_value"),
-    errors.UnknownModel: (400, INVALID, "model", "model_not_found"),
-    errors.ModelError: (503, SERVER, None, "model_unavailable"),
-    errors.EmptyText: (400, INVALID, "input", "empty_input"),
-    errors.TextTooLong: (400, INVALID, "input", "input_too_long"),
-    errors.UnsupportedLanguage: (400, INVALID, "language", "unsupported_language"),
-    errors.LanguagePackageMissing: (400, INVALID, "language", "unsupported_language"),
-    errors.TextError: (400, INVALID, "input", "invalid_input"),
-    errors.VoiceNotFound: (400, INVALID, "voice", "voice_not_found"),
-    errors.VoiceExists: (409, INVALID, "name", "voice_exists"),
-    errors.BadReference: (400, INVALID, "audio", "invalid_audio"),
-    errors.VoiceError: (400, INVALID, "voice", "invalid_voice"),
-    errors.QueueFull: (429, "rate_limit_error", None, "queue_full"),
-    errors.MemoryFull: (400, INVALID, "input", "input_too_long"),
-    errors.CapacityError: (507, SERVER, None, "no_room"),
-    errors.EngineFault: (503, SERVER, None, "engine_fault"),
-    errors.DeviceError: (503, SERVER, None, "device_unavailable"),
-    errors.OutputError: (500, SERVER, None, "output_failed"),
-    NightingaleError: (500, SERVER, None, "fault"),
+# Status, default parameter and code. The first class of an exception's MRO that is listed decides.
+TABLE: Final[Mapping[type[NightingaleError], tuple[int, str | None, str]]] = {
+    errors.ConfigError: (400, None, "invalid_value"),
+    errors.UnknownModel: (400, "model", "model_not_found"),
+    errors.ModelError: (503, None, "model_unavailable"),
+    errors.EmptyText: (400, "input", "empty_input"),
+    errors.TextTooLong: (400, "input", "input_too_long"),
+    errors.UnsupportedLanguage: (400, "language", "unsupported_language"),
+    errors.LanguagePackageMissing: (400, "language", "unsupported_language"),
+    errors.TextError: (400, "input", "invalid_input"),
+    errors.VoiceNotFound: (400, "voice", "voice_not_found"),
+    errors.VoiceExists: (409, "name", "voice_exists"),
+    errors.BadReference: (400, "audio", "invalid_audio"),
+    errors.VoiceError: (400, "voice", "invalid_voice"),
+    errors.QueueFull: (429, None, "queue_full"),
+    errors.MemoryFull: (400, "input", "input_too_long"),
+    errors.CapacityError: (507, None, "no_room"),
+    errors.EngineFault: (503, None, "engine_fault"),
+    errors.DeviceError: (503, None, "device_unavailable"),
+    errors.OutputError: (500, None, "output_failed"),
+    NightingaleError: (500, None, "fault"),
 }
 
 
 def http_error(error: NightingaleError, retry_after_ms: int | None = None) -> HttpError:
     """Convert an exception of the package. retry_after_ms is sent only if the queue is full."""
-    status, kind, default_param, code = next(TABLE[cls] for cls in type(error).__mro__ if cls in TABLE)
+    status, default_param, code = next(TABLE[cls] for cls in type(error).__mro__ if cls in TABLE)
     headers = {}
     if isinstance(error, errors.QueueFull) and retry_after_ms is not None:
         headers = {"retry-after-ms": str(retry_after_ms), "retry-after": str(-(-retry_after_ms // 1000))}
-    param = error.param or default_param
-    return HttpError(status, str(error), kind=kind, param=param, code=code, headers=headers)
-
-
-def error_envelope(error: NightingaleError) -> dict[str, Any]:
-    """Return the envelope alone, for WebSocket messages and server-sent events."""
-    return http_error(error).envelope
+    return HttpError(status, str(error), code, error.param or default_param, headers)
 
 
 async def answer_error(connection: HTTPConnection, error: Exception) -> Response:
@@ -143,10 +130,5 @@ def _framework_error(error: HTTPException, connection: HTTPConnection) -> HttpEr
         404: f"No such route: {method} {path}. See /docs.",
         405: f"{method} is not allowed on {path}.",
     }
-    return HttpError(
-        status,
-        messages.get(status, str(error.detail)),
-        kind=INVALID if status < 500 else SERVER,
-        code=http.HTTPStatus(status).name.lower(),
-        headers=error.headers,
-    )
+    code = http.HTTPStatus(status).name.lower()
+    return HttpError(status, messages.get(status, str(error.detail)), code, headers=error.headers)

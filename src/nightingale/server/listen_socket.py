@@ -18,13 +18,10 @@ KEEPALIVE_S: Final = 60
 def open_listen_socket(
     host: str, port: int, *, send_timeout_s: float = 60.0, flags: str = "--port or --host"
 ) -> socket.socket:
-    """Bind a TCP socket.
+    """Bind a TCP socket whose connections the kernel ends if nothing is acknowledged for send_timeout_s.
 
     The send buffer is small on purpose. Linux would let it grow to megabytes (minutes of MP3) and report it
     as full until a third of it was read, so a client that plays in real time would look stalled.
-
-    send_timeout_s: the kernel ends a connection whose peer acknowledges nothing for this long. The server
-    drops such a client itself, but closing waits until all data was sent. flags: those for another address.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -34,7 +31,12 @@ def open_listen_socket(
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
-            _set_keepalive(listener, send_timeout_s)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            values = {"TCP_KEEPIDLE": KEEPALIVE_S, "TCP_KEEPINTVL": KEEPALIVE_S, "TCP_KEEPCNT": 3}
+            values["TCP_USER_TIMEOUT"] = round(1000 * send_timeout_s)
+            for name, value in values.items():
+                if (option := getattr(socket, name, None)) is not None:  # not on every system
+                    listener.setsockopt(socket.IPPROTO_TCP, option, value)
             listener.bind(address)
         except OSError:
             listener.close()
@@ -47,15 +49,6 @@ def open_listen_socket(
             fix=f"Choose another with {flags}; port 0 picks a free one.",
         ) from error
     return listener
-
-
-def _set_keepalive(listener: socket.socket, send_timeout_s: float) -> None:
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    values = {"TCP_KEEPIDLE": KEEPALIVE_S, "TCP_KEEPINTVL": KEEPALIVE_S, "TCP_KEEPCNT": 3}
-    values["TCP_USER_TIMEOUT"] = round(1000 * send_timeout_s)
-    for name, value in values.items():
-        if (option := getattr(socket, name, None)) is not None:  # not on every system
-            listener.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def check_wyoming(uri: str, *, insecure: bool = False) -> None:

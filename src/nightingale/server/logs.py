@@ -42,16 +42,14 @@ class TextFormatter(logging.Formatter):
     """Writes time, level, message and fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = " ".join(f"{key}={_printable(value)}" for key, value in extras(record).items())
+        texts = {key: str(value) for key, value in extras(record).items()}
+        # Line breaks and control sequences, which a path in a request may contain, are escaped.
+        fields = " ".join(
+            f"{key}={text if text.isprintable() else ascii(text)}" for key, text in texts.items()
+        )
         stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
         line = f"{stamp} {record.levelname.lower():<7} {record.getMessage()}  {fields}".rstrip()
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
-
-
-def _printable(value: Any) -> str:
-    """Escape line breaks and control sequences, which a path in a request may contain."""
-    text = str(value)
-    return text if text.isprintable() else ascii(text)
 
 
 class FalseErrorFilter(logging.Filter):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from nightingale.types import Metrics
 
@@ -20,23 +20,24 @@ class ServerMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.active = 0
-        self.requests = self._counter("requests", "HTTP requests answered.", ("route", "status"))
-        self.ttfa = self._histogram("ttfa_seconds", "Time to first audio of a request.", SECONDS)
-        self.rtf = self._histogram("rtf", "Seconds of work per second of audio.", RATIOS)
-        self.queue_wait = self._histogram("queue_wait_seconds", "Time in the queue.", SECONDS)
-        self.gaps = self._histogram("inter_chunk_gap_seconds", "Time between two chunks of a request.", GAPS)
-        self.audio = self._counter("audio_seconds", "Audio rendered.")
-        self.characters = self._counter("characters", "Characters of text accepted.")
-        self.cancelled = self._counter("cancelled", "Requests whose client left before the end.")
-        self.failed = self._counter("failed", "Requests that failed after they had started.")
-        self.underruns = self._counter("underruns", "Chunks that were late for real-time playback.")
-        self.gauge("active_streams", "Requests that are being decoded or wait.", lambda: self.active)
-
-    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        Gauge(f"nightingale_{name}", text, registry=self.registry).set_function(value)
-
-    def render(self) -> bytes:
-        return generate_latest(self.registry)
+        names: dict[str, Any] = {"namespace": "nightingale", "registry": self.registry}
+        counter, histogram = partial(Counter, **names), partial(Histogram, **names)
+        self.gauge = partial(Gauge, **names)
+        self.requests = counter("requests", "HTTP requests answered.", ("route", "status"))
+        self.ttfa = histogram("ttfa_seconds", "Time to first audio of a request.", buckets=SECONDS)
+        self.rtf = histogram("rtf", "Seconds of work per second of audio.", buckets=RATIOS)
+        self.queue_wait = histogram("queue_wait_seconds", "Time in the queue.", buckets=SECONDS)
+        self.gaps = histogram(
+            "inter_chunk_gap_seconds", "Time between two chunks of a request.", buckets=GAPS
+        )
+        self.audio = counter("audio_seconds", "Audio rendered.")
+        self.characters = counter("characters", "Characters of text accepted.")
+        self.cancelled = counter("cancelled", "Requests whose client left before the end.")
+        self.failed = counter("failed", "Requests that failed after they had started.")
+        self.underruns = counter("underruns", "Chunks that were late for real-time playback.")
+        self.gauge("active_streams", "Requests that are being decoded or wait.").set_function(
+            lambda: self.active
+        )
 
     def count_request(self, metrics: Metrics, *, cancelled: bool, failed: bool) -> None:
         """Record the result of a request for speech."""
@@ -50,12 +51,6 @@ class ServerMetrics:
                 self.rtf.observe((metrics.total_ms - metrics.queue_ms) / 1000 / metrics.audio_seconds)
             for gap_ms in metrics.chunk_gaps_ms:
                 self.gaps.observe(gap_ms / 1000)
-
-    def _counter(self, name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
-        return Counter(f"nightingale_{name}", text, labels, registry=self.registry)
-
-    def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(f"nightingale_{name}", text, registry=self.registry, buckets=buckets)
 
 
 def metrics_json(metrics: Metrics, **more: Any) -> dict[str, Any]:

@@ -1,25 +1,32 @@
-"""ASGI middleware: request ids and the request log, and limits of request bodies.
+"""ASGI middleware: request ids and the request log, access control, and limits of request bodies.
 
-Plain ASGI rather than starlette's BaseHTTPMiddleware, which buffers responses and hides from a route that its
-client has disconnected.
+Browsers let any page send some requests to any address, including this machine. They name the page in the
+`Origin` header; programs that are not browsers send no such header.
+
+Starlette's BaseHTTPMiddleware buffers responses and hides from a route that its client has disconnected.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import hashlib
+import hmac
 import logging
 import re
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from nightingale.server.http_errors import SERVER, HttpError
+from nightingale.server.http_errors import HttpError
 from nightingale.server.metrics import ServerMetrics
-from nightingale.server.settings import ServerSettings
+from nightingale.server.settings import ServerSettings, is_loopback
 
 log = logging.getLogger("nightingale.server")
 
@@ -33,6 +40,25 @@ BODY_PAUSE_S: Final = 30.0
 """Maximum time between two parts of a request body."""
 CLOSE: Final = {"connection": "close"}
 """Otherwise uvicorn reads and discards the rest of the body."""
+
+KEY_SUBPROTOCOL: Final = "nightingale.key."
+"""Browsers cannot set headers on a WebSocket. They can offer subprotocols, which are not logged as URLs
+are: `new WebSocket(url, ["nightingale.v1", "nightingale.key." + base64url(key)])`."""
+PUBLIC_PATHS = {"/", "/health", "/ready", "/version", "/docs", "/openapi.json"}
+PUBLIC_PREFIX = "/page/"
+"""Paths that need no key: probes, documentation and the page hold no secrets."""
+
+UNAUTHORIZED = HttpError(
+    401,
+    "A valid key is required: send Authorization: Bearer KEY or xi-api-key: KEY.",
+    code="invalid_api_key",
+    headers={"www-authenticate": "Bearer"},
+)
+FORBIDDEN_ORIGIN = HttpError(
+    403,
+    "The request comes from a page of another site. List its origin in the setting cors.",
+    code="origin_not_allowed",
+)
 
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
@@ -69,7 +95,7 @@ def log_requests(app: ASGIApp, metrics: ServerMetrics) -> ASGIApp:
             # After the first byte, the client can only be told by closing the connection.
             if not status:
                 message = f"Internal server error. The log has the details under {request_id}."
-                error = HttpError(500, message, kind=SERVER, code="internal_error")
+                error = HttpError(500, message, "internal_error")
                 await error.response(scope, receive, send_with_id)
         finally:
             status = status or CLIENT_CLOSED_REQUEST
@@ -80,6 +106,69 @@ def log_requests(app: ASGIApp, metrics: ServerMetrics) -> ASGIApp:
             log.log(logging.DEBUG if path in PROBES else logging.INFO, "request", extra=line | log_fields)
 
     return middleware
+
+
+def check_access(app: ASGIApp, settings: ServerSettings, keys: tuple[str, ...]) -> ASGIApp:
+    """Refuse requests without a valid key, and those of pages of other sites."""
+
+    def error_of(scope: Scope) -> HttpError | None:
+        path, method = route_path(scope), scope.get("method", "WEBSOCKET")
+        if path in PUBLIC_PATHS or path.startswith(PUBLIC_PREFIX) or method == "OPTIONS":
+            return None
+        headers = Headers(scope=scope)
+        if not is_valid_key(keys, request_key(headers)):
+            return UNAUTHORIZED
+        is_safe = method in ("GET", "HEAD")
+        return None if is_safe or not is_foreign_origin(headers, settings) else FORBIDDEN_ORIGIN
+
+    async def middleware(scope: Scope, receive: Receive, send: Send) -> None:
+        error = error_of(scope) if scope["type"] != "lifespan" else None
+        await (app if error is None else error.response)(scope, receive, send)
+
+    return middleware
+
+
+def request_key(headers: Mapping[str, str]) -> str | None:
+    """Return the key that a client sent. Header names are in lower case."""
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and token.strip():
+        return token.strip()
+    if (key := headers.get("xi-api-key")) is not None:
+        return key
+    for offer in headers.get("sec-websocket-protocol", "").split(","):
+        if offer.strip().startswith(KEY_SUBPROTOCOL):
+            coded = offer.strip().removeprefix(KEY_SUBPROTOCOL)
+            try:
+                return base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4)).decode()
+            except ValueError:
+                return None
+    return None
+
+
+def is_valid_key(keys: Sequence[str], key: str | None) -> bool:
+    """Compare the key with all accepted ones in constant time. Without accepted keys, any is valid."""
+    given, *known = (
+        hashlib.sha256(each.encode("utf-8", "surrogateescape")).digest() for each in (key or "", *keys)
+    )
+    # A sum and not `any`: always compare with every key, so that the time does not reveal which one matched.
+    return not known or sum(hmac.compare_digest(given, each) for each in known) > 0
+
+
+def is_foreign_origin(headers: Mapping[str, str], settings: ServerSettings) -> bool:
+    """Return whether a page of a site that is not listed in `cors` sent the request."""
+    origin = headers.get("origin")
+    if origin is None or origin in settings.cors or "*" in settings.cors:
+        return False
+    try:
+        parts = urlsplit(origin)
+        name, host = parts.hostname, parts.netloc.lower()
+    except ValueError:  # such as http://[
+        return True
+    if host != headers.get("host", "").lower():
+        return True
+    # DNS rebinding: a site may resolve its own name to this machine. Without a key, accept only names that
+    # cannot resolve to anything else.
+    return is_loopback(settings.host) and not settings.keys and not is_loopback(name or "")
 
 
 def limit_bodies(app: ASGIApp, settings: ServerSettings) -> ASGIApp:

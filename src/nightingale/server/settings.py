@@ -102,22 +102,16 @@ class ServerSettings(BaseSettings):
         {}, description="More names for voices, as ALIAS=VOICE; case is ignored."
     )
 
-    api_key: SecretStr | None = Field(
-        None, description="Key that clients must send. Not available as a flag."
-    )
+    api_key: SecretStr | None = Field(None, description="Key that clients must send; not a flag.")
     api_key_file: Path | None = Field(None, description="File with accepted keys, one per line.")
     insecure: bool = Field(False, description="Allow an address other than loopback without a key.")
     cors: StringList = Field([], description="Origins whose pages may call, such as https://chat.example.")
 
     slots: int = Field(8, ge=1, le=256, description="Requests that are decoded at the same time.")
     max_queue: int = Field(64, ge=0, le=100_000, description="Requests that may wait; more are answered 429.")
-    keep_alive: Seconds = Field(
-        -1.0, ge=-1, description="Unload the model after this long without requests (5m); -1: never."
-    )
+    keep_alive: Seconds = Field(-1.0, ge=-1, description="Unload an idle model after this long; -1: never.")
     grace: Seconds = Field(20.0, ge=0, description="How long a shutdown waits for running requests.")
-    send_timeout: Seconds = Field(
-        60.0, gt=0, description="Disconnect a stalled client that has read nothing for this long."
-    )
+    send_timeout: Seconds = Field(60.0, gt=0, description="Disconnect clients that stall for this long.")
 
     max_text_chars: int = Field(10_000, ge=1, description="Maximum length of one request's text.")
     max_body_bytes: int = Field(MIB, ge=1024, description="Maximum request body, except uploads.")

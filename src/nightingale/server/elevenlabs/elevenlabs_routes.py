@@ -1,10 +1,5 @@
 """ElevenLabs' routes: two sockets for text as it is written, and HTTP for a whole text and the voices.
 
-WS   /v1/text-to-speech/{voice}/stream-input         one answer
-WS   /v1/text-to-speech/{voice}/multi-stream-input   many answers, each in a context
-POST /v1/text-to-speech/{voice}[/stream]             a whole text; the audio streams
-GET  /v1/voices
-
 The sockets follow the clients of LiveKit, Pipecat and ElevenLabs; docs/websocket.md lists what is supported.
 There are no word timestamps, so `alignment` is null, which all three accept.
 """
@@ -14,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -25,11 +19,10 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from nightingale.errors import ConfigError, NightingaleError
-from nightingale.server.http_errors import error_envelope
-from nightingale.server.openai.schemas import SpeechBody
-from nightingale.server.openai.speech_routes import SpeechResponse
-from nightingale.server.service.audio_output import OutputFormat, TimedSegment
+from nightingale.server.http_errors import http_error
+from nightingale.server.openai.speech_routes import SpeechBody, SpeechResponse
 from nightingale.server.service.speech_service import Service, SpeechService
+from nightingale.server.service.speech_streams import OutputFormat, TimedSegment
 from nightingale.server.service.speech_turns import SpeechTurn, check_text
 from nightingale.server.websocket_io import ClientSocket, accept, parse_object
 
@@ -48,6 +41,7 @@ OUTPUT_FORMATS: Final = (
 )
 """Codec, sample rate, and kilobits per second for lossy codecs."""
 DEFAULT_FORMAT: Final = "mp3_44100_128"
+MIN_INACTIVITY_S: Final = 5.0
 
 
 def parse_format(name: str) -> OutputFormat:
@@ -69,21 +63,25 @@ class UrlOptions:
     """Each message is a sentence or phrase to be spoken at once."""
     inactivity_s: float
 
-    @classmethod
-    def parse(cls, voice: str, query: Mapping[str, str]) -> UrlOptions:
-        try:
-            inactivity_s = float(query["inactivity_timeout"])
-        except (KeyError, ValueError):
-            inactivity_s = math.nan
-        if math.isnan(inactivity_s):  # asyncio could not order a timer with it
-            inactivity_s = 20.0
-        return cls(
-            voice=voice,
-            output=parse_format(query.get("output_format", DEFAULT_FORMAT)),
-            language=query.get("language_code") or None,
-            auto_mode=query.get("auto_mode", "false").lower() == "true",
-            inactivity_s=min(max(inactivity_s, 5.0), 180.0),
-        )
+
+async def parse_options(connection: HTTPConnection, voice_id: str) -> UrlOptions:
+    query = connection.query_params
+    try:
+        inactivity_s = float(query.get("inactivity_timeout", "nan"))
+    except ValueError:
+        inactivity_s = math.nan
+    if math.isnan(inactivity_s):  # asyncio could not order a timer with it
+        inactivity_s = 20.0
+    return UrlOptions(
+        voice=voice_id,
+        output=parse_format(query.get("output_format", DEFAULT_FORMAT)),
+        language=query.get("language_code") or None,
+        auto_mode=query.get("auto_mode", "false").lower() == "true",
+        inactivity_s=min(max(inactivity_s, MIN_INACTIVITY_S), 180.0),
+    )
+
+
+Options = Annotated[UrlOptions, Depends(parse_options)]
 
 
 class ContextTurn(SpeechTurn):
@@ -93,8 +91,8 @@ class ContextTurn(SpeechTurn):
         self, name: str | None, options: UrlOptions, service: SpeechService, socket: ClientSocket
     ) -> None:
         request = {"voice": options.voice, "language": options.language}
-        super().__init__(service, request, options.output, abandoned_s=options.inactivity_s)
-        self.name = name
+        super().__init__(service, request, options.output)
+        self.name, self._abandoned_s = name, options.inactivity_s
         self._auto_mode, self._socket = options.auto_mode, socket
         self._flush_requested = True
 
@@ -140,15 +138,8 @@ def with_context(message: dict[str, Any], name: str | None) -> dict[str, Any]:
 
 def error_message(error: NightingaleError) -> dict[str, Any]:
     """Format an error as ElevenLabs does: `error` is a short code, `message` a sentence."""
-    body = error_envelope(error)["error"]
+    body = http_error(error).envelope["error"]
     return {"message": body["message"], "error": body["code"] or body["type"], "code": POLICY_VIOLATION}
-
-
-async def parse_options(connection: HTTPConnection, voice_id: str) -> UrlOptions:
-    return UrlOptions.parse(voice_id, connection.query_params)
-
-
-Options = Annotated[UrlOptions, Depends(parse_options)]
 
 
 @router.websocket("/v1/text-to-speech/{voice_id}/stream-input")
@@ -243,8 +234,9 @@ class MultiStreamInputSocket:
     async def run(self) -> None:
         try:
             await self._socket.receive(self._handle, self._closing)
-            if self._closing.is_set() and not self._socket.gone.is_set():
-                await self._finish_contexts()
+            # After close_socket, send the audio of everything that was flushed, unless the client leaves.
+            for context in self._contexts if self._closing.is_set() else []:
+                await self._socket.receive(self._handle, context.finished)
         finally:
             for context in self._contexts:
                 await context.drop()
@@ -252,6 +244,8 @@ class MultiStreamInputSocket:
 
     async def _handle(self, data: str | bytes) -> None:
         name = None
+        if self._closing.is_set():
+            return
         try:
             message = parse_object(data)
             name = message.get("context_id", message.get("contextId"))
@@ -261,13 +255,16 @@ class MultiStreamInputSocket:
             await self._socket.json(with_context(error_message(error), name))
 
     async def _dispatch(self, name: str | None, message: dict[str, Any]) -> None:
-        context = self._find_open(name or DEFAULT_CONTEXT)
+        found = self._find_open(name or DEFAULT_CONTEXT)
         if message.get("close_socket"):
             self._closing.set()
+            for context in self._contexts:
+                if context.accepts_text:
+                    context.close()
         elif message.get("close_context"):
             await self._close(name or DEFAULT_CONTEXT)
-        elif message.get("text") or context is not None:
-            await (context or self._open(name or DEFAULT_CONTEXT)).write(message)
+        elif message.get("text") or found is not None:
+            await (found or self._open(name or DEFAULT_CONTEXT)).write(message)
         elif name is None:  # keeps the socket and all of its contexts alive
             for context in self._contexts:
                 context.touch()
@@ -287,23 +284,8 @@ class MultiStreamInputSocket:
         return self._contexts[-1]
 
     async def _close(self, name: str) -> None:
-        if (context := self._find_open(name)) is not None:
+        named = [context for context in self._contexts if context.name == name]
+        for context in [context for context in named if context.accepts_text] or named:
             context.close()
-            return
-        again = [context for context in self._contexts if context.name == name]
-        for context in again:
-            context.close()
-        if not again:  # the client waits for this message even if the context never existed
+        if not named:  # the client waits for this message even if the context never existed
             await self._socket.json(with_context(FINAL_MESSAGE, name))
-
-    async def _finish_contexts(self) -> None:
-        """Send the audio of everything that was flushed, unless the client leaves."""
-        for context in self._contexts:
-            if context.accepts_text:
-                context.close()
-        for context in self._contexts:
-            await self._socket.receive(_ignore, context.finished)
-
-
-async def _ignore(_data: str | bytes) -> None:
-    """Drop messages that follow close_socket."""

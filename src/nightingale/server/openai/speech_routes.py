@@ -2,6 +2,7 @@
 
 Nothing is sent before the first audio, so that earlier failures become HTTP errors. The connection is watched
 all the time, also while the request waits in the queue: if the client disconnects, the request is cancelled.
+Unknown fields of a request are ignored: clients send what the newest of OpenAI's servers accepts.
 """
 
 from __future__ import annotations
@@ -10,27 +11,39 @@ import asyncio
 import base64
 import json
 import logging
-from typing import Any, Final, get_args
+from collections.abc import AsyncGenerator
+from typing import Annotated, Any, Final, Literal, get_args
 
 from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from nightingale.audio.encoders.streaming import FORMATS
+from nightingale.audio.encoders.streaming import FORMATS, RATES_HZ
 from nightingale.errors import ConfigError, NightingaleError
-from nightingale.server.http_errors import error_envelope
+from nightingale.server.http_errors import http_error
 from nightingale.server.metrics import metrics_json
 from nightingale.server.openai.model_routes import check_model
-from nightingale.server.openai.schemas import Captions, ResponseFormat, SpeechBody
-from nightingale.server.service.audio_output import OutputFormat, TimedSegment, format_srt
 from nightingale.server.service.speech_service import Service, SpeechService
-from nightingale.server.service.speech_streams import SpeechStream
+from nightingale.server.service.speech_streams import (
+    OutputFormat,
+    SpeechStream,
+    TimedSegment,
+    Timestamps,
+    check_timestamps,
+    format_srt,
+)
 
 router = APIRouter(tags=["speech"])
 log = logging.getLogger("nightingale.server")
 
 CAPTIONS_PART_BYTES: Final = 1 << 16
 """The document is sent in parts, so that the send timeout applies to each of them."""
+ResponseFormat = Literal["mp3", "opus", "aac", "flac", "wav", "pcm"]
+REQUEST_FIELDS = {
+    "voice", "language", "seed", "normalize", "speed", "exaggeration", "cfg_weight", "temperature",
+}  # fmt: skip
+"""Fields that are arguments of `SpeechService.open` and `SpeechService.session`."""
 BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 MEDIA_TYPES: Final = sorted({FORMATS[name].media_type for name in get_args(ResponseFormat)})
 RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
@@ -40,6 +53,75 @@ RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
         "content": dict.fromkeys(MEDIA_TYPES, BINARY) | {"text/event-stream": {"schema": {"type": "string"}}},
     },
 }
+
+
+class NullableBody(BaseModel):
+    """A request body in which null means the same as leaving the field out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        return {name: value for name, value in body.items() if value is not None}
+
+
+class VoiceRef(BaseModel):
+    """A voice as an object, as OpenAI's client may send it."""
+
+    id: str
+
+
+class SpeechBody(NullableBody):
+    """The body of POST /v1/audio/speech."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+    model: str = Field("nightingale", max_length=200, description="The loaded model, or a name of OpenAI's.")
+    input: str = Field(description="The text to speak. `[pause:500ms]` is silence.")
+    voice: str | VoiceRef | None = Field(
+        None, description="A voice, one of OpenAI's names, or a blend such as `heart(2)+emma`."
+    )
+    response_format: ResponseFormat = Field("mp3", description="24 kHz mono unless sample_rate is given.")
+    speed: Annotated[float, Field(ge=0.25, le=4.0, description="The pitch does not change.")] = 1.0
+    stream_format: Literal["audio", "sse"] = Field("audio", description="Bytes, or events with base64.")
+    instructions: str | None = Field(None, description="Accepted and ignored.")
+
+    language: str | None = Field(None, max_length=35, description="Language code, for multilingual models.")
+    seed: int | None = Field(None, description="The same seed gives the same bytes for a request by itself.")
+    exaggeration: float | None = Field(None, description="Strength of emotion, if the model supports it.")
+    cfg_weight: float | None = Field(None, description="Weight of guidance, if the model supports it.")
+    temperature: float | None = Field(None, description="Sampling temperature.")
+    sample_rate: int | None = Field(None, description=f"In hertz, one of {', '.join(map(str, RATES_HZ))}.")
+    timestamps: Timestamps | None = Field(
+        None, description='"segment", with stream_format=sse: time of each sentence; not "word".'
+    )
+    normalize: bool | None = Field(None, description="false: do not write out digits and symbols in words.")
+
+    def request(self) -> dict[str, Any]:
+        """Return the arguments of `SpeechService.open` besides the text."""
+        return self.model_dump(include=REQUEST_FIELDS, exclude_defaults=True)
+
+    def check(self) -> None:
+        """Check what pydantic does not."""
+        check_timestamps(self.timestamps)
+        try:
+            self.input.encode()
+        except UnicodeEncodeError as error:  # half of a surrogate pair, escaped in JSON
+            raise ConfigError("the text is not valid Unicode", got=error.reason, param="input") from error
+
+
+class Captions(BaseModel):
+    """The response of POST /v1/audio/speech/captions."""
+
+    audio: str
+    """The encoded audio in base64."""
+    response_format: ResponseFormat
+    sample_rate: int
+    segments: list[TimedSegment]
+    srt: str
+    """The segments as subtitles."""
+    metrics: dict[str, float | None]
 
 
 @router.post("/v1/audio/speech", response_class=Response, responses=RESPONSES)
@@ -93,48 +175,50 @@ class SpeechResponse(Response):
         if not speaking.cancelled():
             speaking.result()
 
-    async def _open(self, log_fields: dict[str, Any]) -> SpeechStream:
-        body = self._speech
-        stream = await self._service.open(body.input, **body.request())
-        log_fields |= {"chars": len(body.input), "format": body.response_format, "voice": stream.voice_name}
-        return stream
-
     async def _speak(self, state: dict[str, Any], send: Send) -> None:
-        log_fields = state["log_fields"]
-        async with await self._open(log_fields) as stream:
-            parts = self._service.open_encoder(self._output).encode(stream)
+        body, log_fields = self._speech, state["log_fields"]
+        async with await self._service.open(body.input, **body.request()) as stream:
+            log_fields |= {"chars": len(body.input), "format": body.response_format}
+            log_fields["voice"] = stream.voice_name
+            parts = self._parts(stream)
             # Before the start of the response, so that a failing encoder is an HTTP error, too.
-            segments, data = await anext(parts, (list[TimedSegment](), b""))
-            await self._start(send, stream, self._media_type)
+            first = await anext(parts, b"")
+            await self._send(send, self._start(stream))
             try:
-                await self._send_part(send, segments, data)
-                async for segments, data in parts:
-                    await self._send_part(send, segments, data)
-                await self._send(send, _event(self._done(stream)) if self._sse else b"")
+                await self._send(send, _body(first, more=True))
+                async for part in parts:
+                    await self._send(send, _body(part, more=True))
+                await self._send(send, _body(b""))
             except TimeoutError:
                 log_fields["stalled"] = True  # without a last part, the connection is closed
             except NightingaleError as error:
                 log_fields["failed"] = type(error).__name__
                 log.error("speech failed", extra={"request_id": state["request_id"], "error": str(error)})
                 if self._sse:
-                    await self._send(send, _event({"type": "error", **error_envelope(error)}))
+                    await self._send(send, _body(_event("error", **http_error(error).envelope)))
             finally:
                 log_fields |= metrics_json(stream.metrics)
 
-    async def _send_part(self, send: Send, segments: list[TimedSegment], data: bytes) -> None:
-        if segments and self._speech.timestamps == "segment":
-            shown = [segment.model_dump() for segment in segments]
-            await self._send(send, _event({"type": "speech.audio.segments", "segments": shown}), more=True)
-        if self._sse and data:
-            data = _event({"type": "speech.audio.delta", "audio": base64.b64encode(data).decode()})
-        if data:
-            await self._send(send, data, more=True)
+    async def _parts(self, stream: SpeechStream) -> AsyncGenerator[bytes, None]:
+        """Yield the parts of the body."""
+        async for segments, data in self._service.open_encoder(self._output).encode(stream):
+            if segments and self._speech.timestamps == "segment":
+                yield _event("speech.audio.segments", segments=[each.model_dump() for each in segments])
+            if data and self._sse:
+                yield _event("speech.audio.delta", audio=base64.b64encode(data).decode())
+            elif data:
+                yield data
+        if self._sse:
+            metrics, chars, tokens = stream.metrics, len(self._speech.input), stream.metrics.tokens
+            usage = {"input_tokens": chars, "output_tokens": tokens, "total_tokens": chars + tokens}
+            shown = metrics_json(metrics, tokens=tokens, seed=stream.seed)
+            yield _event("speech.audio.done", usage=usage, metrics=shown)
 
-    async def _start(self, send: Send, stream: SpeechStream, media_type: str) -> None:
+    def _start(self, stream: SpeechStream) -> dict[str, Any]:
         metrics = stream.metrics
         text_ms = metrics.stage_ms.get("text", 0.0)
         headers = {
-            "content-type": media_type,
+            "content-type": self._media_type,
             "server-timing": f"text;dur={text_ms:.1f}, queue;dur={metrics.queue_ms:.1f}, "
             f"ttfa;dur={metrics.ttfa_ms:.1f}",
             "x-sample-rate": str(self._output.sample_rate_hz),
@@ -143,48 +227,37 @@ class SpeechResponse(Response):
             "x-accel-buffering": "no",  # otherwise nginx buffers the stream
         }
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-        await self._send_message(send, {"type": "http.response.start", "status": 200, "headers": raw})
+        return {"type": "http.response.start", "status": 200, "headers": raw}
 
-    async def _send(self, send: Send, data: bytes, *, more: bool = False) -> None:
-        await self._send_message(send, {"type": "http.response.body", "body": data, "more_body": more})
-
-    async def _send_message(self, send: Send, message: dict[str, Any]) -> None:
+    async def _send(self, send: Send, message: dict[str, Any]) -> None:
         """Send, and give up on a stalled client, which occupies a slot meanwhile."""
         async with asyncio.timeout(self._service.settings.send_timeout):
             await send(message)
-
-    def _done(self, stream: SpeechStream) -> dict[str, Any]:
-        metrics, chars, tokens = stream.metrics, len(self._speech.input), stream.metrics.tokens
-        return {
-            "type": "speech.audio.done",
-            "usage": {"input_tokens": chars, "output_tokens": tokens, "total_tokens": chars + tokens},
-            "metrics": metrics_json(metrics, tokens=tokens, seed=stream.seed),
-        }
 
 
 class CaptionsResponse(SpeechResponse):
     """Audio and timestamps as one document, sent at the end, so that all failures are HTTP errors."""
 
-    async def _speak(self, state: dict[str, Any], send: Send) -> None:
+    def __init__(self, body: SpeechBody, service: SpeechService) -> None:
+        super().__init__(body, service)
+        self._sse, self._media_type = False, "application/json"
+
+    async def _parts(self, stream: SpeechStream) -> AsyncGenerator[bytes, None]:
         audio, segments = bytearray(), list[TimedSegment]()
-        async with await self._open(state["log_fields"]) as stream:
-            async for ended, data in self._service.open_encoder(self._output).encode(stream):
-                segments += ended
-                audio += data
-            state["log_fields"] |= metrics_json(stream.metrics)
-            captions = Captions(
-                audio=base64.b64encode(audio).decode(),
-                response_format=self._speech.response_format,
-                sample_rate=self._output.sample_rate_hz,
-                segments=segments,
-                srt=format_srt(segments),
-                metrics=metrics_json(stream.metrics, seed=stream.seed),
-            )
-            await self._start(send, stream, "application/json")
+        async for ended, data in self._service.open_encoder(self._output).encode(stream):
+            segments += ended
+            audio += data
+        captions = Captions(
+            audio=base64.b64encode(audio).decode(),
+            response_format=self._speech.response_format,
+            sample_rate=self._output.sample_rate_hz,
+            segments=segments,
+            srt=format_srt(segments),
+            metrics=metrics_json(stream.metrics, seed=stream.seed),
+        )
         document = captions.model_dump_json().encode()
         for start in range(0, len(document), CAPTIONS_PART_BYTES):
-            end = start + CAPTIONS_PART_BYTES
-            await self._send(send, document[start:end], more=end < len(document))
+            yield document[start : start + CAPTIONS_PART_BYTES]
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
@@ -192,5 +265,9 @@ async def _wait_for_disconnect(receive: Receive) -> None:
         pass
 
 
-def _event(message: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(message, separators=(',', ':'))}\n\n".encode()
+def _body(data: bytes, *, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def _event(kind: str, **fields: Any) -> bytes:
+    return f"data: {json.dumps({'type': kind, **fields}, separators=(',', ':'))}\n\n".encode()

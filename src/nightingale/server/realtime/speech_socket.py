@@ -1,11 +1,5 @@
 """The WebSocket for text that is still being written: `WS /v1/audio/speech/stream`.
 
-    C session.update {voice, …}    S session.created, session.updated
-    C input_text.append {text} …   S speech.audio.start, then binary audio or speech.audio.delta
-    C input_text.flush             S speech.audio.done {metrics}
-    C input_text.end               S speech.audio.segments, if timestamps were requested
-    C response.cancel              S speech.audio.cancelled
-
 One socket carries many turns. A turn starts with its first text and ends with input_text.end; the audio of
 the turns is sent one after the other. docs/websocket.md documents the protocol for clients.
 """
@@ -19,11 +13,11 @@ from fastapi import APIRouter, WebSocket
 from pydantic import ConfigDict, ValidationError
 
 from nightingale.errors import ConfigError, NightingaleError
-from nightingale.server.http_errors import error_envelope
+from nightingale.server.http_errors import http_error
 from nightingale.server.metrics import metrics_json
-from nightingale.server.openai.schemas import REQUEST_FIELDS, NullableBody, ResponseFormat
-from nightingale.server.service.audio_output import OutputFormat, TimedSegment, Timestamps, check_timestamps
+from nightingale.server.openai.speech_routes import REQUEST_FIELDS, NullableBody, ResponseFormat
 from nightingale.server.service.speech_service import Service, SpeechService
+from nightingale.server.service.speech_streams import OutputFormat, TimedSegment, Timestamps, check_timestamps
 from nightingale.server.service.speech_turns import SpeechTurn, TurnQueue, check_text
 from nightingale.server.websocket_io import ClientSocket, accept, parse_object
 
@@ -82,7 +76,7 @@ class RealtimeConnection:
         try:
             await self._dispatch(parse_object(data))
         except NightingaleError as error:
-            await self._socket.json({"type": "error", **error_envelope(error)})
+            await self._socket.json({"type": "error", **http_error(error).envelope})
 
     async def _dispatch(self, message: dict[str, Any]) -> None:
         match message.get("type"):
@@ -163,7 +157,7 @@ class RealtimeTurn(SpeechTurn):
 
     async def send_end(self) -> None:
         if self.error is not None:
-            await self._socket.json({"type": "error", "id": self._id, **error_envelope(self.error)})
+            await self._socket.json({"type": "error", "id": self._id, **http_error(self.error).envelope})
             return
         # The clock starts with the first text of the turn, so the pauses of the writer count.
         metrics = metrics_json(self.metrics, tokens=self.metrics.tokens, retries=self.metrics.retries)

@@ -28,17 +28,18 @@ from nightingale.engine.session import Session
 from nightingale.engine.tts import TTS, Occupancy
 from nightingale.errors import EngineFault, QueueFull, TextTooLong
 from nightingale.server.metrics import ServerMetrics
-from nightingale.server.service.audio_output import AsyncEncoder, OutputFormat
-from nightingale.server.service.model_loading import (
-    ServedModel,
-    gpu_memory_bytes,
-    load_engine,
-    release_memory,
-    warm_up,
+from nightingale.server.service import model_loading
+from nightingale.server.service.model_loading import ModelCard
+from nightingale.server.service.speech_streams import (
+    AsyncEncoder,
+    LiveSpeechStream,
+    OnClose,
+    OutputFormat,
+    SpeechStream,
 )
-from nightingale.server.service.speech_streams import LiveSpeechStream, SpeechStream
 from nightingale.server.service.voice_registry import VoiceInfo, VoiceRegistry
 from nightingale.server.settings import ServerSettings
+from nightingale.voices import library
 from nightingale.voices.voice import Voice
 
 log = logging.getLogger("nightingale.server")
@@ -63,7 +64,7 @@ class SpeechService:
         """tts: an existing engine, which is then never unloaded; by default it is loaded by `start`."""
         self.settings = settings
         self.metrics = ServerMetrics()
-        self.model = ServedModel(str(settings.model or default_model()))
+        self.model = ModelCard(id=str(settings.model or default_model()))
         self.state = "cold"
         """One of cold, loading, ready, idle (unloaded until the next request), stopping and failed."""
         self.failure: Exception | None = None
@@ -87,10 +88,12 @@ class SpeechService:
         self._idle_task: asyncio.Task[None] | None = None
         self._stopping_since_s: float | None = None
         gauge = self.metrics.gauge
-        gauge("queue_depth", "Requests that wait for a slot.", lambda: self.occupancy.waiting)
-        gauge("batch_size", "Requests that have a slot.", lambda: self.occupancy.speaking)
-        gauge("model_loaded", "1 while the model is loaded.", lambda: self._tts is not None)
-        gauge("gpu_memory_bytes", "GPU memory reserved by torch.", gpu_memory_bytes)
+        gauge("queue_depth", "Requests that wait for a slot.").set_function(lambda: self.occupancy.waiting)
+        gauge("batch_size", "Requests that have a slot.").set_function(lambda: self.occupancy.speaking)
+        gauge("model_loaded", "1 while the model is loaded.").set_function(lambda: self._tts is not None)
+        gauge("gpu_memory_bytes", "GPU memory reserved by torch.").set_function(
+            model_loading.gpu_memory_bytes
+        )
 
     @property
     def ready(self) -> bool:
@@ -142,13 +145,8 @@ class SpeechService:
             pool.shutdown(wait=False, cancel_futures=True)
 
     async def open(self, text: str, *, voice: VoiceSpec = None, **request: Any) -> SpeechStream:
-        """Queue a text for synthesis, or raise what is wrong with the request.
-
-        voice: a voice, a name, an alias, a blend, {"id": name}, or None for the default voice.
-        request: the other arguments of `TTS.open`.
-        """
-        if len(text) > self.settings.max_text_chars:
-            raise text_too_long(len(text), self.settings.max_text_chars)
+        """Queue a text for synthesis. The arguments are those of `TTS.open`; a voice may be an alias or a blend."""
+        self.check_length(len(text))
         stream = await self._open(SpeechStream, voice, lambda tts, who: tts.open(text, voice=who, **request))
         self.metrics.characters.inc(len(text))
         return stream
@@ -156,6 +154,16 @@ class SpeechService:
     async def session(self, *, voice: VoiceSpec = None, **request: Any) -> LiveSpeechStream:
         """Open a stream whose text is pushed as it is written. The arguments are those of `TTS.session`."""
         return await self._open(LiveSpeechStream, voice, lambda tts, who: tts.session(voice=who, **request))
+
+    def check_length(self, chars: int) -> None:
+        """Raise TextTooLong if a text of so many characters is too long for one request."""
+        if chars > self.settings.max_text_chars:
+            raise TextTooLong(
+                "the text is too long for one request",
+                got=f"{chars} characters",
+                allowed=f"at most {self.settings.max_text_chars}",
+                fix="Split it, or raise max_text_chars.",
+            )
 
     def open_encoder(self, output: OutputFormat) -> AsyncEncoder:
         """Open an encoder for the audio of one request."""
@@ -180,7 +188,7 @@ class SpeechService:
             self._pending_uploads -= 1
 
     async def remove_voice(self, name: str) -> None:
-        await self._with_engine(partial(self._voices.remove, name))
+        await self._with_engine(lambda tts: library.remove(name, tts.voices_folder))
 
     async def resolve_voice(self, spec: VoiceSpec) -> Voice | None:
         """Return the voice for a name, an alias, {"id": …} or a blend; None is the model's own."""
@@ -196,7 +204,7 @@ class SpeechService:
 
     async def _open(
         self,
-        stream_class: Callable[[AnySession, ServerMetrics, Callable[[SpeechStream, bool], None]], AnyStream],
+        stream_class: Callable[[AnySession, ServerMetrics, OnClose], AnyStream],
         voice: VoiceSpec,
         open_engine: Callable[[TTS, Voice | None], AnySession],
     ) -> AnyStream:
@@ -250,12 +258,12 @@ class SpeechService:
                 try:
                     tts = self._given_tts
                     if tts is None:
-                        tts = await self._in_thread(load_engine, self.settings)
-                    await self._in_thread(warm_up, tts, self._voices)
+                        tts = await self._in_thread(model_loading.load_engine, self.settings)
+                    await self._in_thread(model_loading.warm_up, tts, self._voices)
                 except BaseException:
                     self.state = "failed"
                     raise
-                self.model = ServedModel(tts.name, tts.languages, tts.controls, tts.notice)
+                self.model = ModelCard.describe(tts)
                 self._tts, self.state = tts, "ready"
                 self._last_used_s = time.monotonic()
                 load_s = round(self._last_used_s - started_s, 3)
@@ -271,21 +279,12 @@ class SpeechService:
                 tts, self._tts, self.state = self._tts, None, "idle"
                 await self._in_thread(tts.close)
                 del tts
-                await self._in_thread(release_memory)
+                await self._in_thread(model_loading.release_memory)
                 log.info("unloaded", extra={"idle_s": round(idle_s, 1)})
             await asyncio.sleep(max(0.05, min(keep_s - idle_s, 5.0)))
 
     async def _in_thread(self, act: Callable[..., Result], *args: Any) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._threads, act, *args)
-
-
-def text_too_long(chars: int, limit: int) -> TextTooLong:
-    return TextTooLong(
-        "the text is too long for one request",
-        got=f"{chars} characters",
-        allowed=f"at most {limit}",
-        fix="Split it, or raise max_text_chars.",
-    )
 
 
 async def get_service(connection: HTTPConnection) -> SpeechService:  # async: FastAPI runs others in threads

@@ -15,9 +15,8 @@ from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from nightingale.errors import ConfigError, NightingaleError
-from nightingale.server.service.audio_output import OutputFormat, TimedSegment
-from nightingale.server.service.speech_service import SpeechService, text_too_long
-from nightingale.server.service.speech_streams import LiveSpeechStream
+from nightingale.server.service.speech_service import SpeechService
+from nightingale.server.service.speech_streams import LiveSpeechStream, OutputFormat, TimedSegment
 from nightingale.types import Metrics
 
 log = logging.getLogger("nightingale.server")
@@ -48,21 +47,12 @@ def check_text(value: object) -> str:
 class SpeechTurn(ABC):
     """One answer, from its first text to its last sample. A protocol implements the methods that send."""
 
-    def __init__(
-        self,
-        service: SpeechService,
-        request: dict[str, Any],
-        output: OutputFormat,
-        *,
-        abandoned_s: float | None = None,
-    ) -> None:
-        """request: arguments of `SpeechService.session`. abandoned_s: default ABANDONED_S."""
+    def __init__(self, service: SpeechService, request: dict[str, Any], output: OutputFormat) -> None:
+        """request: arguments of `SpeechService.session`."""
         self.error: NightingaleError | None = None
         """The error that ended the turn. Text that still follows is ignored."""
         self.cancelled = False
         self.accepts_text = True
-        self.flushed = True
-        """True if all text so far was flushed."""
         self.has_started = False
         """True if `send_start` was called."""
         self.finished = asyncio.Event()
@@ -70,8 +60,8 @@ class SpeechTurn(ABC):
         self.previous: SpeechTurn | None = None
         """A turn whose audio is sent first."""
         self._service, self._request, self._output = service, request, output
-        self._chars, self._max_chars = 0, service.settings.max_text_chars
-        self._abandoned_s = ABANDONED_S if abandoned_s is None else abandoned_s
+        self._chars = 0
+        self._abandoned_s = ABANDONED_S
         self._stream: LiveSpeechStream | None = None
         self._task: asyncio.Task[None] | None = None
         self._timers: list[asyncio.TimerHandle] = []
@@ -107,7 +97,6 @@ class SpeechTurn(ABC):
 
     def flush(self) -> None:
         """Speak the text so far without waiting for the end of its sentence."""
-        self.flushed = True
         if self._stream is not None and self.accepts_text and self.error is None:
             self._try(self._stream.flush)
 
@@ -115,7 +104,7 @@ class SpeechTurn(ABC):
         """End the text; `send_end` is called when all audio was sent."""
         if not self.accepts_text:
             return
-        self.accepts_text, self.flushed = False, True
+        self.accepts_text = False
         self._stop_timers()
         if self._stream is not None and self.error is None:
             self._try(self._stream.end)
@@ -149,13 +138,11 @@ class SpeechTurn(ABC):
         # JavaScript may split a surrogate pair; its halves are not valid characters.
         text = text.encode("utf-8", "ignore").decode()
         self._chars += len(text)
-        if self._chars > self._max_chars:
-            raise text_too_long(self._chars, self._max_chars)
+        self._service.check_length(self._chars)
         stream = self._stream
         if stream is None:
             stream = self._stream = await self._service.session(**self._request)
             self._start_task(self._send_speech(stream))
-        self.flushed = False
         self._stop_timers()
         if len(text) > LONG_TEXT_CHARS:
             await asyncio.to_thread(stream.push, text)
@@ -220,8 +207,7 @@ class SpeechTurn(ABC):
     def _start_timers(self) -> None:
         self._stop_timers()
         loop = asyncio.get_running_loop()
-        if not self.flushed:
-            self._timers.append(loop.call_later(IDLE_FLUSH_S, self.flush))
+        self._timers.append(loop.call_later(IDLE_FLUSH_S, self.flush))
         self._timers.append(loop.call_later(self._abandoned_s, self.end))
 
     def _stop_timers(self) -> None:

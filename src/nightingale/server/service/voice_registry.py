@@ -104,14 +104,10 @@ class VoiceRegistry:
         voice = tts.learn(clip, name=name, max_seconds=self._settings.max_clip_seconds)
         return self._info(tts, name, voice.provenance, library.add(name, voice))
 
-    def remove(self, name: str, tts: TTS) -> None:
-        library.remove(name, tts.voices_folder)
-
     def _meaning(self, name: str, known: Mapping[str, library.Entry], tts: TTS) -> str | None:
         """Describe what a name means already, or return None if it is free.
 
-        A voice stored under such a name could not be requested, or would hide another one, perhaps of another
-        model. OpenAI's and Kokoro's names count, because clients send them by default.
+        OpenAI's and Kokoro's names count, because clients send them by default.
         """
         if name == DEFAULT:
             return "the voice for requests that name none"
@@ -142,8 +138,8 @@ class VoiceRegistry:
         name = self._settings.voice_aliases.get(name, name)
         if (path := library.locate(name, tts.voices_folder)) is not None:
             return self._load(path)
-        is_own = own is not None and name == own.name
-        target = name if is_own else resolve_alias(name, self._builtin_names(tts))
+        own_name = None if own is None else own.name
+        target = name if name == own_name else resolve_alias(name, self._builtin_names(tts))
         if target is None:
             raise VoiceNotFound(
                 "no such voice",
@@ -151,7 +147,7 @@ class VoiceRegistry:
                 allowed=", ".join(voice.id for voice in self.entries(tts)) or "none yet",
                 fix="See GET /v1/audio/voices, or add one with POST.",
             )
-        if own is not None and target == own.name:
+        if own is not None and target == own_name:
             return own
         return self._load(library.find(target, tts.voices_folder))
 
@@ -188,11 +184,7 @@ def parse_blend(spec: str) -> list[tuple[str, float]]:
     """Parse "a(2)+b" into [("a", 2.0), ("b", 1.0)]; a plain name is a blend of one."""
     matches = [_PART.fullmatch(part) for part in spec.lower().split("+")]
     parts = [(match[1], float(match[2] or 1.0)) for match in matches if match is not None]
-    if (
-        len(parts) < len(matches)
-        or len(parts) > MAX_BLEND_PARTS
-        or not all(weight > 0 for _, weight in parts)
-    ):
+    if not (len(parts) == len(matches) <= MAX_BLEND_PARTS and all(weight > 0 for _, weight in parts)):
         raise invalid_voice(spec)
     return parts
 

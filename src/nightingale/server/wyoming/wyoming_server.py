@@ -23,8 +23,8 @@ from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, Synthesize
 from nightingale import __version__
 from nightingale.errors import NightingaleError
 from nightingale.server.listen_socket import SEND_BUFFER_BYTES, parse_wyoming
-from nightingale.server.service.audio_output import OutputFormat, TimedSegment
 from nightingale.server.service.speech_service import SpeechService
+from nightingale.server.service.speech_streams import OutputFormat, TimedSegment
 from nightingale.server.service.speech_turns import ClientGone, SpeechTurn, TurnQueue, check_text
 from nightingale.server.service.voice_registry import VoiceInfo
 
@@ -132,12 +132,11 @@ class WyomingConnection:
     def _open(self, data: dict[str, Any], *, streaming: bool) -> SpeechTurn:
         return self._turns.add(WyomingTurn(self, self._service, data.get("voice"), streaming=streaming))
 
-    def stop_reading(self) -> None:
-        self._reader.feed_eof()
-
     async def send_error(self, error: NightingaleError) -> None:
+        """Send the error and end the connection: Home Assistant ignores `error`, but it notices the end."""
         with suppress(ClientGone):
             await self.send(Error(text=str(error), code=type(error).__name__))
+        self._reader.feed_eof()
 
     async def send(self, event: Eventable) -> None:
         try:
@@ -171,9 +170,7 @@ class WyomingTurn(SpeechTurn):
 
     async def send_end(self) -> None:
         if self.error is not None:
-            # Home Assistant ignores `error` here, but it notices the end of the connection.
             await self._connection.send_error(self.error)
-            self._connection.stop_reading()
             return
         if not self.has_started:
             await self.send_start()
@@ -183,10 +180,7 @@ class WyomingTurn(SpeechTurn):
 
 
 async def read_event(reader: asyncio.StreamReader) -> Event | None:
-    """Return the next event, or None at the end of the stream or if it is malformed.
-
-    The reader of the package `wyoming` accepts any length that a client announces, so this is our own.
-    """
+    """Return the next event, or None at the end or if it is malformed. wyoming's own reader has no limits."""
     try:
         head = json.loads(await reader.readline())
         kind, data = head["type"], head.get("data") or {}
@@ -203,25 +197,16 @@ async def read_event(reader: asyncio.StreamReader) -> Event | None:
 
 def describe(voices: list[VoiceInfo]) -> Info:
     """Describe the server and its voices."""
-    attribution = Attribution(name="Nightingale", url="")
-    known = [
-        TtsVoice(
-            name=voice.id,
-            description=voice.name,
-            attribution=attribution,
-            installed=True,
-            version=None,
-            languages=voice.languages,
-        )
-        for voice in voices
-    ]
+    installed: dict[str, Any] = {"attribution": Attribution(name="Nightingale", url=""), "installed": True}
     program = TtsProgram(
         name="nightingale",
         description="Nightingale text to speech",
-        attribution=attribution,
-        installed=True,
         version=__version__,
-        voices=known,
+        voices=[
+            TtsVoice(name=each.id, description=each.name, version=None, languages=each.languages, **installed)
+            for each in voices
+        ],
         supports_synthesize_streaming=True,
+        **installed,
     )
     return Info(tts=[program])
