@@ -136,9 +136,11 @@ def test_ready_only_after_the_warm_up(small: Callable[..., TTS], monkeypatch: py
             loop = asyncio.get_running_loop()
             hold = asyncio.Event()
 
+            warm_up = model_loading.warm_up
+
             def slow(tts: TTS, registry: Any) -> None:
                 asyncio.run_coroutine_threadsafe(hold.wait(), loop).result()
-                model_loading.warm_up(tts, registry)
+                warm_up(tts, registry)
                 loop.call_soon_threadsafe(warm.set)
 
             monkeypatch.setattr(model_loading, "warm_up", slow)

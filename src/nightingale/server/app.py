@@ -17,7 +17,7 @@ from nightingale import __version__
 from nightingale.server.elevenlabs import elevenlabs_routes
 from nightingale.server.http_errors import HANDLED, ErrorEnvelope, answer_error
 from nightingale.server.middleware import check_access, limit_bodies, log_requests
-from nightingale.server.openai import model_routes, speech_routes, voice_routes
+from nightingale.server.openai import catalog_routes, speech_routes
 from nightingale.server.realtime import speech_socket
 from nightingale.server.service.speech_service import Service, SpeechService, log
 from nightingale.server.settings import ServerSettings
@@ -32,7 +32,6 @@ EXPOSED_HEADERS = [
     "Retry-After-Ms",
 ]
 """Response headers that scripts of other origins may read."""
-
 
 router = APIRouter(tags=["operation"])
 
@@ -53,7 +52,7 @@ def create_app(settings: ServerSettings, service: SpeechService | None = None) -
     app.state.service, app.state.settings = service, settings
     for handled in HANDLED:
         app.add_exception_handler(handled, answer_error)
-    for module in (speech_routes, voice_routes, model_routes, speech_socket, elevenlabs_routes):
+    for module in (speech_routes, catalog_routes, speech_socket, elevenlabs_routes):
         app.include_router(module.router)
     app.include_router(router)
     app.include_router(web_routes.docs_router)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from importlib.util import find_spec
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -58,12 +59,9 @@ def check_wyoming(uri: str, *, insecure: bool = False) -> None:
 
 def parse_wyoming(uri: str, *, insecure: bool = False) -> tuple[str, int]:
     """Return (host, port) of a URI such as tcp://127.0.0.1:10200, if Wyoming may be served there."""
-    try:
-        import wyoming  # noqa: F401, an optional package
-    except ImportError as error:
-        raise ConfigError(
-            "the package `wyoming` is not installed", fix="pip install 'nightingale-tts[wyoming]'"
-        ) from error
+    if find_spec("wyoming") is None:
+        fix = "pip install 'nightingale-tts[wyoming]'"
+        raise ConfigError("the package `wyoming` is not installed", fix=fix)
     parts = urlsplit(uri)
     try:
         host, port = parts.hostname, parts.port if parts.port is not None else WYOMING_PORT

@@ -1,7 +1,4 @@
-"""Log formats of the server: lines on a terminal, JSON elsewhere.
-
-The text of a request is logged at DEBUG only. The command line installs the result of `log_config`.
-"""
+"""Log formats of the server. The command line installs the result of `log_config`."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from nightingale.types import Metrics
 
+NAMESPACE = "nightingale"
 SECONDS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 10, 30, 60)
 RATIOS = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 5)
 GAPS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10)
@@ -20,9 +21,9 @@ class ServerMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.active = 0
-        names: dict[str, Any] = {"namespace": "nightingale", "registry": self.registry}
-        counter, histogram = partial(Counter, **names), partial(Histogram, **names)
-        self.gauge = partial(Gauge, **names)
+        counter = partial(Counter, namespace=NAMESPACE, registry=self.registry)
+        histogram = partial(Histogram, namespace=NAMESPACE, registry=self.registry)
+        self.gauge = partial(Gauge, namespace=NAMESPACE, registry=self.registry)
         self.requests = counter("requests", "HTTP requests answered.", ("route", "status"))
         self.ttfa = histogram("ttfa_seconds", "Time to first audio of a request.", buckets=SECONDS)
         self.rtf = histogram("rtf", "Seconds of work per second of audio.", buckets=RATIOS)

@@ -1,8 +1,6 @@
 """ASGI middleware: request ids and the request log, access control, and limits of request bodies.
 
-Browsers let any page send some requests to any address, including this machine. They name the page in the
-`Origin` header; programs that are not browsers send no such header.
-
+Browsers let any page send some requests to this machine, and name the page in the header `Origin`.
 Starlette's BaseHTTPMiddleware buffers responses and hides from a route that its client has disconnected.
 """
 

@@ -200,7 +200,6 @@ async def text_to_speech(options: Options, body: TextBody, service: Service) -> 
         )
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from error
-    speech.check()
     return SpeechResponse(speech, service, bit_rate=options.output.bit_rate)
 
 

@@ -15,7 +15,8 @@ from collections.abc import AsyncGenerator
 from typing import Annotated, Any, Final, Literal, get_args
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -23,16 +24,9 @@ from nightingale.audio.encoders.streaming import FORMATS, RATES_HZ
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale.server.http_errors import http_error
 from nightingale.server.metrics import metrics_json
-from nightingale.server.openai.model_routes import check_model
+from nightingale.server.openai.catalog_routes import check_model
 from nightingale.server.service.speech_service import Service, SpeechService
-from nightingale.server.service.speech_streams import (
-    OutputFormat,
-    SpeechStream,
-    TimedSegment,
-    Timestamps,
-    check_timestamps,
-    format_srt,
-)
+from nightingale.server.service.speech_streams import OutputFormat, SpeechStream, TimedSegment, format_srt
 
 router = APIRouter(tags=["speech"])
 log = logging.getLogger("nightingale.server")
@@ -53,6 +47,17 @@ RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
         "content": dict.fromkeys(MEDIA_TYPES, BINARY) | {"text/event-stream": {"schema": {"type": "string"}}},
     },
 }
+
+
+def check_timestamps(value: Any) -> Any:
+    if value == "word":
+        raise PydanticCustomError("word", 'Word timestamps are not available. Use "segment" or "none".')
+    return value
+
+
+# Half of a surrogate pair, escaped in JSON, cannot be encoded.
+UnicodeText = Annotated[str, AfterValidator(lambda text: text.encode().decode())]
+Timestamps = Annotated[Literal["none", "segment"], BeforeValidator(check_timestamps)]
 
 
 class NullableBody(BaseModel):
@@ -78,10 +83,8 @@ class SpeechBody(NullableBody):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     model: str = Field("nightingale", max_length=200, description="The loaded model, or a name of OpenAI's.")
-    input: str = Field(description="The text to speak. `[pause:500ms]` is silence.")
-    voice: str | VoiceRef | None = Field(
-        None, description="A voice, one of OpenAI's names, or a blend such as `heart(2)+emma`."
-    )
+    input: UnicodeText = Field(description="The text to speak. `[pause:500ms]` is silence.")
+    voice: str | VoiceRef | None = Field(None, description="A name, an alias, or a blend: heart(2)+emma.")
     response_format: ResponseFormat = Field("mp3", description="24 kHz mono unless sample_rate is given.")
     speed: Annotated[float, Field(ge=0.25, le=4.0, description="The pitch does not change.")] = 1.0
     stream_format: Literal["audio", "sse"] = Field("audio", description="Bytes, or events with base64.")
@@ -102,14 +105,6 @@ class SpeechBody(NullableBody):
         """Return the arguments of `SpeechService.open` besides the text."""
         return self.model_dump(include=REQUEST_FIELDS, exclude_defaults=True)
 
-    def check(self) -> None:
-        """Check what pydantic does not."""
-        check_timestamps(self.timestamps)
-        try:
-            self.input.encode()
-        except UnicodeEncodeError as error:  # half of a surrogate pair, escaped in JSON
-            raise ConfigError("the text is not valid Unicode", got=error.reason, param="input") from error
-
 
 class Captions(BaseModel):
     """The response of POST /v1/audio/speech/captions."""
@@ -128,7 +123,6 @@ class Captions(BaseModel):
 async def create_speech(body: SpeechBody, request: Request, service: Service) -> Response:
     """Speak a text."""
     check_model(body.model, service)
-    body.check()
     if body.timestamps == "segment" and body.stream_format != "sse":
         raise ConfigError(
             "an audio stream cannot carry timestamps",
@@ -145,7 +139,6 @@ async def create_speech(body: SpeechBody, request: Request, service: Service) ->
 async def create_captions(body: SpeechBody, service: Service) -> Response:
     """Speak a text and say when each part of it is said. Answered when all of it is spoken."""
     check_model(body.model, service)
-    body.check()
     return CaptionsResponse(body, service)
 
 

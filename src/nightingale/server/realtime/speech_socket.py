@@ -15,9 +15,9 @@ from pydantic import ConfigDict, ValidationError
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale.server.http_errors import http_error
 from nightingale.server.metrics import metrics_json
-from nightingale.server.openai.speech_routes import REQUEST_FIELDS, NullableBody, ResponseFormat
+from nightingale.server.openai.speech_routes import REQUEST_FIELDS, NullableBody, ResponseFormat, Timestamps
 from nightingale.server.service.speech_service import Service, SpeechService
-from nightingale.server.service.speech_streams import OutputFormat, TimedSegment, Timestamps, check_timestamps
+from nightingale.server.service.speech_streams import OutputFormat, TimedSegment
 from nightingale.server.service.speech_turns import SpeechTurn, TurnQueue, check_text
 from nightingale.server.websocket_io import ClientSocket, accept, parse_object
 
@@ -89,7 +89,7 @@ class RealtimeConnection:
             case "input_text.end":
                 (self._turns.writing or self._open_turn()).end()
             case "response.cancel":
-                for turn in self._turns.turns:
+                for turn in self._turns:
                     turn.cancel()
             case "session.update":
                 await self._update(message.get("session"))
@@ -125,7 +125,6 @@ class RealtimeConnection:
                 fix=f"The fields are {', '.join(SessionOptions.model_fields)}.",
                 param=str(first["loc"][0]) if first["loc"] else None,
             ) from error
-        check_timestamps(options.timestamps)
         options.output(self._service)
         await self._service.check(**options.request)
         self._options = options

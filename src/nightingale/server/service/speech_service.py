@@ -1,10 +1,4 @@
-"""The service that all protocols use: it loads the engine, opens streams, and unloads the engine when idle.
-
-    async with await service.open("Hello.") as stream:
-        async for chunk in stream: ...
-
-Leaving the block, or being cancelled in it, stops the engine's work within one step.
-"""
+"""The service that all protocols use: it loads the engine, opens streams, and unloads the engine when idle."""
 
 from __future__ import annotations
 
@@ -29,7 +23,7 @@ from nightingale.engine.tts import TTS, Occupancy
 from nightingale.errors import EngineFault, QueueFull, TextTooLong
 from nightingale.server.metrics import ServerMetrics
 from nightingale.server.service import model_loading
-from nightingale.server.service.model_loading import ModelCard
+from nightingale.server.service.model_loading import ModelCard, gpu_memory_bytes
 from nightingale.server.service.speech_streams import (
     AsyncEncoder,
     LiveSpeechStream,
@@ -91,9 +85,7 @@ class SpeechService:
         gauge("queue_depth", "Requests that wait for a slot.").set_function(lambda: self.occupancy.waiting)
         gauge("batch_size", "Requests that have a slot.").set_function(lambda: self.occupancy.speaking)
         gauge("model_loaded", "1 while the model is loaded.").set_function(lambda: self._tts is not None)
-        gauge("gpu_memory_bytes", "GPU memory reserved by torch.").set_function(
-            model_loading.gpu_memory_bytes
-        )
+        gauge("gpu_memory_bytes", "GPU memory reserved by torch.").set_function(gpu_memory_bytes)
 
     @property
     def ready(self) -> bool:
@@ -210,7 +202,8 @@ class SpeechService:
     ) -> AnyStream:
         self.metrics.active += 1
         try:
-            session = await open_session(self._open_session(voice, open_engine))
+            opening = self._with_engine(lambda tts: open_engine(tts, self._voices.resolve(voice, tts)))
+            session = await open_session(opening)
         except BaseException:
             self.metrics.active -= 1
             raise
@@ -218,33 +211,20 @@ class SpeechService:
         self._open_streams.add(stream)
         return stream
 
-    async def _open_session(
-        self, voice: VoiceSpec, open_engine: Callable[[TTS, Voice | None], AnySession]
-    ) -> AnySession:
-        tried: TTS | None = None
-
-        def act(tts: TTS) -> AnySession:
-            nonlocal tried
-            tried = tts
-            return open_engine(tts, self._voices.resolve(voice, tts))
-
-        try:
-            return await self._with_engine(act)
-        except EngineFault:
-            # Raised on opening only if the engine's thread has died. Try once more with a new engine.
-            if self._given_tts is not None or self.state == "stopping":
-                raise
-            # A concurrent request may have replaced it already.
-            if self._tts is tried:
-                log.error("the engine has died and is loaded again")
-                self._tts = None
-            return await self._with_engine(act)
-
     async def _with_engine(self, act: Callable[[TTS], Result]) -> Result:
         """Call `act` in a thread; the engine is not unloaded meanwhile."""
         self._pending_calls += 1
         try:
-            return await self._in_thread(act, await self._engine())
+            tts = await self._engine()
+            try:
+                return await self._in_thread(act, tts)
+            except EngineFault:  # the engine's thread has died: try once more with a new engine
+                if self._given_tts is not None or self.state == "stopping":
+                    raise
+                if self._tts is tts:  # otherwise a concurrent request has replaced it already
+                    log.error("the engine has died and is loaded again")
+                    self._tts = None
+                return await self._in_thread(act, await self._engine())
         finally:
             self._pending_calls -= 1
             self._last_used_s = time.monotonic()
@@ -293,4 +273,3 @@ async def get_service(connection: HTTPConnection) -> SpeechService:  # async: Fa
 
 
 Service = Annotated[SpeechService, Depends(get_service)]
-"""The type of a route's parameter that receives the service."""

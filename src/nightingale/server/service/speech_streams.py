@@ -1,7 +1,7 @@
 """Streams of speech that the protocols read, their encoding, and the time of each segment of the text.
 
 The engine knows the first and last sample of each segment (a sentence, or a part of a long one). It does not
-know when a word within a segment is said, so word timestamps are refused.
+know when a word within a segment is said.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Final, Literal, Self
+from typing import Final, Self
 
 from pydantic import BaseModel
 
@@ -21,11 +21,10 @@ from nightingale.clocks import CLOCKS
 from nightingale.engine.aio import iter_chunks
 from nightingale.engine.requests.live import LiveSession
 from nightingale.engine.session import Session
-from nightingale.errors import ConfigError, NightingaleError
+from nightingale.errors import NightingaleError
 from nightingale.server.metrics import ServerMetrics
 from nightingale.types import AudioChunk, Metrics, Samples, SegmentStart
 
-Timestamps = Literal["none", "segment", "word"]
 OnClose = Callable[["SpeechStream", bool], None]
 """Called once, with the stream and whether it was read to its end."""
 INLINE_SAMPLES: Final = round(0.5 * CLOCKS.sample_rate_hz)
@@ -192,21 +191,8 @@ class SegmentTimer:
             return []
         (segment, start), self._current = self._current, None
         end = max(start, self._samples - segment.pause_samples)
-        text = " ".join(segment.text.split())
-        return [TimedSegment(text=text, start=self._seconds(start), end=self._seconds(end))]
-
-    def _seconds(self, samples: int) -> float:
-        return round(samples / self._rate_hz, 3)
-
-
-def check_timestamps(timestamps: Timestamps | None) -> None:
-    if timestamps == "word":
-        raise ConfigError(
-            "word timestamps are not available",
-            got='timestamps="word"',
-            allowed='"segment", which times sentences and parts of long ones, or "none"',
-            param="timestamps",
-        )
+        start_s, end_s = round(start / self._rate_hz, 3), round(end / self._rate_hz, 3)
+        return [TimedSegment(text=" ".join(segment.text.split()), start=start_s, end=end_s)]
 
 
 def format_srt(segments: list[TimedSegment]) -> str:

@@ -216,31 +216,28 @@ class SpeechTurn(ABC):
         self._timers.clear()
 
 
-class TurnQueue:
+class TurnQueue(list[SpeechTurn]):
     """The unfinished turns of one connection, whose audio is sent one after the other."""
-
-    def __init__(self) -> None:
-        self.turns: list[SpeechTurn] = []
 
     @property
     def writing(self) -> SpeechTurn | None:
         """Return the turn that still accepts text."""
-        return self.turns[-1] if self.turns and self.turns[-1].accepts_text else None
+        return self[-1] if self and self[-1].accepts_text else None
 
     def add(self, turn: SpeechTurn) -> SpeechTurn:
         """Send the audio of a new turn after that of the others."""
-        self.turns = [other for other in self.turns if not other.finished.is_set()]
-        if len(self.turns) >= MAX_PENDING_TURNS:
+        self[:] = [other for other in self if not other.finished.is_set()]
+        if len(self) >= MAX_PENDING_TURNS:
             raise ConfigError(
                 "too many turns at once",
-                got=f"{len(self.turns)} unfinished turns",
+                got=f"{len(self)} unfinished turns",
                 allowed=f"at most {MAX_PENDING_TURNS}",
                 fix="Wait for the end of one, or cancel.",
             )
-        turn.previous = self.turns[-1] if self.turns else None
-        self.turns.append(turn)
+        turn.previous = self[-1] if self else None
+        self.append(turn)
         return turn
 
     async def drop(self) -> None:
-        for turn in self.turns:
+        for turn in self:
             await turn.drop()

@@ -1,7 +1,6 @@
 """The web page and the API documentation: static files with strict security headers.
 
-URLs inside the page are relative, so it works behind a path prefix. The files need no key, because a browser
-cannot send one when it opens a page; the page's own requests to the API do.
+URLs inside the page are relative, so it works behind a path prefix. A browser cannot send a key for files.
 """
 
 from __future__ import annotations

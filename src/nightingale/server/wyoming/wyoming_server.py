@@ -11,14 +11,15 @@ import json
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.error import Error
 from wyoming.event import Event, Eventable, async_write_event
-from wyoming.info import Attribution, Describe, Info, TtsProgram, TtsVoice
-from wyoming.ping import Ping, Pong
-from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
+from wyoming.info import Attribution, Info, TtsProgram, TtsVoice
+from wyoming.ping import Pong
+from wyoming.tts import SynthesizeStopped
 
 from nightingale import __version__
 from nightingale.errors import NightingaleError
@@ -52,12 +53,9 @@ async def serve_wyoming(
         task = asyncio.current_task()
         assert task is not None
         clients.add(task)
-        try:
+        task.add_done_callback(clients.discard)
+        with suppress(asyncio.CancelledError):  # the server is closing; asyncio.streams would log an error
             await WyomingConnection(service, reader, writer).run()
-        except asyncio.CancelledError:
-            pass  # the server is closing; asyncio.streams would log it as an error
-        finally:
-            clients.discard(task)
 
     server = await asyncio.start_server(serve, host, port, limit=MAX_LINE_BYTES)
     try:
@@ -97,40 +95,38 @@ class WyomingConnection:
             await self.send_error(error)
         finally:
             await self._turns.drop()
-            self._writer.transport.abort() if self._turns.turns else self._writer.close()
+            self._writer.transport.abort() if self._turns else self._writer.close()
 
     async def _next(self) -> Event | None:
         while True:
             try:
                 return await asyncio.wait_for(read_event(self._reader), IDLE_TIMEOUT_S)
             except TimeoutError:
-                if not self._turns.turns:
+                if not self._turns:
                     return None
 
     async def _handle(self, event: Event) -> None:
-        if Describe.is_type(event.type):
-            await self.send(describe(await self._service.voices()))
-        elif Ping.is_type(event.type):
-            await self.send(Pong(text=event.data.get("text")))
-        elif SynthesizeStart.is_type(event.type):
-            if self._streaming is not None:
-                self._streaming.cancel()
-            self._streaming = self._open(event.data, streaming=True)
-        elif SynthesizeChunk.is_type(event.type):
-            if self._streaming is not None:
-                await self._streaming.push(check_text(event.data.get("text")))
-        elif SynthesizeStop.is_type(event.type):
-            if self._streaming is not None:
+        text = event.data.get("text")
+        open_turn = partial(WyomingTurn, self, self._service, event.data.get("voice"))
+        match event.type:
+            case "describe":
+                await self.send(describe(await self._service.voices()))
+            case "ping":
+                await self.send(Pong(text=text))
+            case "synthesize-start":
+                if self._streaming is not None:
+                    self._streaming.cancel()
+                self._streaming = self._turns.add(open_turn(streaming=True))
+            case "synthesize-chunk" if self._streaming is not None:
+                await self._streaming.push(check_text(text))
+            case "synthesize-stop" if self._streaming is not None:
                 self._streaming.end()
-            self._streaming = None
-        elif Synthesize.is_type(event.type) and self._streaming is None:
+                self._streaming = None
             # During streaming, clients send the whole text, too, for servers that cannot stream.
-            turn = self._open(event.data, streaming=False)
-            await turn.push(check_text(event.data.get("text")))
-            turn.end()
-
-    def _open(self, data: dict[str, Any], *, streaming: bool) -> SpeechTurn:
-        return self._turns.add(WyomingTurn(self, self._service, data.get("voice"), streaming=streaming))
+            case "synthesize" if self._streaming is None:
+                turn = self._turns.add(open_turn(streaming=False))
+                await turn.push(check_text(text))
+                turn.end()
 
     async def send_error(self, error: NightingaleError) -> None:
         """Send the error and end the connection: Home Assistant ignores `error`, but it notices the end."""
