@@ -84,8 +84,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         if settings.wyoming:
             from nightingale.server.wyoming.wyoming_server import serve_wyoming  # optional package
 
-            wyoming = serve_wyoming(service, settings.wyoming, insecure=settings.insecure)
-            await stack.enter_async_context(wyoming)
+            await stack.enter_async_context(serve_wyoming(service, settings.wyoming))
         yield
         starting.cancel()
         await service.stop(settings.grace)

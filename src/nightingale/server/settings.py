@@ -199,14 +199,13 @@ class ServerSettings(BaseSettings):
 def unknown_keys(config: Path | None = None) -> list[str]:
     """Return names in the environment and the files that no setting has; they are probably misspelled."""
     known = set(ServerSettings.model_fields)
-
-    def is_unknown(name: str) -> bool:
-        return name.startswith(PREFIX) and name.removeprefix(PREFIX).lower() not in known
-
-    found = [name for name in os.environ if is_unknown(name) and name not in NOT_SETTINGS]
+    names = {PREFIX + name.upper() for name in known}
+    found = [
+        name for name in os.environ if name.startswith(PREFIX) and name.upper() not in names | NOT_SETTINGS
+    ]
     # pydantic gives the names of the .env file in lower case.
     dotenv = [name.upper() for name in DotEnvSettingsSource(ServerSettings).env_vars]
-    found += [f"{name} in {ENV_FILE}" for name in dotenv if is_unknown(name)]
+    found += [f"{name} in {ENV_FILE}" for name in dotenv if name.startswith(PREFIX) and name not in names]
     path = config or default_config()
     if path.is_file():
         found += [f"{key} in {path}" for key in tomllib.loads(path.read_text("utf-8")) if key not in known]

@@ -226,8 +226,7 @@ class MultiStreamInputSocket:
     def __init__(self, socket: ClientSocket, options: UrlOptions, service: SpeechService) -> None:
         self._socket, self._options, self._service = socket, options, service
         self._contexts: list[ContextTurn] = []
-        """Those that accept text, and those whose audio is still being sent. The names of the latter may be
-        used again."""
+        """Those that accept text, and those whose audio is still being sent, whose names may be used again."""
         self._closing = asyncio.Event()
 
     async def run(self) -> None:

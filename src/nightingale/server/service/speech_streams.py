@@ -1,7 +1,6 @@
 """Streams of speech that the protocols read, their encoding, and the time of each segment of the text.
 
-The engine knows the first and last sample of each segment (a sentence, or a part of a long one). It does not
-know when a word within a segment is said.
+A segment is a sentence, or a part of a long one. The engine does not know when a word within it is said.
 """
 
 from __future__ import annotations

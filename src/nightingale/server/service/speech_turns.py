@@ -1,8 +1,7 @@
 """Turns of a socket: text that is still being written on one side, audio for one client on the other.
 
 All socket protocols subclass `SpeechTurn`. Text goes in with `push`; a task of the turn calls `send_audio` and,
-at the end, `send_end`. Nothing is buffered here: while the client is slow, the engine's own buffer fills up, and
-the engine waits. A session of the engine is opened with the first text.
+at the end, `send_end`. Nothing is buffered here: while the client is slow, the engine waits.
 """
 
 from __future__ import annotations
@@ -54,11 +53,9 @@ class SpeechTurn(ABC):
         self.cancelled = False
         self.accepts_text = True
         self.has_started = False
-        """True if `send_start` was called."""
         self.finished = asyncio.Event()
         """Set when `send_end` has returned or the client is gone."""
         self.previous: SpeechTurn | None = None
-        """A turn whose audio is sent first."""
         self._service, self._request, self._output = service, request, output
         self._chars = 0
         self._abandoned_s = ABANDONED_S

@@ -105,10 +105,7 @@ class VoiceRegistry:
         return self._info(tts, name, voice.provenance, library.add(name, voice))
 
     def _meaning(self, name: str, known: Mapping[str, library.Entry], tts: TTS) -> str | None:
-        """Describe what a name means already, or return None if it is free.
-
-        OpenAI's and Kokoro's names count, because clients send them by default.
-        """
+        """Describe what a name, perhaps one of OpenAI's or Kokoro's, means already; None if it is free."""
         if name == DEFAULT:
             return "the voice for requests that name none"
         if (other := self._settings.voice_aliases.get(name)) is not None:

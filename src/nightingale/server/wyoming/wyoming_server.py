@@ -39,11 +39,9 @@ IDLE_TIMEOUT_S: Final = 600.0
 
 
 @asynccontextmanager
-async def serve_wyoming(
-    service: SpeechService, uri: str, *, insecure: bool = False
-) -> AsyncIterator[asyncio.Server]:
+async def serve_wyoming(service: SpeechService, uri: str) -> AsyncIterator[asyncio.Server]:
     """Serve Wyoming while the context is open."""
-    host, port = parse_wyoming(uri, insecure=insecure)
+    host, port = parse_wyoming(uri, insecure=service.settings.insecure)
     clients: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
