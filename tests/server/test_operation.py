@@ -66,8 +66,10 @@ def test_path_prefix_does_not_bypass_the_key(prefix: str) -> None:
         transport = httpx.ASGITransport(create_app(settings, SpeechService(settings)), root_path=prefix)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             for path in ("/v1/models", "//v1/models", "/page/../v1/models", "/v1//models"):
+                # The files of the page need no key, and none of them has such a path.
+                expected = (401, 404) if path.startswith("/page/") else (401,)
                 for address in (path, prefix + path):
-                    assert (await client.get(address)).status_code in (401, 404)
+                    assert (await client.get(address)).status_code in expected
             if prefix == "/tts":
                 assert (await client.get("/tts/health")).status_code == 200
                 assert (await client.get("/tts/v1/models", headers={"xi-api-key": "k"})).status_code == 200
