@@ -51,7 +51,7 @@ RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 
 def check_timestamps(value: Any) -> Any:
     if value == "word":
-        raise PydanticCustomError("word", 'Word timestamps are not available. Use "segment" or "none".')
+        raise PydanticCustomError("word", 'word timestamps are not available; use "segment" or "none"')
     return value
 
 
