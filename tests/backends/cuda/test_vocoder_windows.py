@@ -16,7 +16,7 @@ from nightingale.backends.cuda.bucketed_vocoder import (
     context_frames,
 )
 from nightingale.backends.cuda.random import int64_key
-from nightingale.backends.torch.sample_stream import SampleStream, guessed_frames, harmonic_phase
+from nightingale.backends.torch.sample_stream import SampleStream, extrapolated_frames, harmonic_phase
 from nightingale.models.chatterbox.hift.generator import Hift
 
 BLOCKS = [9, 16, 32, 40, 7]
@@ -42,7 +42,7 @@ def plain(hift: Hift, seed: int) -> list[np.ndarray]:
 
 
 def by_windows(hift: Hift, seeds: list[int]) -> list[list[np.ndarray]]:
-    most = sum(context_frames(hift)) + max(BLOCKS) + HOLD_FRAMES + guessed_frames(hift)
+    most = sum(context_frames(hift)) + max(BLOCKS) + HOLD_FRAMES + extrapolated_frames(hift)
     vocoder = BucketedVocoder(hift, batches=(1, 4), frames=(40, most))
     windows = VocoderWindows(vocoder)
     states, crossfades = [EMPTY_WINDOW] * len(seeds), [Crossfade() for _ in seeds]

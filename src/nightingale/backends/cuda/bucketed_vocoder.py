@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from nightingale.audio.crossfade import HOLD_FRAMES
 from nightingale.backends.cuda.graphs import GraphCache, GraphedFunction, bucket_for, copy_async
 from nightingale.backends.cuda.random import normal
-from nightingale.backends.torch.sample_stream import guessed_frames
+from nightingale.backends.torch.sample_stream import extrapolated_frames
 from nightingale.clocks import CLOCKS
 from nightingale.models.chatterbox.hift.config import ISTFT_HOP, ISTFT_SIZE, NOISY_HARMONICS
 from nightingale.models.chatterbox.hift.generator import BINS, MAGNITUDE_LIMIT, SAMPLE_LIMIT, Hift
@@ -238,7 +238,7 @@ class VocoderWindows:
     """
 
     def __init__(self, vocoder: BucketedVocoder) -> None:
-        self.vocoder, self.extrapolated = vocoder, guessed_frames(vocoder.hift)
+        self.vocoder, self.extrapolated = vocoder, extrapolated_frames(vocoder.hift)
         self._context, self._f0_context = context_frames(vocoder.hift)
 
     @torch.inference_mode()

@@ -54,7 +54,7 @@ from nightingale.backends.cuda.random import int64_key
 from nightingale.backends.torch.devices import DTYPES
 from nightingale.backends.torch.mel_stream import CONTEXT_TOKENS
 from nightingale.backends.torch.renderer import PROMPT_CACHE_BYTES, TorchRenderer, TorchRenderStream
-from nightingale.backends.torch.sample_stream import guessed_frames, harmonic_phase
+from nightingale.backends.torch.sample_stream import extrapolated_frames, harmonic_phase
 from nightingale.backends.torch.weights import rendering_weights
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.lru import BytesLRU
@@ -182,7 +182,7 @@ class CudaGraphRenderer:
         self._flow_blocks = FlowBlocks(
             self._steps, context=CONTEXT_TOKENS, tokens=padded_sizes(blocks), batches=batches
         )
-        before, extrapolated = HOLD_FRAMES + context_frames(hift)[0], guessed_frames(hift)
+        before, extrapolated = HOLD_FRAMES + context_frames(hift)[0], extrapolated_frames(hift)
         frames = {FRAMES * blocks[0] + extrapolated}
         frames |= {before + FRAMES * block + extrapolated for block in blocks}
         vocoder = BucketedVocoder(hift, batches=batches, frames=tuple(sorted(frames)))
