@@ -47,10 +47,7 @@ def uniform(key: Tensor, draw: Tensor, width: int) -> Tensor:
 
 
 def normal(key: Tensor, first_row: Tensor, rows: int, width: int) -> Tensor:
-    """Return `decoding.philox.normal` of each stream: key, first_row (batch,) -> (batch, width, rows).
-
-    Rows come last, as channels do before time in a convolution.
-    """
+    """Return `decoding.philox.normal` of each stream: key, first_row (batch,) -> (batch, width, rows)."""
     kernels = triton_kernels(key.device)
     if kernels is not None:
         values: Tensor = kernels.normal(key, first_row, rows, width)

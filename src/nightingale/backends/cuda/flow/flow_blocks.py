@@ -25,7 +25,7 @@ from nightingale.backends.cuda.random import normal
 from nightingale.backends.cuda.triton_support import KernelChoice, TritonKernels
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
-from nightingale.models.chatterbox.s3gen.token_encoder import TokenEncoder, run_layers
+from nightingale.models.chatterbox.s3gen.token_encoder import run_layers
 from nightingale.models.layers.streaming_state import SavedState, StreamingState
 
 
@@ -72,7 +72,7 @@ class FlowBlocks:
             return FusedEstimator(steps)
 
         in_bf16 = steps.device.type == "cuda" and steps.precision == torch.bfloat16
-        self.kernels: TritonKernels[Any] = TritonKernels(kernels, load, part="the flow", default=in_bf16)
+        self.kernels = TritonKernels[Any](kernels, load, part="the flow", default=in_bf16)
         self._buffers: dict[int, list[Tensor]] = {}
         self._loaded: dict[int, VoicePromptCache] = {}
         self._graphs: GraphCache[tuple[Tensor, Tensor]] = GraphCache(steps.device, mode)
@@ -239,7 +239,6 @@ def _flat(saved: Sequence[Tensor], batch: int, dtype: torch.dtype) -> Tensor:
 def _encode(steps: FlowSteps, ids: Tensor, lengths: Tensor, seen: Tensor, state: StreamingState) -> Tensor:
     """Run `Flow.encode` with a mask `seen` (batch, keys) over the prompt and the block."""
     flow, encoder = steps.flow, steps.flow.encoder
-    assert isinstance(encoder, TokenEncoder)
     real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
     # Beyond the end the look-ahead reads zeros, as it does at the end of a sequence.
     x = encoder.embed(flow.input_embedding(ids)) * real[..., None]

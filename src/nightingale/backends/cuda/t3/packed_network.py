@@ -49,9 +49,7 @@ class PackedT3:
                 table = rotations(self._inverse, torch.arange(positions, device=device), dtype)
             return fused_step.FusedStep(t3, self.layers, table, tuning)
 
-        self.kernels: TritonKernels[Any] = TritonKernels(
-            kernels, load, part="T3", default=device.type == "cuda"
-        )
+        self.kernels = TritonKernels[Any](kernels, load, part="T3", default=device.type == "cuda")
 
     def step(self, tokens: Tensor, position: Tensor, caches: KVCaches, lengths: Tensor) -> Tensor:
         """Decode one token of each row and return the logits after it, (rows, vocab) float32.
