@@ -159,7 +159,7 @@ def in_blocks(
     with torch.inference_mode():
         tables = filled_blocks(t3, streams, tokens, layout, paged_attention)
         rotation = rotation_table(t3, PROMPT + tokens)
-        step = PagedDecodeStep(t3, pack_weights(t3), rotation, tuning)  # type: ignore[arg-type]
+        step = PagedDecodeStep(t3, pack_weights(t3), rotation, tuning)
     return recorded(t3, streams, tokens, tables[0].lengths, {PROMPT + tokens: lambda x: step(x, tables)})
 
 

@@ -197,8 +197,13 @@ class Estimator(nn.Module):
         state: StreamingState | None = None,
     ) -> Tensor:
         """Return the velocity. `r` is the end of a meanflow's step; with a `state`, x continues a stream."""
-        time = self.times(t, r)
         h = torch.cat([x, mu, speaker[..., None].expand_as(x), cond], dim=1)
+        return self.velocity(h, self.times(t, r), mask, state)
+
+    def velocity(
+        self, h: Tensor, time: Tensor, mask: Tensor | None, state: StreamingState | None = None
+    ) -> Tensor:
+        """Return the velocity from all inputs, joined to h (batch, 4 · mel, frames), and embedded times."""
         down, up = self.down_blocks[0], self.up_blocks[0]
         skip = down(h, time, mask, state)
         h = down[2](skip, state)  # type: ignore[index]

@@ -142,13 +142,16 @@ class TokenEncoder(nn.Module):
         if valid is not None:
             x = x * valid[..., None]  # lookahead past the end must read zeros, as without padding
         x = self.pre_lookahead_layer(x, lookahead=lookahead, state=state)
-        x = _run(self.encoders, x, attention_mask(valid, blocks, self.left_context), state)
+        x = run_layers(self.encoders, x, attention_mask(valid, blocks, self.left_context), state)
         x = self.up_embed(self.up_layer(x, state))
-        x = _run(self.up_encoders, x, attention_mask(valid, blocks, self.left_context, repeats=2), state)
+        x = run_layers(
+            self.up_encoders, x, attention_mask(valid, blocks, self.left_context, repeats=2), state
+        )
         return self.after_norm(x)
 
 
-def _run(layers: nn.ModuleList, x: Tensor, mask: Tensor | None, state: StreamingState | None) -> Tensor:
+def run_layers(layers: nn.ModuleList, x: Tensor, mask: Tensor | None, state: StreamingState | None) -> Tensor:
+    """Apply encoder blocks to x (batch, time, width), after what the state has cached."""
     known = 0 if state is None else state.cached_positions
     distances = distance_encoding(x.shape[1], known + x.shape[1], x.shape[2], like=x)
     for layer in layers:

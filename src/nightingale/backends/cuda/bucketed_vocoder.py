@@ -4,23 +4,34 @@ Two things keep the reference (models/chatterbox/hift) from being captured. Its 
 the host; here both transforms of 16 samples are matrix products. And it pads with zeros at the end of the
 utterance, in every layer; here, in a bucket that is longer, everything beyond the end is set to zero before
 every layer that would see it. The samples are those of the reference, to rounding.
+
+A streamed block is rendered in a window that includes the frames before it. The reference keeps what every
+layer needs of its past, for blocks of any length. A graph has fixed shapes, and a GPU renders some frames
+again faster than it manages such a state: so a window begins as far back as the receptive field reaches, and
+its harmonics continue from known cycles. The frames after a block, which are not known yet, repeat its last
+one, as in backends/torch/sample_stream.py.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nightingale.backends.cuda.graphs import GraphedFunction, GraphMode, bucket_for, default_mode, graph_pool
+from nightingale.audio.crossfade import HOLD_FRAMES
+from nightingale.backends.cuda.graphs import GraphCache, GraphedFunction, bucket_for, copy_async
 from nightingale.backends.cuda.random import normal
+from nightingale.backends.torch.sample_stream import extrapolated_frames
 from nightingale.clocks import CLOCKS
 from nightingale.models.chatterbox.hift.config import ISTFT_HOP, ISTFT_SIZE, NOISY_HARMONICS
 from nightingale.models.chatterbox.hift.generator import BINS, MAGNITUDE_LIMIT, SAMPLE_LIMIT, Hift
-from nightingale.models.layers.conv import UpsamplingConv1d
+from nightingale.models.chatterbox.hift.receptive_field import mel_span, source_span
+from nightingale.models.layers.conv import PaddedConv1d, UpsamplingConv1d
 
 HALF = ISTFT_SIZE // 2
 COLUMNS = CLOCKS.samples_per_frame // ISTFT_HOP
@@ -31,60 +42,25 @@ class BucketedVocoder:
     """HiFT with one graph for each bucket of (utterances, frames)."""
 
     @torch.no_grad()
-    def __init__(
-        self,
-        hift: Hift,
-        *,
-        batches: tuple[int, ...],
-        frames: tuple[int, ...],
-        mode: GraphMode | None = None,
-    ) -> None:
+    def __init__(self, hift: Hift, *, batches: tuple[int, ...], frames: tuple[int, ...]) -> None:
         self.hift, self.batches, self.frames = hift, batches, frames
         weight = hift.conv_pre.weight
         self.device, self.dtype = weight.device, weight.dtype
-        self._mode = mode or default_mode(self.device)
         self._analysis, self._synthesis = (m.to(self.device, self.dtype) for m in _dft(hift.window.cpu()))
-        self._graphs: dict[tuple[int, int], GraphedFunction[tuple[Tensor, Tensor]]] = {}
-        self._pool = graph_pool(self._mode)
+        self._graphs: GraphCache[tuple[Tensor, Tensor]] = GraphCache(self.device)
 
     @torch.inference_mode()
-    def __call__(
-        self,
-        mel: Tensor,
-        frames: Tensor,
-        *,
-        key: Tensor,
-        phase: Tensor,
-        first_frame: Tensor | None = None,
-        cycles: Tensor | None = None,
-        anchor: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, mel: Tensor, **inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return samples (batch, 480 · frames) and cycles (batch, harmonics, frames) after each frame.
 
-        Both are valid until the next call.
-
-        Args:
-            mel: (batch, bands, frames).
-            frames: (batch,), the number of real frames.
-            key: (batch,), of the noise.
-            phase: (batch, harmonics, 1) radians, at the start of the utterance.
-            first_frame: (batch,), the number of the first frame in its utterance, for the noise.
-            cycles: (batch, harmonics, 1), before frame `anchor` of this mel.
-            anchor: (batch,); the f0 of earlier frames is not used, because its own context is cut off.
+        Both are valid until the next call. mel: (batch, bands, frames); inputs: the others of `render`.
         """
-        batch = bucket_for(len(mel), self.batches, what="utterances")
-        bucket = bucket_for(mel.shape[2], self.frames, what="mel frames")
-        if first_frame is None:
-            first_frame = frames.new_zeros(len(frames))
-        if cycles is None:
-            cycles = torch.zeros(phase.shape, dtype=torch.float64, device=self.device)
-        if anchor is None:
-            anchor = torch.zeros_like(first_frame)
-        wanted, padded = mel.shape[2], F.pad(mel.to(self.dtype), (0, bucket - mel.shape[2]))
-        inputs = {"mel": padded, "frames": frames, "key": key, "first_frame": first_frame}
-        inputs |= {"phase": phase, "cycles": cycles, "anchor": anchor}
-        samples, after = self._graph(batch, bucket)(**inputs)
-        return samples[: len(mel), : wanted * CLOCKS.samples_per_frame], after[: len(mel), :, :wanted]
+        count, wanted = len(mel), mel.shape[2]
+        batch = bucket_for(count, self.batches, what="utterances")
+        bucket = bucket_for(wanted, self.frames, what="mel frames")
+        padded = F.pad(mel.to(self.dtype), (0, bucket - wanted))
+        samples, after = self._graph(batch, bucket)(mel=padded, **inputs)
+        return samples[:count, : wanted * CLOCKS.samples_per_frame], after[:count, :, :wanted]
 
     def capture(self) -> None:
         for batch in self.batches:
@@ -103,10 +79,8 @@ class BucketedVocoder:
                 "cycles": torch.zeros(batch, config.harmonics, 1, dtype=torch.float64),
                 "anchor": torch.zeros(batch, dtype=torch.int64),
             }
-            name, device = f"HiFT, {batch} of {frames} frames", self.device
-            self._graphs[batch, frames] = GraphedFunction(
-                name, self.render, inputs, mode=self._mode, device=device, pool=self._pool
-            )
+            name = f"HiFT, {batch} of {frames} frames"
+            self._graphs.capture((batch, frames), name, self.render, inputs)
         return self._graphs[batch, frames]
 
     def render(
@@ -119,7 +93,17 @@ class BucketedVocoder:
         cycles: Tensor,
         anchor: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """Render a bucket: the function that is captured."""
+        """Render a bucket: the function that is captured.
+
+        Args:
+            mel: (batch, bands, frames).
+            frames: The number of real frames, (batch,) like the next two.
+            key: The key of the noise.
+            first_frame: The number of the first frame in its utterance, for the noise.
+            phase: (batch, harmonics, 1) radians, at the start of the utterance.
+            cycles: (batch, harmonics, 1), before frame `anchor` of this mel.
+            anchor: (batch,); the f0 of earlier frames is not used, because its own context is cut off.
+        """
         hift, bucket = self.hift, mel.shape[2]
         f0 = self._f0(mel, frames)
         noise = source_noise(key, first_frame, bucket)
@@ -220,3 +204,95 @@ def _dft(window: Tensor) -> tuple[Tensor, Tensor]:
     twice[0] = twice[-1] = 1.0
     inverse = torch.cat([angle.cos() * twice, -angle.sin() * twice], dim=1).T / ISTFT_SIZE * wide.T
     return forward, inverse
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """The start of an utterance's next window. It is never written to."""
+
+    first: int
+    """The number of the first frame in `mel`."""
+    known: int
+    """The number of frames that have arrived."""
+    mel: Tensor | None = None
+    """(bands, known - first)."""
+    cycles: Tensor | None = None
+    """(harmonics, 1), before frame `first` + `anchor`."""
+    anchor: int = 0
+
+
+EMPTY_WINDOW = Window(first=0, known=0)
+
+
+def context_frames(hift: Hift) -> tuple[int, int]:
+    """Return how many frames before a frame affect its samples, and how many affect its f0."""
+    f0 = sum(layer.left for layer in hift.f0_predictor.condnet if isinstance(layer, PaddedConv1d))
+    last = max(mel_span(hift)[1], f0 * CLOCKS.samples_per_frame + source_span(hift)[1])
+    return last // CLOCKS.samples_per_frame + 1, f0
+
+
+class VocoderWindows:
+    """Windows of several utterances at a time.
+
+    The last HOLD_FRAMES that arrived are not emitted yet, and `extrapolated` frames stand for those to come.
+    """
+
+    def __init__(self, vocoder: BucketedVocoder) -> None:
+        self.vocoder, self.extrapolated = vocoder, extrapolated_frames(vocoder.hift)
+        self._context, self._f0_context = context_frames(vocoder.hift)
+
+    @torch.inference_mode()
+    def push(
+        self,
+        windows: Sequence[Window],
+        mels: Sequence[Tensor],
+        final: Sequence[bool],
+        *,
+        key: Tensor,
+        phase: Tensor,
+    ) -> tuple[Tensor, list[Window]]:
+        """Return samples (batch, longest), from each window's first frame on, and the next windows.
+
+        mels: (bands, frames) that are new, at least one; final: no frames follow; key: (batch,), of the
+        noise; phase: (batch, harmonics, 1). The samples live until the next call.
+        """
+        device, dtype = self.vocoder.device, self.vocoder.dtype
+        known = [  # copies: the mel is a graph's buffer
+            torch.cat([mel.to(dtype)] if w.mel is None else [w.mel, mel.to(dtype)], dim=1)
+            for w, mel in zip(windows, mels, strict=True)
+        ]
+        rows = [
+            mel if last else F.pad(mel, (0, self.extrapolated), mode="replicate")
+            for mel, last in zip(known, final, strict=True)
+        ]
+        longest = max(row.shape[1] for row in rows)
+        zero = torch.zeros(self.vocoder.hift.config.harmonics, 1, dtype=torch.float64, device=device)
+        numbers = torch.tensor(
+            [[row.shape[1], w.first, w.anchor] for row, w in zip(rows, windows, strict=True)]
+        )
+        frames, first_frame, anchor = copy_async(numbers, device).unbind(1)
+        samples, cycles = self.vocoder(
+            torch.stack([F.pad(row, (0, longest - row.shape[1])) for row in rows]),
+            frames=frames,
+            key=key,
+            phase=phase,
+            first_frame=first_frame,
+            cycles=torch.stack([zero if w.cycles is None else w.cycles for w in windows]),
+            anchor=anchor,
+        )
+        return samples, [self._next(*each) for each in zip(windows, known, cycles, strict=True)]
+
+    def _next(self, window: Window, mel: Tensor, cycles: Tensor) -> Window:
+        """Return the next window. mel: (bands, frames); cycles: (harmonics, frames), after each frame."""
+        known = window.first + mel.shape[1]
+        first = max(0, known - HOLD_FRAMES - self._context)
+        if first == 0:
+            return Window(first=0, known=known, mel=mel)
+        before = first + self._f0_context - 1 - window.first
+        return Window(
+            first=first,
+            known=known,
+            mel=mel[:, first - window.first :].clone(),
+            cycles=cycles[:, before : before + 1].clone(),
+            anchor=self._f0_context,
+        )
