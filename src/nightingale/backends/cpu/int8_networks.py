@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -24,15 +25,16 @@ from nightingale.backends.cpu.kernels import flow_attention
 from nightingale.backends.cpu.kernels.flow_attention import FlowAttentionOp
 from nightingale.backends.cpu.kernels.int8_conv1d import CONV_OUTPUTS, Conv1dOp
 from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS
-from nightingale.backends.cpu.kernels.jit import CompiledModule
+from nightingale.backends.cpu.kernels.jit import compile_cached
 from nightingale.backends.cpu.kernels.render_operations import (
     LINEAR_OPCODES,
     RenderOpcode,
     RowsLinearOp,
     SnakeOp,
+    emit_render_module,
     linear_scratch_bytes,
 )
-from nightingale.backends.cpu.kernels.target import DOT_INPUTS
+from nightingale.backends.cpu.kernels.target import DOT_INPUTS, host_target
 from nightingale.backends.cpu.kernels.thread_pool import OpField, ThreadPool, address_of
 from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.backends.shared.quantize import ZERO_POINT, block_size_for, quantize_blocks, quantize_weights
@@ -48,11 +50,12 @@ Net = TypeVar("Net", bound=nn.Module)
 class KernelContext:
     """The compiled kernels, with a thread pool and a buffer for each thread that calls a layer."""
 
-    def __init__(self, module: CompiledModule, *, signed_weights: bool) -> None:
-        self._module, self.signed_weights = module, signed_weights
+    def __init__(self) -> None:
+        target = host_target()
+        self._module = compile_cached(partial(emit_render_module, target), target, name="render")
         self._local = threading.local()
 
-    def run(self, *operations: Mapping[Any, int], thread_bytes: int = 0) -> None:
+    def run(self, *operations: Mapping[Any, Any], thread_bytes: int = 0) -> None:
         """Run one or two operations, which need `thread_bytes` of scratch memory in each thread."""
         pools: dict[int, ThreadPool] = self._local.__dict__.setdefault("pools", {})
         threads = torch.get_num_threads()
@@ -69,17 +72,20 @@ class KernelContext:
             found = self._local.buffer = np.empty(2 * size, np.int8)
         return address_of(found)
 
-    def __deepcopy__(self, _memo: object) -> KernelContext:
-        return self
+
+@cache
+def kernel_context() -> KernelContext:
+    """Return the context of all int8 layers of the flow and the vocoder."""
+    return KernelContext()
 
 
 class Int8Linear(nn.Module):
-    def __init__(self, plain: nn.Linear, context: KernelContext) -> None:
+    def __init__(self, plain: nn.Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features, self._context = plain.in_features, plain.out_features, context
+        self.in_features, self.out_features = plain.in_features, plain.out_features
         quantized = quantize_weights([plain.weight.detach()])
         self.block = quantized.codes.shape[-1]
-        codes, scales = tile_weight(quantized, signed=context.signed_weights)
+        codes, scales = tile_weight(quantized, signed=host_target().signed_weights)
         bias = torch.zeros(plain.out_features) if plain.bias is None else plain.bias.detach().clone()
         for name, value in (("codes", codes), ("scales", scales), ("bias", bias)):
             self.register_buffer(name, value)
@@ -95,20 +101,19 @@ class Int8Linear(nn.Module):
         rows, op = x.reshape(-1, self.in_features).contiguous(), RowsLinearOp
         out = x.new_empty(len(rows), self.out_features)
         linear = {
-            OpField.OPCODE: LINEAR_OPCODES[self.block], op.X: rows.data_ptr(), op.OUT: out.data_ptr(),
-            op.W_CODES: _address(self.codes), op.W_SCALES: _address(self.scales),
-            op.BIAS: _address(self.bias), op.ROWS: len(rows), op.OUTPUTS: self.out_features,
-            op.K: self.in_features,
+            OpField.OPCODE: LINEAR_OPCODES[self.block], op.X: rows, op.OUT: out, op.W_CODES: self.codes,
+            op.W_SCALES: self.scales, op.BIAS: self.bias, op.ROWS: len(rows),
+            op.OUTPUTS: self.out_features, op.K: self.in_features,
         }  # fmt: skip
-        self._context.run(linear, thread_bytes=linear_scratch_bytes(self.in_features))
+        kernel_context().run(linear, thread_bytes=linear_scratch_bytes(self.in_features))
         return out.view(*x.shape[:-1], self.out_features)
 
 
 class Int8Conv1d(CustomConv1d):
-    def __init__(self, plain: nn.Conv1d, context: KernelContext) -> None:
+    def __init__(self, plain: nn.Conv1d) -> None:
         super().__init__(plain)
         inputs, outputs, taps = plain.in_channels, plain.out_channels, plain.kernel_size[0]
-        self._context, self.block = context, block_size_for(inputs)
+        self.block = block_size_for(inputs)
         codes, scales = quantize_blocks(plain.weight.detach().transpose(1, 2), self.block)
         by_output = (outputs // CONV_OUTPUTS, CONV_OUTPUTS, taps, inputs // self.block)
         grouped = codes.to(torch.int8).view(*by_output, self.block // DOT_INPUTS, DOT_INPUTS)
@@ -142,25 +147,23 @@ class Int8Conv1d(CustomConv1d):
 
     def _convolve(self, x: Tensor, out: Tensor) -> None:
         (channels, length), op = x.shape, Conv1dOp
-        codes = self._context.buffer(channels * length + 4 * (channels // self.block) * length)
-        args: dict[Any, int] = {
-            op.X: x.data_ptr(), op.X_CODES: codes, op.X_SCALES: codes + channels * length,
-            op.W_CODES: _address(self.codes), op.W_SCALES: _address(self.scales),
-            op.W_CORRECTIONS: _address(self.corrections), op.BIAS: _address(self.bias),
-            op.OUT: out.data_ptr(), op.LENGTH: length, op.CHANNELS: channels, op.BLOCK: self.block,
-            op.COLUMNS: out.shape[1], op.OUTPUTS: self.out_channels, op.TAPS: self.kernel_size[0],
-            op.DILATION: self.dilation[0],
+        codes = kernel_context().buffer(channels * length + 4 * (channels // self.block) * length)
+        args: dict[Any, Any] = {
+            op.X: x, op.X_CODES: codes, op.X_SCALES: codes + channels * length, op.W_CODES: self.codes,
+            op.W_SCALES: self.scales, op.W_CORRECTIONS: self.corrections, op.BIAS: self.bias, op.OUT: out,
+            op.LENGTH: length, op.CHANNELS: channels, op.BLOCK: self.block, op.COLUMNS: out.shape[1],
+            op.OUTPUTS: self.out_channels, op.TAPS: self.kernel_size[0], op.DILATION: self.dilation[0],
         }  # fmt: skip
         opcodes = RenderOpcode.QUANTIZE_COLUMNS, RenderOpcode.CONV1D
-        self._context.run(*({**args, OpField.OPCODE: opcode} for opcode in opcodes))
+        kernel_context().run(*({**args, OpField.OPCODE: opcode} for opcode in opcodes))
 
 
 class FusedSnake(Snake):
     """Snake in float32, in one pass over memory."""
 
-    def __init__(self, plain: Snake, context: KernelContext) -> None:
+    def __init__(self, plain: Snake) -> None:
         nn.Module.__init__(self)
-        self.alpha, self._context = plain.alpha, context
+        self.alpha = plain.alpha
         self.register_buffer("inverse", (plain.alpha.detach() + 1e-9).reciprocal())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -175,20 +178,15 @@ class FusedSnake(Snake):
         op = SnakeOp
         for row, result in zip(x, out, strict=True):
             snake = {
-                OpField.OPCODE: RenderOpcode.SNAKE, op.X: row.data_ptr(), op.OUT: result.data_ptr(),
-                op.ALPHA: _address(self.alpha), op.INVERSE_ALPHA: _address(self.inverse),
-                op.CHANNELS: row.shape[0], op.COLUMNS: row.shape[1], op.X_STRIDE: row.stride(0),
-                op.OUT_STRIDE: result.stride(0),
+                OpField.OPCODE: RenderOpcode.SNAKE, op.X: row, op.OUT: result, op.ALPHA: self.alpha,
+                op.INVERSE_ALPHA: self.inverse, op.CHANNELS: row.shape[0], op.COLUMNS: row.shape[1],
+                op.X_STRIDE: row.stride(0), op.OUT_STRIDE: result.stride(0),
             }  # fmt: skip
-            self._context.run(snake)
+            kernel_context().run(snake)
 
 
 class Int8Attend(AttentionProduct):
     """Attention with int8 queries and keys; torch computes it with a mask, or for few queries."""
-
-    def __init__(self, context: KernelContext) -> None:
-        super().__init__()
-        self._context = context
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         batch, heads, queries, head_dim = q.shape
@@ -198,8 +196,8 @@ class Int8Attend(AttentionProduct):
         out = q.new_empty(batch, queries, heads, head_dim)
         keys, op = k.shape[2], FlowAttentionOp
         sizes = flow_attention.packed_bytes(keys, heads)
-        codes = self._context.buffer(sum(sizes))
-        args: dict[Any, int] = {
+        codes = kernel_context().buffer(sum(sizes))
+        args: dict[Any, Any] = {
             op.Q_HEAD_STRIDE: q.stride(1), op.Q_ROW_STRIDE: q.stride(2), op.K_HEAD_STRIDE: k.stride(1),
             op.K_ROW_STRIDE: k.stride(2), op.V_HEAD_STRIDE: v.stride(1), op.V_ROW_STRIDE: v.stride(2),
             op.K_CODES: codes, op.K_SCALES: codes + sizes[0], op.PACKED_VALUES: codes + sizes[0] + sizes[1],
@@ -208,49 +206,44 @@ class Int8Attend(AttentionProduct):
         opcodes = RenderOpcode.PACK_KEYS, RenderOpcode.ATTENTION
         thread_bytes = flow_attention.scratch_bytes(keys)
         for tensors in zip(q, k, v, out, strict=True):
-            args |= zip((op.Q, op.K, op.V, op.OUT), (x.data_ptr() for x in tensors), strict=True)
+            args |= zip((op.Q, op.K, op.V, op.OUT), tensors, strict=True)
             pair = ({**args, OpField.OPCODE: opcode} for opcode in opcodes)
-            self._context.run(*pair, thread_bytes=thread_bytes)
+            kernel_context().run(*pair, thread_bytes=thread_bytes)
         return out.transpose(1, 2)
 
 
-def int8_flow(plain: Flow, context: KernelContext) -> Flow:
+def int8_flow(plain: Flow) -> Flow:
     """Return a flow with int8 layers that shares everything else; a flow that has them is returned itself."""
     estimator = plain.decoder["estimator"]
     if any(isinstance(part, Int8Linear) for part in estimator.modules()):
         return plain
     # Embeddings of time need float32, and their products are small.
     times = [part for name, part in estimator.named_modules() if "time_" in name or name.endswith(".mlp")]
-    decoder = nn.ModuleDict({"estimator": _with_int8_layers(estimator, context, times)})
-    return with_parts(plain, decoder=decoder, encoder=_with_int8_layers(plain.encoder, context))
+    decoder = nn.ModuleDict({"estimator": _with_int8_layers(estimator, times)})
+    return with_parts(plain, decoder=decoder, encoder=_with_int8_layers(plain.encoder))
 
 
-def int8_vocoder(plain: Hift, context: KernelContext) -> Hift:
+def int8_vocoder(plain: Hift) -> Hift:
     """Return a vocoder with int8 residual blocks; a vocoder that has them is returned itself."""
     if any(isinstance(part, Int8Conv1d) for part in plain.resblocks.modules()):
         return plain
     names = ("resblocks", "source_resblocks")
-    return with_parts(plain, **{name: _with_int8_layers(getattr(plain, name), context) for name in names})
+    return with_parts(plain, **{name: _with_int8_layers(getattr(plain, name)) for name in names})
 
 
-def _with_int8_layers(net: Net, context: KernelContext, excluded: list[nn.Module] | None = None) -> Net:
+def _with_int8_layers(net: Net, excluded: Sequence[nn.Module] = ()) -> Net:
     """Return a copy in which the layers that fit are replaced and everything else is shared."""
     copies: dict[int, Any] = {id(weight): weight for weight in (*net.parameters(), *net.buffers())}
-    kept = {id(inner) for part in excluded or [] for inner in part.modules()}
+    kept = {id(inner) for part in excluded for inner in part.modules()}
     for layer in net.modules():
         if id(layer) in kept:
             continue
         if Int8Linear.fits(layer):
-            copies[id(layer)] = Int8Linear(layer, context)  # type: ignore[arg-type]
+            copies[id(layer)] = Int8Linear(layer)  # type: ignore[arg-type]
         elif Int8Conv1d.fits(layer):
-            copies[id(layer)] = Int8Conv1d(layer, context)  # type: ignore[arg-type]
+            copies[id(layer)] = Int8Conv1d(layer)  # type: ignore[arg-type]
         elif isinstance(layer, AttentionProduct):
-            copies[id(layer)] = Int8Attend(context)
+            copies[id(layer)] = Int8Attend()
         elif isinstance(layer, Snake):
-            copies[id(layer)] = FusedSnake(layer, context)
+            copies[id(layer)] = FusedSnake(layer)
     return copy.deepcopy(net, copies)
-
-
-def _address(value: Tensor | nn.Module | None) -> int:
-    assert isinstance(value, Tensor)
-    return value.data_ptr()

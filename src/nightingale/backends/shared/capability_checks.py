@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import timeit
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Final
@@ -47,11 +47,6 @@ def weight_count(config: T3Config) -> int:
     return config.backbone.layers * per_layer + width * config.speech_vocab
 
 
-def fastest_s(run: Callable[[], object], repeats: int = 5) -> float:
-    """Return the seconds of the fastest of some runs; the slower ones were disturbed."""
-    seconds = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)
+def fastest_s(run: Callable[[], object]) -> float:
+    """Return the seconds of the fastest of five runs; the slower ones were disturbed."""
+    return min(timeit.repeat(run, number=1))

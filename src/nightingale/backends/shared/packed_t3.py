@@ -1,7 +1,7 @@
 """T3 quantized to int8 on disk: written once for a set of weights, verified each time it is opened.
 
     <cache_dir>/<digest>/weights.bin      the tensors
-                         index.json       where in it each tensor lies
+                         index.json       where in it each tensor lies: data type, shape, offset
                          graph.onnx       only for ONNX Runtime
                          checksums.json   of all the files above, written last
 
@@ -19,10 +19,9 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, Final, Protocol
+from typing import Any, BinaryIO, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -30,7 +29,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nightingale.backends.base import ModelSource
-from nightingale.backends.shared.tensor_file import ALIGNMENT, TensorLocation, TensorSource
 from nightingale.errors import OutputError
 from nightingale.files import write_whole
 from nightingale.models.chatterbox.build import UNUSED_BY_T3
@@ -40,41 +38,36 @@ from nightingale.models.checkpoint import load, read_tensors
 from nightingale.models.layers.mapped_weights import release_pages
 from nightingale.voices.home import cache_folder
 
-FORMAT_VERSION: Final = 7
+FORMAT_VERSION: Final = 8
 """Increase it with every change to what a folder holds."""
 WEIGHTS, INDEX, CHECKSUMS = "weights.bin", "index.json", "checksums.json"
-BACKBONE: Final = "tfmr."
+ALIGNMENT: Final = 4096
 TENSORS_PER_PRODUCT: Final = 3
 """The most tensors that are quantized together: queries, keys and values."""
 
+TensorSource = Callable[[str], Tensor]
+"""Returns a weight of T3 by its name."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedWeights:
-    """A folder that `pack` has written or verified."""
 
-    folder: Path
-    fresh: bool
-    """True if it was written just now."""
+class TensorLocation(NamedTuple):
+    dtype: str
+    """The name that numpy uses."""
+    shape: tuple[int, ...]
+    offset: int
 
-    @property
-    def bytes(self) -> int:
-        """The bytes that one step must read."""
-        return (self.folder / WEIGHTS).stat().st_size
 
-    def load(self) -> dict[str, NDArray[Any]]:
-        """Read all tensors into memory, by name."""
-        index = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
-        # Read, not mapped: numpy asks for huge pages in large arrays.
-        whole: NDArray[np.uint8] = np.empty(self.bytes + ALIGNMENT, np.uint8)
-        memory = whole[-whole.ctypes.data % ALIGNMENT :][: self.bytes]
-        with (self.folder / WEIGHTS).open("rb", buffering=0) as file:
-            view, filled = memory.data, 0
-            while filled < len(view) and (count := file.readinto(view[filled:])):
-                filled += count
-        locations = {name: TensorLocation(*entry) for name, entry in index.items()}
-        return {
-            name: np.ndarray(at.shape, at.dtype, memory.data, at.offset) for name, at in locations.items()
-        }
+class TensorFileWriter:
+    """Writes tensors at page boundaries, so that the file can be memory-mapped."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.index: dict[str, TensorLocation] = {}
+
+    def write(self, name: str, value: NDArray[Any]) -> TensorLocation:
+        self._file.write(b"\0" * (-self._file.tell() % ALIGNMENT))
+        self.index[name] = TensorLocation(value.dtype.name, value.shape, self._file.tell())
+        self._file.write(value.data)
+        return self.index[name]
 
 
 class WeightFormat(Protocol):
@@ -83,10 +76,20 @@ class WeightFormat(Protocol):
     @property
     def name(self) -> str: ...
 
-    def write(
-        self, config: T3Config, source: TensorSource, file: BinaryIO
-    ) -> tuple[Mapping[str, TensorLocation], Mapping[str, bytes]]:
-        """Write tensors to `file`; return their index, and the content of further files by name."""
+    def write(self, config: T3Config, source: TensorSource, file: TensorFileWriter) -> Mapping[str, bytes]:
+        """Write tensors to `file`; return the content of further files by name."""
+
+
+def load_packed(folder: Path) -> dict[str, NDArray[Any]]:
+    """Read all tensors of a packed folder into memory, by name."""
+    # Read, not mapped: numpy asks for huge pages in large arrays.
+    size = (folder / WEIGHTS).stat().st_size
+    whole: NDArray[np.uint8] = np.empty(size + ALIGNMENT, np.uint8)
+    memory = whole[-whole.ctypes.data % ALIGNMENT :][:size].data
+    with (folder / WEIGHTS).open("rb") as file:
+        file.readinto(memory)
+    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    return {name: np.ndarray(shape, dtype, memory, offset) for name, (dtype, shape, offset) in index.items()}
 
 
 def pack(
@@ -97,8 +100,8 @@ def pack(
     cache_dir: Path,
     source: str,
     mapped: bool = False,
-) -> PackedWeights:
-    """Return T3's weights in a format, from `cache_dir` if an intact folder is there.
+) -> Path:
+    """Return a folder with T3's weights in a format, from `cache_dir` if an intact one is there.
 
     Args:
         config: Of the T3.
@@ -114,7 +117,7 @@ def pack(
     content = f"{FORMAT_VERSION} {weight_format.name} {source} {config!r}"
     folder = cache_dir / hashlib.sha256(content.encode()).hexdigest()[:32]
     if is_intact(folder):
-        return PackedWeights(folder=folder, fresh=False)
+        return folder
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f".{folder.name}.", dir=cache_dir) as temporary:
@@ -137,7 +140,7 @@ def pack(
             allowed="a writable folder with room for a quarter of the weights",
             fix="Free disk space, choose another folder, or use a profile without int8.",
         ) from error
-    return PackedWeights(folder=folder, fresh=True)
+    return folder
 
 
 def _read_and_release(tensors: Mapping[str, Tensor]) -> TensorSource:
@@ -155,10 +158,11 @@ def _read_and_release(tensors: Mapping[str, Tensor]) -> TensorSource:
 
 def _write(folder: Path, config: T3Config, source: TensorSource, weight_format: WeightFormat) -> None:
     with (folder / WEIGHTS).open("xb") as file, torch.inference_mode():
-        index, extra = weight_format.write(config, source, file)
+        writer = TensorFileWriter(file)
+        extra = weight_format.write(config, source, writer)
         file.flush()
         os.fsync(file.fileno())
-    files = {INDEX: json.dumps(index).encode(), **extra}
+    files = {INDEX: json.dumps(writer.index).encode(), **extra}
     for name, data in files.items():
         (folder / name).write_bytes(data)
     checksums = {name: _digest(folder / name) for name in (WEIGHTS, *files)}
@@ -190,14 +194,14 @@ def digest_of_file(path: Path, *, cache_dir: Path) -> str:
     stat = path.stat()
     note = cache_dir / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.known.json"
     state = [stat.st_size, stat.st_mtime_ns]
-    with suppress(OSError, ValueError, KeyError, TypeError):  # no note, or a damaged one
-        known = json.loads(note.read_text(encoding="utf-8"))
-        if known["state"] == state and isinstance(known["digest"], str):
-            return str(known["digest"])
+    with suppress(OSError, ValueError, TypeError):  # no note, or a damaged one
+        *known_state, known_digest = json.loads(note.read_text(encoding="utf-8"))
+        if known_state == state:
+            return str(known_digest)
     digest = _digest(path)
     with suppress(OSError, OutputError):  # then the file is read again next time
         cache_dir.mkdir(parents=True, exist_ok=True)
-        write_whole(note, json.dumps({"state": state, "digest": digest}).encode())
+        write_whole(note, json.dumps([*state, digest]).encode())
     return digest
 
 
@@ -209,8 +213,8 @@ def _digest(path: Path) -> str:
 
 def open_packed(
     source: ModelSource, weight_format: WeightFormat, load_t3: Callable[[], T3]
-) -> tuple[T3, PackedWeights]:
-    """Return a T3 that embeds prompts, and its weights in a format; `load_t3` returns all weights in float32.
+) -> tuple[T3, Path]:
+    """Return a T3 that embeds prompts, and the folder of its packed weights; `load_t3` loads float32 weights.
 
     Where the weights are a plain file, they are quantized from there and the layers of T3 are not loaded.
     """
@@ -233,7 +237,7 @@ def without_backbone(config: T3Config, tensors: Mapping[str, Tensor], *, source:
     """
 
     def is_packed(name: str) -> bool:
-        return name.startswith(BACKBONE) and name != f"{BACKBONE}wpe.weight"
+        return name.startswith("tfmr.") and name != "tfmr.wpe.weight"
 
     t3 = load(lambda: T3(config), tensors, source=source, unused=UNUSED_BY_T3, unread=is_packed)
     for weight in t3.parameters():

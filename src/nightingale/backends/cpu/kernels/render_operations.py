@@ -30,7 +30,7 @@ from nightingale.backends.cpu.kernels.int8_gemm import (
 )
 from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I64, Function, Value
 from nightingale.backends.cpu.kernels.target import Target
-from nightingale.backends.cpu.kernels.thread_pool import OpArg, Operation, emit_thread_pool
+from nightingale.backends.cpu.kernels.thread_pool import Arg, Operation, emit_thread_pool
 from nightingale.backends.cpu.kernels.vector_math import LANES, emit_sin_squared
 
 ROWS_PER_PASS: Final = 16
@@ -53,7 +53,7 @@ LINEAR_OPCODES: Final = {128: RenderOpcode.LINEAR_128, 64: RenderOpcode.LINEAR_6
 """Opcodes by the number of inputs that share a scale."""
 
 
-class SnakeOp(OpArg):
+class SnakeOp(Arg):
     X = F32
     OUT = F32
     ALPHA = F32
@@ -64,7 +64,7 @@ class SnakeOp(OpArg):
     OUT_STRIDE = I64
 
 
-class RowsLinearOp(OpArg):
+class RowsLinearOp(Arg):
     X = F32
     W_CODES = I8
     W_SCALES = F32
@@ -100,20 +100,20 @@ def emit_render_module(target: Target) -> ir.Module:
 
 def _emit_snake(module: ir.Module) -> Operation:
     f = Operation(module, "snake")
-    x, out, alphas, inverses, channels, count, x_stride, out_stride = f.args(*SnakeOp)
-    begin, end = f.thread_range(channels)
+    op = f.args(SnakeOp)
+    begin, end = f.thread_range(op.channels)
     with f.loop(end, start=begin) as channel:
-        source, result = x.offset(channel * x_stride), out.offset(channel * out_stride)
-        alpha, inverse = alphas[channel], inverses[channel]
+        x, out = op.x.offset(channel * op.x_stride), op.out.offset(channel * op.out_stride)
+        alpha, inverse = op.alpha[channel], op.inverse_alpha[channel]
 
         def snake(value: Value) -> Value:
             return emit_sin_squared(value * alpha).fma(inverse, value)
 
-        whole = count // LANES * LANES
+        whole = op.columns // LANES * LANES
         with f.loop(whole, step=LANES) as column:
-            result[column] = snake(source.load_vector(column, LANES))
-        with f.loop(count, start=whole) as column:
-            result[column] = snake(f.zeros(F32, LANES) + source[column]).extract(0)
+            out[column] = snake(x.load_vector(column, LANES))
+        with f.loop(op.columns, start=whole) as column:
+            out[column] = snake(f.zeros(F32, LANES) + x[column]).extract(0)
     f.ret()
     return f
 
@@ -123,17 +123,19 @@ def _emit_linear(
 ) -> Operation:
     gemm = Gemm(module, target, block)
     f = Operation(module, f"linear_{block}")
-    x, weights, scales, bias, out, rows, outputs, k = f.args(*RowsLinearOp)
+    op = f.args(RowsLinearOp)
+    k, bias, outputs = op.k, op.bias, op.outputs
     blocks = k // block
     scratch = GemmScratch(f.scratch, k, blocks, ROWS_PER_PASS)
-    begin, end = f.thread_range(rows, ROWS_PER_PASS)
+    begin, end = f.thread_range(op.rows, ROWS_PER_PASS)
     with f.loop(end, start=begin, step=ROWS_PER_PASS) as first:
         count = (first + ROWS_PER_PASS).min(end) - first
         with f.loop(count) as row:
-            f.call(quantize_row, x.offset((first + row) * k), bias, bias, *scratch.row(row), k)
+            f.call(quantize_row, op.x.offset((first + row) * k), bias, bias, *scratch.row(row), k)
         with f.loop(outputs // GROUP_OUTPUTS) as group:
             at = group * GROUP_OUTPUTS
-            gemm.emit_call(f, weights.offset(at * k), scales.offset(at * blocks), scratch, count)
-            f.call(store, scratch.product, bias.offset(at), out.offset(first * outputs + at), count, outputs)
+            gemm.emit_call(f, op.w_codes.offset(at * k), op.w_scales.offset(at * blocks), scratch, count)
+            out = op.out.offset(first * outputs + at)
+            f.call(store, scratch.product, bias.offset(at), out, count, outputs)
     f.ret()
     return f

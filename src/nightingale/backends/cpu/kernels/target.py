@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -103,23 +104,27 @@ def detect_target() -> Target | str:
     return replace(target, triple=triple, cpu=cpu, features=flags)
 
 
+@cache
+def host_target() -> Target:
+    """Return the target of this machine; raise RuntimeError if there is none."""
+    if isinstance(target := detect_target(), str):
+        raise RuntimeError(target)
+    return target
+
+
 def select_target(machine: str, features: Mapping[str, bool], *, has_dotprod: bool) -> Target | str:
     """Return the target of a type of machine with these features, or the reason why there is none.
 
     `has_dotprod` matters on ARM only, where LLVM does not report that feature.
     """
     if machine in ("aarch64", "arm64"):
-        if not has_dotprod:
-            return "this processor has no int8 dot-product instruction (ARM's dotprod)"
-        return NEON
+        return NEON if has_dotprod else "this processor has no int8 dot-product instruction (ARM's dotprod)"
     if machine not in ("x86_64", "amd64"):
         return f"there are no kernels for processors of type {machine!r}"
-    for target, needed in (
-        (AVX512, ("avx512vnni", "avx512bw", "avx512vl")),
-        (AVX_VNNI, ("avxvnni", "f16c")),
-    ):
-        if all(features.get(name) for name in needed):
-            return target
+    if all(features.get(name) for name in ("avx512vnni", "avx512bw", "avx512vl")):
+        return AVX512
+    if all(features.get(name) for name in ("avxvnni", "f16c")):
+        return AVX_VNNI
     return "this processor has no int8 dot-product instruction (x86's VNNI)"
 
 
