@@ -29,16 +29,7 @@ from typing import Final
 from llvmlite import ir
 
 from nightingale.backends.cpu.kernels.int8_gemm import emit_dot_16, emit_quantization
-from nightingale.backends.cpu.kernels.llvm_builder import (
-    F32,
-    I8,
-    I32,
-    I64,
-    Function,
-    Pointer,
-    Value,
-    vector_of,
-)
+from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I32, I64, Function, Pointer, Value
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, Target
 from nightingale.backends.cpu.kernels.thread_pool import Arg, Operation
 from nightingale.backends.cpu.kernels.vector_math import LANES, emit_softmax_numerators
@@ -55,23 +46,12 @@ QUERY_TILE: Final = 16
 class FlowAttentionOp(Arg):
     """Arguments of both operations. Strides count floats."""
 
-    Q = F32
-    Q_HEAD_STRIDE = I64
-    Q_ROW_STRIDE = I64
-    K = F32
-    K_HEAD_STRIDE = I64
-    K_ROW_STRIDE = I64
-    V = F32
-    V_HEAD_STRIDE = I64
-    V_ROW_STRIDE = I64
-    OUT = F32
+    Q = K = V = OUT = K_SCALES = PACKED_VALUES = F32
     K_CODES = I8
-    K_SCALES = F32
-    PACKED_VALUES = F32
+    Q_HEAD_STRIDE = Q_ROW_STRIDE = K_HEAD_STRIDE = K_ROW_STRIDE = V_HEAD_STRIDE = V_ROW_STRIDE = I64
+    KEYS = HEADS = I64
     QUERIES = I64
     """At least QUERY_TILE."""
-    KEYS = I64
-    HEADS = I64
 
 
 def packed_bytes(keys: int, heads: int) -> tuple[int, int, int]:
@@ -100,15 +80,14 @@ def emit_pack_keys(module: ir.Module, target: Target) -> Operation:
         out = op.k_codes.cast(I32).offset(unit * (HEAD_DIM // DOT_INPUTS * LANES) + lane)
         for part, code in enumerate(key_codes):
             stored = code if target.signed_weights else code + ZERO_POINT
-            fours = stored.cast(I8).bitcast(vector_of(I32, LANES // DOT_INPUTS))
+            fours = stored.cast(I8).bitcast(ir.VectorType(I32, LANES // DOT_INPUTS))
             for four in range(LANES // DOT_INPUTS):
                 out[(part * (LANES // DOT_INPUTS) + four) * LANES] = fours.extract(four)
         value = op.v.offset(head * op.v_head_stride + number * op.v_row_stride)
         for part in range(PARTS):
             row = ((head * PARTS + part) * blocks + block) * LANES + lane
             op.packed_values[row * LANES] = value.load_vector(part * LANES, LANES)
-    f.ret()
-    return f
+    return f.ret()
 
 
 def emit_flow_attention(module: ir.Module, target: Target, quantize_row: Function) -> Operation:
@@ -154,8 +133,7 @@ def emit_flow_attention(module: ir.Module, target: Target, quantize_row: Functio
             for number, total in enumerate(totals):
                 at = ((first + row + number) * op.heads + head) * HEAD_DIM + channels * LANES
                 op.out[at] = total.value
-    f.ret()
-    return f
+    return f.ret()
 
 
 def _emit_logits(

@@ -46,21 +46,10 @@ COLUMNS_PER_PASS: Final = 4 * LANES
 class Conv1dOp(Arg):
     """Arguments of both operations."""
 
-    X = F32
-    X_CODES = I8
-    X_SCALES = F32
-    W_CODES = I8
-    W_SCALES = F32
+    X = X_SCALES = W_SCALES = BIAS = OUT = F32
+    X_CODES = W_CODES = I8
     W_CORRECTIONS = I32
-    BIAS = F32
-    OUT = F32
-    LENGTH = I64
-    CHANNELS = I64
-    BLOCK = I64
-    COLUMNS = I64
-    OUTPUTS = I64
-    TAPS = I64
-    DILATION = I64
+    LENGTH = CHANNELS = BLOCK = COLUMNS = OUTPUTS = TAPS = DILATION = I64
 
 
 def emit_quantize_columns(module: ir.Module, target: Target) -> Operation:
@@ -86,8 +75,7 @@ def emit_quantize_columns(module: ir.Module, target: Target) -> Operation:
                 byte = (code if target.signed_weights else code + ZERO_POINT) & 255
                 packed = packed + byte * (1 << (8 * place))
             op.x_codes.offset(channel * length + start * DOT_INPUTS).cast(I32)[0] = packed
-    f.ret()
-    return f
+    return f.ret()
 
 
 def emit_conv1d(module: ir.Module, target: Target) -> Operation:
@@ -108,8 +96,7 @@ def emit_conv1d(module: ir.Module, target: Target) -> Operation:
             op.bias.offset(output), op.out.offset(output * op.columns + start),
             op.length, blocks, op.block, op.taps, op.dilation, op.columns,
         )  # fmt: skip
-    f.ret()
-    return f
+    return f.ret()
 
 
 def _emit_tile(module: ir.Module, target: Target) -> Function:
@@ -149,5 +136,4 @@ def _emit_tile(module: ir.Module, target: Target) -> Function:
                 total.value = exact.cast(F32).fma(scale, total.value)
     for (output, part), total in totals.items():
         out[stride * output + part * lanes] = total.value
-    f.ret()
-    return f
+    return f.ret()

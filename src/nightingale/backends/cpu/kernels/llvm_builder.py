@@ -17,8 +17,8 @@ Vectors may be wider than the machine's registers; LLVM splits them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final, TypeAlias
+from contextlib import contextmanager
+from typing import Any, Final, Self, TypeAlias
 
 from llvmlite import ir
 
@@ -36,10 +36,6 @@ WORDS: Final = "words"
 """Declares a parameter that points to 64-bit integers; I64 declares an integer."""
 
 
-def vector_of(element: IRType, lanes: int) -> IRType:
-    return ir.VectorType(element, lanes)
-
-
 def _binary(int_op: str, float_op: str) -> Callable[[Value, Operand], Value]:
     """Return a method that emits one of two instructions; a scalar operand is splat to a vector's lanes."""
 
@@ -53,8 +49,7 @@ def _binary(int_op: str, float_op: str) -> Callable[[Value, Operand], Value]:
 
 def _comparison(predicate: str) -> Callable[[Value, Operand], Value]:
     def emit(self: Value, other: Operand) -> Value:
-        builder = self.function.builder
-        compare = builder.fcmp_ordered if self.is_float else builder.icmp_signed
+        compare = getattr(self.function.builder, "fcmp_ordered" if self.is_float else "icmp_signed")
         return self.wrap(compare(predicate, self.raw, self.splat(other).raw))
 
     return emit
@@ -115,21 +110,19 @@ class Value:
 
     def select(self, if_true: Value, if_false: Operand) -> Value:
         """Choose lane by lane; this value is the result of a comparison."""
-        select = self.function.builder.select
-        return self.wrap(select(self.raw, if_true.raw, if_true.splat(if_false).raw))
+        other = if_true.splat(if_false)
+        return self.wrap(self.function.builder.select(self.raw, if_true.raw, other.raw))
 
     def cast(self, element: IRType) -> Value:
         """Convert to another element type; integers are signed, and never widened."""
-        builder, own = self.function.builder, self.element_type
-        if element == own:
-            return self
         if self.is_float and element in FLOATS:
-            convert = builder.fpext if SIZES[element] > SIZES[own] else builder.fptrunc
+            name = "fpext" if SIZES[element] > SIZES[self.element_type] else "fptrunc"
         elif self.is_float:
-            convert = builder.fptosi
+            name = "fptosi"
         else:
-            convert = builder.sitofp if element in FLOATS else builder.trunc
-        return self.wrap(convert(self.raw, vector_of(element, self.lanes) if self.lanes else element))
+            name = "sitofp" if element in FLOATS else "trunc"
+        ir_type = ir.VectorType(element, self.lanes) if self.lanes else element
+        return self.wrap(getattr(self.function.builder, name)(self.raw, ir_type))
 
     def bitcast(self, ir_type: IRType) -> Value:
         return self.wrap(self.function.builder.bitcast(self.raw, ir_type))
@@ -139,7 +132,7 @@ class Value:
 
     def shuffle(self, lanes: Sequence[int]) -> Value:
         """Return a vector of the lanes with these numbers."""
-        mask = ir.Constant(vector_of(I32, len(lanes)), list(lanes))
+        mask = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
         unused = ir.Constant(self.ir_type, ir.Undefined)
         return self.wrap(self.function.builder.shuffle_vector(self.raw, unused, mask))
 
@@ -192,7 +185,7 @@ class Variable:
 
     def __init__(self, function: Function, initial: Value) -> None:
         self._function, self._type = function, initial.ir_type
-        # Allocated in the entry block: inside a loop every iteration would take more of the stack.
+        # In the entry block: inside a loop every iteration would take more of the stack.
         self._slot = function.entry.alloca(initial.ir_type)
         self.value = initial
 
@@ -219,7 +212,7 @@ class Pointer:
         return Pointer(self.function, self.address, element)
 
     def load_vector(self, index: Index, lanes: int) -> Value:
-        return self._load(index, vector_of(self.element, lanes))
+        return self._load(index, ir.VectorType(self.element, lanes))
 
     def __getitem__(self, index: Index) -> Value:
         return self._load(index, self.element)
@@ -272,10 +265,11 @@ class Function:
         """A `Value` or a `Pointer` for each parameter."""
         self._loop_exit: Any = None
 
-    def ret(self) -> None:
-        """End the function."""
+    def ret(self) -> Self:
+        """End the function and return it."""
         self.builder.ret_void()
         self.entry.branch(self._body)
+        return self
 
     def pointer_at(self, address: Value, element: IRType) -> Pointer:
         """Return a pointer from an address that is an integer."""
@@ -290,18 +284,18 @@ class Function:
 
     def zeros(self, element: IRType, lanes: int) -> Value:
         zero = ir.Constant(element, 0.0 if element in FLOATS else 0)
-        return Value(self, ir.Constant(vector_of(element, lanes), [zero] * lanes))
+        return Value(self, ir.Constant(ir.VectorType(element, lanes), [zero] * lanes))
 
     def iota(self, lanes: int) -> Value:
         """Return the vector 0, 1, 2 and so on."""
-        return Value(self, ir.Constant(vector_of(I64, lanes), list(range(lanes))))
+        return Value(self, ir.Constant(ir.VectorType(I64, lanes), list(range(lanes))))
 
     def variable(self, initial: Value) -> Variable:
         return Variable(self, initial)
 
     def splat(self, scalar: Value, lanes: int) -> Value:
         """Return a vector with the scalar in every lane."""
-        unused = ir.Constant(vector_of(scalar.ir_type, lanes), ir.Undefined)
+        unused = ir.Constant(ir.VectorType(scalar.ir_type, lanes), ir.Undefined)
         first = self.builder.insert_element(unused, scalar.raw, ir.Constant(I32, 0))
         return Value(self, first).shuffle([0] * lanes)
 
@@ -333,14 +327,16 @@ class Function:
         self.builder.cbranch(condition.raw, self._loop_exit, following)
         self.builder.position_at_end(following)
 
-    def if_then(self, condition: Value) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = self.builder.if_then(condition.raw)
-        return context
+    @contextmanager
+    def if_then(self, condition: Value) -> Iterator[None]:
+        with self.builder.if_then(condition.raw):
+            yield
 
-    def if_else(self, condition: Value) -> AbstractContextManager[Any]:
-        """Return a context of two contexts, the first for the branch where the condition holds."""
-        context: AbstractContextManager[Any] = self.builder.if_else(condition.raw)
-        return context
+    @contextmanager
+    def if_else(self, condition: Value) -> Iterator[Any]:
+        """Yield two contexts, the first for the branch where the condition holds."""
+        with self.builder.if_else(condition.raw) as branches:
+            yield branches
 
     def call(self, function: Function, *args: Value | Pointer) -> None:
         self.builder.call(function.raw, [a.address if isinstance(a, Pointer) else a.raw for a in args])

@@ -54,25 +54,14 @@ LINEAR_OPCODES: Final = {128: RenderOpcode.LINEAR_128, 64: RenderOpcode.LINEAR_6
 
 
 class SnakeOp(Arg):
-    X = F32
-    OUT = F32
-    ALPHA = F32
-    INVERSE_ALPHA = F32
-    CHANNELS = I64
-    COLUMNS = I64
-    X_STRIDE = I64
-    OUT_STRIDE = I64
+    X = OUT = ALPHA = INVERSE_ALPHA = F32
+    CHANNELS = COLUMNS = X_STRIDE = OUT_STRIDE = I64
 
 
 class RowsLinearOp(Arg):
-    X = F32
+    X = W_SCALES = BIAS = OUT = F32
     W_CODES = I8
-    W_SCALES = F32
-    BIAS = F32
-    OUT = F32
-    ROWS = I64
-    OUTPUTS = I64
-    K = I64
+    ROWS = OUTPUTS = K = I64
 
 
 def linear_scratch_bytes(k: int) -> int:
@@ -114,8 +103,7 @@ def _emit_snake(module: ir.Module) -> Operation:
             out[column] = snake(x.load_vector(column, LANES))
         with f.loop(op.columns, start=whole) as column:
             out[column] = snake(f.zeros(F32, LANES) + x[column]).extract(0)
-    f.ret()
-    return f
+    return f.ret()
 
 
 def _emit_linear(
@@ -137,5 +125,4 @@ def _emit_linear(
             gemm.emit_call(f, op.w_codes.offset(at * k), op.w_scales.offset(at * blocks), scratch, count)
             out = op.out.offset(first * outputs + at)
             f.call(store, scratch.product, bias.offset(at), out, count, outputs)
-    f.ret()
-    return f
+    return f.ret()

@@ -81,8 +81,7 @@ def emit_attention(module: ir.Module, *, head_dim: int, rotary: bool) -> Functio
         scale = f.const(1.0, F32) / total
         for at, part_sum in zip(parts, sums, strict=True):
             out[token * width + at] = part_sum.value * scale
-    f.ret()
-    return f
+    return f.ret()
 
 
 def _emit_logits(

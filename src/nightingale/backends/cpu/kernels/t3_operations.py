@@ -63,39 +63,25 @@ class T3Opcode(IntEnum):
 
 
 class LinearOp(Arg):
-    GROUPS = I64
-    X = F32
-    NORM = I64
-    NORM_WEIGHT = F32
-    NORM_BIAS = F32
+    X = NORM_WEIGHT = NORM_BIAS = W_SCALES = BIAS = OUT = F32
     W_CODES = I8
-    W_SCALES = F32
-    BIAS = F32
-    OUT = F32
-    K = I64
-    EPILOGUE = I64
-    OUT_STRIDE = I64
+    GROUPS = NORM = K = EPILOGUE = OUT_STRIDE = I64
     LOGITS_ONLY = I64
     """1: only for the last LOGITS_TOKENS rows."""
 
 
 class AttentionOp(Arg):
     QKV = F32
-    KEYS = F16
-    VALUES = F16
+    KEYS = VALUES = F16
 
 
 class T3Job(Arg):
-    TOKENS = I64
+    TOKENS = SEQUENCE_COUNT = HEADS = I64
     LOGITS_TOKENS = I64
     """The last so many tokens get logits."""
-    SEQUENCE_COUNT = I64
     SEQUENCES = WORDS
     """Points to (SEQUENCE_COUNT, len(SequenceField)) words."""
-    ATTENTION_OUT = F32
-    COS = F32
-    SIN = F32
-    HEADS = I64
+    ATTENTION_OUT = COS = SIN = F32
     HEAD_STRIDE = I64
     """Elements of the keys of one head in one layer; its values have as many."""
     CACHE_ROW_STRIDE = I64
@@ -163,8 +149,7 @@ def _emit_linear(module: ir.Module, target: Target) -> Operation:
         for epilogue, function in epilogues.items():
             with f.if_then(op.epilogue.equals(epilogue)):
                 f.call(function, scratch.product, bias, out, rows, op.out_stride)
-    f.ret()
-    return f
+    return f.ret()
 
 
 def _emit_attention(module: ir.Module, *, head_dim: int, rotary: bool) -> Operation:
@@ -183,5 +168,4 @@ def _emit_attention(module: ir.Module, *, head_dim: int, rotary: bool) -> Operat
         out = job.attention_out.offset(first * width + head * head_dim)
         keys, values = op.keys.offset(cache), op.values.offset(cache)
         f.call(attention, qkv, keys, values, job.cos, job.sin, out, logits, tokens, past, width)
-    f.ret()
-    return f
+    return f.ret()

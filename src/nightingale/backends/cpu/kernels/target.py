@@ -18,7 +18,7 @@ from typing import Final
 
 from llvmlite import binding, ir
 
-from nightingale.backends.cpu.kernels.llvm_builder import I8, I32, Function, Pointer, Value, vector_of
+from nightingale.backends.cpu.kernels.llvm_builder import I8, I32, Function, Pointer, Value
 
 TILE_OUTPUTS: Final = 16
 """Outputs of a tile of weights, on every target."""
@@ -73,13 +73,13 @@ class Target:
     def emit_broadcasts(self, f: Function, source: Pointer) -> Iterator[Value]:
         """Load 16 bytes as four groups of DOT_INPUTS; yield each group, repeated in every lane."""
         # ARM: one load and four shuffles. x86: four loads that broadcast.
-        whole = source.load_vector(0, 16).bitcast(vector_of(I32, 4)) if self.isa == Isa.NEON else None
+        whole = source.load_vector(0, 16).bitcast(ir.VectorType(I32, 4)) if self.isa == Isa.NEON else None
         for group in range(4):
             if whole is not None:
                 broadcast = whole.shuffle([group] * self.lanes)
             else:
                 broadcast = f.splat(source.cast(I32)[group], self.lanes)
-            yield broadcast.bitcast(vector_of(I8, self.lanes * DOT_INPUTS))
+            yield broadcast.bitcast(ir.VectorType(I8, self.lanes * DOT_INPUTS))
 
 
 NEON: Final = Target(

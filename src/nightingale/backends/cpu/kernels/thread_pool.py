@@ -217,8 +217,7 @@ def _emit_barrier(module: ir.Module, target: Target) -> Function:
             with f.loop_forever():
                 f.break_if(job.load_acquire(JobField.PHASE) > phase)
                 _emit_spin(f, target, spins)
-    f.ret()
-    return f
+    return f.ret()
 
 
 class ThreadPool:
