@@ -25,7 +25,7 @@ from nightingale.backends.cpu.kernels import flow_attention
 from nightingale.backends.cpu.kernels.flow_attention import FlowAttentionOp
 from nightingale.backends.cpu.kernels.int8_conv1d import CONV_OUTPUTS, Conv1dOp
 from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS
-from nightingale.backends.cpu.kernels.jit import compile_cached
+from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_cached
 from nightingale.backends.cpu.kernels.render_operations import (
     LINEAR_OPCODES,
     RenderOpcode,
@@ -47,36 +47,37 @@ from nightingale.models.layers.mapped_weights import release_pages
 Net = TypeVar("Net", bound=nn.Module)
 
 
-class KernelContext:
-    """The compiled kernels, with a thread pool and a buffer for each thread that calls a layer."""
+@cache
+def compiled_layers() -> CompiledModule:
+    """Return the operations of all layers as machine code."""
+    return compile_cached(partial(emit_render_module, host_target()), host_target(), name="render")
+
+
+class KernelContext(threading.local):
+    """The thread pools and the buffer of a thread that calls layers; each thread has its own."""
 
     def __init__(self) -> None:
-        target = host_target()
-        self._module = compile_cached(partial(emit_render_module, target), target, name="render")
-        self._local = threading.local()
+        self._pools: dict[int, ThreadPool] = {}
+        self._buffer: NDArray[np.int8] = np.empty(0, np.int8)
 
-    def run(self, *operations: Mapping[Any, Any], thread_bytes: int = 0) -> None:
-        """Run one or two operations, which need `thread_bytes` of scratch memory in each thread."""
-        pools: dict[int, ThreadPool] = self._local.__dict__.setdefault("pools", {})
+    def run(self, args: Mapping[Any, Any], *opcodes: RenderOpcode, thread_bytes: int = 0) -> None:
+        """Run one or two operations with the same arguments; each thread has `thread_bytes` of scratch memory."""
         threads = torch.get_num_threads()
-        if threads not in pools:
-            pools[threads] = ThreadPool(self._module, threads, max_ops=2)
-        pools[threads].reserve_scratch(thread_bytes)
-        pools[threads].set_operations(*operations)
-        pools[threads].run()
+        if threads not in self._pools:
+            self._pools[threads] = ThreadPool(compiled_layers(), threads, max_ops=2)
+        pool = self._pools[threads]
+        pool.reserve_scratch(thread_bytes)
+        pool.set_operations(*({**args, OpField.OPCODE: opcode} for opcode in opcodes))
+        pool.run()
 
     def buffer(self, size: int) -> int:
         """Return the address of `size` bytes, which are free until this thread's next call."""
-        found: NDArray[np.int8] | None = getattr(self._local, "buffer", None)
-        if found is None or found.nbytes < size:
-            found = self._local.buffer = np.empty(2 * size, np.int8)
-        return address_of(found)
+        if self._buffer.nbytes < size:
+            self._buffer = np.empty(2 * size, np.int8)
+        return address_of(self._buffer)
 
 
-@cache
-def kernel_context() -> KernelContext:
-    """Return the context of all int8 layers of the flow and the vocoder."""
-    return KernelContext()
+CONTEXT = KernelContext()
 
 
 class Int8Linear(nn.Module):
@@ -100,12 +101,12 @@ class Int8Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows, op = x.reshape(-1, self.in_features).contiguous(), RowsLinearOp
         out = x.new_empty(len(rows), self.out_features)
-        linear = {
-            OpField.OPCODE: LINEAR_OPCODES[self.block], op.X: rows, op.OUT: out, op.W_CODES: self.codes,
-            op.W_SCALES: self.scales, op.BIAS: self.bias, op.ROWS: len(rows),
-            op.OUTPUTS: self.out_features, op.K: self.in_features,
+        args = {
+            op.X: rows, op.OUT: out, op.W_CODES: self.codes, op.W_SCALES: self.scales, op.BIAS: self.bias,
+            op.ROWS: len(rows), op.OUTPUTS: self.out_features, op.K: self.in_features,
         }  # fmt: skip
-        kernel_context().run(linear, thread_bytes=linear_scratch_bytes(self.in_features))
+        thread_bytes = linear_scratch_bytes(self.in_features)
+        CONTEXT.run(args, LINEAR_OPCODES[self.block], thread_bytes=thread_bytes)
         return out.view(*x.shape[:-1], self.out_features)
 
 
@@ -147,15 +148,14 @@ class Int8Conv1d(CustomConv1d):
 
     def _convolve(self, x: Tensor, out: Tensor) -> None:
         (channels, length), op = x.shape, Conv1dOp
-        codes = kernel_context().buffer(channels * length + 4 * (channels // self.block) * length)
-        args: dict[Any, Any] = {
+        codes = CONTEXT.buffer(channels * length + 4 * (channels // self.block) * length)
+        args = {
             op.X: x, op.X_CODES: codes, op.X_SCALES: codes + channels * length, op.W_CODES: self.codes,
             op.W_SCALES: self.scales, op.W_CORRECTIONS: self.corrections, op.BIAS: self.bias, op.OUT: out,
             op.LENGTH: length, op.CHANNELS: channels, op.BLOCK: self.block, op.COLUMNS: out.shape[1],
             op.OUTPUTS: self.out_channels, op.TAPS: self.kernel_size[0], op.DILATION: self.dilation[0],
         }  # fmt: skip
-        opcodes = RenderOpcode.QUANTIZE_COLUMNS, RenderOpcode.CONV1D
-        kernel_context().run(*({**args, OpField.OPCODE: opcode} for opcode in opcodes))
+        CONTEXT.run(args, RenderOpcode.QUANTIZE_COLUMNS, RenderOpcode.CONV1D)
 
 
 class FusedSnake(Snake):
@@ -177,12 +177,12 @@ class FusedSnake(Snake):
             return
         op = SnakeOp
         for row, result in zip(x, out, strict=True):
-            snake = {
-                OpField.OPCODE: RenderOpcode.SNAKE, op.X: row, op.OUT: result, op.ALPHA: self.alpha,
-                op.INVERSE_ALPHA: self.inverse, op.CHANNELS: row.shape[0], op.COLUMNS: row.shape[1],
-                op.X_STRIDE: row.stride(0), op.OUT_STRIDE: result.stride(0),
+            args = {
+                op.X: row, op.OUT: result, op.ALPHA: self.alpha, op.INVERSE_ALPHA: self.inverse,
+                op.CHANNELS: row.shape[0], op.COLUMNS: row.shape[1], op.X_STRIDE: row.stride(0),
+                op.OUT_STRIDE: result.stride(0),
             }  # fmt: skip
-            kernel_context().run(snake)
+            CONTEXT.run(args, RenderOpcode.SNAKE)
 
 
 class Int8Attend(AttentionProduct):
@@ -196,19 +196,17 @@ class Int8Attend(AttentionProduct):
         out = q.new_empty(batch, queries, heads, head_dim)
         keys, op = k.shape[2], FlowAttentionOp
         sizes = flow_attention.packed_bytes(keys, heads)
-        codes = kernel_context().buffer(sum(sizes))
+        codes = CONTEXT.buffer(sum(sizes))
         args: dict[Any, Any] = {
             op.Q_HEAD_STRIDE: q.stride(1), op.Q_ROW_STRIDE: q.stride(2), op.K_HEAD_STRIDE: k.stride(1),
             op.K_ROW_STRIDE: k.stride(2), op.V_HEAD_STRIDE: v.stride(1), op.V_ROW_STRIDE: v.stride(2),
             op.K_CODES: codes, op.K_SCALES: codes + sizes[0], op.PACKED_VALUES: codes + sizes[0] + sizes[1],
             op.QUERIES: queries, op.KEYS: keys, op.HEADS: heads,
         }  # fmt: skip
-        opcodes = RenderOpcode.PACK_KEYS, RenderOpcode.ATTENTION
         thread_bytes = flow_attention.scratch_bytes(keys)
         for tensors in zip(q, k, v, out, strict=True):
             args |= zip((op.Q, op.K, op.V, op.OUT), tensors, strict=True)
-            pair = ({**args, OpField.OPCODE: opcode} for opcode in opcodes)
-            kernel_context().run(*pair, thread_bytes=thread_bytes)
+            CONTEXT.run(args, RenderOpcode.PACK_KEYS, RenderOpcode.ATTENTION, thread_bytes=thread_bytes)
         return out.transpose(1, 2)
 
 

@@ -21,7 +21,6 @@ from nightingale.models.chatterbox.s3gen.flow import Flow
 DRAFT_REASON = (
     "in int8, a pass over several tokens may round otherwise than single steps, so no draft is exact"
 )
-KV_CACHE_REASON = "this profile's KV cache needs T3's layers in PyTorch"
 
 
 def decoder_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
@@ -30,7 +29,7 @@ def decoder_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
     if setup.profile.draft:
         return DRAFT_REASON
     if setup.profile.needs_torch_kv_cache:
-        return KV_CACHE_REASON
+        return "this profile's KV cache needs T3's layers in PyTorch"
     return capabilities.unsupported_reason(model.preset.t3)
 
 

@@ -55,36 +55,33 @@ def _comparison(predicate: str) -> Callable[[Value, Operand], Value]:
     return emit
 
 
+def _intrinsic(float_name: str, int_name: str = "") -> Callable[..., Value]:
+    """Return a method that calls a function of LLVM, whose operands and result have the same type."""
+
+    def emit(self: Value, *others: Operand) -> Value:
+        operands = [self, *(self.splat(other) for other in others)]
+        name = f"llvm.{float_name if self.is_float else int_name}.{_suffix(self.ir_type)}"
+        return self.function.intrinsic(name, self.ir_type, operands)
+
+    return emit
+
+
 class Value:
     """A scalar or a vector of the emitted function; an operator emits an instruction.
 
     Python numbers are converted to the type of the `Value` on the other side.
     """
 
-    __slots__ = ("function", "raw")
-
     def __init__(self, function: Function, raw: Any) -> None:
-        self.function, self.raw = function, raw
+        self.function, self.raw, self.ir_type = function, raw, raw.type
+        is_vector = isinstance(raw.type, ir.VectorType)
+        self.lanes: int = raw.type.count if is_vector else 0
+        """0 for a scalar."""
+        self.element_type: IRType = raw.type.element if is_vector else raw.type
+        self.is_float = self.element_type in FLOATS
 
     def wrap(self, raw: Any) -> Value:
         return Value(self.function, raw)
-
-    @property
-    def ir_type(self) -> IRType:
-        return self.raw.type
-
-    @property
-    def lanes(self) -> int:
-        """The number of lanes of a vector, 0 for a scalar."""
-        return self.ir_type.count if isinstance(self.ir_type, ir.VectorType) else 0
-
-    @property
-    def element_type(self) -> IRType:
-        return self.ir_type.element if self.lanes else self.ir_type
-
-    @property
-    def is_float(self) -> bool:
-        return self.element_type in FLOATS
 
     def splat(self, other: Operand) -> Value:
         """Convert a number or a scalar to a value with as many lanes as this one has."""
@@ -104,6 +101,14 @@ class Value:
     __gt__ = _comparison(">")
     __ge__ = _comparison(">=")
     equals = _comparison("==")
+    fma = _intrinsic("fma")
+    """self.fma(factor, added) is self * factor + added, rounded once."""
+    abs = _intrinsic("fabs")
+    sqrt = _intrinsic("sqrt")
+    round = _intrinsic("roundeven")
+    """To the nearest integer, ties to even."""
+    min = _intrinsic("minnum", "smin")
+    max = _intrinsic("maxnum")
 
     def __neg__(self) -> Value:
         return self.splat(0) - self
@@ -135,30 +140,6 @@ class Value:
         mask = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
         unused = ir.Constant(self.ir_type, ir.Undefined)
         return self.wrap(self.function.builder.shuffle_vector(self.raw, unused, mask))
-
-    def _intrinsic(self, name: str, *others: Operand) -> Value:
-        operands = [self, *(self.splat(other) for other in others)]
-        return self.function.intrinsic(f"llvm.{name}.{_suffix(self.ir_type)}", self.ir_type, operands)
-
-    def fma(self, factor: Operand, added: Operand) -> Value:
-        """Return self * factor + added, rounded once."""
-        return self._intrinsic("fma", factor, added)
-
-    def abs(self) -> Value:
-        return self._intrinsic("fabs")
-
-    def sqrt(self) -> Value:
-        return self._intrinsic("sqrt")
-
-    def round(self) -> Value:
-        """Round to the nearest integer, ties to even."""
-        return self._intrinsic("roundeven")
-
-    def min(self, other: Operand) -> Value:
-        return self._intrinsic("minnum" if self.is_float else "smin", other)
-
-    def max(self, other: Operand) -> Value:
-        return self._intrinsic("maxnum", other)
 
     def _reduce(self, name: str, *start: Value) -> Value:
         name = f"llvm.vector.reduce.{name}.{_suffix(self.ir_type)}"
