@@ -48,9 +48,9 @@ class TiledFormat:
     `.norm_bias`, the norm being the one before it. Their names do not depend on the backbone.
     """
 
-    @property
-    def name(self) -> str:
-        return f"tiled, signed={host_target().signed_weights}"
+    def __init__(self) -> None:
+        self._signed = host_target().signed_weights
+        self.name = f"tiled, signed={self._signed}"
 
     def write(self, config: T3Config, source: TensorSource, file: TensorFileWriter) -> Mapping[str, bytes]:
         is_gpt2 = isinstance(config.backbone, Gpt2Config)
@@ -60,7 +60,7 @@ class TiledFormat:
                 weights = [weight.t() for weight in weights]
             if name.endswith(".gate_up"):
                 weights = [interleave_gate(*weights)]
-            tiled = tile_weight(quantize_weights(weights), signed=host_target().signed_weights)
+            tiled = tile_weight(quantize_weights(weights), signed=self._signed)
             for part, value in zip(("codes", "scales"), tiled, strict=True):
                 file.write(f"{name}.{part}", value.numpy())
             vectors = {}

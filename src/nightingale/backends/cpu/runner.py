@@ -111,7 +111,7 @@ class Int8Runner:
         first = slot * self.rows_per_slot
         for part in self.pool.values():
             part[first : first + self.rows_per_slot] = 0
-        self._prefix_cache.clear()
+        self._prefix_cache.entries.clear()
 
     def _run(self, turns: Sequence[StepInput]) -> list[Logits]:
         """Run one step of some utterances together."""

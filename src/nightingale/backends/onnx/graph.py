@@ -104,7 +104,7 @@ class GraphBuilder(OnnxGraph):
         data = value.contiguous().numpy()
         if self.file is None:
             return self.constant(name, dtype, value.shape, data.tobytes())
-        offset = self.file.write(name, data).offset
+        offset = self.file.write(name, data)
         return self.external_constant(name, dtype, value.shape, offset=offset, size=data.nbytes)
 
     def _float_weight(self, name: str) -> str:

@@ -184,7 +184,7 @@ class OnnxRunner:
         first = slot * self.rows_per_slot
         for part in self.pool.values():
             part[first : first + self.rows_per_slot] = 0
-        self._prefix_cache.clear()
+        self._prefix_cache.entries.clear()
 
     def _run(self, slot: int, slots: int, turns: Sequence[StepInput]) -> tuple[Tensor, Tensor]:
         """One token more for `slots` slots from `slot` on; what those without a turn compute is not read."""

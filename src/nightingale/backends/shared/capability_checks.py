@@ -9,7 +9,6 @@ from typing import Final
 
 from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
 
-EXTRA: Final = "nightingale-tts[cpu]"
 SMALL_MODEL_WEIGHTS: Final = 50_000_000
 """Up to so many weights ONNX Runtime may hold a copy in float32: 200 MB."""
 MIN_SPEEDUP: Final = 1.3
@@ -17,9 +16,7 @@ MIN_SPEEDUP: Final = 1.3
 
 
 def missing_package_reason(package: str) -> str | None:
-    if find_spec(package) is None:
-        return f"{package} is not installed (pip install '{EXTRA}')"
-    return None
+    return None if find_spec(package) else f"{package} is not installed (pip install 'nightingale-tts[cpu]')"
 
 
 def failed_package_reason(package: str, error: Exception) -> str:

@@ -5,9 +5,8 @@
                          graph.onnx       only for ONNX Runtime
                          checksums.json   of all the files above, written last
 
-The digest in the folder's name is taken over everything that the content depends on, so other weights or
-another version of this code use another folder. A folder appears complete or not at all; one whose files do
-not match their checksums is written again.
+The folder's name is a digest of everything that its content depends on, so other weights or another version
+of this code use another folder. A folder whose files do not match their checksums is written again.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ import hashlib
 import json
 import os
 import shutil
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, Final, NamedTuple, Protocol
+from typing import Any, BinaryIO, Final, Protocol
 
 import numpy as np
 import torch
@@ -49,32 +48,27 @@ TensorSource = Callable[[str], Tensor]
 """Returns a weight of T3 by its name."""
 
 
-class TensorLocation(NamedTuple):
-    dtype: str
-    """The name that numpy uses."""
-    shape: tuple[int, ...]
-    offset: int
-
-
 class TensorFileWriter:
     """Writes tensors at page boundaries, so that the file can be memory-mapped."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self.index: dict[str, TensorLocation] = {}
+        self.index: dict[str, tuple[str, tuple[int, ...], int]] = {}
+        """The data type, the shape and the offset of each tensor."""
 
-    def write(self, name: str, value: NDArray[Any]) -> TensorLocation:
+    def write(self, name: str, value: NDArray[Any]) -> int:
+        """Write a tensor and return its offset."""
         self._file.write(b"\0" * (-self._file.tell() % ALIGNMENT))
-        self.index[name] = TensorLocation(value.dtype.name, value.shape, self._file.tell())
+        offset = self._file.tell()
+        self.index[name] = value.dtype.name, value.shape, offset
         self._file.write(value.data)
-        return self.index[name]
+        return offset
 
 
 class WeightFormat(Protocol):
     """A layout of quantized weights."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
 
     def write(self, config: T3Config, source: TensorSource, file: TensorFileWriter) -> Mapping[str, bytes]:
         """Write tensors to `file`; return the content of further files by name."""
@@ -101,18 +95,10 @@ def pack(
     source: str,
     mapped: bool = False,
 ) -> Path:
-    """Return a folder with T3's weights in a format, from `cache_dir` if an intact one is there.
+    """Return a folder in `cache_dir` with T3's weights in a format; write it if no intact one is there.
 
-    Args:
-        config: Of the T3.
-        tensors: By T3's names; read one at a time.
-        weight_format: How to quantize and arrange them.
-        cache_dir: Where folders are kept.
-        source: A digest of the tensors (`digest_of_file`, `digest_of_tensors`).
-        mapped: The tensors are mapped from a file, whose pages are released as they are packed.
-
-    Raises:
-        OutputError: The folder could not be written.
+    `source` is a digest of the tensors. `mapped`: they are mapped from a file, whose pages are released.
+    Raises OutputError if the folder could not be written.
     """
     content = f"{FORMAT_VERSION} {weight_format.name} {source} {config!r}"
     folder = cache_dir / hashlib.sha256(content.encode()).hexdigest()[:32]
@@ -145,12 +131,12 @@ def pack(
 
 def _read_and_release(tensors: Mapping[str, Tensor]) -> TensorSource:
     """Read tensors in order; release the pages of all but the latest, which one product may still need."""
-    recent: deque[Tensor] = deque()
+    recent: list[Tensor] = []
 
     def read(name: str) -> Tensor:
-        if len(recent) == TENSORS_PER_PRODUCT:
-            release_pages(recent.popleft())
         recent.append(tensors[name])
+        if len(recent) > TENSORS_PER_PRODUCT:
+            release_pages(recent.pop(0))
         return recent[-1]
 
     return read
@@ -190,9 +176,8 @@ def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 def digest_of_file(path: Path, *, cache_dir: Path) -> str:
     """Return a digest of a file, remembered in `cache_dir` until its size or time of change differs."""
-    path = path.resolve()
     stat = path.stat()
-    note = cache_dir / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.known.json"
+    note = cache_dir / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]}.known.json"
     state = [stat.st_size, stat.st_mtime_ns]
     with suppress(OSError, ValueError, TypeError):  # no note, or a damaged one
         *known_state, known_digest = json.loads(note.read_text(encoding="utf-8"))
@@ -214,9 +199,9 @@ def _digest(path: Path) -> str:
 def open_packed(
     source: ModelSource, weight_format: WeightFormat, load_t3: Callable[[], T3]
 ) -> tuple[T3, Path]:
-    """Return a T3 that embeds prompts, and the folder of its packed weights; `load_t3` loads float32 weights.
+    """Return a T3 that embeds prompts, and the folder of its packed weights.
 
-    Where the weights are a plain file, they are quantized from there and the layers of T3 are not loaded.
+    Weights in a plain file are quantized from there; otherwise `load_t3` loads all of them in float32.
     """
     cache_dir, config = cache_folder().parent / "int8", source.info.preset.t3
     if "t3" in source.files and not source.packed:
@@ -230,17 +215,10 @@ def open_packed(
 
 
 def without_backbone(config: T3Config, tensors: Mapping[str, Tensor], *, source: Path) -> T3:
-    """Return T3's embeddings, conditioning and head; the weights of its layers are not read.
-
-    The backbone is on the meta device, except for GPT-2's table of positions. Only a runner with packed
-    weights can run it.
-    """
-
-    def is_packed(name: str) -> bool:
-        return name.startswith("tfmr.") and name != "tfmr.wpe.weight"
-
-    t3 = load(lambda: T3(config), tensors, source=source, unused=UNUSED_BY_T3, unread=is_packed)
+    """Return T3 without the weights of its layers, which are on the meta device; packed weights replace them."""
+    packed = {name for name in tensors if name.startswith("tfmr.")} - {"tfmr.wpe.weight"}
+    build, unread = partial(T3, config), packed.__contains__
+    t3 = load(build, tensors, source=source, unused=UNUSED_BY_T3, unread=unread)
     for weight in t3.parameters():
-        # Read to be checked; a few rows of the tables will be needed again, and nothing of the head.
-        release_pages(weight)
+        release_pages(weight)  # read to be checked; only a few rows of the tables are needed again
     return t3

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from nightingale.models.chatterbox.t3.backbone_llama import LlamaBackbone
 from nightingale.models.chatterbox.t3.model import T3
@@ -21,9 +21,13 @@ class InputEmbeddings:
     """Speech tokens and prompts as T3's first layer reads them; by numpy, since a torch call costs more."""
 
     def __init__(self, t3: T3) -> None:
-        self._speech = _table(t3.speech_emb)
-        self._learned = None if t3.config.learned_positions is None else _table(t3.speech_pos_emb.emb)
-        self._absolute = None if isinstance(t3.tfmr, LlamaBackbone) else _table(t3.tfmr.wpe)
+        self._speech: Floats = t3.speech_emb.weight.detach().float().numpy()
+        self._learned: Floats | None = None
+        self._absolute: Floats | None = None
+        if t3.config.learned_positions is not None:
+            self._learned = t3.speech_pos_emb.emb.weight.detach().float().numpy()
+        if not isinstance(t3.tfmr, LlamaBackbone):
+            self._absolute = t3.tfmr.wpe.weight.detach().float().numpy()
 
     def embed(
         self, x: Floats, tokens: Sequence[int], speech_positions: Sequence[int], positions: Sequence[int]
@@ -45,13 +49,8 @@ class InputEmbeddings:
         return prompt + torch.from_numpy(self._absolute[: prompt.shape[1]])
 
 
-def _table(embedding: nn.Embedding) -> Floats:
-    weights: Floats = embedding.weight.detach().float().numpy()
-    return weights
-
-
 def check_capacity(positions: int, capacity: int) -> None:
-    """Raise MemoryFull if a sequence of so many positions does not fit in its row of the KV cache."""
+    """Raise MemoryFull if so many positions do not fit in a row of the KV cache."""
     if positions > capacity:
         raise kv_cache_full(positions, capacity)
 
