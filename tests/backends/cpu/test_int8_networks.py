@@ -170,7 +170,7 @@ def hift() -> Hift:
 def test_an_int8_flow_is_close_to_float32(flow: Flow) -> None:
     rounded = int8_flow(flow)
     assert 0 < rms_error(mel_of(rounded), mel_of(flow)) < 0.03
-    assert int8_flow(rounded) is rounded
+    assert torch.equal(mel_of(int8_flow(rounded)), mel_of(rounded))
     pack_for_rendering(rounded)
     assert 0 < rms_error(mel_of(rounded), mel_of(flow)) < 0.03
     left = [name for name, part in rounded.named_modules() if isinstance(part, nn.Linear)]
@@ -183,7 +183,7 @@ def test_an_int8_flow_is_close_to_float32(flow: Flow) -> None:
 def test_an_int8_vocoder_is_close_to_float32(hift: Hift) -> None:
     rounded = int8_vocoder(hift)
     assert 0 < rms_error(samples_of(rounded), samples_of(hift)) < 0.1
-    assert int8_vocoder(rounded) is rounded
+    assert torch.equal(samples_of(int8_vocoder(rounded)), samples_of(rounded))
     kept = (rounded.conv_pre, rounded.conv_post, rounded.f0_predictor, *rounded.source_downs)
     assert not any(isinstance(part, Int8Conv1d) for net in kept for part in net.modules())
     rounds = [part for part in rounded.resblocks.modules() if isinstance(part, nn.Conv1d)]

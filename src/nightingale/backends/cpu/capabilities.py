@@ -17,13 +17,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from nightingale.backends.shared.capability_checks import (
-    SMALL_MODEL_WEIGHTS,
-    failed_package_reason,
-    missing_package_reason,
-    weight_count,
-    width_reason,
-)
+from nightingale.backends.shared import capability_checks
+from nightingale.backends.shared.capability_checks import SMALL_MODEL_WEIGHTS, weight_count, width_reason
 from nightingale.backends.shared.packed_t3 import pack
 from nightingale.decoding.runner import StepInput
 from nightingale.models.chatterbox.hift.generator import Snake
@@ -64,13 +59,17 @@ def unsupported_reason(config: T3Config) -> str | None:
         return f"its attention heads have {head_dim} channels, not a multiple of {HEAD_DIM_MULTIPLE}"
     if weight_count(config) <= SMALL_MODEL_WEIGHTS:
         return "onnxruntime starts sooner with such a small model"
-    return missing_package_reason(PACKAGE) or _t3_reason(isinstance(config.backbone, LlamaConfig))
+    return capability_checks.missing_package_reason(PACKAGE) or _t3_reason(
+        isinstance(config.backbone, LlamaConfig)
+    )
 
 
 @cache
 def layers_unsupported_reason() -> str | None:
     """Return why the flow and the vocoder should not use int8 layers here, or None if they should."""
-    return missing_package_reason(PACKAGE) or _self_test_reason(layers_test_error, FAST_LAYER_ISAS)
+    return capability_checks.missing_package_reason(PACKAGE) or _self_test_reason(
+        layers_test_error, FAST_LAYER_ISAS
+    )
 
 
 @cache
@@ -88,7 +87,7 @@ def _self_test_reason(error_of: Callable[[], float], fast_isas: Collection[str] 
             return "next to torch's own threads int8 layers are no faster than float32 on this processor"
         error = error_of()
     except Exception as problem:  # a broken installation, or another version of LLVM, may raise anything
-        return failed_package_reason(PACKAGE, problem)
+        return capability_checks.failed_package_reason(PACKAGE, problem)
     # NaN must fail too.
     if not error < MAX_ERROR:
         return f"the kernels failed their self-test: relative error {error:.2f}, {MAX_ERROR} is allowed"

@@ -21,19 +21,12 @@ from torch import Tensor, nn
 
 from nightingale.backends.cpu.bf16 import with_parts
 from nightingale.backends.cpu.int8_layout import tile_weight
-from nightingale.backends.cpu.kernels import flow_attention
+from nightingale.backends.cpu.kernels import flow_attention, render_operations
 from nightingale.backends.cpu.kernels.flow_attention import FlowAttentionOp
 from nightingale.backends.cpu.kernels.int8_conv1d import CONV_OUTPUTS, Conv1dOp
 from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS
 from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_cached
-from nightingale.backends.cpu.kernels.render_operations import (
-    LINEAR_OPCODES,
-    RenderOpcode,
-    RowsLinearOp,
-    SnakeOp,
-    emit_render_module,
-    linear_scratch_bytes,
-)
+from nightingale.backends.cpu.kernels.render_operations import RenderOpcode, RowsLinearOp, SnakeOp
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, host_target
 from nightingale.backends.cpu.kernels.thread_pool import OpField, ThreadPool, address_of
 from nightingale.backends.cpu.kernels.vector_math import LANES
@@ -50,7 +43,9 @@ Net = TypeVar("Net", bound=nn.Module)
 @cache
 def compiled_layers() -> CompiledModule:
     """Return the operations of all layers as machine code."""
-    return compile_cached(partial(emit_render_module, host_target()), host_target(), name="render")
+    return compile_cached(
+        partial(render_operations.emit_render_module, host_target()), host_target(), name="render"
+    )
 
 
 class KernelContext(threading.local):
@@ -96,7 +91,7 @@ class Int8Linear(nn.Module):
     def fits(layer: nn.Module) -> bool:
         if not isinstance(layer, nn.Linear) or layer.out_features % GROUP_OUTPUTS:
             return False
-        return any(layer.in_features % block == 0 for block in LINEAR_OPCODES)
+        return any(layer.in_features % block == 0 for block in render_operations.LINEAR_OPCODES)
 
     def forward(self, x: Tensor) -> Tensor:
         rows, op = x.reshape(-1, self.in_features).contiguous(), RowsLinearOp
@@ -105,8 +100,8 @@ class Int8Linear(nn.Module):
             op.X: rows, op.OUT: out, op.W_CODES: self.codes, op.W_SCALES: self.scales, op.BIAS: self.bias,
             op.ROWS: len(rows), op.OUTPUTS: self.out_features, op.K: self.in_features,
         }  # fmt: skip
-        thread_bytes = linear_scratch_bytes(self.in_features)
-        CONTEXT.run(args, LINEAR_OPCODES[self.block], thread_bytes=thread_bytes)
+        thread_bytes = render_operations.linear_scratch_bytes(self.in_features)
+        CONTEXT.run(args, render_operations.LINEAR_OPCODES[self.block], thread_bytes=thread_bytes)
         return out.view(*x.shape[:-1], self.out_features)
 
 
@@ -211,10 +206,8 @@ class Int8Attend(AttentionProduct):
 
 
 def int8_flow(plain: Flow) -> Flow:
-    """Return a flow with int8 layers that shares everything else; a flow that has them is returned itself."""
+    """Return a flow with int8 layers that shares everything else."""
     estimator = plain.decoder["estimator"]
-    if any(isinstance(part, Int8Linear) for part in estimator.modules()):
-        return plain
     # Embeddings of time need float32, and their products are small.
     times = [part for name, part in estimator.named_modules() if "time_" in name or name.endswith(".mlp")]
     decoder = nn.ModuleDict({"estimator": _with_int8_layers(estimator, times)})
@@ -222,9 +215,7 @@ def int8_flow(plain: Flow) -> Flow:
 
 
 def int8_vocoder(plain: Hift) -> Hift:
-    """Return a vocoder with int8 residual blocks; a vocoder that has them is returned itself."""
-    if any(isinstance(part, Int8Conv1d) for part in plain.resblocks.modules()):
-        return plain
+    """Return a vocoder with int8 residual blocks that shares everything else."""
     names = ("resblocks", "source_resblocks")
     return with_parts(plain, **{name: _with_int8_layers(getattr(plain, name)) for name in names})
 

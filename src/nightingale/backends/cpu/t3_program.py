@@ -23,18 +23,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nightingale.backends.cpu.kernels import t3_operations
 from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS, Epilogue, Norm
 from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_cached
-from nightingale.backends.cpu.kernels.t3_operations import (
-    MAX_TOKENS,
-    AttentionOp,
-    LinearOp,
-    SequenceField,
-    T3Job,
-    T3Opcode,
-    emit_t3_step,
-    scratch_bytes,
-)
+from nightingale.backends.cpu.kernels.t3_operations import AttentionOp, LinearOp, SequenceField, T3Job
 from nightingale.backends.cpu.kernels.target import host_target
 from nightingale.backends.cpu.kernels.thread_pool import OpField, ThreadPool, write_words
 from nightingale.backends.cpu.kernels.vector_math import LANES
@@ -49,7 +41,7 @@ from nightingale.models.chatterbox.t3.model import T3
 @cache
 def compiled_step(head_dim: int, rotary: bool) -> CompiledModule:
     """Return the operations of a T3 as machine code."""
-    emit = partial(emit_t3_step, host_target(), head_dim=head_dim, rotary=rotary)
+    emit = partial(t3_operations.emit_t3_step, host_target(), head_dim=head_dim, rotary=rotary)
     return compile_cached(emit, host_target(), name=f"t3 {head_dim} {rotary}")
 
 
@@ -69,14 +61,14 @@ class T3Program:
         self._weights = load_packed(packed)
         sizes = width, 3 * width, width, inner, self._outputs("logits")
         self.stream, qkv, attended, hidden, self._logits = (
-            page_aligned_zeros((MAX_TOKENS, size)) for size in sizes
+            page_aligned_zeros((t3_operations.MAX_TOKENS, size)) for size in sizes
         )
         self._zero_bias: Floats = page_aligned_zeros((max(2 * inner, *sizes),))
         self._ops: list[dict[Any, Any]] = []
         for layer in range(backbone.layers):
             self._linear(f"{layer}.qkv", self.stream, qkv, Epilogue.STORE)
             self._ops.append({
-                OpField.OPCODE: T3Opcode.ATTENTION, AttentionOp.QKV: qkv,
+                OpField.OPCODE: t3_operations.T3Opcode.ATTENTION, AttentionOp.QKV: qkv,
                 AttentionOp.KEYS: keys[0, layer], AttentionOp.VALUES: values[0, layer],
             })  # fmt: skip
             self._linear(f"{layer}.out", attended, self.stream, Epilogue.ADD)
@@ -88,11 +80,13 @@ class T3Program:
         self._linear("logits", self.stream, self._logits, Epilogue.STORE)
         self._ops[-1][LinearOp.LOGITS_ONLY] = 1
         cos, sin = self._rotary = rotary_tables(t3, capacity) or (self._zero_bias, self._zero_bias)
-        self._sequences: NDArray[np.int64] = np.zeros((MAX_TOKENS, len(SequenceField)), np.int64)
+        self._sequences: NDArray[np.int64] = np.zeros(
+            (t3_operations.MAX_TOKENS, len(SequenceField)), np.int64
+        )
         module = compiled_step(head_dim, is_llama)
         self._pool = ThreadPool(module, threads, max_ops=len(self._ops))
         self._pool.set_operations(*self._ops)
-        self._pool.reserve_scratch(scratch_bytes(max(width, inner), capacity + LANES))
+        self._pool.reserve_scratch(t3_operations.scratch_bytes(max(width, inner), capacity + LANES))
         write_words(self._pool.job, {
             T3Job.SEQUENCES: self._sequences, T3Job.ATTENTION_OUT: attended, T3Job.COS: cos, T3Job.SIN: sin,
             T3Job.HEADS: backbone.heads, T3Job.HEAD_STRIDE: values[0, 0, 0].size,
@@ -119,7 +113,7 @@ class T3Program:
     def _linear(self, name: str, x: Floats, out: Floats, epilogue: Epilogue) -> None:
         weights = self._weights
         op: dict[Any, Any] = {
-            OpField.OPCODE: T3Opcode.LINEAR, LinearOp.GROUPS: self._outputs(name) // GROUP_OUTPUTS,
+            OpField.OPCODE: t3_operations.T3Opcode.LINEAR, LinearOp.GROUPS: self._outputs(name) // GROUP_OUTPUTS,
             LinearOp.X: x, LinearOp.K: x.shape[1], LinearOp.OUT: out, LinearOp.OUT_STRIDE: out.shape[1],
             LinearOp.W_CODES: weights[f"{name}.codes"], LinearOp.W_SCALES: weights[f"{name}.scales"],
             LinearOp.BIAS: weights.get(f"{name}.bias", self._zero_bias), LinearOp.EPILOGUE: epilogue,

@@ -14,7 +14,6 @@ import hashlib
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -76,7 +75,11 @@ class CompiledModule:
 
     def __init__(self, compiled: bytes, target: Target) -> None:
         """Load an object file."""
-        binding.add_symbol(YIELD_SYMBOL, _yield_address())
+        if sys.platform == "win32":
+            yield_core: Any = ctypes.windll.kernel32.SwitchToThread
+        else:
+            yield_core = ctypes.CDLL(None).sched_yield
+        binding.add_symbol(YIELD_SYMBOL, ctypes.cast(yield_core, ctypes.c_void_p).value)
         self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _target_machine(target))
         self._engine.add_object_file(binding.ObjectFileRef.from_data(compiled))
         self._engine.finalize_object()
@@ -93,12 +96,3 @@ def _target_machine(target: Target) -> Any:
     return binding.Target.from_triple(target.triple).create_target_machine(
         cpu=target.cpu, features=target.features, opt=3, codemodel="jitdefault"
     )
-
-
-@cache
-def _yield_address() -> int:
-    if sys.platform == "win32":
-        function: Any = ctypes.windll.kernel32.SwitchToThread
-    else:
-        function = ctypes.CDLL(None).sched_yield
-    return int(ctypes.cast(function, ctypes.c_void_p).value or 0)

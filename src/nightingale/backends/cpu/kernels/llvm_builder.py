@@ -60,7 +60,7 @@ def _intrinsic(float_name: str, int_name: str = "") -> Callable[..., Value]:
 
     def emit(self: Value, *others: Operand) -> Value:
         operands = [self, *(self.splat(other) for other in others)]
-        name = f"llvm.{float_name if self.is_float else int_name}.{_suffix(self.ir_type)}"
+        name = f"llvm.{float_name if self.is_float else int_name}.{self.type_suffix()}"
         return self.function.intrinsic(name, self.ir_type, operands)
 
     return emit
@@ -82,6 +82,10 @@ class Value:
 
     def wrap(self, raw: Any) -> Value:
         return Value(self.function, raw)
+
+    def type_suffix(self) -> str:
+        """Return the type's name at the end of the name of an intrinsic: f32, v16i8."""
+        return (f"v{self.lanes}" if self.lanes else "") + str(self.element_type.intrinsic_name)
 
     def splat(self, other: Operand) -> Value:
         """Convert a number or a scalar to a value with as many lanes as this one has."""
@@ -142,7 +146,7 @@ class Value:
         return self.wrap(self.function.builder.shuffle_vector(self.raw, unused, mask))
 
     def _reduce(self, name: str, *start: Value) -> Value:
-        name = f"llvm.vector.reduce.{name}.{_suffix(self.ir_type)}"
+        name = f"llvm.vector.reduce.{name}.{self.type_suffix()}"
         # In any order: a strictly sequential sum of sixteen lanes would take sixteen steps.
         flags = ("reassoc",) if self.is_float else ()
         return self.function.intrinsic(name, self.element_type, [*start, self], fastmath=flags)
@@ -152,13 +156,6 @@ class Value:
 
     def reduce_max(self) -> Value:
         return self._reduce("fmax")
-
-
-def _suffix(ir_type: IRType) -> str:
-    """Return LLVM's name of a type in the name of an intrinsic."""
-    if isinstance(ir_type, ir.VectorType):
-        return f"v{ir_type.count}{_suffix(ir_type.element)}"
-    return {F16: "f16", F32: "f32"}[ir_type] if ir_type in FLOATS else f"i{ir_type.width}"
 
 
 class Variable:
@@ -326,7 +323,6 @@ class Function:
         self, name: str, result: IRType, args: Sequence[Value], *, fastmath: tuple[str, ...] = ()
     ) -> Value:
         """Call a function that LLVM itself defines, declaring it on first use."""
-        known = self.module.globals.get(name)
-        if known is None:
-            known = ir.Function(self.module, ir.FunctionType(result, [a.ir_type for a in args]), name)
-        return Value(self, self.builder.call(known, [a.raw for a in args], fastmath=fastmath))
+        function_type = ir.FunctionType(result, [a.ir_type for a in args])
+        function = self.module.declare_intrinsic(name, fnty=function_type)
+        return Value(self, self.builder.call(function, [a.raw for a in args], fastmath=fastmath))

@@ -17,17 +17,10 @@ from typing import Final
 
 from llvmlite import ir
 
+from nightingale.backends.cpu.kernels import int8_gemm
 from nightingale.backends.cpu.kernels.flow_attention import HEAD_DIM, emit_flow_attention, emit_pack_keys
 from nightingale.backends.cpu.kernels.int8_conv1d import emit_conv1d, emit_quantize_columns
-from nightingale.backends.cpu.kernels.int8_gemm import (
-    GROUP_OUTPUTS,
-    Epilogue,
-    Gemm,
-    GemmScratch,
-    Norm,
-    emit_epilogue,
-    emit_quantize_row,
-)
+from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS, Epilogue, GemmScratch, Norm
 from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I64, Function, Value
 from nightingale.backends.cpu.kernels.target import Target
 from nightingale.backends.cpu.kernels.thread_pool import Arg, Operation, emit_thread_pool
@@ -72,8 +65,10 @@ def linear_scratch_bytes(k: int) -> int:
 def emit_render_module(target: Target) -> ir.Module:
     """Emit the module of the flow's and the vocoder's layers."""
     module = ir.Module("render")
-    store = emit_epilogue(module, Epilogue.STORE)
-    quantize = {block: emit_quantize_row(module, target, Norm.NONE, block) for block in LINEAR_OPCODES}
+    store = int8_gemm.emit_epilogue(module, Epilogue.STORE)
+    quantize = {
+        block: int8_gemm.emit_quantize_row(module, target, Norm.NONE, block) for block in LINEAR_OPCODES
+    }
     operations = {
         RenderOpcode.QUANTIZE_COLUMNS: emit_quantize_columns(module, target),
         RenderOpcode.CONV1D: emit_conv1d(module, target),
@@ -109,7 +104,7 @@ def _emit_snake(module: ir.Module) -> Operation:
 def _emit_linear(
     module: ir.Module, target: Target, block: int, quantize_row: Function, store: Function
 ) -> Operation:
-    gemm = Gemm(module, target, block)
+    gemm = int8_gemm.Gemm(module, target, block)
     f = Operation(module, f"linear_{block}")
     op = f.args(RowsLinearOp)
     k, bias, outputs = op.k, op.bias, op.outputs

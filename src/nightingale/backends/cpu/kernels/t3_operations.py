@@ -30,26 +30,12 @@ from typing import Final
 
 from llvmlite import ir
 
-from nightingale.backends.cpu.kernels.int8_gemm import (
-    GROUP_OUTPUTS,
-    QUANT_BLOCK,
-    Epilogue,
-    Gemm,
-    GemmScratch,
-    Norm,
-    emit_epilogue,
-    emit_quantize_row,
-)
+from nightingale.backends.cpu.kernels import int8_gemm
+from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS, QUANT_BLOCK, Epilogue, GemmScratch, Norm
 from nightingale.backends.cpu.kernels.llvm_builder import F16, F32, I8, I64, WORDS
 from nightingale.backends.cpu.kernels.t3_attention import emit_attention
 from nightingale.backends.cpu.kernels.target import Target
-from nightingale.backends.cpu.kernels.thread_pool import (
-    CLAIM_WORDS,
-    Arg,
-    ClaimField,
-    Operation,
-    emit_thread_pool,
-)
+from nightingale.backends.cpu.kernels.thread_pool import LINE, Arg, ClaimField, Operation, emit_thread_pool
 
 SPIN_MS: Final = 2.0
 """Longer than it takes to sample a token and to come back with the next."""
@@ -115,9 +101,9 @@ def emit_t3_step(target: Target, *, head_dim: int, rotary: bool) -> ir.Module:
 
 
 def _emit_linear(module: ir.Module, target: Target) -> Operation:
-    quantize = {norm: emit_quantize_row(module, target, norm) for norm in Norm}
-    gemm = Gemm(module, target)
-    epilogues = {epilogue: emit_epilogue(module, epilogue) for epilogue in Epilogue}
+    quantize = {norm: int8_gemm.emit_quantize_row(module, target, norm) for norm in Norm}
+    gemm = int8_gemm.Gemm(module, target)
+    epilogues = {epilogue: int8_gemm.emit_epilogue(module, epilogue) for epilogue in Epilogue}
     f = Operation(module, "linear")
     op, job = f.args(LinearOp), f.args(T3Job, f.job)
     k, threads, claims = op.k, f.threads, f.claims
@@ -134,7 +120,7 @@ def _emit_linear(module: ir.Module, target: Target) -> Operation:
     with f.loop(threads) as turn, f.loop_forever():
         owner = (f.thread + turn) % threads
         first, end = groups * owner // threads, groups * (owner + 1) // threads
-        claim = claims.offset(owner * CLAIM_WORDS)
+        claim = claims.offset(owner * LINE)
         f.break_if(claim.fetch_add(ClaimField.TAKEN, 1) >= end - first)
         with f.if_else(turn.equals(0)) as (own, stolen):
             with own:

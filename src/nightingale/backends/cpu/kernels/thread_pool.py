@@ -42,7 +42,7 @@ Words = NDArray[np.int64]
 SPIN_MS_BEFORE_YIELD: Final = 0.1
 LINE: Final = 8
 """Words of a cache line. Words that different threads write lie in different lines."""
-OP_WORDS, JOB_WORDS, CLAIM_WORDS, WORKER_WORDS = 3 * LINE, 5 * LINE, LINE, LINE
+OP_WORDS, JOB_WORDS = 3 * LINE, 5 * LINE
 FIRST_ARG: Final = 5
 
 
@@ -51,7 +51,7 @@ class OpField(IntEnum):
 
     OPCODE = 0
     CLAIMS = 1
-    """Address of (threads, CLAIM_WORDS) counters of claimed work."""
+    """Address of (threads, LINE) words: the counters of claimed work."""
 
 
 class JobField(IntEnum):
@@ -176,7 +176,7 @@ def _emit_wake(module: ir.Module) -> None:
     f = Function(module, "wake", {"workers": WORDS, "threads": I64})
     workers, threads = f.params
     with f.loop(threads, start=1) as thread:
-        worker = workers.offset(thread * WORKER_WORDS)
+        worker = workers.offset(thread * LINE)
         worker[WorkerField.STATE_BEFORE] = worker.fetch_add(WorkerField.STATE, 1)
     f.ret()
 
@@ -185,7 +185,7 @@ def _emit_worker_loop(module: ir.Module, target: Target, run: Function, *, max_s
     """Emit worker_loop(workers, job, thread): run, spin for the next request, and return in order to park."""
     f = Function(module, "worker_loop", {"workers": WORDS, "job": WORDS, "thread": I64})
     workers, job, thread = f.params
-    worker = workers.offset(thread * WORKER_WORDS)
+    worker = workers.offset(thread * LINE)
     with f.loop_forever():
         f.call(run, job, thread)
         spins = f.variable(f.const(0))
@@ -209,7 +209,7 @@ def _emit_barrier(module: ir.Module, target: Target) -> Function:
             claims = f.pointer_at(op[OpField.CLAIMS], I64)
             with f.loop(job[JobField.THREADS]) as thread:
                 for field in ClaimField:
-                    claims[thread * CLAIM_WORDS + field] = f.const(0)
+                    claims[thread * LINE + field] = f.const(0)
             job[JobField.ARRIVED] = f.const(0)
             job.exchange_release(JobField.PHASE, phase + 1)
         with others:
@@ -225,7 +225,7 @@ class ThreadPool:
 
     def __init__(self, module: CompiledModule, threads: int, *, max_ops: int) -> None:
         """Start `threads` - 1 parked threads."""
-        shapes = (JOB_WORDS,), (max_ops, OP_WORDS), (max_ops, threads, CLAIM_WORDS), (threads, WORKER_WORDS)
+        shapes = (JOB_WORDS,), (max_ops, OP_WORDS), (max_ops, threads, LINE), (threads, LINE)
         self.job, self._ops, self._claims, self._workers = (
             page_aligned_zeros(shape, np.int64) for shape in shapes
         )
@@ -241,8 +241,7 @@ class ThreadPool:
             # Not a method: a reference to this object would keep it from being collected.
             work = partial(_work, parked, module, self._workers, self.job, number)
             threading.Thread(target=work, name=f"nightingale-kernel-{number}", daemon=True).start()
-        self.close = weakref.finalize(self, _stop, self._parked)
-        """End the threads. Nothing can be run afterwards."""
+            weakref.finalize(self, parked.put, False)
 
     def set_operations(self, *operations: Mapping[Any, Any]) -> None:
         """Write the operations of the next runs; words that are not named keep their values."""
@@ -273,11 +272,6 @@ def _work(parked: SimpleQueue[bool], module: CompiledModule, workers: Words, job
     worker_loop = module.function("worker_loop", 3)
     while parked.get():
         worker_loop(address_of(workers), address_of(job), number)
-
-
-def _stop(parked: list[SimpleQueue[bool]]) -> None:
-    for queue in parked:
-        queue.put(False)
 
 
 def write_words(row: Words, words: Mapping[Any, Any]) -> None:
