@@ -1,4 +1,4 @@
-"""Reasons why the kernels of this package should not run a network here, and the objects that run them.
+"""Reasons why the kernels of this package should not run a network here.
 
 No clock decides whether T3 uses them: ONNX Runtime rounds sums in another order, so a decision that varied
 from start to start would give the same seed other tokens. It depends on the model's sizes, on the processor's
@@ -7,7 +7,7 @@ instructions, and on a self-test: a small T3 whose logits must be close to those
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nightingale.backends.shared import capability_checks
 from nightingale.backends.shared.capability_checks import SMALL_MODEL_WEIGHTS, weight_count, width_reason
@@ -50,8 +50,7 @@ MAX_ERROR: Final = 0.06
 def unsupported_reason(config: T3Config) -> str | None:
     """Return why T3 should not be run by the kernels here, or None if it should.
 
-    The first call that gets past the sizes compiles the kernels, or loads them from the cache, and runs the
-    self-test.
+    The first call that gets past the sizes compiles or loads the kernels, and runs the self-test.
     """
     if (reason := width_reason(config, WIDTH_MULTIPLE)) is not None:
         return reason
@@ -122,34 +121,29 @@ def t3_test_error(config: T3Config, open_runner: Callable[[T3, Path], Any] = ope
             exact.append(t3.next_logits(t3.embed_speech(torch.full((2, 1), token), position), kv_cache))
             (step,) = runner.step([StepInput(slot=0, token=token, position=position)])
             logits.append(torch.from_numpy(step))
-    return max(_relative_error(a, b) for a, b in zip(logits, exact, strict=True))
+    return _largest_error(zip(logits, exact, strict=True))
 
 
 @torch.inference_mode()
 def layers_test_error() -> float:
     """Return the largest relative error of the int8 layers, one of each type."""
-    from nightingale.backends.cpu import int8_networks as int8
+    from nightingale.backends.cpu.int8_networks import with_int8_layers
 
     rng = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
-        wide, narrow = torch.nn.Linear(128, 64), torch.nn.Linear(64, 64)
         conv, snake = same_conv(32, 8, 3, dilation=2, causal=True), Snake(8)
-    for layer in (wide, narrow, conv):
+        layers: list[Any] = [nn.Linear(128, 64), nn.Linear(64, 64), conv, snake, AttentionProduct()]
+    for layer in layers[:3]:
         layer.weight.copy_(torch.randn(layer.weight.shape, generator=rng))
-    pairs: list[tuple[torch.nn.Module, torch.nn.Module, tuple[int, ...]]] = [
-        (wide, int8.Int8Linear(wide), (5, 128)),
-        (narrow, int8.Int8Linear(narrow), (18, 64)),
-        (conv, int8.Int8Conv1d(conv), (1, 32, 37)),
-        (snake, int8.FusedSnake(snake), (1, 8, 37)),
-    ]
-    errors = []
-    for plain, ours, shape in pairs:
-        x = torch.randn(shape, generator=rng)
-        errors.append(_relative_error(ours(x), plain(x)))
-    queries, keys = (torch.randn(1, 2, 20, 64, generator=rng) for _ in range(2))
-    attends = int8.Int8Attend(), AttentionProduct()
-    return max(*errors, _relative_error(*(attend(queries, keys, keys, None) for attend in attends)))
+    shapes = (5, 128), (18, 64), (1, 32, 37), (1, 8, 37)
+    q, k = (torch.randn(1, 2, 20, 64, generator=rng) for _ in range(2))
+    inputs: list[Any] = [[torch.randn(shape, generator=rng)] for shape in shapes]
+    inputs.append([q, k, k, None])
+    pairs = zip(with_int8_layers(nn.ModuleList(layers)), layers, inputs, strict=True)
+    return _largest_error((ours(*x), plain(*x)) for ours, plain, x in pairs)
 
 
-def _relative_error(got: Tensor, exact: Tensor) -> float:
-    return float((got - exact).square().mean().sqrt() / exact.std())
+def _largest_error(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Return the largest relative error of values and exact values; NaN if one is NaN."""
+    errors = [(got - exact).square().mean().sqrt() / exact.std() for got, exact in pairs]
+    return float(torch.stack(errors).max())

@@ -33,10 +33,7 @@ def tile_weight(weight: QuantizedWeight, *, signed: bool) -> tuple[Tensor, Tenso
 
 
 def interleave_gate(gate: Tensor, up: Tensor) -> Tensor:
-    """Alternate half a group of gate outputs (outputs, …) and half a group of up outputs.
-
-    The epilogue SWIGLU then finds both in the group that its thread has computed.
-    """
+    """Alternate halves of groups of gate and up outputs (outputs, …), so that SWIGLU finds both in a group."""
     half = GROUP_OUTPUTS // 2
     return torch.stack([part.view(-1, half, *part.shape[1:]) for part in (gate, up)], dim=1).flatten(0, 2)
 
@@ -58,7 +55,7 @@ class TiledFormat:
             weights = [source(f"{layer}.weight") for layer in layers]
             if is_gpt2 and name != "logits":
                 weights = [weight.t() for weight in weights]
-            if name.endswith(".gate_up"):
+            if len(weights) == 2:  # gate and up
                 weights = [interleave_gate(*weights)]
             tiled = tile_weight(quantize_weights(weights), signed=self._signed)
             for part, value in zip(("codes", "scales"), tiled, strict=True):
@@ -85,11 +82,7 @@ def _linear_layers(config: T3Config) -> Iterator[tuple[str, list[str], str | Non
             at = f"tfmr.layers.{layer}."
             yield f"{layer}.qkv", [f"{at}self_attn.{name}_proj" for name in "qkv"], f"{at}input_layernorm"
             yield f"{layer}.out", [f"{at}self_attn.o_proj"], None
-            yield (
-                f"{layer}.gate_up",
-                [f"{at}mlp.gate_proj", f"{at}mlp.up_proj"],
-                f"{at}post_attention_layernorm",
-            )
+            yield f"{layer}.up", [f"{at}mlp.gate_proj", f"{at}mlp.up_proj"], f"{at}post_attention_layernorm"
             yield f"{layer}.down", [f"{at}mlp.down_proj"], None
         else:
             at = f"tfmr.h.{layer}."

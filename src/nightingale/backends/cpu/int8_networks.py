@@ -12,14 +12,14 @@ import copy
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nightingale.backends.cpu.bf16 import with_parts
+from nightingale.backends.cpu.bf16 import Net, with_parts
 from nightingale.backends.cpu.int8_layout import tile_weight
 from nightingale.backends.cpu.kernels import flow_attention, render_operations
 from nightingale.backends.cpu.kernels.flow_attention import FlowAttentionOp
@@ -36,8 +36,6 @@ from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.layers.conv import CustomConv1d, supports_tap_products
 from nightingale.models.layers.mapped_weights import release_pages
-
-Net = TypeVar("Net", bound=nn.Module)
 
 
 @cache
@@ -136,21 +134,19 @@ class Int8Conv1d(CustomConv1d):
         columns = x.shape[-1] - span
         # At least one vector of columns; those beyond `columns` are dropped.
         padded = nn.functional.pad(x, (0, max(0, LANES - columns))).contiguous()
-        out = x.new_empty(len(x), self.out_channels, padded.shape[-1] - span)
-        for row, result in zip(padded, out, strict=True):
-            self._convolve(row, result)
-        return out[..., :columns]
-
-    def _convolve(self, x: Tensor, out: Tensor) -> None:
-        (channels, length), op = x.shape, Conv1dOp
+        (batch, channels, length), op = padded.shape, Conv1dOp
+        out = x.new_empty(batch, self.out_channels, length - span)
         codes = CONTEXT.buffer(channels * length + 4 * (channels // self.block) * length)
         args = {
-            op.X: x, op.X_CODES: codes, op.X_SCALES: codes + channels * length, op.W_CODES: self.codes,
-            op.W_SCALES: self.scales, op.W_CORRECTIONS: self.corrections, op.BIAS: self.bias, op.OUT: out,
-            op.LENGTH: length, op.CHANNELS: channels, op.BLOCK: self.block, op.COLUMNS: out.shape[1],
+            op.X_CODES: codes, op.X_SCALES: codes + channels * length, op.W_CODES: self.codes,
+            op.W_SCALES: self.scales, op.W_CORRECTIONS: self.corrections, op.BIAS: self.bias,
+            op.LENGTH: length, op.CHANNELS: channels, op.BLOCK: self.block, op.COLUMNS: length - span,
             op.OUTPUTS: self.out_channels, op.TAPS: self.kernel_size[0], op.DILATION: self.dilation[0],
         }  # fmt: skip
-        CONTEXT.run(args, RenderOpcode.QUANTIZE_COLUMNS, RenderOpcode.CONV1D)
+        for row, result in zip(padded, out, strict=True):
+            args |= {op.X: row, op.OUT: result}
+            CONTEXT.run(args, RenderOpcode.QUANTIZE_COLUMNS, RenderOpcode.CONV1D)
+        return out[..., :columns]
 
 
 class FusedSnake(Snake):
@@ -171,13 +167,12 @@ class FusedSnake(Snake):
             super().write(x, out)
             return
         op = SnakeOp
+        args = {
+            op.ALPHA: self.alpha, op.INVERSE_ALPHA: self.inverse, op.CHANNELS: x.shape[1],
+            op.COLUMNS: x.shape[2], op.X_STRIDE: x.stride(1), op.OUT_STRIDE: out.stride(1),
+        }  # fmt: skip
         for row, result in zip(x, out, strict=True):
-            args = {
-                op.X: row, op.OUT: result, op.ALPHA: self.alpha, op.INVERSE_ALPHA: self.inverse,
-                op.CHANNELS: row.shape[0], op.COLUMNS: row.shape[1], op.X_STRIDE: row.stride(0),
-                op.OUT_STRIDE: result.stride(0),
-            }  # fmt: skip
-            CONTEXT.run(args, RenderOpcode.SNAKE)
+            CONTEXT.run(args | {op.X: row, op.OUT: result}, RenderOpcode.SNAKE)
 
 
 class Int8Attend(AttentionProduct):
@@ -210,17 +205,17 @@ def int8_flow(plain: Flow) -> Flow:
     estimator = plain.decoder["estimator"]
     # Embeddings of time need float32, and their products are small.
     times = [part for name, part in estimator.named_modules() if "time_" in name or name.endswith(".mlp")]
-    decoder = nn.ModuleDict({"estimator": _with_int8_layers(estimator, times)})
-    return with_parts(plain, decoder=decoder, encoder=_with_int8_layers(plain.encoder))
+    decoder = nn.ModuleDict({"estimator": with_int8_layers(estimator, times)})
+    return with_parts(plain, decoder=decoder, encoder=with_int8_layers(plain.encoder))
 
 
 def int8_vocoder(plain: Hift) -> Hift:
     """Return a vocoder with int8 residual blocks that shares everything else."""
     names = ("resblocks", "source_resblocks")
-    return with_parts(plain, **{name: _with_int8_layers(getattr(plain, name)) for name in names})
+    return with_parts(plain, **{name: with_int8_layers(getattr(plain, name)) for name in names})
 
 
-def _with_int8_layers(net: Net, excluded: Sequence[nn.Module] = ()) -> Net:
+def with_int8_layers(net: Net, excluded: Sequence[nn.Module] = ()) -> Net:
     """Return a copy in which the layers that fit are replaced and everything else is shared."""
     copies: dict[int, Any] = {id(weight): weight for weight in (*net.parameters(), *net.buffers())}
     kept = {id(inner) for part in excluded for inner in part.modules()}

@@ -18,16 +18,12 @@ from nightingale.decoding.kv_budget import KVBudget
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.flow import Flow
 
-DRAFT_REASON = (
-    "in int8, a pass over several tokens may round otherwise than single steps, so no draft is exact"
-)
-
 
 def decoder_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
     if setup.precision != "int8":
         return f"its decoder computes in int8, not in {setup.precision}"
     if setup.profile.draft:
-        return DRAFT_REASON
+        return "in int8, several tokens at once may round otherwise than single steps, so no draft is exact"
     if setup.profile.needs_torch_kv_cache:
         return "this profile's KV cache needs T3's layers in PyTorch"
     return capabilities.unsupported_reason(model.preset.t3)
@@ -45,8 +41,7 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     from nightingale.backends.cpu.int8_layout import TiledFormat
     from nightingale.backends.cpu.runner import Int8Runner
 
-    load_t3 = partial(t3_weights, source, "cpu", "float32")
-    t3, packed = open_packed(source, TiledFormat(), load_t3)
+    t3, packed = open_packed(source, TiledFormat(), partial(t3_weights, source, "cpu", "float32"))
     runner = Int8Runner(t3, packed, **pool_options(source, setup), threads=setup.threads)
     info = source.info
     budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=2, limit_bytes=setup.profile.memory_bytes)

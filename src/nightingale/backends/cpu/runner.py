@@ -40,10 +40,7 @@ class Int8Runner:
         max_new_tokens: int,
         threads: int | None = None,
     ) -> None:
-        """Open a runner over weights in `TiledFormat`.
-
-        Of t3 only the embeddings are used (`without_backbone`). By default it uses as many threads as torch.
-        """
+        """Open a runner over weights in `TiledFormat`; of t3 only the embeddings are used."""
         self.t3, self.rows_per_slot, self.batched, self.capacity = t3, rows_per_slot, batched, capacity
         self._max_new_tokens = max_new_tokens
         threads = torch.get_num_threads() if threads is None else threads

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nightingale.backends.cpu.kernels import t3_operations
-from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS, Epilogue, Norm
+from nightingale.backends.cpu.kernels.int8_gemm import GROUP_TILES, Epilogue, Norm
 from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_cached
 from nightingale.backends.cpu.kernels.t3_operations import AttentionOp, LinearOp, SequenceField, T3Job
-from nightingale.backends.cpu.kernels.target import host_target
+from nightingale.backends.cpu.kernels.target import TILE_OUTPUTS, host_target
 from nightingale.backends.cpu.kernels.thread_pool import OpField, ThreadPool, write_words
 from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
@@ -59,12 +59,13 @@ class T3Program:
         values = page_aligned_zeros((*cached, blocks * LANES, head_dim), np.float16)
         self.kv_cache: dict[str, NDArray[np.float16]] = {"keys": keys, "values": values}
         self._weights = load_packed(packed)
-        sizes = width, 3 * width, width, inner, self._outputs("logits")
+        sizes = width, 3 * width, width, inner, len(self._weights["logits.codes"]) * TILE_OUTPUTS
         self.stream, qkv, attended, hidden, self._logits = (
             page_aligned_zeros((t3_operations.MAX_TOKENS, size)) for size in sizes
         )
         self._zero_bias: Floats = page_aligned_zeros((max(2 * inner, *sizes),))
         self._ops: list[dict[Any, Any]] = []
+        activation = Epilogue.SWIGLU if is_llama else Epilogue.GELU
         for layer in range(backbone.layers):
             self._linear(f"{layer}.qkv", self.stream, qkv, Epilogue.STORE)
             self._ops.append({
@@ -72,10 +73,7 @@ class T3Program:
                 AttentionOp.KEYS: keys[0, layer], AttentionOp.VALUES: values[0, layer],
             })  # fmt: skip
             self._linear(f"{layer}.out", attended, self.stream, Epilogue.ADD)
-            if is_llama:
-                self._linear(f"{layer}.gate_up", self.stream, hidden, Epilogue.SWIGLU)
-            else:
-                self._linear(f"{layer}.up", self.stream, hidden, Epilogue.GELU)
+            self._linear(f"{layer}.up", self.stream, hidden, activation)
             self._linear(f"{layer}.down", hidden, self.stream, Epilogue.ADD)
         self._linear("logits", self.stream, self._logits, Epilogue.STORE)
         self._ops[-1][LinearOp.LOGITS_ONLY] = 1
@@ -105,17 +103,12 @@ class T3Program:
         self._pool.run()
         return torch.from_numpy(self._logits[:logits_tokens, : self._vocab].copy())
 
-    def _outputs(self, name: str) -> int:
-        """Return the outputs of a linear layer, padded to whole groups."""
-        tiles, _, outputs, _ = self._weights[f"{name}.codes"].shape
-        return int(tiles * outputs)
-
     def _linear(self, name: str, x: Floats, out: Floats, epilogue: Epilogue) -> None:
-        weights = self._weights
+        weights, codes = self._weights, self._weights[f"{name}.codes"]
         op: dict[Any, Any] = {
-            OpField.OPCODE: t3_operations.T3Opcode.LINEAR, LinearOp.GROUPS: self._outputs(name) // GROUP_OUTPUTS,
+            OpField.OPCODE: t3_operations.T3Opcode.LINEAR, LinearOp.GROUPS: len(codes) // GROUP_TILES,
             LinearOp.X: x, LinearOp.K: x.shape[1], LinearOp.OUT: out, LinearOp.OUT_STRIDE: out.shape[1],
-            LinearOp.W_CODES: weights[f"{name}.codes"], LinearOp.W_SCALES: weights[f"{name}.scales"],
+            LinearOp.W_CODES: codes, LinearOp.W_SCALES: weights[f"{name}.scales"],
             LinearOp.BIAS: weights.get(f"{name}.bias", self._zero_bias), LinearOp.EPILOGUE: epilogue,
         }  # fmt: skip
         if f"{name}.norm_weight" in weights:

@@ -23,7 +23,6 @@ all keys, and then through all values of 16 channels, while they are in the cach
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Final
 
 from llvmlite import ir
@@ -68,7 +67,7 @@ def scratch_bytes(keys: int) -> int:
 def emit_pack_keys(module: ir.Module, target: Target) -> Operation:
     f = Operation(module, "pack_keys")
     op = f.args(FlowAttentionOp)
-    blocks = _blocks(op.keys)
+    blocks = (op.keys + (LANES - 1)) // LANES
     begin, end = f.thread_range(blocks * op.heads)
     with f.loop(end, start=begin) as unit, f.loop(LANES) as lane:
         head, block = unit // blocks, unit % blocks
@@ -94,8 +93,9 @@ def emit_flow_attention(module: ir.Module, target: Target, quantize_row: Functio
     """Emit attention over packed keys; `quantize_row` quantizes by blocks of HEAD_DIM."""
     f = Operation(module, "flow_attention")
     op = f.args(FlowAttentionOp)
-    blocks, tiles = _blocks(op.keys), (op.queries + (QUERY_TILE - 1)) // QUERY_TILE
-    width, logits = blocks * LANES, f.scratch.cast(F32)
+    blocks = (op.keys + (LANES - 1)) // LANES
+    tiles = (op.queries + (QUERY_TILE - 1)) // QUERY_TILE
+    width, logits, lanes = blocks * LANES, f.scratch.cast(F32), target.lanes
     q_scales = logits.offset(width * QUERY_TILE)
     corrections = q_scales.offset(QUERY_TILE).cast(I32)
     q_codes = corrections.offset(QUERY_TILE).cast(I8)
@@ -114,10 +114,20 @@ def emit_flow_attention(module: ir.Module, target: Target, quantize_row: Functio
         with f.loop(blocks) as block, f.loop(QUERY_TILE, step=QUERIES_AT_ONCE) as row:
             keys = head * blocks + block
             k_codes, k_scales = op.k_codes.offset(keys * (HEAD_DIM * LANES)), op.k_scales.offset(keys * LANES)
-            for number, part, logit in _emit_logits(f, target, quantized(row), k_codes, k_scales):
-                at = block * LANES + part * target.lanes
-                is_key = (f.iota(target.lanes) + at) < op.keys
-                logits[(row + number) * width + at] = is_key.select(logit, -math.inf)
+            row_codes, row_scales, row_corrections = quantized(row)
+            places = [(query, 0, part) for query in range(QUERIES_AT_ONCE) for part in range(LANES // lanes)]
+            sums = {place: f.variable(f.zeros(I32, lanes)) for place in places}
+            with f.loop(HEAD_DIM, step=4 * DOT_INPUTS) as i:
+                rows = [row_codes.offset(number * HEAD_DIM) for number in range(QUERIES_AT_ONCE)]
+                emit_dot_16(f, target, i, [k_codes], rows, sums)
+            for number, _, part in places:
+                exact = sums[number, 0, part].value
+                if not target.signed_weights:
+                    exact = exact + row_corrections[number]
+                scale = k_scales.load_vector(part * lanes, lanes) * (row_scales[number] * HEAD_DIM**-0.5)
+                at = block * LANES + part * lanes
+                logit = ((f.iota(lanes) + at) < op.keys).select(exact.cast(F32) * scale, -math.inf)
+                logits[(row + number) * width + at] = logit
         with f.loop(QUERY_TILE) as row:
             weights = logits.offset(row * width)
             scale = f.const(1.0, F32) / emit_softmax_numerators(f, weights, blocks)
@@ -134,26 +144,3 @@ def emit_flow_attention(module: ir.Module, target: Target, quantize_row: Functio
                 at = ((first + row + number) * op.heads + head) * HEAD_DIM + channels * LANES
                 op.out[at] = total.value
     return f.ret()
-
-
-def _emit_logits(
-    f: Operation, target: Target, queries: tuple[Pointer, ...], k_codes: Pointer, k_scales: Pointer
-) -> Iterator[tuple[int, int, Value]]:
-    """Yield query, part of the block and logits of QUERIES_AT_ONCE queries and a block of keys."""
-    q_codes, q_scales, corrections = queries
-    lanes = target.lanes
-    places = [(number, 0, part) for number in range(QUERIES_AT_ONCE) for part in range(LANES // lanes)]
-    sums = {place: f.variable(f.zeros(I32, lanes)) for place in places}
-    with f.loop(HEAD_DIM, step=4 * DOT_INPUTS) as first:
-        rows = [q_codes.offset(number * HEAD_DIM) for number in range(QUERIES_AT_ONCE)]
-        emit_dot_16(f, target, first, [k_codes], rows, sums)
-    for number, _, part in places:
-        exact = sums[number, 0, part].value
-        if not target.signed_weights:
-            exact = exact + corrections[number]
-        scale = k_scales.load_vector(part * lanes, lanes) * (q_scales[number] * HEAD_DIM**-0.5)
-        yield number, part, exact.cast(F32) * scale
-
-
-def _blocks(keys: Value) -> Value:
-    return (keys + (LANES - 1)) // LANES

@@ -74,7 +74,6 @@ class CompiledModule:
     """Machine code in memory, kept for as long as one of its functions is referenced."""
 
     def __init__(self, compiled: bytes, target: Target) -> None:
-        """Load an object file."""
         if sys.platform == "win32":
             yield_core: Any = ctypes.windll.kernel32.SwitchToThread
         else:

@@ -13,6 +13,7 @@ A layer of a network is one or two operations (backends/cpu/int8_networks.py).
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import partial
 from typing import Final
 
 from llvmlite import ir
@@ -66,9 +67,8 @@ def emit_render_module(target: Target) -> ir.Module:
     """Emit the module of the flow's and the vocoder's layers."""
     module = ir.Module("render")
     store = int8_gemm.emit_epilogue(module, Epilogue.STORE)
-    quantize = {
-        block: int8_gemm.emit_quantize_row(module, target, Norm.NONE, block) for block in LINEAR_OPCODES
-    }
+    quantize_row = partial(int8_gemm.emit_quantize_row, module, target, Norm.NONE)
+    quantize = {block: quantize_row(block) for block in LINEAR_OPCODES}
     operations = {
         RenderOpcode.QUANTIZE_COLUMNS: emit_quantize_columns(module, target),
         RenderOpcode.CONV1D: emit_conv1d(module, target),

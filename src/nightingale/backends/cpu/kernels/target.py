@@ -113,10 +113,7 @@ def host_target() -> Target:
 
 
 def select_target(machine: str, features: Mapping[str, bool], *, has_dotprod: bool) -> Target | str:
-    """Return the target of a type of machine with these features, or the reason why there is none.
-
-    `has_dotprod` matters on ARM only, where LLVM does not report that feature.
-    """
+    """Return the target of a machine; LLVM does not report whether an ARM processor `has_dotprod`."""
     if machine in ("aarch64", "arm64"):
         return NEON if has_dotprod else "this processor has no int8 dot-product instruction (ARM's dotprod)"
     if machine not in ("x86_64", "amd64"):

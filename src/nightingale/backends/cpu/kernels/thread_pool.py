@@ -103,9 +103,8 @@ class Arg(IntEnum):
     element: Any
 
     def __new__(cls, element: Any) -> Arg:
-        index = FIRST_ARG + len(cls.__members__)
-        member = int.__new__(cls, index)
-        member._value_, member.element = index, element
+        member = int.__new__(cls, FIRST_ARG + len(cls.__members__))
+        member._value_, member.element = int(member), element
         return member
 
 
