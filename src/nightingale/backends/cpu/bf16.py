@@ -1,8 +1,7 @@
 """The flow and the vocoder with matrix products in bf16, for CPUs that have instructions for it.
 
 Only products are in bf16: norms, activations, the solver's sum, the embeddings of time, the pitch and the
-inverse STFT stay in float32. The weights take half the memory. The networks that these are made of stay as
-they are (tests/backends/cpu/test_bf16.py compares both).
+inverse STFT stay in float32. The weights take half the memory.
 """
 
 from __future__ import annotations

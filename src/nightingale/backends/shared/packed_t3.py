@@ -113,13 +113,11 @@ def pack(
             _write(part, config, _read_and_release(tensors) if mapped else tensors.__getitem__, weight_format)
             if folder.exists() and not is_intact(folder):
                 shutil.rmtree(folder)
-            try:
-                part.rename(folder)
-            except OSError:
-                # Another process may have been faster; its folder has the same content.
-                if not is_intact(folder):
-                    raise
+            part.rename(folder)
     except OSError as error:
+        # Another process may have been faster; its folder has the same content.
+        if is_intact(folder):
+            return folder
         raise OutputError(
             "the quantized weights could not be written",
             got=f"{error.strerror or error} in {cache_dir}",
@@ -191,7 +189,6 @@ def digest_of_file(path: Path, *, cache_dir: Path) -> str:
 
 
 def _digest(path: Path) -> str:
-    # Read, not mapped: pages of a mapped file would count as memory of this process.
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -217,8 +214,7 @@ def open_packed(
 def without_backbone(config: T3Config, tensors: Mapping[str, Tensor], *, source: Path) -> T3:
     """Return T3 without the weights of its layers, which are on the meta device; packed weights replace them."""
     packed = {name for name in tensors if name.startswith("tfmr.")} - {"tfmr.wpe.weight"}
-    build, unread = partial(T3, config), packed.__contains__
-    t3 = load(build, tensors, source=source, unused=UNUSED_BY_T3, unread=unread)
+    t3 = load(partial(T3, config), tensors, source=source, unused=UNUSED_BY_T3, unread=packed.__contains__)
     for weight in t3.parameters():
         release_pages(weight)  # read to be checked; only a few rows of the tables are needed again
     return t3

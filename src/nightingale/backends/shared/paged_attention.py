@@ -15,9 +15,8 @@ latest tokens (`KVBlockTables` in models/layers/paged_kv_cache.py).
             each lane: running maximum, sum of weights, weighted sum of values * value scales
         combine the lanes and the new position; divide
 
-Each lane of a block keeps a softmax of its own, so that the loop has no reduction across lanes.
-
-`attend_reference` in nightingale_lab/bench/paged_attention_reference.py is the same in plain torch.
+Each lane of a block keeps a softmax of its own, so that the loop has no reduction across lanes. In plain
+torch it is `attend_reference` in nightingale_lab/bench/paged_attention_reference.py.
 """
 
 # What Triton compiles may not be annotated with what it does not know.
@@ -167,8 +166,7 @@ def paged_attention(
     rows, heads, _, width = q.shape
     if not (q.stride() == k.stride() == v.stride() and q.stride(3) == 1):
         q, k, v = (x.contiguous() for x in (q, k, v))
-    for table in (starts, rings, prompts, lengths):
-        assert table.is_contiguous()
+    assert all(table.is_contiguous() for table in (starts, rings, prompts, lengths))
     kind = block_pool.layout.dtype
     key_groups, value_groups = block_pool.layout.groups
     # In memory (rows, heads · width), as the matrix products around it have it.

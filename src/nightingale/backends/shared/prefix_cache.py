@@ -23,8 +23,7 @@ class PrefixCache:
     def restore(self, x: Tensor, views: Callable[[int], Mapping[str, NDArray[Any]]]) -> int:
         """Write the longest cached prefix of x (time, width) into a row of the KV cache; return its length.
 
-        `views` returns the row's keys and values up to a position. The last position is never restored, since
-        it gives the logits.
+        `views` returns the row's keys and values up to a position. The last position of x is not restored.
         """
         length, longest = 0, None
         for other, cached in self.entries:
