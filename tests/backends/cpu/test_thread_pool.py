@@ -20,7 +20,7 @@ from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_cached,
 from nightingale.backends.cpu.kernels.llvm_builder import WORDS, Function
 from nightingale.backends.cpu.kernels.t3_operations import emit_t3_step
 from nightingale.backends.cpu.kernels.target import AVX512, AVX_VNNI, detect_target
-from nightingale.backends.cpu.kernels.thread_pool import JobField, OpField, ThreadPool, address_of
+from nightingale.backends.cpu.kernels.thread_pool import JobField, ThreadPool, address_of
 
 TARGET = detect_target()
 if isinstance(TARGET, str):
@@ -96,7 +96,7 @@ def t3_module() -> CompiledModule:
 def barriers_only(module: CompiledModule, threads: int) -> ThreadPool:
     """Return a pool with operations of an unknown opcode: the threads only pass the barriers."""
     pool = ThreadPool(module, threads, max_ops=5)
-    pool.set_operations(*[{OpField.OPCODE: -1}] * 5)
+    pool.set_operations(*[(-1, {})] * 5)
     return pool
 
 

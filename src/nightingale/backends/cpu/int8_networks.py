@@ -2,8 +2,7 @@
 
 Quantized are the linear layers of the token encoder and of the estimator, the convolutions, and the logits of
 the estimator's attention. Everything between them stays in float32. Each module here takes the place of a
-torch module and calls one or two operations of kernels/render_operations.py; the networks that it was made
-of stay as they are (tests/backends/cpu/test_int8_networks.py compares both).
+torch module and calls one or two operations of kernels/render_operations.py.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS
 from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_cached
 from nightingale.backends.cpu.kernels.render_operations import RenderOpcode, RowsLinearOp, SnakeOp
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, host_target
-from nightingale.backends.cpu.kernels.thread_pool import OpField, ThreadPool, address_of
+from nightingale.backends.cpu.kernels.thread_pool import ThreadPool, address_of
 from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.backends.shared.quantize import ZERO_POINT, block_size_for, quantize_blocks, quantize_weights
 from nightingale.models.chatterbox.hift.generator import Hift, Snake
@@ -60,7 +59,7 @@ class KernelContext(threading.local):
             self._pools[threads] = ThreadPool(compiled_layers(), threads, max_ops=2)
         pool = self._pools[threads]
         pool.reserve_scratch(thread_bytes)
-        pool.set_operations(*({**args, OpField.OPCODE: opcode} for opcode in opcodes))
+        pool.set_operations(*((opcode, args) for opcode in opcodes))
         pool.run()
 
     def buffer(self, size: int) -> int:

@@ -28,7 +28,7 @@ from nightingale.backends.cpu.kernels.int8_gemm import GROUP_TILES, Epilogue, No
 from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_cached
 from nightingale.backends.cpu.kernels.t3_operations import AttentionOp, LinearOp, SequenceField, T3Job
 from nightingale.backends.cpu.kernels.target import TILE_OUTPUTS, host_target
-from nightingale.backends.cpu.kernels.thread_pool import OpField, ThreadPool, write_words
+from nightingale.backends.cpu.kernels.thread_pool import ThreadPool, write_words
 from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
 from nightingale.backends.shared.capability_checks import ffn_width
@@ -54,7 +54,6 @@ class T3Program:
         width, inner, head_dim = backbone.width, ffn_width(t3.config), backbone.width // backbone.heads
         is_llama, blocks = isinstance(backbone, LlamaConfig), -(-capacity // LANES)
         cached = rows, backbone.layers, backbone.heads
-        # The layouts are described in kernels/t3_attention.py.
         keys = page_aligned_zeros((*cached, blocks, head_dim, LANES), np.float16)
         values = page_aligned_zeros((*cached, blocks * LANES, head_dim), np.float16)
         self.kv_cache: dict[str, NDArray[np.float16]] = {"keys": keys, "values": values}
@@ -64,19 +63,17 @@ class T3Program:
             page_aligned_zeros((t3_operations.MAX_TOKENS, size)) for size in sizes
         )
         self._zero_bias: Floats = page_aligned_zeros((max(2 * inner, *sizes),))
-        self._ops: list[dict[Any, Any]] = []
+        self._ops: list[tuple[int, dict[Any, Any]]] = []
         activation = Epilogue.SWIGLU if is_llama else Epilogue.GELU
         for layer in range(backbone.layers):
             self._linear(f"{layer}.qkv", self.stream, qkv, Epilogue.STORE)
-            self._ops.append({
-                OpField.OPCODE: t3_operations.T3Opcode.ATTENTION, AttentionOp.QKV: qkv,
-                AttentionOp.KEYS: keys[0, layer], AttentionOp.VALUES: values[0, layer],
-            })  # fmt: skip
+            cache = {AttentionOp.KEYS: keys[0, layer], AttentionOp.VALUES: values[0, layer]}
+            self._ops.append((t3_operations.T3Opcode.ATTENTION, {AttentionOp.QKV: qkv, **cache}))
             self._linear(f"{layer}.out", attended, self.stream, Epilogue.ADD)
             self._linear(f"{layer}.up", self.stream, hidden, activation)
             self._linear(f"{layer}.down", hidden, self.stream, Epilogue.ADD)
         self._linear("logits", self.stream, self._logits, Epilogue.STORE)
-        self._ops[-1][LinearOp.LOGITS_ONLY] = 1
+        self._ops[-1][1][LinearOp.LOGITS_ONLY] = 1
         cos, sin = self._rotary = rotary_tables(t3, capacity) or (self._zero_bias, self._zero_bias)
         self._sequences: NDArray[np.int64] = np.zeros(
             (t3_operations.MAX_TOKENS, len(SequenceField)), np.int64
@@ -106,13 +103,13 @@ class T3Program:
     def _linear(self, name: str, x: Floats, out: Floats, epilogue: Epilogue) -> None:
         weights, codes = self._weights, self._weights[f"{name}.codes"]
         op: dict[Any, Any] = {
-            OpField.OPCODE: t3_operations.T3Opcode.LINEAR, LinearOp.GROUPS: len(codes) // GROUP_TILES,
             LinearOp.X: x, LinearOp.K: x.shape[1], LinearOp.OUT: out, LinearOp.OUT_STRIDE: out.shape[1],
+            LinearOp.GROUPS: len(codes) // GROUP_TILES, LinearOp.EPILOGUE: epilogue,
             LinearOp.W_CODES: codes, LinearOp.W_SCALES: weights[f"{name}.scales"],
-            LinearOp.BIAS: weights.get(f"{name}.bias", self._zero_bias), LinearOp.EPILOGUE: epilogue,
+            LinearOp.BIAS: weights.get(f"{name}.bias", self._zero_bias),
         }  # fmt: skip
         if f"{name}.norm_weight" in weights:
             op |= {LinearOp.NORM: Norm.RMS, LinearOp.NORM_WEIGHT: weights[f"{name}.norm_weight"]}
         if f"{name}.norm_bias" in weights:
             op |= {LinearOp.NORM: Norm.LAYER, LinearOp.NORM_BIAS: weights[f"{name}.norm_bias"]}
-        self._ops.append(op)
+        self._ops.append((t3_operations.T3Opcode.LINEAR, op))

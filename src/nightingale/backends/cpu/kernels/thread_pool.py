@@ -232,8 +232,9 @@ class ThreadPool:
         self._ops[:, OpField.CLAIMS] = [address_of(own) for own in self._claims]
         self._workers[:, WorkerField.STATE] = WorkerState.PARKED
         self._threads, self._scratch = threads, np.empty(0, np.int8)
-        # Addresses are kept: numpy takes as long to return one as an operation takes.
+        # Addresses and views are kept, because numpy takes as long to return one as an operation takes.
         self._addresses = address_of(self._workers), address_of(self.job)
+        self._op_views = [row.data for row in self._ops]
         self._run, self._wake = module.function("run", 2), module.function("wake", 2)
         self._parked: list[SimpleQueue[bool]] = [SimpleQueue() for _ in range(1, threads)]
         for number, parked in enumerate(self._parked, 1):
@@ -242,16 +243,16 @@ class ThreadPool:
             threading.Thread(target=work, name=f"nightingale-kernel-{number}", daemon=True).start()
             weakref.finalize(self, parked.put, False)
 
-    def set_operations(self, *operations: Mapping[Any, Any]) -> None:
-        """Write the operations of the next runs; words that are not named keep their values."""
-        for row, words in zip(self._ops, operations, strict=False):
-            write_words(row, words)
+    def set_operations(self, *operations: tuple[int, Mapping[Any, Any]]) -> None:
+        """Write opcodes and arguments for the next runs; words that are not named keep their values."""
+        for row, (opcode, args) in zip(self._op_views, operations, strict=False):
+            row[OpField.OPCODE] = opcode
+            write_words(row, args)
         self.job[JobField.OP_COUNT] = len(operations)
 
     def reserve_scratch(self, thread_bytes: int) -> None:
-        """Give each thread at least so many bytes of scratch memory."""
+        """Give each thread at least so many bytes of scratch memory, in pages of its own."""
         if self.job[JobField.SCRATCH_BYTES] < thread_bytes:
-            # In pages of its own, and with reserves; memory that is not written is not occupied.
             pages = -(-2 * thread_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
             self._scratch = page_aligned_zeros((self._threads, pages), np.int8)
             self.job[JobField.SCRATCH], self.job[JobField.SCRATCH_BYTES] = address_of(self._scratch), pages
@@ -273,11 +274,14 @@ def _work(parked: SimpleQueue[bool], module: CompiledModule, workers: Words, job
         worker_loop(address_of(workers), address_of(job), number)
 
 
-def write_words(row: Words, words: Mapping[Any, Any]) -> None:
+def write_words(row: Words | memoryview, words: Mapping[Any, Any]) -> None:
     """Write integers, and the addresses of arrays and tensors, into a job or an operation."""
     for field, value in words.items():
-        row[field] = value if isinstance(value, int) else address_of(value)
+        if isinstance(value, int):
+            row[field] = value
+        else:
+            row[field] = address_of(value) if isinstance(value, np.ndarray) else value.data_ptr()
 
 
-def address_of(array: Any) -> int:
-    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data_ptr())
+def address_of(array: NDArray[Any]) -> int:
+    return int(array.ctypes.data)
