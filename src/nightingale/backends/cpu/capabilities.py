@@ -58,17 +58,15 @@ def unsupported_reason(config: T3Config) -> str | None:
         return f"its attention heads have {head_dim} channels, not a multiple of {HEAD_DIM_MULTIPLE}"
     if weight_count(config) <= SMALL_MODEL_WEIGHTS:
         return "onnxruntime starts sooner with such a small model"
-    return capability_checks.missing_package_reason(PACKAGE) or _t3_reason(
-        isinstance(config.backbone, LlamaConfig)
-    )
+    missing = capability_checks.missing_package_reason(PACKAGE)
+    return missing or _t3_reason(isinstance(config.backbone, LlamaConfig))
 
 
 @cache
 def layers_unsupported_reason() -> str | None:
     """Return why the flow and the vocoder should not use int8 layers here, or None if they should."""
-    return capability_checks.missing_package_reason(PACKAGE) or _self_test_reason(
-        layers_test_error, FAST_LAYER_ISAS
-    )
+    missing = capability_checks.missing_package_reason(PACKAGE)
+    return missing or _self_test_reason(layers_test_error, FAST_LAYER_ISAS)
 
 
 @cache

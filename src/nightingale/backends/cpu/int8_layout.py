@@ -33,7 +33,7 @@ def tile_weight(weight: QuantizedWeight, *, signed: bool) -> tuple[Tensor, Tenso
 
 
 def interleave_gate(gate: Tensor, up: Tensor) -> Tensor:
-    """Alternate halves of groups of gate and up outputs (outputs, …), so that SWIGLU finds both in a group."""
+    """Alternate half groups of gate and up outputs (outputs, …): SWIGLU needs both in one group."""
     half = GROUP_OUTPUTS // 2
     return torch.stack([part.view(-1, half, *part.shape[1:]) for part in (gate, up)], dim=1).flatten(0, 2)
 

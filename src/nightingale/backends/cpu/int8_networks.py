@@ -40,9 +40,8 @@ from nightingale.models.layers.mapped_weights import release_pages
 @cache
 def compiled_layers() -> CompiledModule:
     """Return the operations of all layers as machine code."""
-    return compile_cached(
-        partial(render_operations.emit_render_module, host_target()), host_target(), name="render"
-    )
+    emit = partial(render_operations.emit_render_module, host_target())
+    return compile_cached(emit, host_target(), name="render")
 
 
 class KernelContext(threading.local):
@@ -53,7 +52,7 @@ class KernelContext(threading.local):
         self._buffer: NDArray[np.int8] = np.empty(0, np.int8)
 
     def run(self, args: Mapping[Any, Any], *opcodes: RenderOpcode, thread_bytes: int = 0) -> None:
-        """Run one or two operations with the same arguments; each thread has `thread_bytes` of scratch memory."""
+        """Run one or two operations with the same arguments; each thread has `thread_bytes` of scratch."""
         threads = torch.get_num_threads()
         if threads not in self._pools:
             self._pools[threads] = ThreadPool(compiled_layers(), threads, max_ops=2)

@@ -212,7 +212,7 @@ def open_packed(
 
 
 def without_backbone(config: T3Config, tensors: Mapping[str, Tensor], *, source: Path) -> T3:
-    """Return T3 without the weights of its layers, which are on the meta device; packed weights replace them."""
+    """Return T3 with its layers on the meta device, because packed weights replace them."""
     packed = {name for name in tensors if name.startswith("tfmr.")} - {"tfmr.wpe.weight"}
     t3 = load(partial(T3, config), tensors, source=source, unused=UNUSED_BY_T3, unread=packed.__contains__)
     for weight in t3.parameters():
