@@ -44,6 +44,14 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(scope="package", autouse=True)
+def _separate_package_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what fixtures of a module compile or pack away from the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NIGHTINGALE_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
 @dataclass(frozen=True, slots=True)
 class Family:
     """A model family: its T3 and its defaults."""

@@ -116,7 +116,7 @@ def test_int8_too_gives_logits_of_every_drafted_token(t3: T3, tmp_path: Path) ->
     weights = t3.state_dict()
     source = digest_of_tensors(weights)
     packed = pack(t3.config, weights, OnnxFormat(), cache_dir=tmp_path, source=source)
-    runner = OnnxRunner(t3, packed.folder / GRAPH_FILE, **POOL, threads=1)
+    runner = OnnxRunner(t3, packed / GRAPH_FILE, **POOL, threads=1)
     runner.prefill_embeddings(0, prompt(2, 9, 4))
     alone = [
         runner.step([StepInput(slot=0, token=token, position=position)])[0]

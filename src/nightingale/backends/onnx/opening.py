@@ -41,8 +41,8 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     load_t3 = partial(t3_weights, source, "cpu", "float32")
     graph: Path | bytes
     if setup.precision == "int8":
-        t3, packed = open_packed(source, OnnxFormat(), load_t3)
-        graph = packed.folder / GRAPH_FILE
+        t3, folder = open_packed(source, OnnxFormat(), load_t3)
+        graph = folder / GRAPH_FILE
     else:
         t3 = load_t3()
         graph = exact_graph(t3)

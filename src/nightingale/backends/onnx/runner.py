@@ -190,7 +190,7 @@ class OnnxRunner:
         first = slot * self.rows_per_slot
         for part in self.pool.values():
             part[first : first + self.rows_per_slot] = 0
-        self._prefix_cache.clear()
+        self._prefix_cache.entries.clear()
 
     def _run(self, slot: int, slots: int, inputs: Sequence[StepInput]) -> tuple[Tensor, Tensor]:
         """Step `slots` slots from `slot` on; the results of slots without an input are not read."""
