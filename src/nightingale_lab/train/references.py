@@ -1,7 +1,6 @@
-"""Stage `references`: the teacher's named voices as recordings, for the judges to compare wren's with.
+"""Stage `references`: recordings of the teacher's named voices, to compare wren's with.
 
-Named as wren names them (`heart_0.wav`), from lines that nothing trains on. A CPU is enough: Kokoro speaks
-about as fast as real time there.
+They have wren's names (`heart_0.wav`) and held-out lines. A CPU is enough: Kokoro runs about in real time there.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ import numpy as np
 
 from nightingale.clocks import CLOCKS
 from nightingale_lab.train.asset_files import Assets
-from nightingale_lab.train.cast import SHARES
 from nightingale_lab.train.corpus import held_out
+from nightingale_lab.train.speakers import SPEAKER_SHARES
 from nightingale_lab.train.stages import make_teacher
 from nightingale_lab.train.teachers.kokoro import Line
 
@@ -28,7 +27,7 @@ def write_references(assets: Assets, out: Path, *, each: int, device: str) -> No
     chosen = [i for i in unseen if len(lines.american[i]) in WANTED_PHONEMES][:each]
     teacher = make_teacher(assets, device)
     out.mkdir(parents=True, exist_ok=True)
-    for name in SHARES:
+    for name in SPEAKER_SHARES:
         spoken = teacher.speak_many([Line(tuple(lines.american[i].tolist()), name) for i in chosen])
         for number, samples in enumerate(spoken):
             with wave.open(str(out / f"{name.partition('_')[2]}_{number}.wav"), "wb") as file:

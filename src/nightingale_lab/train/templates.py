@@ -1,9 +1,8 @@
-"""Sentences of our own for what free text is short of: numbers in words, dates, money, names, letters,
+"""Sentences from templates for what free text lacks: numbers in words, dates, money, names, letters,
 one-word fragments, lists, and rare words.
 
-They are what the English normalizer emits ("nineteen eighty-four", "F B I", "dot com"), so wren meets in
-training the forms it will be given. Patterns are in patterns.txt, words in words.txt, and everything is drawn
-from the generator that the caller seeds.
+They have the form that the English normalizer emits ("nineteen eighty-four", "F B I", "dot com"), which is the
+input at inference. Patterns are in patterns.txt, words in words.txt; all choices come from the caller's generator.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def number(value: int) -> str:
-    """`value` (below a billion) in words."""
+    """Return `value` (below a billion) in words."""
     for size, name in ((1_000_000, "million"), (1_000, "thousand")):
         if value >= size:
             rest = value % size
@@ -40,14 +39,14 @@ def number(value: int) -> str:
 
 
 def ordinal(value: int) -> str:
-    """`value` as a rank, in words."""
+    """Return the ordinal of `value` in words."""
     head, gap, last = re.fullmatch(r"(?:(.*)([ -]))?([a-z]+)", number(value)).groups("")  # type: ignore[union-attr]
     regular = last[:-1] + "ieth" if last.endswith("y") else last + "th"
     return head + gap + _ORDINAL.get(last, regular)
 
 
 def year(value: int) -> str:
-    """`value` as a year is read, pairs of digits where that is the custom."""
+    """Return `value` as a year is read, in pairs of digits where that is usual."""
     if 2000 <= value < 2010 or value % 1000 == 0:
         return number(value)
     if value % 100 == 0:
@@ -57,14 +56,14 @@ def year(value: int) -> str:
 
 
 def clock(hour: int, minute: int) -> str:
-    """A time of day on a twelve-hour clock."""
+    """Return a time of day on a twelve-hour clock."""
     if minute == 0:
         return f"{number(hour)} o'clock"
     return f"{number(hour)} {'oh ' + number(minute) if minute < 10 else number(minute)}"
 
 
 def _sections(name: str) -> dict[str, list[str]]:
-    """The parts of a text file under their [headings], without comments and blank lines."""
+    """Return the lines of a text file by their [headings], without comments and blank lines."""
     found: dict[str, list[str]] = {}
     for line in (files("nightingale_lab.train") / name).read_text(encoding="utf-8").splitlines():
         if heading := re.fullmatch(r"\[(.+)\]", line):
@@ -74,8 +73,8 @@ def _sections(name: str) -> dict[str, list[str]]:
     return found
 
 
-class Writer:
-    """Decoder sentences; `rare` are words that free text lacks and that must be heard."""
+class TemplateWriter:
+    """Generates sentences; `rare` are words that free text lacks."""
 
     def __init__(self, rng: random.Random, rare: Sequence[str] = ()) -> None:
         self._rng, self._rare = rng, rare
@@ -101,12 +100,12 @@ class Writer:
         }  # fmt: skip
 
     def lines(self, count: int) -> Iterator[str]:
-        """`count` sentences, every kind in its share."""
+        """Yield `count` sentences, each kind with its share."""
         for kind in self._rng.choices(list(self._kinds), list(self._shares.values()), k=count):
             yield self._fill(self._rng.choice(self._kinds[kind]))
 
     def about(self, word: str) -> str:
-        """A line with `word` in it: pronunciation is learned even where the sense is thin."""
+        """Return a line that contains `word`, to train its pronunciation."""
         return self._fill(self._rng.choice(self._kinds["words"]), rare=word)
 
     def _fill(self, pattern: str, **given: str) -> str:

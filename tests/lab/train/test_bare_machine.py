@@ -23,10 +23,10 @@ ABSENT = (
     "matplotlib",
 )
 MODULES = (
-    "__main__", "asset_files", "bank", "cast", "corpus", "discriminators", "export", "flow", "flow_step",
-    "loop", "pieces", "plan", "prepare", "resample", "session", "stages", "supervisor", "synthesize", "t3",
-    "t3_rows", "token_bank", "tokenizer", "vocoder", "vocoder_feed", "voice_encoder", "volumes", "weights",
-    "teachers.kokoro",
+    "__main__", "asset_files", "bank", "bpe", "corpus", "discriminators", "draft_head", "draft_head_from_states",
+    "draft_model", "export", "flow", "flow_step", "loop", "plan", "prepare", "resample", "self_generated", "session",
+    "single_speaker", "speakers", "stages", "supervisor", "synthesize", "t3", "t3_rows", "teachers.kokoro",
+    "token_bank", "tokenizer", "vocoder", "vocoder_data", "voice_encoder", "volumes", "weights",
 )  # fmt: skip
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nightingale.errors import TextTooLong, VoiceNotFound
 from nightingale_lab.train.teachers import kokoro_parts
-from nightingale_lab.train.teachers.kokoro_net import MAX_PHONEMES, Kokoro, Spoken
+from nightingale_lab.train.teachers.kokoro_net import MAX_PHONEMES, AlignedSpeech, Kokoro
 from nightingale_lab.train.teachers.kokoro_source import SAMPLE_RATE
 from nightingale_lab.train.teachers.kokoro_weights import load_into, read_parts
 
@@ -125,7 +125,7 @@ class KokoroTeacher:
         spoken = self.render_aligned(lines, seed=seed)
         return spoken.samples, spoken.counts
 
-    def render_aligned(self, lines: Sequence[Line], *, seed: int | None = 0) -> Spoken:
+    def render_aligned(self, lines: Sequence[Line], *, seed: int | None = 0) -> AlignedSpeech:
         """Padded speech on the device with the phonemes and pitch it was made from."""
         longest = max(len(line.ids) for line in lines)
         if longest > MAX_PHONEMES:
