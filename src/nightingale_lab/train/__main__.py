@@ -10,10 +10,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from nightingale.errors import NightingaleError
 from nightingale_lab.train import stages
+
+OWN_PARSERS = ("assets", "session", "vocoder")
+"""Stages that parse their own arguments."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -38,7 +42,6 @@ def build_parser() -> argparse.ArgumentParser:
     with_graphs.add_argument("--eager", action="store_true", help="no CUDA graphs; needed on a CPU")
     with_graphs.add_argument("--start-from", type=Path, help="weights to start from if there is no state")
 
-    # These two parse their own arguments.
     commands.add_parser("assets", add_help=False, help="on a CPU: texts, phonemes, teachers (assets --help)")
     commands.add_parser("session", add_help=False, help="all stages, within a deadline (session --help)")
 
@@ -194,20 +197,8 @@ def run_unpack(args: argparse.Namespace) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["vocoder"]:
-        from nightingale_lab.train import vocoder
-
-        vocoder.main(given[1:])
-        return
-    if given[:1] == ["session"]:
-        from nightingale_lab.train import session
-
-        session.main(given[1:])
-        return
-    if given[:1] == ["assets"]:
-        from nightingale_lab.train import assets
-
-        assets.main(given[1:])
+    if given and given[0] in OWN_PARSERS:
+        import_module(f"nightingale_lab.train.{given[0]}").main(given[1:])
         return
     args = build_parser().parse_args(given)
     if hasattr(args, "seed"):

@@ -19,8 +19,16 @@ from torch.nn import functional as F
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.t3.draft_head import TAPS, DraftHead
 from nightingale_lab.train.draft_head import DEPTH_WEIGHTS, RECIPE, draft_ahead, new_head
-from nightingale_lab.train.loop import Ema, Every, JsonlLog, Optimizer, Schedule, TimeBudget, ignore_progress
-from nightingale_lab.train.weights import save_float16
+from nightingale_lab.train.loop import (
+    Ema,
+    Every,
+    JsonlLog,
+    Optimizer,
+    Schedule,
+    TimeBudget,
+    ignore_progress,
+    save_weights,
+)
 
 BATCH = 512
 """Positions per step."""
@@ -115,7 +123,7 @@ def train_from_hidden_states(
         with torch.no_grad(), ema.swapped_in():
             validation_loss, accuracy = (float(value) for value in dataset.loss(net, positions))
             if validation_loss < best:
-                save_float16(net.state_dict(), out / "draft_head.safetensors")
+                save_weights(net.state_dict(), out / "draft_head.safetensors")
         record = {"step": step, "seconds": clock.spent_s, "loss": loss}
         record |= {"validation_loss": validation_loss, "validation_accuracy": accuracy}
         log.write(record)

@@ -28,16 +28,16 @@ from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale_lab.train.corpus import Corpus, whole_clips
 from nightingale_lab.train.flow_step import FlowTraining
 from nightingale_lab.train.loop import (
-    Every,
     GraphedStep,
     JsonlLog,
     Schedule,
     TimeBudget,
     ignore_progress,
-    load_state,
+    resume,
+    run_steps,
     save_state,
+    save_weights,
 )
-from nightingale_lab.train.weights import save_float16
 
 RENDER_BLOCK_TOKENS = 25
 RENDER_BATCH_TOKENS = 12_800
@@ -67,19 +67,12 @@ def train_flow(
     started_s = time.monotonic()
     training = FlowTraining(corpus, tokens, config, device=device, batch=batch, eager=eager)
     log, state_path = JsonlLog(out / "flow.jsonl"), out / "flow.state.pt"
-    done: dict[str, Any] = {"step": 0, "match": 0.0, "refine": 0.0}
-    if state_path.exists():
-        state = load_state(state_path, device)
-        training.load_state_dict(state)
-        done = state["done"]
-    elif start_from is not None and start_from.exists():
-        training.net.load_state_dict({k: v.float() for k, v in load_file(start_from).items()})
-        training.ema.reset()
+    done = {"step": 0, "match": 0.0, "refine": 0.0, **resume(training, state_path, start_from)}
 
     def run(phase: str, advance: GraphedStep, schedule: Schedule, plan_s: float) -> None:
         left_s = min(plan_s - done[phase], started_s + budget_s - time.monotonic())
         clock = TimeBudget(left_s, plan_s=plan_s, elapsed_s=done[phase])
-        phase_steps, log_due, save_due = 0, Every(15, clock.started_s), Every(60, clock.started_s)
+        first_step = done["step"]
 
         def log_progress() -> None:
             first, second = training.losses.tolist()
@@ -90,20 +83,15 @@ def train_flow(
 
         def save() -> None:
             done[phase] = clock.elapsed_s
-            save_float16(training.averaged(), out / f"flow.{phase}.safetensors")
+            save_weights(training.averaged(), out / f"flow.{phase}.safetensors")
             save_state(state_path, {"done": done, **training.state_dict()})
 
-        while not clock.over():
-            training.optimizer.lr.fill_(schedule.at(phase_steps, clock.progress))
+        def step() -> None:
+            training.optimizer.lr.fill_(schedule.at(int(done["step"] - first_step), clock.progress))
             advance()
-            done["step"], phase_steps = done["step"] + 1, phase_steps + 1
-            now = clock.started_s + clock.spent_s
-            if log_due(now):
-                log_progress()
-            if save_due(now):
-                save()
-        log_progress()
-        save()
+            done["step"] += 1
+
+        run_steps(step, clock, log=log_progress, save=save, log_every_s=15)
 
     if done["match"] < match_s:
         run("match", training.match, Schedule(peak=peak_lr, warmup_steps=300), match_s)

@@ -11,14 +11,15 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from nightingale.errors import CheckpointError
 
@@ -276,6 +277,62 @@ def load_state(path: Path, device: torch.device) -> dict[str, Any]:
             fix="Delete it to start over, or resume from an earlier one.",
         ) from error
     return state
+
+
+def save_weights(
+    tensors: Mapping[str, Tensor], path: Path, dtype: torch.dtype | None = torch.float16
+) -> None:
+    """Write copies of the weights atomically, in float16 unless told otherwise (None keeps their types)."""
+    partial = path.with_name(path.name + ".partial")
+    save_file({name: t.detach().to("cpu", dtype).contiguous() for name, t in tensors.items()}, partial)
+    partial.replace(path)
+
+
+class Resumable(Protocol):
+    """The state of a stage."""
+
+    ema: Ema
+    device: torch.device
+
+    @property
+    def net(self) -> nn.Module: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def resume(training: Resumable, state: Path, start_from: Path | None) -> dict[str, Any]:
+    """Load the state file if there is one, and return its counters; else load the weights of `start_from`."""
+    if state.exists():
+        loaded = load_state(state, training.device)
+        training.load_state_dict(loaded)
+        counters: dict[str, Any] = loaded["done"]
+        return counters
+    if start_from is not None and start_from.exists():
+        training.net.load_state_dict({k: v.float() for k, v in load_file(start_from).items()})
+        training.ema.reset()
+    return {}
+
+
+def run_steps(
+    step: Callable[[], None],
+    clock: TimeBudget,
+    *,
+    log: Callable[[], None],
+    save: Callable[[], None],
+    log_every_s: float,
+    save_every_s: float = 60.0,
+) -> None:
+    """Call `step` until the time is up; log and save at intervals and at the end."""
+    log_due, save_due = Every(log_every_s, clock.started_s), Every(save_every_s, clock.started_s)
+    while not clock.over():
+        step()
+        now = clock.started_s + clock.spent_s
+        if log_due(now):
+            log()
+        if save_due(now):
+            save()
+    log()
+    save()
 
 
 class Every:

@@ -5,11 +5,11 @@ They have wren's names (`heart_0.wav`) and held-out lines. A CPU is enough: Koko
 
 from __future__ import annotations
 
-import wave
 from pathlib import Path
 
 import numpy as np
 
+from nightingale.audio.encoders.wav import wav_bytes
 from nightingale.clocks import CLOCKS
 from nightingale_lab.train.asset_files import Assets
 from nightingale_lab.train.corpus import held_out
@@ -30,6 +30,5 @@ def write_references(assets: Assets, out: Path, *, each: int, device: str) -> No
     for name in SPEAKER_SHARES:
         spoken = teacher.speak_many([Line(tuple(lines.american[i].tolist()), name) for i in chosen])
         for number, samples in enumerate(spoken):
-            with wave.open(str(out / f"{name.partition('_')[2]}_{number}.wav"), "wb") as file:
-                file.setparams((1, 2, CLOCKS.sample_rate_hz, 0, "NONE", ""))
-                file.writeframes((samples.clamp(-1, 1).numpy() * 32767).astype("<i2").tobytes())
+            path = out / f"{name.partition('_')[2]}_{number}.wav"
+            path.write_bytes(wav_bytes(samples.clamp(-1, 1).numpy(), CLOCKS.sample_rate_hz))

@@ -94,13 +94,8 @@ def synthesize_tokens(
         )
         bank.save(out)
         audio_s = len(bank.tokens) / CLOCKS.token_rate_hz
-        on_progress(
-            {
-                "clips": bank.clips,
-                "hours": audio_s / 3600,
-                "times_real": audio_s / (time.monotonic() - started_s),
-            }
-        )
+        speed = audio_s / (time.monotonic() - started_s)
+        on_progress({"clips": bank.clips, "hours": audio_s / 3600, "times_real": speed})
 
     for number in numbers:
         now_s = time.monotonic()

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,19 +24,19 @@ from nightingale_lab.no_kv_cache import NoKVCache
 from nightingale_lab.train.code_init import init_from_digits
 from nightingale_lab.train.loop import (
     Ema,
-    Every,
     GraphedStep,
     JsonlLog,
     Optimizer,
     Schedule,
     TimeBudget,
     ignore_progress,
-    load_state,
+    resume,
+    run_steps,
     save_state,
+    save_weights,
 )
 from nightingale_lab.train.t3_rows import Bucket, build_buckets
 from nightingale_lab.train.token_bank import TokenBank
-from nightingale_lab.train.weights import save_float16
 
 BATCH_IDS = 24_576
 """Ids per step; the batch of a bucket has as many rows as fit."""
@@ -267,49 +266,27 @@ def train_t3(
     recipe = recipe or T3Recipe()
     training = make(bank, config, recipe, marks=marks, device=device, eager=eager, seed=seed)
     log, state_path = JsonlLog(out / f"{name}.jsonl"), out / f"{name}.state.pt"
-    done = {"step": 0, "elapsed_s": 0.0}
-    if state_path.exists():
-        state = load_state(state_path, device)
-        training.load_state_dict(state)
-        done = state["done"]
-    elif start_from is not None and start_from.exists():
-        training.net.load_state_dict({k: v.float() for k, v in load_file(start_from).items()})
-        training.ema.reset()
+    done = {"step": 0, "elapsed_s": 0.0, **resume(training, state_path, start_from)}
     schedule = Schedule(peak=recipe.peak_lr, warmup_steps=recipe.warmup_steps)
-    rng, sizes = np.random.default_rng(seed + int(done["step"])), list(training.buckets)
+    rng, sizes = np.random.default_rng(seed + done["step"]), list(training.buckets)
     clock = TimeBudget(budget_s, plan_s=plan_s, elapsed_s=done["elapsed_s"])
-    step = int(done["step"])
-    log_due, save_due = Every(VALIDATE_EVERY_S, clock.started_s), Every(60, clock.started_s)
+
+    def step() -> None:
+        training.optimizer.lr.fill_(schedule.at(done["step"], clock.progress))
+        training.steps[int(rng.choice(sizes, p=training.chance))]()
+        done["step"] += 1
 
     def save() -> None:
-        save_float16(training.best_average(), out / f"{name}.safetensors")
-        save_state(
-            state_path,
-            {"done": {"step": step, "elapsed_s": clock.elapsed_s}, **training.state_dict()},
-        )
+        done["elapsed_s"] = clock.elapsed_s
+        save_weights(training.best_average(), out / f"{name}.safetensors")
+        save_state(state_path, {"done": done, **training.state_dict()})
 
     def log_progress() -> None:
-        loss, accuracy, stop_accuracy = training.losses.tolist()
         errors = {r for s in training.steps.values() if (r := s.capture_error)}
-        record = {
-            "step": step,
-            "seconds": clock.elapsed_s,
-            "loss": loss,
-            "accuracy": accuracy,
-            "stop_accuracy": stop_accuracy,
-        }
-        record |= training.validate() | {"capture_error": "; ".join(sorted(errors)) or None}
+        losses = dict(zip(("loss", "accuracy", "stop_accuracy"), training.losses.tolist(), strict=True))
+        record = {"step": done["step"], "seconds": clock.elapsed_s, **losses, **training.validate()}
+        record["capture_error"] = "; ".join(sorted(errors)) or None
         log.write(record)
         on_progress(record)
 
-    while not clock.over():
-        training.optimizer.lr.fill_(schedule.at(step, clock.progress))
-        training.steps[int(rng.choice(sizes, p=training.chance))]()
-        step += 1
-        now = clock.started_s + clock.spent_s
-        if log_due(now):
-            log_progress()
-        if save_due(now):
-            save()
-    log_progress()
-    save()
+    run_steps(step, clock, log=log_progress, save=save, log_every_s=VALIDATE_EVERY_S)

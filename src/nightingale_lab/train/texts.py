@@ -20,20 +20,7 @@ from collections.abc import Collection, Iterable, Iterator
 MAX_WORDS = 60
 
 _ALLOWED = re.compile(r"[A-Za-z .,!?;:'\"-]+")
-_QUOTES = str.maketrans(
-    {
-        "“": '"',
-        "”": '"',
-        "„": '"',
-        "«": '"',
-        "»": '"',
-        "’": "'",
-        "ʼ": "'",
-        "‘": "‘",
-        "\u2060": "",
-        "\u00ad": "",
-    }
-)
+_QUOTES = str.maketrans("“”„«»’ʼ", '"""""\'\'', "\u2060\u00ad")
 _TITLES = {
     "Mr": "Mister", "Mrs": "Missus", "Ms": "Miss", "Dr": "Doctor", "St": "Saint", "Prof": "Professor",
     "Capt": "Captain", "Col": "Colonel", "Gen": "General", "Lt": "Lieutenant", "Sgt": "Sergeant",

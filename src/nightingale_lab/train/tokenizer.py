@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,15 +26,16 @@ from nightingale.models.layers.mel import FlowMel
 from nightingale_lab.train.corpus import Corpus, Windows, audio_of, clip_audio, whole_clips
 from nightingale_lab.train.loop import (
     Ema,
-    Every,
     GraphedStep,
     JsonlLog,
     Optimizer,
     Schedule,
     TimeBudget,
     ignore_progress,
-    load_state,
+    resume,
+    run_steps,
     save_state,
+    save_weights,
 )
 from nightingale_lab.train.resample import To16k
 from nightingale_lab.train.seeding import seeded
@@ -126,6 +127,20 @@ class TokenizerTraining:
         wrong = ((logits.argmax(1) != phones).float() * share).sum()
         self.losses.lerp_(torch.stack([wrong, phone_loss.detach(), mel_loss.detach()]), 0.05)
 
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "net": self.net.state_dict(),
+            "heads": self.heads.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "ema": self.ema.average,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.net.load_state_dict(state["net"])
+        self.heads.load_state_dict(state["heads"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.ema.load(state["ema"])
+
     @torch.no_grad()
     def with_average(self) -> SpeechTokenizer:
         """Return the tokenizer with averaged weights."""
@@ -156,49 +171,28 @@ def train_tokenizer(
     """
     training = TokenizerTraining(corpus, config, device=device, batch=batch, eager=eager, seed=seed)
     schedule, log = Schedule(peak=peak_lr, warmup_steps=200), JsonlLog(out / "tokenizer.jsonl")
-    state_path, done = out / "tokenizer.state.pt", {"step": 0, "elapsed_s": 0.0}
-    if state_path.exists():
-        state = load_state(state_path, device)
-        training.net.load_state_dict(state["net"])
-        training.heads.load_state_dict(state["heads"])
-        training.optimizer.load_state_dict(state["optimizer"])
-        training.ema.load(state["ema"])
-        done = state["done"]
-    elif start_from is not None and start_from.exists():
-        training.net.load_state_dict({k: v.float() for k, v in load_file(start_from).items()})
-        training.ema.reset()
-    step, clock = int(done["step"]), TimeBudget(budget_s, plan_s=plan_s, elapsed_s=done["elapsed_s"])
-    log_due, save_due = Every(5, clock.started_s), Every(60, clock.started_s)
+    state_path = out / "tokenizer.state.pt"
+    done = {"step": 0, "elapsed_s": 0.0, **resume(training, state_path, start_from)}
+    clock = TimeBudget(budget_s, plan_s=plan_s, elapsed_s=done["elapsed_s"])
 
-    def save() -> SpeechTokenizer:
-        net = training.with_average()
-        state = {
-            "net": training.net.state_dict(),
-            "heads": training.heads.state_dict(),
-            "optimizer": training.optimizer.state_dict(),
-            "ema": training.ema.average,
-            "done": {"step": step, "elapsed_s": clock.elapsed_s},
-        }
-        save_state(state_path, state)
-        weights = {k: v.contiguous().cpu() for k, v in net.state_dict().items()}
-        save_file(weights, out / "tokenizer.safetensors.partial")
-        (out / "tokenizer.safetensors.partial").replace(out / "tokenizer.safetensors")
-        return net
-
-    while not clock.over():
-        training.optimizer.lr.fill_(schedule.at(step, clock.progress))
+    def step() -> None:
+        training.optimizer.lr.fill_(schedule.at(done["step"], clock.progress))
         training.step()
-        step += 1
-        now = clock.started_s + clock.spent_s
-        if log_due(now):
-            wrong, phone, mel = training.losses.tolist()
-            record = {"step": step, "seconds": clock.elapsed_s, "phone_error": wrong}
-            record |= {"phone": phone, "mel": mel}
-            log.write(record)
-            on_progress(record)
-        if save_due(now):
-            save()
-    return save()
+        done["step"] += 1
+
+    def save() -> None:
+        done["elapsed_s"] = clock.elapsed_s
+        save_state(state_path, {"done": done, **training.state_dict()})
+        save_weights(training.with_average().state_dict(), out / "tokenizer.safetensors", dtype=None)
+
+    def log_progress() -> None:
+        losses = dict(zip(("phone_error", "phone", "mel"), training.losses.tolist(), strict=True))
+        record = {"step": done["step"], "seconds": clock.elapsed_s, **losses}
+        log.write(record)
+        on_progress(record)
+
+    run_steps(step, clock, log=log_progress, save=save, log_every_s=5)
+    return training.with_average()
 
 
 def load_tokenizer(path: Path, config: SpeechTokenizerConfig, device: torch.device) -> SpeechTokenizer:

@@ -29,9 +29,9 @@ from nightingale_lab.train.loop import (
     ignore_progress,
     load_state,
     save_state,
+    save_weights,
 )
 from nightingale_lab.train.resample import To16k
-from nightingale_lab.train.weights import save_float16
 
 WINDOW_TOKENS = 64
 """2.56 s, one and a half of the encoder's windows."""
@@ -134,7 +134,7 @@ def train_voice_encoder(
     save_state(state_path, state)
     with torch.no_grad():
         torch._foreach_copy_([p.data for p in trained], ema.average)
-    save_float16(dict(net.state_dict()), out / "voice_encoder.safetensors")
+    save_weights(net.state_dict(), out / "voice_encoder.safetensors")
     return net.eval()
 
 

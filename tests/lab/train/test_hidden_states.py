@@ -120,16 +120,7 @@ def test_the_command_line_does_both_steps_also_by_their_former_names(
     monkeypatch.setattr("nightingale.engine.load.load_model", lambda *_, **__: tiny_model)
     (tmp_path / "lines.txt").write_text("\n".join(LINES), encoding="utf-8")
     states, runner = tmp_path / "states.safetensors", CliRunner()
-    words = [
-        "--model",
-        "noise",
-        "--texts",
-        str(tmp_path / "lines.txt"),
-        "--out",
-        str(states),
-        "--device",
-        "cpu",
-    ]
+    words = f"--model noise --texts {tmp_path}/lines.txt --out {states} --device cpu".split()
     done = runner.invoke(app, ["train", name, *words])
     assert done.exit_code == 0, done.output
     given = [option, str(states), "--out", str(tmp_path), "--budget-s", "0.1", "--device", "cpu"]

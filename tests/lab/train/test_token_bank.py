@@ -81,9 +81,7 @@ def test_lines_that_are_held_out_are_in_no_sequence_of_training() -> None:
     assert pairs > 50
 
 
-def test_t3_resumes_and_keeps_its_best_average(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_t3_resumes_and_keeps_its_best_average(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nightingale_lab.train.t3.BATCH_IDS", 128)
     monkeypatch.setattr(torch, "autocast", lambda *_: __import__("contextlib").nullcontext())
     given = {"marks": frozenset({30}), "device": torch.device("cpu"), "eager": True, "plan_s": 900.0}

@@ -251,9 +251,9 @@ class Kokoro(nn.Module):
         lengths_cpu: Tensor,
         style: Tensor,
         speed: Tensor,
-        kernels: Kernels | None = None,
-        noise: torch.Generator | None = None,
-        frame_multiple: int = 1,
+        kernels: Kernels,
+        noise: torch.Generator | None,
+        frame_multiple: int,
     ) -> AlignedSpeech:
         """Padded ids (B, T) with their two end pads, style (B, 256), speed (B,) -> speech and its alignment.
 
@@ -261,7 +261,6 @@ class Kokoro(nn.Module):
         the durations. Frames are padded to a multiple of `frame_multiple`, so that shapes repeat:
         cuDNN plans each new shape of each convolution anew, at milliseconds of host time.
         """
-        kernels = kernels or Kernels()
         device, dtype = ids.device, self.decoder.asr_res.weight.dtype
         voice, manner = style[:, :STYLE_DIM], style[:, STYLE_DIM:]
         mask = torch.arange(ids.shape[1], device=device) < lengths_cpu.to(device)[:, None]
@@ -286,17 +285,3 @@ class Kokoro(nn.Module):
         samples = self.decoder(text.to(dtype), f0, energy, voice.to(dtype), span, kernels, noise)
         counts = frame_counts * 2 * SAMPLES_PER_PITCH_FRAME
         return AlignedSpeech(samples=samples, counts=counts, ids=ids, ends=ends, f0_hz=f0[:, 0, 0])
-
-    def forward(
-        self,
-        ids: Tensor,
-        lengths_cpu: Tensor,
-        style: Tensor,
-        speed: Tensor,
-        kernels: Kernels | None = None,
-        noise: torch.Generator | None = None,
-        frame_multiple: int = 1,
-    ) -> tuple[Tensor, Tensor]:
-        """The samples and counts of `aligned`."""
-        spoken = self.aligned(ids, lengths_cpu, style, speed, kernels, noise, frame_multiple)
-        return spoken.samples, spoken.counts
