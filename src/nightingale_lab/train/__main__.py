@@ -196,11 +196,11 @@ def run_unpack(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given and given[0] in OWN_PARSERS:
-        import_module(f"nightingale_lab.train.{given[0]}").main(given[1:])
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] in OWN_PARSERS:
+        import_module(f"nightingale_lab.train.{words[0]}").main(words[1:])
         return
-    args = build_parser().parse_args(given)
+    args = build_parser().parse_args(words)
     if hasattr(args, "seed"):
         import torch
 

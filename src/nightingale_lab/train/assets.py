@@ -149,8 +149,8 @@ def normalized(text: str) -> str | None:
     """Return the text as it is normalized at inference, or None where its words would differ from the teacher's."""
     from nightingale.text.english import normalize
 
-    said = normalize(text)
-    return said if said and _words(said) == _words(text) else None
+    normal = normalize(text)
+    return normal if normal and _words(normal) == _words(text) else None
 
 
 def _words(text: str) -> list[str]:

@@ -282,7 +282,7 @@ def load_state(path: Path, device: torch.device) -> dict[str, Any]:
 def save_weights(
     tensors: Mapping[str, Tensor], path: Path, dtype: torch.dtype | None = torch.float16
 ) -> None:
-    """Write copies of the weights atomically, in float16 unless told otherwise (None keeps their types)."""
+    """Write copies of the weights atomically, as `dtype` (None keeps their own)."""
     partial = path.with_name(path.name + ".partial")
     save_file({name: t.detach().to("cpu", dtype).contiguous() for name, t in tensors.items()}, partial)
     partial.replace(path)

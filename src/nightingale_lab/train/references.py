@@ -28,7 +28,7 @@ def write_references(assets: Assets, out: Path, *, each: int, device: str) -> No
     teacher = make_teacher(assets, device)
     out.mkdir(parents=True, exist_ok=True)
     for name in SPEAKER_SHARES:
-        spoken = teacher.speak_many([Line(tuple(lines.american[i].tolist()), name) for i in chosen])
-        for number, samples in enumerate(spoken):
+        clips = teacher.speak_many([Line(tuple(lines.american[i].tolist()), name) for i in chosen])
+        for number, samples in enumerate(clips):
             path = out / f"{name.partition('_')[2]}_{number}.wav"
             path.write_bytes(wav_bytes(samples.clamp(-1, 1).numpy(), CLOCKS.sample_rate_hz))

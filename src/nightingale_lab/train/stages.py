@@ -121,15 +121,15 @@ def run_voice_encoder(args: argparse.Namespace) -> None:
         on_progress=print_progress,
         **_batch(args),
     )
-    own, taught = speaker_vectors(net, corpus, device=device), torch.from_numpy(corpus.speaker)
-    alike, out = (own.float() * taught.float()).sum(1), torch.from_numpy(corpus.held_out)
+    own, teacher = speaker_vectors(net, corpus, device=device), torch.from_numpy(corpus.speaker)
+    cosine, out = (own.float() * teacher.float()).sum(1), torch.from_numpy(corpus.held_out)
     print_progress(
-        {"clips": len(own), "cosine": float(alike.mean()), "validation_cosine": float(alike[out].mean())}
+        {"clips": len(own), "cosine": float(cosine.mean()), "validation_cosine": float(cosine[out].mean())}
     )
     names, voice = json.loads((args.corpus / "names.json").read_text()), torch.from_numpy(corpus.voice)
-    theirs = {name + TEACHER_SUFFIX: v for name, v in mean_speakers(taught, voice, names).items()}
+    targets = {name + TEACHER_SUFFIX: v for name, v in mean_speakers(teacher, voice, names).items()}
     partial = args.out / "voices.partial"
-    save_file(mean_speakers(own, voice, names) | theirs, partial)
+    save_file(mean_speakers(own, voice, names) | targets, partial)
     partial.replace(args.out / "voices.safetensors")
 
 
@@ -167,11 +167,11 @@ def run_tokens(args: argparse.Namespace) -> None:
     from nightingale_lab.train.tokenizer import code_entropy_bits, load_tokenizer, tokenize_corpus
     from nightingale_lab.train.vocoder_data import DONE
 
-    device, begun = torch.device(args.device), time.monotonic()
+    device, started_s = torch.device(args.device), time.monotonic()
     net = load_tokenizer(args.out / "tokenizer.safetensors", PRESETS["wren"].speech_tokenizer, device)
     banks: dict[Path, TokenBank] = {}
     while True:
-        whole = (args.corpus / DONE).exists() or time.monotonic() - begun > args.budget_s
+        whole = (args.corpus / DONE).exists() or time.monotonic() - started_s > args.budget_s
         for part in ready_parts(args.corpus):
             if part not in banks:
                 corpus = Corpus.load(part)

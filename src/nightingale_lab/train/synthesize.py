@@ -81,9 +81,9 @@ def assign_speakers(
         named = pick < len(names)
         voice: str | dict[str, float] = names[pick] if named else blends[other]
         accent = "british" if _is_british(voice) and len(reading["british"]) else "american"
-        spoken = reading[accent]
-        if len(spoken):
-            line = Line(tuple(spoken.tolist()), voice, float(speed))
+        phonemes = reading[accent]
+        if len(phonemes):
+            line = Line(tuple(phonemes.tolist()), voice, float(speed))
             speaker = int(pick) if named else len(names) + int(other)
             requests.append(SynthesisRequest(number=number, line=line, voice=speaker))
     return requests
@@ -139,11 +139,11 @@ def synthesize(
     encode: maps the number of a line to its text ids. The first part is smaller, so that other stages can start
     early. Speaker vectors are zeros; the caller computes them.
     """
-    begun, audio_s, part_s, full_s = time.monotonic(), 0.0, 0.0, 3600 * first_hours
+    started_s, audio_s, part_s, full_s = time.monotonic(), 0.0, 0.0, 3600 * first_hours
     clips: list[Clip] = []
     kept: list[SynthesisRequest] = []
     for number, batch in enumerate(batch_by_length(requests, seconds_per_batch, seed)):
-        spent = time.monotonic() - begun
+        spent = time.monotonic() - started_s
         if number and (spent > budget_s or audio_s >= 3600 * max_hours):
             break
         try:
@@ -157,7 +157,7 @@ def synthesize(
         audio_s, part_s = audio_s + seconds, part_s + seconds
         if number % 20 == 0:
             record = {"batches": number + 1, "seconds": spent, "hours": audio_s / 3600}
-            on_progress(record | {"times_real": audio_s / (time.monotonic() - begun)})
+            on_progress(record | {"times_real": audio_s / (time.monotonic() - started_s)})
         if part_s >= full_s:
             yield _corpus(clips, kept, encode)
             clips, kept, part_s, full_s = [], [], 0.0, 3600 * part_hours
@@ -185,23 +185,23 @@ def _corpus(
 
 def _synthesize_batch(teacher: AligningTeacher, batch: Sequence[SynthesisRequest], seed: int) -> list[Clip]:
     """Return samples, pitch and phonemes per mel frame of each line."""
-    spoken = teacher.render_aligned([request.line for request in batch], seed=seed)
-    start, tokens = trim(spoken.samples, spoken.counts.to(spoken.samples.device))
+    speech = teacher.render_aligned([request.line for request in batch], seed=seed)
+    start, tokens = trim(speech.samples, speech.counts.to(speech.samples.device))
     longest = int(tokens.max())
-    if not bool(torch.isfinite(spoken.samples).all()):
+    if not bool(torch.isfinite(speech.samples).all()):
         return [(np.zeros(0, np.int16), np.zeros(0, np.float16), np.zeros(0, np.uint8)) for _ in batch]
-    device = spoken.samples.device
+    device = speech.samples.device
     at = start[:, None] + torch.arange(longest * CLOCKS.samples_per_token, device=device)
-    samples = F.pad(spoken.samples, (0, longest * CLOCKS.samples_per_token)).gather(1, at)
+    samples = F.pad(speech.samples, (0, longest * CLOCKS.samples_per_token)).gather(1, at)
     samples = samples * (PEAK / samples.abs().amax(1, keepdim=True).clamp(min=PEAK))
     centre = start[:, None] + CLOCKS.samples_per_frame * (
         torch.arange(longest * CLOCKS.frames_per_token, device=device) + 0.5
     )
-    ids = spoken.ids
+    ids = speech.ids
     tick = (centre / 600).long()  # the teacher has phonemes at 40 Hz and pitch at 80 Hz
-    place = torch.searchsorted(spoken.ends, tick, right=True).clamp(max=ids.shape[1] - 1)
+    place = torch.searchsorted(speech.ends, tick, right=True).clamp(max=ids.shape[1] - 1)
     phones = ids.gather(1, place).to(torch.uint8)
-    f0 = spoken.f0_hz.gather(1, (centre / 300).long().clamp(max=spoken.f0_hz.shape[1] - 1))
+    f0 = speech.f0_hz.gather(1, (centre / 300).long().clamp(max=speech.f0_hz.shape[1] - 1))
     f0 = torch.where(f0 > 30, f0, 0.0).half()
     pcm, pitch, phone = (
         (samples * 32767).round().to(torch.int16).cpu().numpy(),

@@ -3,7 +3,7 @@
 hibari is a pure-Python package over numpy and onnxruntime, so on a machine where nothing can be installed
 it runs from the folder its wheel unpacks to. This module imports it from there when it is first needed.
 
-    folder/hibari/...    the package of hibari-tts 0.2.1 (Apache-2.0: its LICENSE and NOTICE travel along)
+    folder/hibari/...    the package of hibari-tts 0.2.1 (Apache-2.0: with its LICENSE and NOTICE)
 
 To speak ids, the assets hibari.onnx, normalize.json, vocab.json and voices.json are enough (8 MB).
 
