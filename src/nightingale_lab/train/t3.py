@@ -108,8 +108,8 @@ class T3Training:
             init_from_digits(table.weight)
         return net
 
-    def _drop(self, module: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> Tensor:
-        del module, given
+    def _drop(self, module: nn.Module, inputs: tuple[Tensor, ...], result: Tensor) -> Tensor:
+        del module, inputs
         return F.dropout(result, self.recipe.dropout, self.dropout_on)
 
     def _step_of(self, size: int) -> Callable[[], None]:

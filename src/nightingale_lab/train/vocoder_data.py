@@ -42,12 +42,9 @@ class VocoderDataSource:
 
     def newer(self) -> VocoderData | None:
         """Return better data than the last call did, or None."""
-        if (self.corpus / "audio.npy").is_file():
-            parts, mels = [self.corpus], [self.corpus / MELS]
-        else:
-            parts = ready_parts(self.corpus)
-            mels = [part / MELS for part in parts]
-        rendered = tuple(part for part, mel in zip(parts, mels, strict=True) if mel.is_file())
+        whole = (self.corpus / "audio.npy").is_file()
+        parts = (self.corpus,) if whole else tuple(ready_parts(self.corpus))
+        rendered = tuple(part for part in parts if (part / MELS).is_file())
         if rendered:
             if self.with_mels:
                 return None
@@ -55,9 +52,9 @@ class VocoderDataSource:
             return VocoderData(
                 bank=self._bank(rendered), mels=np.concatenate([np.load(part / MELS) for part in rendered])
             )
-        if self.parts_in_use and (self.parts_in_use == tuple(parts) or not (self.corpus / DONE).exists()):
+        if self.parts_in_use and (self.parts_in_use == parts or not (self.corpus / DONE).exists()):
             return None
-        self.parts_in_use = tuple(parts)
+        self.parts_in_use = parts
         return VocoderData(bank=self._bank(self.parts_in_use))
 
     def _bank(self, parts: tuple[Path, ...]) -> AudioBank:
