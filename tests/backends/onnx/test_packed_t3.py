@@ -83,7 +83,7 @@ def test_pages_of_mapped_weights_are_released_as_they_are_packed(
 def test_a_failure_half_way_leaves_nothing(tmp_path: Path) -> None:
     weights = small_t3(LLAMA).state_dict()
     del weights["tfmr.layers.1.mlp.up_proj.weight"]
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match=r"layers\.1\.mlp\.up_proj"):
         pack(LLAMA, weights, OnnxFormat(), cache_dir=tmp_path, source="a")
     assert not list(tmp_path.iterdir())
 
