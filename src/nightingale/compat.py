@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-SUPPORTED_LANGUAGES = {code: language.name for code, language in LANGUAGES.items()}
+SUPPORTED_LANGUAGES = dict(LANGUAGES)
 
 _log = logging.getLogger(__name__)
 

@@ -67,7 +67,7 @@ TURBO: Final = ModelDefaults(
     sampler="turbo",
     ignored=frozenset({"cfg_weight", "exaggeration", "min_p"}),
     # PARITY: upstream draws once before its loop of 1000.
-    #         tests/backends/torch/test_decoding.py::test_turbo_draws_one_more_than_its_loop
+    #         tests/backends/torch/test_decoding.py::test_turbo_samples_one_more_than_its_loop
     max_new_tokens=1001,
     tail_silence_tokens=3,
     prompt_seconds=15.0,
