@@ -27,7 +27,7 @@ from nightingale.models.defaults import MODEL_DEFAULTS
 
 TINY_PRESET = Preset(
     t3=T3Config(
-        backbone=LlamaConfig(layers=2, width=32, heads=2, ffn=64, rope_scaling=None),
+        backbone=LlamaConfig(layers=2, width=32, heads=2, ffn=64, rope_scaling=False),
         text_vocab=256,
         speech_vocab=SPEECH_CODES + 2,
         prompt_tokens=16,

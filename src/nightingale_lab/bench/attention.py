@@ -25,7 +25,7 @@ from nightingale.decoding.kv_retention import AttentionTable, table_paths
 from nightingale.engine.load import Model
 from nightingale_lab import reference
 from nightingale_lab.bench.sentences import sentences
-from nightingale_lab.train.hidden_states import spoken
+from nightingale_lab.train.hidden_states import decode_text
 
 FEWEST = 16
 """A query counts only after this many speech positions."""
@@ -59,9 +59,9 @@ class RecordingCache:
 def record(model: Model, text: str, seed: int, device: str) -> list[Tensor]:
     """Return the attention of each layer for one sentence: (heads, queries, speech positions)."""
     t3 = reference.networks_of(model, device).t3
-    one = spoken(model, text, voice=None, seed=seed, device=device)
-    layers = [RecordingCache(one.prompt) for _ in range(t3.config.backbone.layers)]
-    t3.tfmr(one.read, layers)
+    one = decode_text(model, text, voice=None, seed=seed, device=device)
+    layers = [RecordingCache(one.prompt_length) for _ in range(t3.config.backbone.layers)]
+    t3.tfmr(one.inputs, layers)
     return [layer.shares for layer in layers]
 
 

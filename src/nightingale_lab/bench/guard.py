@@ -165,8 +165,8 @@ def quantities(model: Any) -> dict[str, Callable[[int], float]]:
 
     def batched(seed: int) -> float:
         begun = time.perf_counter()
-        spoken = streaming.say_many([text] * BATCH, seed=seed)
-        return (time.perf_counter() - begun) / sum(audio.seconds for audio in spoken)
+        audios = streaming.say_many([text] * BATCH, seed=seed)
+        return (time.perf_counter() - begun) / sum(audio.seconds for audio in audios)
 
     return {
         "first audio": first_audio,

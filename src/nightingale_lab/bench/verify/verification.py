@@ -121,8 +121,8 @@ def compare(
             Clip(wav=clip.clip.wav, text=clip.clip.text, reference=(wav,))
             for clip, wav in zip(quality.clips, wavs, strict=True)
         ]
-        beside = measure(paired, panel.ask, ("speaker",))
-        cosines = [clip.cosine for clip in beside.clips if clip.cosine is not None]
+        compared = measure(paired, panel.ask, ("speaker",))
+        cosines = [clip.cosine for clip in compared.clips if clip.cosine is not None]
     return against(quality, reference, cosines, panel.absent.get("speaker", "not asked")), reference
 
 

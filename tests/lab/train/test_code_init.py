@@ -1,4 +1,4 @@
-"""Tables of speech codes begin with what is known of the codes."""
+"""Embeddings of speech codes are initialized from the digits of the codes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 from nightingale.models.chatterbox.encoders.speech_tokenizer import fsq_ids
 from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES
-from nightingale_lab.train.codes import begin_with_digits, code_digits
+from nightingale_lab.train.code_init import code_digits, init_from_digits
 
 
 def test_digits_are_those_that_the_tokenizer_rounds_to() -> None:
@@ -17,7 +17,7 @@ def test_digits_are_those_that_the_tokenizer_rounds_to() -> None:
 def test_codes_that_share_digits_begin_alike_and_the_scale_stays() -> None:
     table = 0.02 * torch.randn(SPEECH_CODES + 2, 64)
     others, scale = table[SPEECH_CODES:].clone(), table[:SPEECH_CODES].std()
-    begin_with_digits(table)
+    init_from_digits(table)
     digits = code_digits()
     near = (digits != digits[0]).sum(1) == 1
     far = (digits != digits[0]).all(1)

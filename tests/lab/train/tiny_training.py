@@ -1,4 +1,4 @@
-"""What the tests of training stand on: networks small enough for a CPU, a teacher that hums, a few lines."""
+"""Small networks, a teacher that plays tones, and a few lines of text, for the tests of training."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from nightingale.models.chatterbox.encoders.config import VoiceEncoderConfig
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale_lab.train import stages, t3, vocoder, vocoder_step
-from nightingale_lab.train.cast import SHARES
 from nightingale_lab.train.prepare import Lines, train_vocabulary
 from nightingale_lab.train.seeding import seeded
+from nightingale_lab.train.speakers import SPEAKER_SHARES
 from nightingale_lab.train.teachers.kokoro import Line
-from nightingale_lab.train.teachers.kokoro_net import Spoken
+from nightingale_lab.train.teachers.kokoro_net import AlignedSpeech
 
 RATE = 24_000
 SMALL = replace(TINY, voice_encoder=VoiceEncoderConfig(width=16, layers=1))
 WORDS = [a + b + c for a in "bcdfghlmnprst" for b in "aeiou" for c in "bdglmnprst"]
 
 
-class Hummer:
-    """Speaks every phoneme as 150 ms of a tone of its own."""
+class ToneTeacher:
+    """Renders every phoneme as 150 ms of a tone."""
 
     def __init__(self) -> None:
-        self.voices = dict.fromkeys(SHARES)
+        self.voices = dict.fromkeys(SPEAKER_SHARES)
 
-    def render_aligned(self, lines: Sequence[Line], *, seed: int | None = 0) -> Spoken:
+    def render_aligned(self, lines: Sequence[Line], *, seed: int | None = 0) -> AlignedSpeech:
         longest = max(len(line.ids) for line in lines)
         ids = torch.zeros(len(lines), longest, dtype=torch.long)
         for row, line in zip(ids, lines, strict=True):
@@ -46,7 +46,7 @@ class Hummer:
         inside = torch.arange(hz.shape[1])[None] < counts[:, None]
         samples = 0.3 * torch.sin(2 * torch.pi * torch.cumsum(hz / RATE, 1)) * inside
         ends = (torch.arange(longest) + 1).expand(len(lines), -1).contiguous() * 6
-        return Spoken(samples, counts, ids, ends, torch.full((len(lines), longest * 12), 110.0))
+        return AlignedSpeech(samples, counts, ids, ends, torch.full((len(lines), longest * 12), 110.0))
 
 
 def tiny_assets(folder: Path, *, lines: int = 160) -> Path:
@@ -65,7 +65,7 @@ def tiny_assets(folder: Path, *, lines: int = 160) -> Path:
 def make_everything_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PRESETS, "wren", SMALL)  # type: ignore[misc]
     monkeypatch.setattr(t3, "BATCH_IDS", 256)
-    monkeypatch.setattr(stages, "make_teacher", lambda *_: Hummer())
+    monkeypatch.setattr(stages, "make_teacher", lambda *_: ToneTeacher())
     plan = vocoder_step.VocoderPlan(
         network=TINY.hift, batch=1, window_frames=8, period_channels=(4, 4), spectral_channels=4
     )
@@ -74,5 +74,5 @@ def make_everything_tiny(monkeypatch: pytest.MonkeyPatch) -> None:
         return plan
 
     monkeypatch.setattr(vocoder, "VocoderPlan", small)
-    # Stages compute in bfloat16; a CPU without it takes minutes for a step.
+    # Stages compute in bfloat16; a step takes minutes on a CPU without it.
     monkeypatch.setattr(torch, "autocast", lambda *_: nullcontext())

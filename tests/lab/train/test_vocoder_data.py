@@ -1,4 +1,4 @@
-"""What the vocoder is fed while the corpus grows, and recordings to judge by."""
+"""Training data of the vocoder while the corpus grows, and reference recordings."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from lab.train.tiny_ground import Hummer, tiny_assets
+from lab.train.tiny_training import ToneTeacher, tiny_assets
 
 from nightingale_lab.train import references
 from nightingale_lab.train.asset_files import Assets
 from nightingale_lab.train.bank import AudioBank
-from nightingale_lab.train.vocoder_feed import Feed
+from nightingale_lab.train.vocoder_data import VocoderDataSource
 
 
 def part(folder: Path, frames: int, level: int) -> None:
@@ -21,36 +21,36 @@ def part(folder: Path, frames: int, level: int) -> None:
     (folder / "ready").touch()
 
 
-def test_the_feed_takes_what_is_there_then_everything_then_the_flows_mels(tmp_path: Path) -> None:
+def test_the_first_part_then_all_parts_then_the_mels_of_the_flow_are_used(tmp_path: Path) -> None:
     part(tmp_path / "part00", 10, 1)
-    feed = Feed(tmp_path)
-    assert len(feed.now().bank.f0_hz) == 10
+    source = VocoderDataSource(tmp_path)
+    assert len(source.current().bank.f0_hz) == 10
     part(tmp_path / "part01", 20, 2)
-    assert feed.newer() is None  # more may come; reloading costs
+    assert source.newer() is None  # more may come; reloading costs
     (tmp_path / "done").touch()
-    whole = feed.newer()
+    whole = source.newer()
     assert whole is not None
     assert (len(whole.bank.f0_hz), whole.bank.clips, whole.mels) == (30, 2, None)
-    assert feed.newer() is None
+    assert source.newer() is None
     np.save(tmp_path / "part00" / "mels.npy", np.zeros((10, 80), np.float16))
-    last = feed.newer()
+    last = source.newer()
     assert last is not None
     assert last.mels is not None
     assert (len(last.bank.f0_hz), last.mels.shape) == (10, (10, 80))
-    assert feed.newer() is None
+    assert source.newer() is None
 
 
-def test_a_feed_that_starts_late_takes_the_best_at_once(tmp_path: Path) -> None:
+def test_the_best_data_is_used_from_the_start(tmp_path: Path) -> None:
     part(tmp_path / "part00", 10, 1)
     (tmp_path / "done").touch()
     np.save(tmp_path / "part00" / "mels.npy", np.zeros((10, 80), np.float16))
-    assert Feed(tmp_path).now().mels is not None
+    assert VocoderDataSource(tmp_path).current().mels is not None
 
 
 def test_every_named_voice_gets_recordings_under_wrens_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Speaker(Hummer):
+    class Speaker(ToneTeacher):
         def speak_many(self, lines: list[object]) -> list[object]:
             spoken = self.render_aligned(lines)  # type: ignore[arg-type]
             return [row[: int(n)] for row, n in zip(spoken.samples, spoken.counts, strict=True)]

@@ -1,4 +1,4 @@
-"""Speech tokens made on CPUs: the bank is whole at any moment, and hears what the stage `data` would have."""
+"""Speech tokens made on CPUs equal those of the stage `data`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
-from nightingale_lab.train.bulk import VOICE, hear, lines_from_the_end, make_bulk
-from nightingale_lab.train.cast import SHARES
 from nightingale_lab.train.resample import To16k
+from nightingale_lab.train.single_speaker import (
+    VOICE,
+    lines_from_the_end,
+    synthesize_tokens,
+    tokenize_utterance,
+)
+from nightingale_lab.train.speakers import SPEAKER_SHARES
 from nightingale_lab.train.token_bank import TokenBank
 
 
@@ -35,12 +40,12 @@ def tokenizer() -> SpeechTokenizer:
 def test_lines_that_can_be_spoken_become_a_bank_of_the_teachers_voice(tmp_path: Path) -> None:
     phonemes = [np.full(n, 7, np.uint8) for n in (10, 0, 20, 5)]
     speaker = np.full(256, 1 / 16, np.float16)
-    make_bulk(
+    synthesize_tokens(
         Tone(), tokenizer(), phonemes, iter([2, 1, 0]), speaker, tmp_path / "bank.safetensors", budget_s=60
     )
     bank = TokenBank.load(tmp_path / "bank.safetensors", lambda line: [line])
     assert bank.line.tolist() == [2, 0]
-    assert set(bank.voice.tolist()) == {list(SHARES).index(VOICE)}
+    assert set(bank.voice.tolist()) == {list(SPEAKER_SHARES).index(VOICE)}
     assert np.abs(bank.speaker.astype(np.float32) - 1 / 16).max() < 1e-3
     longer, shorter = np.diff(bank.token_offsets)
     # 2 s and 1 s of sound with the margins of the stage `data`: 60 ms before, 120 ms after.
@@ -51,7 +56,7 @@ def test_silence_around_the_speech_changes_no_token() -> None:
     net, to16k = tokenizer(), To16k()
     sound = Tone().speak_ids([1] * 10)
     more = F.pad(sound, (7200, 4800))
-    assert np.array_equal(hear(net, to16k, sound), hear(net, to16k, more))
+    assert np.array_equal(tokenize_utterance(net, to16k, sound), tokenize_utterance(net, to16k, more))
 
 
 def test_processes_share_the_lines_and_begin_where_the_gpu_would_end() -> None:

@@ -1,4 +1,4 @@
-"""The bare machine's text ids are the product's text ids."""
+"""Text ids without the `tokenizers` package equal those of the product."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from nightingale.text.frontend import ENGLISH_FILE
 from nightingale.text.tokenizer import EnglishTokenizer
-from nightingale_lab.train.export import reading_capitals
-from nightingale_lab.train.pieces import Pieces
+from nightingale_lab.train.bpe import BpeEncoder
+from nightingale_lab.train.export import with_lowercasing
 from nightingale_lab.train.prepare import train_vocabulary
 
 WORDS = [
@@ -47,18 +47,18 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "wait --- what?!",
     ],
 )
-def test_both_ways_give_the_same_ids(text: str, vocabulary: Path, tmp_path: Path) -> None:
-    (tmp_path / ENGLISH_FILE).write_text(reading_capitals(vocabulary))
-    assert Pieces(vocabulary).encode(text) == EnglishTokenizer(tmp_path / ENGLISH_FILE).encode(text)
+def test_ids_equal_those_of_the_tokenizers_package(text: str, vocabulary: Path, tmp_path: Path) -> None:
+    (tmp_path / ENGLISH_FILE).write_text(with_lowercasing(vocabulary))
+    assert BpeEncoder(vocabulary).encode(text) == EnglishTokenizer(tmp_path / ENGLISH_FILE).encode(text)
 
 
-def test_a_varied_spelling_says_the_same_letters_in_other_pieces(vocabulary: Path) -> None:
-    pieces = Pieces(vocabulary)
+def test_bpe_dropout_gives_other_ids_of_the_same_letters(vocabulary: Path) -> None:
+    bpe = BpeEncoder(vocabulary)
     names = {number: name for name, number in json.loads(vocabulary.read_text())["model"]["vocab"].items()}
     text = "the other mother is here, the other there."
-    usual = pieces.encode(text)
-    varied = [pieces.encode(text, random.Random(seed)) for seed in range(20)]
+    usual = bpe.encode(text)
+    varied = [bpe.encode(text, random.Random(seed)) for seed in range(20)]
     assert any(ids != usual for ids in varied)
     for ids in varied:
         assert "".join(names[i] for i in ids) == "".join(names[i] for i in usual)
-    assert pieces.encode(text, random.Random(3)) == pieces.encode(text, random.Random(3))
+    assert bpe.encode(text, random.Random(3)) == bpe.encode(text, random.Random(3))

@@ -22,54 +22,57 @@ Progress = Callable[[str], AbstractContextManager[Callable[[], object]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class PeerSettings:
     """Settings that all peers share."""
 
     threads: int
     profiles: Sequence[str] = ()
-    """Our profiles to measure beside upstream; the model's default if empty."""
+    """Our profiles to compare with upstream; the model's default if empty."""
     device: str = "auto"
     upstream_python: Path | None = None
     """The Python of an environment that has upstream; otherwise one is made."""
-    say: Callable[[str], object] = lambda _: None
+    report: Callable[[str], object] = lambda _: None
 
 
-def beside(
+def measure_peers(
     result: dict[str, Any],
     plan: BenchPlan,
     peers: Sequence[tuple[Peer, str]],
-    setting: Setting,
+    settings: PeerSettings,
     progress: Progress,
 ) -> None:
     """Add the rows of each peer to the result, and its description under `peers`."""
     result["peers"] = []
     for peer, size in peers:
         home = homes() / peer.name
-        given = setting.upstream_python if peer.sizes else None
-        python = given or install(peer, home, setting.say)
+        given = settings.upstream_python if peer.sizes else None
+        python = given or install(peer, home, settings.report)
         if size:
-            _beside_upstream(result, plan, peer, size, python, setting, progress)
+            _measure_upstream(result, plan, peer, size, python, settings, progress)
             continue
-        with PeerProcess(peer, home, python, threads=setting.threads) as process, progress(peer.name) as step:
+        with (
+            PeerProcess(peer, home, python, threads=settings.threads) as process,
+            progress(peer.name) as step,
+        ):
             result["peers"].append({"who": peer.name, "what": peer.what, "load_ms": process.load_ms})
             measure(result, process.synthesize, plan, who=peer.name, on_request=step)
 
 
-def _beside_upstream(
+def _measure_upstream(
     result: dict[str, Any],
     plan: BenchPlan,
     peer: Peer,
     size: str,
     python: Path,
-    setting: Setting,
+    settings: PeerSettings,
     progress: Progress,
 ) -> None:
     """Measure upstream, then our engine, one at a time in memory. The gigabytes of weights are deleted."""
     with tempfile.TemporaryDirectory(prefix="nightingale-upstream-") as folder:
         weights, who = Path(folder), f"{peer.name} {size}"
-        setting.say(f"making random weights of {size}'s size …")
+        settings.report(f"making random weights of {size}'s size …")
         with (
-            PeerProcess(peer, weights, python, size, folder, threads=setting.threads) as process,
+            PeerProcess(peer, weights, python, size, folder, threads=settings.threads) as process,
             progress(who) as step,
         ):
             result["peers"].append({"who": who, "what": f"{peer.what}; random weights"})
@@ -77,9 +80,9 @@ def _beside_upstream(
         model = same_weights(weights, size)
         from nightingale.engine.tts import TTS
 
-        for profile in setting.profiles or [model.defaults.profile]:
+        for profile in settings.profiles or [model.defaults.profile]:
             who = f"ours {size} {profile}"
-            with TTS.over(model, profile, device=setting.device) as tts, progress(who) as step:
+            with TTS.over(model, profile, device=settings.device) as tts, progress(who) as step:
                 result["peers"].append({"who": who, "what": "Nightingale, over upstream's weights"})
                 measure(result, engine_target(tts), plan, who=who, on_request=step)
 
