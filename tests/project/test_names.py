@@ -7,7 +7,6 @@ import re
 from collections import defaultdict
 
 import pytest
-
 from project.source_tree import ROOT, SRC, docstrings, identifiers, parse, python_files, relative, words_of
 
 SAME_INTERFACE = {
@@ -70,8 +69,7 @@ def test_no_docstring_begins_as_a_fragment() -> None:
         for number, line in enumerate(path.read_text().splitlines(), start=1)
         if FRAGMENT.match(line)
     ]
-    assert not found, "
-".join(found)
+    assert not found, "\n".join(found)
 
 
 def test_first_paragraphs_of_docstrings_end_like_sentences() -> None:
@@ -82,8 +80,7 @@ def test_first_paragraphs_of_docstrings_end_like_sentences() -> None:
         # An attribute may be documented by its shape alone: (rows, heads).
         if not re.search(r"[.!?:)`]\s*(\n\s*\n|$)", text.rstrip())
     ]
-    assert not found, "
-".join(found)
+    assert not found, "\n".join(found)
 
 
 def test_identifiers_avoid_the_former_private_vocabulary() -> None:
@@ -93,8 +90,7 @@ def test_identifiers_avoid_the_former_private_vocabulary() -> None:
         for line, name in [(1, path.stem), *identifiers(parse(path))]
         if BANNED_IN_IDENTIFIERS.intersection(words_of(name))
     ]
-    assert not found, "
-".join(found)
+    assert not found, "\n".join(found)
 
 
 def test_docstrings_avoid_the_former_private_vocabulary() -> None:
@@ -104,8 +100,7 @@ def test_docstrings_avoid_the_former_private_vocabulary() -> None:
         for line, text in docstrings(parse(path))
         if (banned := BANNED_ANYWHERE.intersection(re.findall(r"[a-z]+", text.lower())))
     ]
-    assert not found, "
-".join(found)
+    assert not found, "\n".join(found)
 
 
 def test_pages_avoid_the_former_private_vocabulary() -> None:
@@ -115,8 +110,7 @@ def test_pages_avoid_the_former_private_vocabulary() -> None:
         for number, line in enumerate(page.read_text().splitlines(), start=1)
         if (banned := BANNED_ANYWHERE.intersection(re.findall(r"[a-z]+", line.lower())))
     ]
-    assert not found, "
-".join(found)
+    assert not found, "\n".join(found)
 
 
 def test_a_fragment_is_found() -> None:

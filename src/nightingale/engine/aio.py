@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, Unpack
 
-from nightingale.engine.requests.controls import RequestOptions
+from nightingale.engine.requests.controls import RequestOptions, show_options
 from nightingale.engine.requests.live import LiveSession
 from nightingale.engine.session import Session
 from nightingale.engine.tts import TTS, audio_of
@@ -34,10 +34,12 @@ class AsyncTTS:
         """Load a model without blocking the event loop."""
         return cls(await asyncio.to_thread(TTS, model, **options))
 
+    @show_options
     async def say(self, text: str, **request: Unpack[RequestOptions]) -> Audio:
         session = await _in_thread(self._tts.open, text, **request)
         return audio_of(session, [chunk async for chunk in iter_chunks(session)])
 
+    @show_options
     async def say_many(self, texts: Iterable[str], **request: Unpack[RequestOptions]) -> list[Audio]:
         limit = asyncio.Semaphore(self._tts.at_once)
 
@@ -52,12 +54,14 @@ class AsyncTTS:
             for task in tasks:
                 task.cancel()
 
+    @show_options
     async def stream(self, text: str, **request: Unpack[RequestOptions]) -> AsyncIterator[AudioChunk]:
         session = await _in_thread(self._tts.open, text, **request)
         async with contextlib.aclosing(iter_chunks(session, owner=self)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
+    @show_options
     async def session(self, **request: Unpack[RequestOptions]) -> AsyncLiveSession:
         """Open a session for text that still arrives. Its `push` never blocks."""
         return AsyncLiveSession(await _in_thread(self._tts.session, **request))

@@ -29,6 +29,7 @@ from nightingale.engine.requests.controls import (
     RequestOptions,
     available_controls,
     build_request,
+    show_options,
 )
 from nightingale.engine.requests.incremental_text import IncrementalSegmenter
 from nightingale.engine.requests.live import LiveSession, Stream
@@ -185,14 +186,17 @@ class TTS:
         of the queue is for other callers."""
         return self._profile.slots + min(self._profile.slots, self._profile.queue_limit)
 
+    @show_options
     def stream(self, text: str, **request: Unpack[RequestOptions]) -> Stream:
         """Return audio as it is rendered, for a text of any length; leaving the loop cancels the request."""
         return Stream(self.open(text, **request), self)
 
+    @show_options
     def say(self, text: str, **request: Unpack[RequestOptions]) -> Audio:
         """Return the whole audio: the joined stream."""
         return _joined(self.open(text, **request))
 
+    @show_options
     def say_many(self, texts: Iterable[str], **request: Unpack[RequestOptions]) -> list[Audio]:
         """Return the audio of several texts, decoded in batches. Each is what `say` returns with the same seed,
         up to rounding where the profile is not "exact"."""
@@ -227,6 +231,7 @@ class TTS:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @show_options
     def open(self, text: str, **request: Unpack[RequestOptions]) -> Session:
         """Queue a request and return its session. Invalid requests are refused here."""
         defaults, session = self._model.defaults, self._session(request)
@@ -242,6 +247,7 @@ class TTS:
         self._worker.submit(session, SegmentQueue(timed, reached=session.reached))
         return session
 
+    @show_options
     def session(self, **request: Unpack[RequestOptions]) -> LiveSession:
         """Open a request whose text still arrives."""
         session = self._session(request)
@@ -259,6 +265,7 @@ class TTS:
             owner=self,
         )
 
+    @show_options
     def check(self, **request: Unpack[RequestOptions]) -> None:
         """Raise the error that `session` would raise, without opening one."""
         self._request(request)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TypedDict
+from typing import Any, Final, TypedDict, TypeVar
 
 from nightingale.decoding.philox import SEED_LIMIT, fresh_seed
 from nightingale.engine.faults import check_range
@@ -26,6 +28,7 @@ RANGES: Final[dict[str, tuple[float, float]]] = {
     "seed": (0, SEED_LIMIT - 1),
 }
 INTEGERS: Final = frozenset({"top_k", "seed"})
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class RequestOptions(TypedDict, total=False):
@@ -48,6 +51,23 @@ class RequestOptions(TypedDict, total=False):
     cfg_weight: float | None
     exaggeration: float | None
     speed: float | None
+
+
+def show_options(function: Method) -> Method:
+    """Let `help` list the options of a method that takes `**request`."""
+    shown = inspect.signature(function)
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=True if name == "normalize" else None,
+            annotation=annotation.__forward_arg__,
+        )
+        for name, annotation in RequestOptions.__annotations__.items()
+    ]
+    own = [parameter for parameter in shown.parameters.values() if parameter.name != "request"]
+    function.__signature__ = shown.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
+    return function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
