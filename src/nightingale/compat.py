@@ -99,7 +99,16 @@ class ChatterboxTTS(_Chatterbox):
         temperature: float = 0.8,
     ) -> Tensor:
         """Return audio of shape (1, samples), float32 at `sr`."""
-        return _Chatterbox._say(**locals())
+        return self._say(
+            text,
+            audio_prompt_path,
+            repetition_penalty=repetition_penalty,
+            min_p=min_p,
+            top_p=top_p,
+            exaggeration=exaggeration,
+            cfg_weight=cfg_weight,
+            temperature=temperature,
+        )
 
 
 class ChatterboxMultilingualTTS(_Chatterbox):
@@ -134,7 +143,17 @@ class ChatterboxMultilingualTTS(_Chatterbox):
         top_p: float = 1.0,
     ) -> Tensor:
         """Return audio of shape (1, samples), float32 at `sr`."""
-        return _Chatterbox._say(**locals())
+        return self._say(
+            text,
+            audio_prompt_path,
+            language_id,
+            repetition_penalty=repetition_penalty,
+            min_p=min_p,
+            top_p=top_p,
+            exaggeration=exaggeration,
+            cfg_weight=cfg_weight,
+            temperature=temperature,
+        )
 
 
 class ChatterboxTurboTTS(_Chatterbox):

@@ -59,70 +59,100 @@ class NightingaleError(Exception):
 
 
 class ConfigError(NightingaleError):
+    """An option or a parameter has a value that is not allowed."""
+
     exit_code = 2
 
 
 class ModelError(NightingaleError):
+    """A model cannot be used."""
+
     exit_code = 3
 
 
 class UnknownModel(ModelError):
+    """There is no model of that name."""
+
     exit_code = 2
 
 
-class ModelMissing(ModelError): ...
+class ModelMissing(ModelError):
+    """The files of a model are not on this machine."""
 
 
 class CheckpointError(ModelError):
+    """A file of weights is damaged or does not fit its model."""
+
     exit_code = 5
 
 
 class TextError(NightingaleError):
+    """A text cannot be spoken."""
+
     exit_code = 2
 
 
-class EmptyText(TextError): ...
+class EmptyText(TextError):
+    """The text has nothing to speak."""
 
 
-class TextTooLong(TextError): ...
+class TextTooLong(TextError):
+    """The text, or one segment of it, is longer than allowed."""
 
 
-class UnsupportedLanguage(TextError): ...
+class UnsupportedLanguage(TextError):
+    """The model does not speak the language."""
 
 
-class LanguagePackageMissing(TextError): ...
+class LanguagePackageMissing(TextError):
+    """A language needs a package that is not installed."""
 
 
 class VoiceError(NightingaleError):
+    """A voice cannot be used."""
+
     exit_code = 6
 
 
-class VoiceNotFound(VoiceError): ...
+class VoiceNotFound(VoiceError):
+    """There is no voice of that name."""
 
 
-class VoiceExists(VoiceError): ...
+class VoiceExists(VoiceError):
+    """The name of a new voice is taken."""
 
 
-class BadReference(VoiceError): ...
+class BadReference(VoiceError):
+    """A reference clip cannot be cloned."""
 
 
 class CapacityError(NightingaleError):
+    """The engine has no capacity for the request."""
+
     exit_code = 7
 
 
-class MemoryFull(CapacityError): ...
+class MemoryFull(CapacityError):
+    """The request needs more memory than there is."""
 
 
-class QueueFull(CapacityError): ...
+class QueueFull(CapacityError):
+    """Too many requests are waiting."""
 
 
 class DeviceError(NightingaleError):
+    """The device cannot be used."""
+
     exit_code = 4
 
 
 class OutputError(NightingaleError):
+    """The audio cannot be written."""
+
     exit_code = 8
 
 
 class EngineFault(NightingaleError):
+    """The engine failed while it served the request."""
+
     exit_code = 9
