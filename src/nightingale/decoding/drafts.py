@@ -7,6 +7,7 @@ numbers: where their distribution is close to T3's, their samples are T3's.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
@@ -37,17 +38,17 @@ class DraftRequest:
     count: int
 
 
-class Draft:
+class Draft(ABC):
     """Base of all drafts. Those that keep nothing per slot inherit `release` and `move`."""
 
+    @abstractmethod
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
         """Return proposed tokens for each request, as many as asked for or fewer."""
-        raise NotImplementedError
 
-    def release(self, slot: int) -> None:
+    def release(self, slot: int) -> None:  # noqa: B027, optional
         """Forget the utterance in a slot."""
 
-    def move(self, source: int, target: int) -> None:
+    def move(self, source: int, target: int) -> None:  # noqa: B027, optional
         """Follow an utterance to another slot."""
 
 

@@ -98,9 +98,10 @@ class PagedKVCache:
         pool = self.sequence.block_pool
         count = min(self.position, self.sequence.prompt + self._longest)
         mask = self._mask(start, count, q.device)
-        keys, values, key_scales, value_scales = (self._gather(buffer, count) for buffer in pool.buffers)
+        keys, values = self._gather(pool.keys, count), self._gather(pool.values, count)
         if pool.layout.dtype not in MAX_QUANTIZED:
             return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+        key_scales, value_scales = (self._gather(b, count) for b in (pool.key_scales, pool.value_scales))
         dtype, q = q.dtype, q.float() * q.shape[-1] ** -0.5
         tiles = [slice(at, min(at + TILE, count)) for at in range(0, count, TILE)]
         scores = torch.cat([q @ dequantize(keys[:, :, at], key_scales[:, :, at]).mT for at in tiles], dim=-1)
