@@ -36,11 +36,18 @@ def _bytes(number: int, value: bytes | str) -> bytes:
     return _varint(number << 3 | 2) + _varint(len(data)) + data
 
 
-def _attribute(name: str, value: int | float) -> bytes:
+Attribute = int | float | str | Sequence[int]
+
+
+def _attribute(name: str, value: Attribute) -> bytes:
     if isinstance(value, float):
         encoded = _varint(2 << 3 | 5) + struct.pack("<f", value) + _number(20, 1)
-    else:
+    elif isinstance(value, int):
         encoded = _number(3, value) + _number(20, 2)
+    elif isinstance(value, str):
+        encoded = _bytes(4, value) + _number(20, 3)
+    else:
+        encoded = b"".join(_number(8, item) for item in value) + _number(20, 7)
     return _bytes(5, _bytes(1, name) + encoded)
 
 
@@ -91,7 +98,7 @@ class OnnxGraph:
         outputs: Sequence[str] = (),
         *,
         domain: str = "",
-        **attributes: int | float,
+        **attributes: Attribute,
     ) -> str:
         """Add an operation and return the name of its first output, which is generated if none is given.
 

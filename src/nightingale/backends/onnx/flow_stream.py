@@ -1,0 +1,249 @@
+"""Speech tokens to mel frames, block by block, over the graphs of flow_graph.py.
+
+The flow is block-causal: a frame is rendered once its token and the three that the encoder looks ahead to are
+known, and the stream equals the whole rendered with the same blocks. `backends/torch/mel_stream.py` is the
+reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from nightingale.backends.onnx.flow_graph import (
+    ESTIMATOR,
+    EstimatorGraph,
+    TokenEncoderGraph,
+    attention_names,
+    stages,
+)
+from nightingale.backends.onnx.session import State, StreamingSession
+from nightingale.backends.onnx.weights import Floats, RowQuantized, dequantize
+from nightingale.clocks import CLOCKS
+from nightingale.decoding.philox import normal, stream_key
+from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, FlowConfig
+from nightingale.voices.voice import Voice
+
+FRAMES: Final = CLOCKS.frames_per_token
+SOLVER_STEPS: Final = 2
+EMBEDDING: Final = "input_embedding.weight"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowState:
+    """The state of a flow between two blocks. It is never written to: many streams may continue one."""
+
+    encoder: State
+    steps: tuple[State, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowBlock:
+    """Tokens of one stream that are rendered together."""
+
+    ids: list[int]
+    """The block's tokens, then those that are looked ahead to."""
+    tokens: int
+    speaker: Floats
+    """(mel,), of `FlowNetwork.speaker`."""
+    prompt_mel: Floats
+    """(frames, mel): of the block's first frames that belong to the voice's prompt."""
+    noise: Floats
+    """(frames, mel)."""
+    state: FlowState
+
+
+class FlowNetwork:
+    """The flow's sessions, and what they read besides tokens."""
+
+    def __init__(
+        self, config: FlowConfig, weights: dict[str, Floats | RowQuantized], *, threads: int
+    ) -> None:
+        self.config = config
+        # Rows of the largest table are converted when they are read.
+        self._embedding = weights[EMBEDDING]
+        floats = {
+            name: dequantize(value) if isinstance(value, RowQuantized) else value
+            for name, value in weights.items()
+            if name != EMBEDDING
+        }
+        self._encoder = StreamingSession(TokenEncoderGraph(config, floats), threads)
+        step = 1 / SOLVER_STEPS
+        self._estimator = StreamingSession(EstimatorGraph(config, floats, step), threads)
+        times = [number * step for number in range(SOLVER_STEPS + 1)]
+        self._times = [_time_inputs(config, floats, t, r) for t, r in pairwise(times)]
+        self._speaker = floats["spk_embed_affine_layer.weight"], floats["spk_embed_affine_layer.bias"]
+        self._distances = [
+            _DistanceTables({name: floats[f"{name}.linear_pos.weight"] for name in names}, config)
+            for names in attention_names(config)
+        ]
+
+    def start(self) -> FlowState:
+        return FlowState(encoder=self._encoder.start(), steps=(self._estimator.start(),) * SOLVER_STEPS)
+
+    def speaker(self, vector: Floats) -> Floats:
+        """Project a speaker vector (speaker_width,) to (mel,)."""
+        weight, bias = self._speaker
+        projected: Floats = weight @ (vector / max(float(np.linalg.norm(vector)), 1e-12)) + bias
+        return projected
+
+    def render(self, blocks: Sequence[FlowBlock]) -> tuple[list[Floats], list[FlowState]]:
+        """Render blocks with equal numbers of tokens and of ids; return (frames, mel) of each, and states."""
+        tokens, ids = blocks[0].tokens, np.array([block.ids for block in blocks])
+        frames = FRAMES * tokens
+        encoders = [block.state.encoder for block in blocks]
+        missing = LOOKAHEAD_TOKENS - (ids.shape[1] - tokens)
+        prompt_mel = np.zeros((len(blocks), frames, self.config.mel_bands), np.float32)
+        for row, block in enumerate(blocks):
+            prompt_mel[row, : len(block.prompt_mel)] = self._normalize(block.prompt_mel)
+        inputs = {
+            "embedded": self._embed(ids),
+            "tail": np.zeros((len(blocks), missing, self.config.encoder_width), np.float32),
+            "speaker": np.stack([block.speaker for block in blocks])[:, None],
+            "prompt_mel": prompt_mel,
+        }
+        for rate, (tables, positions) in enumerate(zip(self._distances, (tokens, frames), strict=True)):
+            mask = self._encoder.mask(f"{tables.first}.keys", encoders, positions)
+            inputs |= {f"mask.{rate}": mask} | tables.inputs(positions, mask.shape[-1])
+        (conditioning,), encoders = self._encoder.run(inputs, encoders, tokens=tokens)
+        x = np.stack([block.noise for block in blocks])
+        first_layer = f"{ESTIMATOR}.down_blocks.0.1.0.keys"
+        mask = self._estimator.mask(first_layer, [block.state.steps[0] for block in blocks], frames)
+        after: list[list[State]] = [[] for _ in blocks]
+        for step, times in enumerate(self._times):
+            inputs = {"x": x, "conditioning": conditioning, "mask": mask} | times
+            before = [block.state.steps[step] for block in blocks]
+            (x,), states = self._estimator.run(inputs, before, tokens=tokens)
+            for row, state in zip(after, states, strict=True):
+                row.append(state)
+        mel = x * np.float32(self.config.mel_std) + np.float32(self.config.mel_mean)
+        return list(mel), [
+            FlowState(encoder=encoder, steps=tuple(steps))
+            for encoder, steps in zip(encoders, after, strict=True)
+        ]
+
+    def _embed(self, ids: np.ndarray) -> Floats:
+        table = self._embedding
+        return table.rows(ids) if isinstance(table, RowQuantized) else table[ids]
+
+    def _normalize(self, mel: Floats) -> Floats:
+        return (mel - np.float32(self.config.mel_mean)) / np.float32(self.config.mel_std)
+
+
+class FlowStream:
+    """The mel of one utterance, from speech tokens as they arrive.
+
+    `next_block` and `finish` surround `FlowNetwork.render`, which may take blocks of several streams.
+    """
+
+    def __init__(self, flow: FlowNetwork, voice: Voice, *, seed: int) -> None:
+        self._flow, self._voice = flow, voice
+        self._speaker = flow.speaker(voice.flow_speaker)
+        self._key = stream_key(seed, "flow")
+        self._state = flow.start()
+        # Tokens are counted from the prompt's first. `_ids` are those from `_start` on, where the next block
+        # begins; mel is returned from `_done` on.
+        self._start, self._done = 0, len(voice.flow_prompt_ids)
+        self._ids: list[int] = voice.flow_prompt_ids.tolist()
+        self._render_prompt()
+
+    def next_block(self, tokens: list[int], *, final: bool) -> FlowBlock | None:
+        """Take tokens and return the block that they complete, if any."""
+        self._ids += tokens
+        ready = len(self._ids) - (0 if final else LOOKAHEAD_TOKENS)
+        return self._block(ready) if self._start + ready > self._done else None
+
+    def finish(self, block: FlowBlock, mel: Floats, state: FlowState) -> Floats:
+        """Advance past a rendered block; return its frames (frames, mel) after the prompt."""
+        fresh = mel[FRAMES * max(0, self._done - self._start) :]
+        self._state, self._start = state, self._start + block.tokens
+        self._done = max(self._done, self._start)
+        del self._ids[: block.tokens]
+        return fresh
+
+    def _render_prompt(self) -> None:
+        """Render the voice's prompt alone, with noise of its own, so that every request has the same past."""
+        if (tokens := len(self._ids) - LOOKAHEAD_TOKENS) > 0:
+            own = stream_key(0, f"prompt/{self._voice.content_hash}")
+            block = self._block(tokens)
+            block = replace(block, noise=self._noise(own, 0, FRAMES * tokens))
+            (_,), (self._state,) = self._flow.render([block])
+            self._start = tokens
+            del self._ids[:tokens]
+
+    def _block(self, tokens: int) -> FlowBlock:
+        first, last = FRAMES * self._start, FRAMES * (self._start + tokens)
+        return FlowBlock(
+            ids=list(self._ids),
+            tokens=tokens,
+            speaker=self._speaker,
+            prompt_mel=self._voice.flow_prompt_mel[first:last],
+            noise=self._noise(self._key, first, last - first),
+            state=self._state,
+        )
+
+    def _noise(self, key: int, first: int, frames: int) -> Floats:
+        """Return the noise of frames that are counted from the prompt's first."""
+        config = self._flow.config
+        if not config.noise_scale:
+            return np.zeros((frames, config.mel_bands), np.float32)
+        return np.float32(config.noise_scale) * normal(key, first, frames, config.mel_bands)
+
+
+class _DistanceTables:
+    """Distance encodings of some attention layers, projected to keys and scaled as scores are."""
+
+    def __init__(self, weights: dict[str, Floats], config: FlowConfig) -> None:
+        """weights: of the layers' `linear_pos`, by the layer's name."""
+        self._weights, self._heads = weights, config.encoder_heads
+        self.first = next(iter(weights))
+        self._reach = 0
+        self._tables: dict[str, Floats] = {}
+
+    def inputs(self, queries: int, keys: int) -> dict[str, Floats]:
+        """Return the tables for distances keys-1 … -(queries-1), (heads, head_width, distances)."""
+        if keys > self._reach:
+            self._extend(max(2 * self._reach, keys, 128))
+        columns = slice(self._reach - (keys - 1), self._reach + queries)
+        return {
+            f"{name}.distances": np.ascontiguousarray(table[..., columns])
+            for name, table in self._tables.items()
+        }
+
+    def _extend(self, reach: int) -> None:
+        self._reach = reach
+        distance = np.arange(reach, -reach - 1, -1, dtype=np.float32)
+        for name, weight in self._weights.items():
+            width = len(weight)
+            rate = np.exp(np.arange(0, width, 2, dtype=np.float32) * np.float32(-np.log(10000.0) / width))
+            angle = distance[:, None] * rate
+            encoding = np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(len(distance), width)
+            scale = np.float32((width // self._heads) ** -0.5)
+            self._tables[name] = scale * (weight @ encoding.T).reshape(self._heads, -1, len(distance))
+
+
+def _time_inputs(config: FlowConfig, weights: dict[str, Floats], t: float, r: float) -> dict[str, Floats]:
+    """Return the time embedding of each stage's resnet block for the solver step from t to r."""
+
+    def embed(time: float) -> Floats:
+        width = 4 * config.mel_bands
+        half = width // 2
+        rate = np.exp(np.arange(half, dtype=np.float32) * np.float32(-np.log(10000.0) / (half - 1)))
+        angle = np.float32(1000.0 * time) * rate
+        hidden = linear("time_mlp.linear_1", np.concatenate([np.sin(angle), np.cos(angle)]))
+        return linear("time_mlp.linear_2", hidden / (1 + np.exp(-hidden)))
+
+    def linear(name: str, x: Floats) -> Floats:
+        result: Floats = weights[f"{ESTIMATOR}.{name}.weight"] @ x + weights[f"{ESTIMATOR}.{name}.bias"]
+        return result
+
+    time = weights[f"{ESTIMATOR}.time_embed_mixer.weight"] @ np.concatenate([embed(t), embed(r)])
+    mish = time * np.tanh(np.logaddexp(0, time))
+    return {
+        f"{stage}.0.time": weights[f"{stage}.0.mlp.1.weight"] @ mish + weights[f"{stage}.0.mlp.1.bias"]
+        for stage in stages(config)
+    }

@@ -1,0 +1,127 @@
+"""Weights of a model as numpy arrays: what the graphs are built from, without PyTorch.
+
+Files are safetensors, in wren's compact format (models/compact.py) or plain. Networks that a program holds in
+memory are read through `state_dict`, so this file works with them and never imports PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from nightingale.backends.base import ModelSource
+from nightingale.errors import CheckpointError
+
+Floats = NDArray[np.float32]
+Weights = Mapping[str, Floats]
+SCALE: Final = ".scale"
+NEIGHBOURHOOD_BANDS: Final = 5
+
+
+class RowQuantized(NamedTuple):
+    """A matrix in the compact format: weight = codes · scales, one scale per row."""
+
+    codes: NDArray[np.int8]
+    scales: Floats
+    """(rows,)."""
+
+    def rows(self, indices: Any) -> Floats:
+        """Return some rows in float32."""
+        return self.codes[indices].astype(np.float32) * self.scales[indices][..., None]
+
+
+def read_packed(path: Path, prefix: str = "") -> dict[str, Floats | RowQuantized]:
+    """Return the tensors under a prefix, without the prefix; matrices of the compact format stay in int8."""
+    try:
+        with safe_open(path, framework="np") as file:
+            stored: dict[str, NDArray[Any]] = {
+                name.removeprefix(prefix): file.get_tensor(name)
+                for name in file.keys()  # noqa: SIM118, no mapping
+                if name.startswith(prefix)
+            }
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            "a weight file cannot be read",
+            got=f"{path}: {error}",
+            allowed="a whole .safetensors file",
+            fix="Install the package again.",
+        ) from error
+    scales = {name + SCALE for name, value in stored.items() if value.dtype == np.int8}
+    if missing := sorted(scales - stored.keys()):
+        raise CheckpointError(
+            "packed weights without their scales",
+            got=", ".join(missing[:6]),
+            allowed=f"a tensor named …{SCALE} beside each int8 one",
+            fix="The file is damaged: install the package again.",
+        )
+    return {
+        name: RowQuantized(value, stored[name + SCALE].astype(np.float32))
+        if value.dtype == np.int8
+        else value.astype(np.float32)
+        for name, value in stored.items()
+        if name not in scales
+    }
+
+
+def unpack(packed: Mapping[str, Floats | RowQuantized]) -> dict[str, Floats]:
+    """Return all tensors in float32."""
+    return {
+        name: dequantize(value) if isinstance(value, RowQuantized) else value
+        for name, value in packed.items()
+    }
+
+
+def dequantize(value: RowQuantized) -> Floats:
+    shape = (-1, *[1] * (value.codes.ndim - 1))
+    return np.multiply(value.codes, value.scales.reshape(shape), dtype=np.float32)
+
+
+def sharpen(weights: Weights, amount: float) -> dict[str, Floats]:
+    """Fold the sharpening of the mel into HiFT's first layer (models/chatterbox/hift/sharpen.py)."""
+    first = "conv_pre.weight"
+    result = dict(weights)
+    if amount:
+        bands = result[first].shape[1]
+        reach = NEIGHBOURHOOD_BANDS // 2
+        index = np.clip(np.arange(bands)[:, None] + np.arange(-reach, reach + 1), 0, bands - 1)
+        mean = np.zeros((bands, bands), np.float32)
+        np.add.at(mean, (np.arange(bands)[:, None], index), np.float32(1 / NEIGHBOURHOOD_BANDS))
+        unit = np.eye(bands, dtype=np.float32)
+        operator = unit + np.float32(amount) * (unit - mean)
+        result[first] = np.ascontiguousarray(np.einsum("cbt,bm->cmt", result[first], operator))
+    return result
+
+
+def flow_weights(source: ModelSource) -> dict[str, Floats | RowQuantized]:
+    """Return the flow's tensors; the table of token embeddings stays in int8 where it is stored so."""
+    if source.has("s3gen"):
+        flow, _ = source.shared("s3gen", _missing)
+        return {**_state(flow)}
+    return read_packed(source.files["s3gen"], "flow.")
+
+
+def hift_weights(source: ModelSource) -> dict[str, Floats]:
+    if source.has("s3gen"):
+        _, hift = source.shared("s3gen", _missing)
+        return _state(hift)
+    stored = unpack(read_packed(source.files["s3gen"], "mel2wav."))
+    return sharpen(stored, source.info.preset.hift.sharpening)
+
+
+def t3_weights(source: ModelSource) -> dict[str, Floats | RowQuantized]:
+    if source.has("t3"):
+        return {**_state(source.shared("t3", _missing))}
+    return read_packed(source.files["t3"])
+
+
+def _state(network: Any) -> dict[str, Floats]:
+    return {name: np.asarray(value.detach(), np.float32) for name, value in network.state_dict().items()}
+
+
+def _missing() -> Any:
+    raise AssertionError("`ModelSource.has` was checked before")
