@@ -8,7 +8,8 @@ reference.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
@@ -30,6 +31,8 @@ from nightingale.voices.voice import Voice
 
 FRAMES: Final = CLOCKS.frames_per_token
 SOLVER_STEPS: Final = 2
+CACHED_PROMPTS: Final = 8
+"""Voices whose rendered prompts are kept; one takes a few megabytes."""
 EMBEDDING: Final = "input_embedding.weight"
 
 
@@ -76,6 +79,7 @@ class FlowNetwork:
         self._estimator = StreamingSession(EstimatorGraph(config, floats, step), threads)
         times = [number * step for number in range(SOLVER_STEPS + 1)]
         self._times = [_time_inputs(config, floats, t, r) for t, r in pairwise(times)]
+        self.prompt = lru_cache(CACHED_PROMPTS)(self._render_prompt)
         self._speaker = floats["spk_embed_affine_layer.weight"], floats["spk_embed_affine_layer.bias"]
         self._distances = [
             _DistanceTables({name: floats[f"{name}.linear_pos.weight"] for name in names}, config)
@@ -83,6 +87,7 @@ class FlowNetwork:
         ]
 
     def start(self) -> FlowState:
+        """Return the state of an utterance without a prompt."""
         return FlowState(encoder=self._encoder.start(), steps=(self._estimator.start(),) * SOLVER_STEPS)
 
     def speaker(self, vector: Floats) -> Floats:
@@ -126,6 +131,33 @@ class FlowNetwork:
             for encoder, steps in zip(encoders, after, strict=True)
         ]
 
+    def noise(self, key: int, first: int, frames: int) -> Floats:
+        """Return the noise (frames, mel) that a stream starts from, by frames counted from the prompt's first."""
+        scale, bands = self.config.noise_scale, self.config.mel_bands
+        if not scale:
+            return np.zeros((frames, bands), np.float32)
+        return np.float32(scale) * normal(key, first, frames, bands)
+
+    def _render_prompt(self, voice: Voice) -> tuple[int, FlowState]:
+        """Render a voice's prompt alone; return the tokens that were rendered, and the state after them.
+
+        The last tokens wait for those they look ahead to. The noise is the voice's own, so that every request
+        has the same past.
+        """
+        ids = voice.flow_prompt_ids.tolist()
+        if (tokens := len(ids) - LOOKAHEAD_TOKENS) <= 0:
+            return 0, self.start()
+        block = FlowBlock(
+            ids=ids,
+            tokens=tokens,
+            speaker=self.speaker(voice.flow_speaker),
+            prompt_mel=voice.flow_prompt_mel[: FRAMES * tokens],
+            noise=self.noise(stream_key(0, f"prompt/{voice.content_hash}"), 0, FRAMES * tokens),
+            state=self.start(),
+        )
+        _, (state,) = self.render([block])
+        return tokens, state
+
     def _embed(self, ids: np.ndarray) -> Floats:
         table = self._embedding
         return table.rows(ids) if isinstance(table, RowQuantized) else table[ids]
@@ -141,57 +173,37 @@ class FlowStream:
     """
 
     def __init__(self, flow: FlowNetwork, voice: Voice, *, seed: int) -> None:
-        self._flow, self._voice = flow, voice
+        self._flow, self._voice, self._key = flow, voice, stream_key(seed, "flow")
         self._speaker = flow.speaker(voice.flow_speaker)
-        self._key = stream_key(seed, "flow")
-        self._state = flow.start()
         # Tokens are counted from the prompt's first. `_ids` are those from `_start` on, where the next block
         # begins; mel is returned from `_done` on.
-        self._start, self._done = 0, len(voice.flow_prompt_ids)
-        self._ids: list[int] = voice.flow_prompt_ids.tolist()
-        self._render_prompt()
+        self._start, self._state = flow.prompt(voice)
+        self._done = len(voice.flow_prompt_ids)
+        self._ids: list[int] = voice.flow_prompt_ids[self._start :].tolist()
 
     def next_block(self, tokens: list[int], *, final: bool) -> FlowBlock | None:
         """Take tokens and return the block that they complete, if any."""
         self._ids += tokens
         ready = len(self._ids) - (0 if final else LOOKAHEAD_TOKENS)
-        return self._block(ready) if self._start + ready > self._done else None
-
-    def finish(self, block: FlowBlock, mel: Floats, state: FlowState) -> Floats:
-        """Advance past a rendered block; return its frames (frames, mel) after the prompt."""
-        fresh = mel[FRAMES * max(0, self._done - self._start) :]
-        self._state, self._start = state, self._start + block.tokens
-        self._done = max(self._done, self._start)
-        del self._ids[: block.tokens]
-        return fresh
-
-    def _render_prompt(self) -> None:
-        """Render the voice's prompt alone, with noise of its own, so that every request has the same past."""
-        if (tokens := len(self._ids) - LOOKAHEAD_TOKENS) > 0:
-            own = stream_key(0, f"prompt/{self._voice.content_hash}")
-            block = self._block(tokens)
-            block = replace(block, noise=self._noise(own, 0, FRAMES * tokens))
-            (_,), (self._state,) = self._flow.render([block])
-            self._start = tokens
-            del self._ids[:tokens]
-
-    def _block(self, tokens: int) -> FlowBlock:
-        first, last = FRAMES * self._start, FRAMES * (self._start + tokens)
+        if self._start + ready <= self._done:
+            return None
+        first, last = FRAMES * self._start, FRAMES * (self._start + ready)
         return FlowBlock(
             ids=list(self._ids),
-            tokens=tokens,
+            tokens=ready,
             speaker=self._speaker,
             prompt_mel=self._voice.flow_prompt_mel[first:last],
-            noise=self._noise(self._key, first, last - first),
+            noise=self._flow.noise(self._key, first, last - first),
             state=self._state,
         )
 
-    def _noise(self, key: int, first: int, frames: int) -> Floats:
-        """Return the noise of frames that are counted from the prompt's first."""
-        config = self._flow.config
-        if not config.noise_scale:
-            return np.zeros((frames, config.mel_bands), np.float32)
-        return np.float32(config.noise_scale) * normal(key, first, frames, config.mel_bands)
+    def finish(self, block: FlowBlock, mel: Floats, state: FlowState) -> Floats:
+        """Advance past a rendered block; return its frames (frames, mel) after the prompt."""
+        fresh = mel[FRAMES * (self._done - self._start) :]
+        self._state, self._start = state, self._start + block.tokens
+        self._done = self._start
+        del self._ids[: block.tokens]
+        return fresh
 
 
 class _DistanceTables:

@@ -53,12 +53,16 @@ PADDED_SNAKE = -1.0
 class ConvGraph(NetworkGraph):
     """Streaming convolutions over (rows, channels, 1, columns)."""
 
-    def conv(self, x: str, weight: Floats, bias: Floats, name: str, *, stride: int = 1, dilation: int = 1) -> str:
+    def conv(
+        self, x: str, weight: Floats, bias: Floats, name: str, *, stride: int = 1, dilation: int = 1
+    ) -> str:
         """Convolve without padding; weight is (outputs, inputs, taps)."""
         inputs = [x, self.tensor(f"{name}.weight", weight[:, :, None]), self.tensor(f"{name}.bias", bias)]
         return self.node("Conv", inputs, strides=(1, stride), dilations=(1, dilation))
 
-    def join_inputs(self, x: str, name: str, channels: int, *, span: int, left: int, fill: float = 0.0) -> str:
+    def join_inputs(
+        self, x: str, name: str, channels: int, *, span: int, left: int, fill: float = 0.0
+    ) -> str:
         """Return x after the columns before it: `left` padding at first, later `span` from earlier blocks."""
         cache = self.cache(f"{name}.inputs", (channels, 1, f"{name}.past"), axis=3, start=left, fill=fill)
         joined = self.node("Concat", [cache, x], axis=3)
@@ -89,9 +93,7 @@ class ConvGraph(NetworkGraph):
         # The summand 1 of the snake, which is 0 beyond the start: there, v - cos v is -1.
         bias = scale * self.weights[f"{name}.bias"] + weight.sum(axis=(1, 2))
         span = (weight.shape[2] - 1) * dilation
-        joined = self.join_inputs(
-            snake, name, weight.shape[1], span=span, left=span, fill=PADDED_SNAKE
-        )
+        joined = self.join_inputs(snake, name, weight.shape[1], span=span, left=span, fill=PADDED_SNAKE)
         return self.conv(joined, weight, bias, name, dilation=dilation)
 
 
