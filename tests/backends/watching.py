@@ -18,7 +18,7 @@ WAITS = (
     "aten.equal",
 )
 BRINGS = ("aten.lift_fresh",)
-"""What torch.tensor([...]) ends in."""
+"""The operation that torch.tensor([...]) ends in."""
 
 
 class HostWatch(TorchDispatchMode):

@@ -1,6 +1,6 @@
 """Import rules: which package may import which, no cycles, and where torch may appear.
 
-`MAY_IMPORT` is the import graph that docs/architecture.md draws; a test compares the two.
+`MAY_IMPORT` is the import graph that docs/architecture.md shows; a test compares the two.
 """
 
 from __future__ import annotations
@@ -218,7 +218,7 @@ def section(heading: str) -> str:
     return found[1]
 
 
-def test_the_architecture_page_draws_this_import_graph() -> None:
+def test_the_architecture_page_shows_this_import_graph() -> None:
     """Each row of the drawing lists packages; imports go to rows further down."""
     (drawing,) = re.findall(r"```text\n(.*?)```", section("Import graph"), re.DOTALL)
     row_of = {name: at for at, line in enumerate(drawing.splitlines()) for name in re.findall(r"\w+", line)}

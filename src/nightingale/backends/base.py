@@ -46,7 +46,7 @@ class Machine:
     instructions: str
     """A CPU's vector instructions, such as AVX512, or a GPU's architecture, such as sm_90."""
     problem: str | None = None
-    """Why a GPU that is present cannot be used; None if nothing is wrong."""
+    """The reason why a GPU that is present cannot be used, if any."""
     free_bytes: int | None = None
     """Free GPU memory."""
 
@@ -63,11 +63,11 @@ class ModelInfo:
     preset: Preset
     defaults: ModelDefaults
     synthetic: bool = False
-    """Whether it has no weights and makes test signals only (backends/noise)."""
+    """True if it has no weights and makes test signals only (backends/noise)."""
 
     @property
     def guidable(self) -> bool:
-        """Whether T3 can run two rows per utterance for classifier-free guidance."""
+        """True if T3 can run two rows per utterance for classifier-free guidance."""
         return "cfg_weight" not in self.defaults.ignored
 
     @property
@@ -144,7 +144,7 @@ class DraftModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a backend is opened for: the profile, the device and the precision that were chosen."""
+    """The profile, the device and the precision that a backend is opened for."""
 
     profile: Profile
     machine: Machine
@@ -203,8 +203,8 @@ class RenderStream(Protocol):
     """One utterance between speech tokens and samples."""
 
     prefers_large_batches: bool
-    """Whether blocks after the first should be as large as possible while other requests run. True where
-    several blocks are rendered in the time of one; otherwise blocks do not depend on concurrency."""
+    """True if blocks after the first should be as large as possible while other requests run, which pays where
+    a batch of blocks takes the time of one; otherwise blocks do not depend on concurrency."""
 
     def next_cut(self, waiting: int, *, finished: bool, wanted: int) -> BlockCut | None:
         """Return what the next block takes of `waiting` tokens, or None while there are too few.
@@ -222,12 +222,12 @@ class Block:
     """Speech tokens of one utterance that are rendered together."""
 
     stream: Any
-    """What `Renderer.open` returned."""
+    """The stream that `Renderer.open` returned."""
     tokens: list[int]
     first: bool
     final: bool
     alone: bool
-    """Whether no other request is being served."""
+    """True if no other request is being served."""
     record: Callable[[str, float], float] = field(default=lambda stage, started: started)  # noqa: ARG005
     """Books the time since `started` (time.perf_counter) on a stage of the request's metrics."""
 
@@ -258,7 +258,7 @@ class Renderer(Protocol):
         """Render blocks with equal batch keys. If this raises, no stream has changed."""
 
     def decoder_busy(self, busy: bool) -> None:
-        """Hear whether the decoder has work. It may change when blocks are rendered, never how they sound."""
+        """Tell whether the decoder has work. This may change when blocks are rendered, never their samples."""
 
     def close(self) -> None:
         """Stop; nothing more will be rendered."""
@@ -285,7 +285,7 @@ class Backend(Protocol):
 
     name: str
     description: str
-    """What it does, in a few words, for `nightingale doctor --plan`."""
+    """A short description for `nightingale doctor --plan`."""
     device_kinds: tuple[str, ...]
     """Kinds of device it runs on, such as "cuda"; empty for any kind."""
 

@@ -58,7 +58,7 @@ class Profile:
 
     @property
     def needs_torch_kv_cache(self) -> bool:
-        """Whether T3's KV cache must be one of the PyTorch backend's compressed ones."""
+        """True if T3's KV cache must be one of the PyTorch backend's compressed ones."""
         return bool(self.cache) or self.keep < 100
 
 
@@ -144,4 +144,4 @@ OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "draft": ("draft", str),
     "slots": ("slots", _slots),
 }
-"""What may follow a profile's name: the field it sets, and how its value is read."""
+"""Options that may follow a profile's name: the field each sets, and the reader of its value."""

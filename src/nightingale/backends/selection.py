@@ -43,7 +43,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What runs each role of a model, and why."""
+    """The backend of each role of a model, and the reasons."""
 
     model: str
     profile: Profile

@@ -12,7 +12,7 @@ from nightingale.audio.crossfade import HOLD_FRAMES, Crossfade
 from nightingale.backends.cuda.random import int64_key
 from nightingale.backends.cuda.vocoder.bucketed_vocoder import BucketedVocoder
 from nightingale.backends.cuda.vocoder.vocoder_windows import EMPTY_WINDOW, VocoderWindows, context_frames
-from nightingale.backends.torch.sample_stream import SampleStream, guessed_frames, harmonic_phase
+from nightingale.backends.torch.sample_stream import SampleStream, extrapolated_frames, harmonic_phase
 from nightingale.models.chatterbox.hift.generator import Hift
 
 BLOCKS = [9, 16, 32, 40, 7]
@@ -38,9 +38,9 @@ def plain(hift: Hift, seed: int) -> list[np.ndarray]:
 
 
 def by_windows(hift: Hift, seeds: list[int]) -> list[list[np.ndarray]]:
-    most = sum(context_frames(hift)) + max(BLOCKS) + HOLD_FRAMES + guessed_frames(hift)
+    most = sum(context_frames(hift)) + max(BLOCKS) + HOLD_FRAMES + extrapolated_frames(hift)
     vocoder = BucketedVocoder(hift, batches=(1, 4), frames=(40, most))
-    windows = VocoderWindows(vocoder, hold_frames=HOLD_FRAMES, extrapolated_frames=guessed_frames(hift))
+    windows = VocoderWindows(vocoder, hold_frames=HOLD_FRAMES, extrapolated_frames=extrapolated_frames(hift))
     states, crossfades = [EMPTY_WINDOW] * len(seeds), [Crossfade() for _ in seeds]
     samples_by_row: list[list[np.ndarray]] = [[] for _ in seeds]
     for number in range(len(BLOCKS)):

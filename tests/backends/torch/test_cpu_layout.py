@@ -24,9 +24,9 @@ from nightingale.models.layers.kv_cache import BatchedKVCache, DenseKVCache, KVC
 
 ARM, X86 = "aarch64", "x86_64"
 ROUNDING = 1e-12
-"""Of double precision, in which all of these run that can."""
+"""Tolerance in double precision, in which all of these run that can."""
 SINGLE = 2e-5
-"""Of single precision, through a whole network whose numbers are about one."""
+"""Tolerance in single precision, through a whole network whose values are about one."""
 
 
 @pytest.fixture(autouse=True)

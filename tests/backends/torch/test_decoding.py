@@ -127,7 +127,7 @@ def prompt_of(t3: T3, voice: Voice, *, guided: bool) -> Tensor:
 
 
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
-def test_the_same_seed_draws_the_same_ids(config: T3Config, voice: Voice) -> None:
+def test_the_same_seed_samples_the_same_ids(config: T3Config, voice: Voice) -> None:
     t3, warm = lively(config), replace(PLAIN, temperature=1.0)
     assert said(t3, voice, sampling=warm, seed=1) == said(t3, voice, sampling=warm, seed=1)
     assert said(t3, voice, sampling=warm, seed=1) != said(t3, voice, sampling=warm, seed=2)
@@ -198,7 +198,7 @@ def test_the_limit_ends(limit: int, voice: Voice) -> None:
     assert said(t3, voice, defaults=replace(ENGLISH, max_new_tokens=limit)) == [5] * limit
 
 
-def test_turbo_draws_one_more_than_its_loop(voice: Voice) -> None:
+def test_turbo_samples_one_more_than_its_loop(voice: Voice) -> None:
     roomy = replace(GPT2, backbone=Gpt2Config(layers=1, width=8, heads=1, positions=1100))
     assert len(said(Scripted(roomy, [{5: 9.0}]), voice, defaults=TURBO)) == 1001
     assert len(said(Scripted(LLAMA, [{5: 9.0}]), voice, defaults=ENGLISH)) == 1000
@@ -245,7 +245,7 @@ def test_a_text_too_long_is_refused_before_anything_is_drawn(voice: Voice) -> No
     assert t3.step == 0
 
 
-def test_two_interleaved_utterances_do_not_hear_each_other(tiny_model: Model) -> None:
+def test_two_interleaved_utterances_do_not_affect_each_other(tiny_model: Model) -> None:
     voice = tiny_model.default_voice
     assert voice is not None
 

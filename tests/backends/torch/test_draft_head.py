@@ -1,4 +1,4 @@
-"""Guesses at T3's next thought, as a user switches them on."""
+"""Wren's draft head, as a user switches it on."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def test_a_file_is_known_by_what_it_holds(tiny_model: Model, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("temperature", [0.3, 0.0], ids=["sampled", "greedy"])
-def test_wren_says_the_same_with_its_own_guesses(temperature: float) -> None:
-    """By onnxruntime where it is installed, and by torch elsewhere."""
+def test_wren_samples_the_same_tokens_with_its_draft_head(temperature: float) -> None:
+    """ONNX Runtime runs it where it is installed, torch elsewhere."""
     said = []
     for profile in ("balanced", "balanced+draft=guess"):
         with TTS("wren", profile=profile) as tts:
             said.append(tts.say("A small bird sang before it was light.", seed=3, temperature=temperature))
-    plain, guessed = said
-    assert (plain.samples == guessed.samples).all()
+    plain, drafted = said
+    assert (plain.samples == drafted.samples).all()
     assert plain.metrics.drafted == 0
     if find_spec("onnxruntime"):  # torch's passes over several tokens do not pay everywhere
-        assert guessed.metrics.accepted > 0.3 * guessed.metrics.drafted > 0
+        assert drafted.metrics.accepted > 0.3 * drafted.metrics.drafted > 0

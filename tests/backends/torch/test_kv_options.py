@@ -164,9 +164,9 @@ def test_a_compressed_cache_is_only_in_pytorch(tiny_model: Model, backend: str) 
 def spoken(model: Model, profile: Profile) -> list[tuple[bytes, int, int]]:
     with TTS.over(model, profile) as tts:
         texts = ["One.", "Two, and a little more of it.", "Three!"]
-        heard = tts.say_many(texts, seed=5)
+        clips = tts.say_many(texts, seed=5)
         return [
-            (audio.samples.tobytes(), audio.metrics.tokens, audio.metrics.memory_bytes) for audio in heard
+            (audio.samples.tobytes(), audio.metrics.tokens, audio.metrics.memory_bytes) for audio in clips
         ]
 
 
@@ -195,8 +195,8 @@ def test_eviction_and_eight_bits_work_together_in_the_engine(short: Model, table
 
 def test_guessing_ahead_in_the_engine_over_cells_changes_nothing(short: Model, table: AttentionTable) -> None:
     profile = replace(EXACT, slots=2, cache="int8", keep=20)
-    plain, guessed = spoken(short, profile), spoken(short, replace(profile, draft="exit:1"))
-    assert guessed == plain
+    plain, drafted = spoken(short, profile), spoken(short, replace(profile, draft="exit:1"))
+    assert drafted == plain
 
 
 def test_who_does_not_fit_waits_and_is_then_served(short: Model) -> None:
@@ -215,7 +215,7 @@ def test_who_can_never_fit_is_told(short: Model) -> None:
         tts.say("A text that needs more than that.")
 
 
-def test_cells_are_given_back_when_everybody_has_spoken(short: Model) -> None:
+def test_blocks_are_freed_when_all_utterances_have_ended(short: Model) -> None:
     profile = replace(BALANCED, slots=2, cache="int8")
     opened = open_decoder(short, profile)
     with TTS.over(short, profile) as tts:
@@ -224,7 +224,7 @@ def test_cells_are_given_back_when_everybody_has_spoken(short: Model) -> None:
         assert isinstance(decoder, HostDecoder)
         assert isinstance(decoder.runner, TorchRunner)
         assert isinstance(decoder.runner.pool, PagedKVPool)
-        assert decoder.runner.pool.used_bytes == 0
+        assert decoder.runner.pool.block_pool.used_bytes == 0
         assert decoder.kv_bytes == opened.kv_bytes > 0
 
 
@@ -258,13 +258,13 @@ def test_without_a_budget_slots_alone_decide() -> None:
 
 
 def test_a_dense_stream_needs_its_slot_and_fills_its_positions(tiny_model: Model) -> None:
-    room = kv_budget(tiny_model.source, setup_of(BALANCED), t3_of(tiny_model), None)
+    budget = kv_budget(tiny_model.source, setup_of(BALANCED), t3_of(tiny_model), None)
     backbone = t3_of(tiny_model).config.backbone
     position = 2 * 4 * backbone.layers * backbone.width
-    assert room.used(10, 5) == 15 * position
-    assert room.reserved(10, 5) == room.reserved(1, 1) > room.used(10, 5)
+    assert budget.used(10, 5) == 15 * position
+    assert budget.reserved(10, 5) == budget.reserved(1, 1) > budget.used(10, 5)
     pool = open_decoder(tiny_model, EXACT).kv_bytes
-    assert pool == BALANCED.slots * 2 * room.reserved(1, 1)
+    assert pool == BALANCED.slots * 2 * budget.reserved(1, 1)
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ def weights(net: torch.nn.Module) -> Tensors:
 
 
 def weight_normed(tensors: Tensors) -> Tensors:
-    """As the official file stores the vocoder: length and direction of every convolution but the source's."""
+    """Return the vocoder as the official file stores it: with weight norm on all but the source's convolutions."""
     out: Tensors = {}
     for name, t in tensors.items():
         if name.endswith(".weight") and t.dim() == 3 and not name.startswith("source_downs"):

@@ -28,7 +28,7 @@ def voice(tiny_model: Model) -> Voice:
 
 
 def frames(stream: MelStream, pushes: list[int]) -> list[int]:
-    """How many frames each push gives; the last is final."""
+    """Return the number of frames that each push gives; the last is final."""
     ids, given = iter(IDS), []
     for number, count in enumerate(pushes):
         mel = stream.push([next(ids) for _ in range(count)], final=number == len(pushes) - 1)
@@ -65,7 +65,7 @@ def test_whole_of_nothing_is_nothing(flow: Flow, voice: Voice) -> None:
     assert MelStream(flow, voice, seed=3, streaming=False).push([], final=True).shape == (80, 0)
 
 
-def test_the_seed_is_heard_in_the_stream_and_a_given_prompt_is_not(flow: Flow, voice: Voice) -> None:
+def test_the_seed_changes_the_mel_and_a_prepared_prompt_does_not(flow: Flow, voice: Voice) -> None:
     prompt = prepare_prompt(flow, voice)
     mel = MelStream(flow, voice, seed=3, streaming=True).push(IDS, final=True)
     same = MelStream(flow, voice, seed=3, streaming=True, prompt=prompt).push(IDS, final=True)

@@ -42,7 +42,7 @@ CPU = torch.device("cpu")
 KINDS = [torch.int8, torch.float8_e4m3fn]
 PROMPTS = [5, 9, 7]
 CLOSE: Any = {"rtol": 1e-3, "atol": 2e-3}
-"""Of scores over rounded cells: a number half-way between two steps may be rounded either way."""
+"""Tolerance of attention over quantized blocks: a value half-way between two steps may round either way."""
 
 
 @pytest.fixture(scope="module")
@@ -69,19 +69,19 @@ def plan_of(t3: T3, kind: torch.dtype, *, windows: bool = False, spare: int = LO
 def cell_runner(
     t3: T3, plan: KVBlockLayout | None, *, batched: bool = False, slots: int = 4, **more: Any
 ) -> TorchRunner:
-    """In cells, or in slots if there is no plan."""
+    """Return a runner over paged caches, or over dense ones without a layout."""
     pool = None
     if plan is not None:
         sizes = {"slots": slots, "rows_per_slot": 2, "prompt": 12, "tokens": BUDGET}
         pool = PagedKVPool(plan, **sizes, device=CPU, **more)  # type: ignore[arg-type]
-    room = {
+    sizes = {
         "slots": slots,
         "rows_per_slot": 2,
         "capacity": 12 + BUDGET,
         "spare": LONGEST,
         "max_new_tokens": BUDGET,
     }
-    return TorchRunner(t3, **room, batched=batched, pool=pool)  # type: ignore[arg-type]
+    return TorchRunner(t3, **sizes, batched=batched, pool=pool)  # type: ignore[arg-type]
 
 
 def begin(runner: TorchRunner, rows: list[int], max_tokens: dict[int, int] | None = None) -> None:
@@ -169,7 +169,7 @@ def test_streams_of_different_lengths_score_together_as_alone(
 
 
 def windowed(q: Tensor, keys: Tensor, values: Tensor, prompt: int, windows: tuple[int, ...]) -> Tensor:
-    """What the last position may see: the prompt, and of the rest each head its window."""
+    """Return the mask of the last position: the prompt, and for each head the window after it."""
     at, last = torch.arange(keys.shape[2]), keys.shape[2] - 1
     seen = torch.stack([(at < prompt) | (at > last - window) for window in windows])[None, :, None]
     return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
@@ -189,9 +189,9 @@ def test_each_head_sees_the_prompt_and_its_own_window_and_nothing_else(spare: in
     for at in range(prompt, prompt + tokens):
         new = slice(at, at + 1)
         assert memory.positions(q[:, 0, new]).tolist() == [at]
-        heard = memory.attend(q[:, :, new], k[:, :, new], v[:, :, new])
+        attended = memory.attend(q[:, :, new], k[:, :, new], v[:, :, new])
         expected = windowed(q[:, :, new], k[:, :, : at + 1], v[:, :, : at + 1], prompt, windows)
-        torch.testing.assert_close(heard, expected, msg=lambda text, at=at: f"position {at}: {text}")
+        torch.testing.assert_close(attended, expected, msg=lambda text, at=at: f"position {at}: {text}")
 
 
 def test_the_prompt_is_never_dropped_however_much_is_said(nets: dict[str, T3]) -> None:
@@ -214,13 +214,13 @@ def test_the_prompt_is_never_dropped_however_much_is_said(nets: dict[str, T3]) -
 @pytest.mark.parametrize("batched", [False, True], ids=["alone", "batched"])
 @pytest.mark.parametrize("windows", [False, True], ids=["all", "windows"])
 @pytest.mark.parametrize("kind", [torch.int8, torch.float32], ids=str)
-def test_rewinding_equals_never_having_guessed(
+def test_rewinding_equals_never_having_drafted(
     kind: torch.dtype, windows: bool, batched: bool, nets: dict[str, T3]
 ) -> None:
     t3 = nets["multilingual"]
     plan = plan_of(t3, kind, windows=windows)
-    guessed, plain = cell_runner(t3, plan, batched=batched), cell_runner(t3, plan)
-    for runner in (guessed, plain):
+    drafted, plain = cell_runner(t3, plan, batched=batched), cell_runner(t3, plan)
+    for runner in (drafted, plain):
         begin(runner, [2, 1])
     # Far enough that every ring has come round, with guesses of every length on the way.
     for step in range(1, 21):
@@ -229,8 +229,8 @@ def test_rewinding_equals_never_having_guessed(
             VerifyInput(slot=slot, tokens=[10 * slot + step, *[99] * (count * slot)], position=step)
             for slot in range(2)
         ]
-        passed = guessed.verify(trials)
-        guessed.rewind(1, count)
+        passed = drafted.verify(trials)
+        drafted.rewind(1, count)
         for mine, other in zip(passed, plain.step(turns([0, 1], step)), strict=True):
             torch.testing.assert_close(mine[:, 0], other, **CLOSE)
 
@@ -272,7 +272,7 @@ def test_guessing_ahead_over_cells_says_what_plain_decoding_over_them_says(
     draft = draft_of(kind, name, nets, target)
     budget = budget_for(nets[name])
     decoder = SpeculativeDecoder(target, draft, budget, costs=FREE, after=1, longest=LONGEST)
-    heard = Batch(nets[name], name, decoder, temperature=temperature).run()
-    check_same(heard, expected)
-    assert heard.drafted > 0
-    assert target.pool.used_bytes == 0, "who has left holds nothing"
+    batch = Batch(nets[name], name, decoder, temperature=temperature).run()
+    check_same(batch, expected)
+    assert batch.drafted > 0
+    assert target.pool.block_pool.used_bytes == 0, "a released slot holds blocks"

@@ -63,12 +63,12 @@ def test_a_stream_takes_what_it_may_need_and_gives_it_back(nets: dict[str, T3]) 
     heads = plan.layers * plan.heads
     assert short == 2 * heads * (PROMPTS[0] + 3 + 1)
     assert long < heads * (PROMPTS[1] + BUDGET), "windows are shorter than the utterance"
-    assert runner.pool.used_bytes == (short + long) * plan.block_bytes
+    assert runner.pool.block_pool.used_bytes == (short + long) * plan.block_bytes
     runner.release(0)
     runner.move(1, 0)
-    assert runner.pool.used_bytes == long * plan.block_bytes
+    assert runner.pool.block_pool.used_bytes == long * plan.block_bytes
     runner.release(0)
-    assert runner.pool.used_bytes == 0
+    assert runner.pool.block_pool.used_bytes == 0
 
 
 def test_what_a_stream_fills_is_counted_by_position_and_window() -> None:
@@ -111,7 +111,7 @@ def test_who_outgrows_its_cells_is_told_before_anything_is_written(nets: dict[st
     assert [layer.position for layer in runner.caches[0]] == [PROMPTS[0] + 2] * t3.config.backbone.layers
 
 
-def test_after_a_fault_whoever_comes_next_is_unharmed(nets: dict[str, T3]) -> None:
+def test_an_error_does_not_harm_the_next_utterance_of_the_slot(nets: dict[str, T3]) -> None:
     t3 = nets["multilingual"]
     runner, untouched = (cell_runner(t3, plan_of(t3, torch.int8)) for _ in range(2))
     begin(runner, [1])

@@ -57,7 +57,7 @@ def test_wren_gives_the_same_samples_under_concurrency() -> None:
 
 
 def check_concurrent(tts: TTS) -> None:
-    """Up to rounding: the last block of somebody alone is rendered by more threads."""
+    """Compare up to rounding: the last block of a request that runs alone is vocoded by more threads."""
     alone = [tts.say(text, seed=1).samples for text in TEXTS]
     for among, own in zip(tts.say_many(TEXTS, seed=1), alone, strict=True):
         assert len(among.samples) == len(own)

@@ -65,7 +65,7 @@ def test_a_batched_step_scores_as_each_would_alone(
 
 
 @pytest.mark.parametrize(("rows", "computed"), [([1, 1, 1], 3), ([2, 2, 2], 6), ([1, 2, 1], 6)], ids=str)
-def test_rows_that_nobody_uses_are_not_computed(
+def test_unused_rows_are_not_computed(
     rows: list[int], computed: int, runner_of: Callable[..., TorchRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, seen = runner_of(rows, batched=True), []
@@ -109,19 +109,19 @@ def test_a_pass_over_several_tokens_scores_as_so_many_steps(
 
 
 @pytest.mark.parametrize("batched", [False, True])
-def test_rewinding_equals_never_having_guessed(batched: bool, runner_of: Callable[..., TorchRunner]) -> None:
-    guessed, plain = (runner_of([2, 1], batched=batched, spare=4) for _ in range(2))
-    guessed.verify(
+def test_rewinding_equals_never_having_drafted(batched: bool, runner_of: Callable[..., TorchRunner]) -> None:
+    drafted, plain = (runner_of([2, 1], batched=batched, spare=4) for _ in range(2))
+    drafted.verify(
         [VerifyInput(slot=0, tokens=[3, 90, 91], position=1), VerifyInput(slot=1, tokens=[4, 5], position=1)]
     )
-    guessed.rewind(0, 2)
-    guessed.rewind(1, 1)
+    drafted.rewind(0, 2)
+    drafted.rewind(1, 1)
     plain.step([StepInput(slot=0, token=3, position=1), StepInput(slot=1, token=4, position=1)])
-    for one, other in zip(guessed.step(turns([0, 1], 2)), plain.step(turns([0, 1], 2)), strict=True):
+    for one, other in zip(drafted.step(turns([0, 1], 2)), plain.step(turns([0, 1], 2)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_a_step_that_fails_for_one_is_taken_for_nobody(
+def test_a_step_that_fails_for_one_is_taken_for_none(
     runner_of: Callable[..., TorchRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner, untouched = (runner_of([1, 1], batched=False) for _ in range(2))
@@ -151,7 +151,7 @@ def test_the_first_layers_alone_share_the_memory_and_leave_the_rest(
     assert len(next(iter(runner.t3.tfmr.children()))) == 2  # type: ignore[arg-type]
 
 
-def test_a_fresh_memory_is_zero_and_takes_no_room_until_it_is_written() -> None:
+def test_a_new_kv_cache_is_zero_and_takes_no_memory_until_it_is_written() -> None:
     rows = {"rows": 8, "heads": 16, "capacity": 4096, "width": 64}
     before = resident_bytes()
     memory = DenseKVCache(**rows, dtype=torch.bfloat16, device=torch.device("cpu"))

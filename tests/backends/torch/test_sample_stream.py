@@ -85,7 +85,7 @@ def test_two_frames_and_960_samples_per_token(tiny_model: Model) -> None:
     assert np.abs(samples).max() <= 0.99
 
 
-def test_the_voice_and_the_seed_are_heard_in_the_mel(tiny_model: Model) -> None:
+def test_the_voice_and_the_seed_change_the_mel(tiny_model: Model) -> None:
     from dataclasses import replace
 
     voice, flow = tiny_model.default_voice, s3gen_of(tiny_model)[0]

@@ -183,13 +183,13 @@ def speculative(kind: str, name: str, nets: dict[str, T3], *, batched: bool) -> 
     return SpeculativeDecoder(runner, draft, budget_for(runner.t3), costs=FREE, after=1, longest=LONGEST)
 
 
-def check_same(heard: Batch, expected: Batch) -> None:
-    """Who was interrupted may have come further or less far; what both said must be one beginning."""
+def check_same(batch: Batch, expected: Batch) -> None:
+    """Compare up to the shorter length: an interrupted request may have come further or less far."""
     for seed in (2, 3, 11):
-        assert heard.said[seed] == expected.said[seed], f"seed {seed}"
+        assert batch.said[seed] == expected.said[seed], f"seed {seed}"
     for seed in (0, 1):
-        both = min(len(heard.said[seed]), len(expected.said[seed]))
-        assert heard.said[seed][:both] == expected.said[seed][:both], f"seed {seed}"
+        both = min(len(batch.said[seed]), len(expected.said[seed]))
+        assert batch.said[seed][:both] == expected.said[seed][:both], f"seed {seed}"
 
 
 @pytest.mark.parametrize("batched", [False, True], ids=["alone", "batched"])
@@ -200,14 +200,14 @@ def test_speculative_decoding_says_what_plain_decoding_says(
     name: str, kind: str, temperature: float, batched: bool, nets: dict[str, T3]
 ) -> None:
     expected = Batch(nets[name], name, plain(nets[name], False), temperature=temperature).run()
-    draws = speculative(kind, name, nets, batched=batched)
-    heard = Batch(nets[name], name, draws, temperature=temperature).run()
-    check_same(heard, expected)
-    assert heard.accepted <= heard.drafted
+    decoder = speculative(kind, name, nets, batched=batched)
+    batch = Batch(nets[name], name, decoder, temperature=temperature).run()
+    check_same(batch, expected)
+    assert batch.accepted <= batch.drafted
     if kind != "lookup":
-        assert heard.drafted > 0
+        assert batch.drafted > 0
     if kind == "same":
-        assert heard.accepted > 0.8 * heard.drafted, "the target guesses itself"
+        assert batch.accepted > 0.8 * batch.drafted, "the target drafts for itself"
 
 
 class Broken:
@@ -228,15 +228,15 @@ class Broken:
     def move(self, source: int, target: int) -> None: ...
 
 
-def test_a_draft_that_fails_costs_nobody_a_token(nets: dict[str, T3]) -> None:
+def test_a_draft_that_fails_costs_no_utterance_a_token(nets: dict[str, T3]) -> None:
     name, draft = "multilingual", Broken()
     runner = EmbeddedRunner(nets[name], **POOL, batched=True)  # type: ignore[arg-type]
-    draws = SpeculativeDecoder(runner, draft, budget_for(runner.t3), costs=FREE, after=1, longest=LONGEST)
-    check_same(Batch(nets[name], name, draws).run(), Batch(nets[name], name, plain(nets[name], True)).run())
+    decoder = SpeculativeDecoder(runner, draft, budget_for(runner.t3), costs=FREE, after=1, longest=LONGEST)
+    check_same(Batch(nets[name], name, decoder).run(), Batch(nets[name], name, plain(nets[name], True)).run())
     assert draft.asked > 5
 
 
-def test_nobody_is_asked_before_the_first_sound_has_its_tokens(nets: dict[str, T3]) -> None:
+def test_no_draft_is_used_before_the_first_block_has_its_tokens(nets: dict[str, T3]) -> None:
     draft = Broken()
     runner = EmbeddedRunner(nets["turbo"], **POOL, batched=False)  # type: ignore[arg-type]
     decoder = SpeculativeDecoder(runner, draft, budget_for(runner.t3), costs=FREE, after=5)
@@ -266,20 +266,20 @@ def test_a_draft_that_could_never_pay_is_never_asked() -> None:
     assert {length.next(1) for _ in range(3 * RETRY_AFTER)} == {0}
 
 
-def test_guesses_are_fewer_in_company_where_each_token_costs() -> None:
+def test_drafts_are_shorter_in_a_batch_where_each_token_costs() -> None:
     costs = Costs(several=1.0, token=0.2)
     assert DraftLength(costs).next(1) > DraftLength(costs).next(8)
 
 
-def test_who_is_passed_over_in_turn_is_not_guessed_for_in_company() -> None:
+def test_runners_that_verify_row_by_row_draft_nothing_in_a_batch() -> None:
     costs = Costs(several=1.2, token=0.1, draft=0.1, sequential=True)
     assert DraftLength(costs).next(1) > 0
-    assert {DraftLength(costs).next(company) for company in (2, 3, 8)} == {0}
+    assert {DraftLength(costs).next(size) for size in (2, 3, 8)} == {0}
 
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
-    """What each request drew in its last attempt, by its seed."""
+    """The tokens that each request sampled in its last attempt, by its seed."""
     kept: dict[int, list[int]] = {}
     accept, begin = Utterance.accept, Utterance._start_attempt
 
@@ -314,7 +314,7 @@ def test_the_engine_says_the_same_when_requests_leave_and_begin_anew(
             self.must_restart = True
 
     monkeypatch.setattr(Utterance, "_apply", once)
-    heard, metrics = [], []
+    runs, metrics = [], []
     for draft in ("", "exit:1", "lookup", "noise"):
         with engine(draft) as tts:
             gone = tts.stream("Somebody who will not stay to the end of this.", seed=9)
@@ -326,9 +326,9 @@ def test_the_engine_says_the_same_when_requests_leave_and_begin_anew(
             for stream in streams:
                 list(stream)
             drawn.pop(9)
-            heard.append(dict(drawn))
+            runs.append(dict(drawn))
             metrics.append(tts.say("Hello there.", seed=0).metrics)
-    assert heard[1:] == heard[:1] * 3
+    assert runs[1:] == runs[:1] * 3
     assert metrics[0].drafted == metrics[0].accepted == 0
     assert metrics[1].drafted > 0
     assert metrics[3].accepted > 0.8 * metrics[3].drafted > 0, "the model guesses for itself"

@@ -21,7 +21,7 @@ from nightingale.decoding.speculative import SpeculativeDecoder
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.defaults import MODEL_DEFAULTS
 
-FIRST, FEW, SLOTS, GUESSES = 5, 1000, 50, 3
+FIRST, FEW, SLOTS, DRAFT_TOKENS = 5, 1000, 50, 3
 BINS = 40
 UNLIKELY = 80.0
 """Chi-square with 40 degrees of freedom exceeds it once in 5,000 times; seeds are fixed."""
@@ -36,7 +36,7 @@ def t3() -> T3:
 def drawn(
     t3: T3, *, first_seed: int, guessing: bool, utterances: int, temperature: float = 0.1
 ) -> tuple[Said, int]:
-    """How often each beginning was said; and how many guesses were right."""
+    """Return the counts of each prefix, and the number of accepted draft tokens."""
     defaults = replace(MODEL_DEFAULTS["wren"], max_new_tokens=FIRST)
     sampling = replace(defaults.sampling, temperature=temperature, cfg_weight=0.0)
     pool = {
@@ -44,14 +44,14 @@ def drawn(
         "rows_per_slot": 1,
         "capacity": 60,
         "batched": True,
-        "spare": GUESSES,
+        "spare": DRAFT_TOKENS,
         "max_new_tokens": FIRST,
     }
     runner = EmbeddedRunner(t3, **pool)  # type: ignore[arg-type]
     decoder, budget = HostDecoder(runner, budget_for(t3)), budget_for(t3)
     if guessing:
         draft = ExitDraft(runner, layers=1)
-        decoder = SpeculativeDecoder(runner, draft, budget, costs=FREE, after=1, longest=GUESSES)
+        decoder = SpeculativeDecoder(runner, draft, budget, costs=FREE, after=1, longest=DRAFT_TOKENS)
     prompt = Prompt(text="", text_ids=[5] * 9, voice=voice_for(t3.config), exaggeration=0.5, guided=False)
     counts: Said = Counter()
     accepted = 0
@@ -85,13 +85,13 @@ def difference(one: Said, other: Said) -> float:
 
 
 @pytest.mark.parametrize("utterances", [4000, pytest.param(20_000, marks=pytest.mark.slow)])
-def test_guesses_do_not_change_how_often_an_id_is_drawn(t3: T3, utterances: int) -> None:
+def test_drafts_do_not_change_the_distribution_of_tokens(t3: T3, utterances: int) -> None:
     plain, none = drawn(t3, first_seed=0, guessing=False, utterances=utterances)
-    guessed, accepted = drawn(t3, first_seed=10_000_000, guessing=True, utterances=utterances)
+    drafted, accepted = drawn(t3, first_seed=10_000_000, guessing=True, utterances=utterances)
     assert none == 0
     assert accepted > utterances // 10
-    assert sum(plain.values()) == sum(guessed.values()) == utterances
-    assert difference(plain, guessed) < UNLIKELY
+    assert sum(plain.values()) == sum(drafted.values()) == utterances
+    assert difference(plain, drafted) < UNLIKELY
 
 
 def test_a_fifth_more_temperature_would_be_seen(t3: T3) -> None:

@@ -36,10 +36,10 @@ def test_no_transform_of_nothing_is_asked_for(pieces: list[int], causal: bool) -
     )
     stream = SampleStream(fill(Hift(config)), seed=1, streaming=True)
     with TransformWatch() as watch:
-        heard = [
+        samples = [
             stream.push(gaussian((80, frames), frames + 1), final=number + 1 == len(pieces))
             for number, frames in enumerate(pieces)
         ]
-    assert sum(map(len, heard)) == 480 * sum(pieces)
+    assert sum(map(len, samples)) == 480 * sum(pieces)
     assert watch.sizes, "nothing was transformed at all"
     assert min(watch.sizes) > 0

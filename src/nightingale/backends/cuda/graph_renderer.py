@@ -27,7 +27,7 @@ from nightingale.backends.cuda.flow.voice_prompt import VoicePromptCache
 from nightingale.backends.torch.devices import DTYPES
 from nightingale.backends.torch.mel_stream import CONTEXT_TOKENS
 from nightingale.backends.torch.renderer import PROMPT_CACHE_BYTES, TorchRenderer, TorchRenderStream
-from nightingale.backends.torch.sample_stream import guessed_frames, harmonic_phase
+from nightingale.backends.torch.sample_stream import extrapolated_frames, harmonic_phase
 from nightingale.backends.torch.weights import rendering_weights
 from nightingale.decoding.lru import BytesLRU
 from nightingale.models.chatterbox.hift.config import HiftConfig
@@ -147,7 +147,7 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
         blocks=tuple(sizes),
         context=CONTEXT_TOKENS,
         hold_frames=HOLD_FRAMES,
-        extrapolated_frames=guessed_frames(hift),
+        extrapolated_frames=extrapolated_frames(hift),
         batches=(*batches, min(MAX_BATCH, profile.slots)),
     )
     cache_bytes = max(PROMPT_CACHE_BYTES, (setup.machine.free_bytes or 0) // 10)

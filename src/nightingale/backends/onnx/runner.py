@@ -1,11 +1,11 @@
-"""T3's steps on a CPU by ONNX Runtime, with weights of eight bits or as they are: the engine's Verifier.
+"""T3's steps on a CPU by ONNX Runtime, in float32 or with int8 weights.
 
-As in the plain runner a slot is the memory of one utterance, two rows where it may be guided. The pool is one
-buffer per layer; a step binds the rows it needs as they lie there, and the graph writes into them.
+A slot is the KV cache of one utterance, two rows where it may be guided. The pool has one buffer per layer; a
+step binds the rows it needs in place, and the graph writes its new keys and values into them.
 
-A prompt is not read twice. What a voice puts before the text is the same in every prompt of it, and in both
-rows of a guided one; and the row that is not told the text differs between two prompts only in length. So the
-rows of the latest prompt are kept, and of a new one only what follows its longest common beginning is read.
+Prompts share prefixes: the voice's part precedes the text in every prompt and in both rows of a guided one, and
+unguided rows differ only in length. So the rows of the latest prompts are kept (`PrefixCache`), and a prefill
+reads only what follows the longest common prefix.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ from nightingale.models.chatterbox.t3.draft_head import TAPS
 from nightingale.models.chatterbox.t3.model import T3
 
 IDLE = 1
-"""Positions past the capacity, where rows that take no part in a step may write, and odd guesses."""
+"""Positions past the capacity, where rows that take no part in a step and padding may write."""
 
 
 class OnnxRunner:
+    """Run T3's step graph over a pool of KV caches; implements `DraftVerifier`."""
+
     def __init__(
         self,
         t3: T3,
@@ -49,8 +51,13 @@ class OnnxRunner:
         spare: int = 0,
         threads: int | None = None,
     ) -> None:
-        """graph: `GRAPH_FILE` of packed weights, or `exact_graph` of a T3. spare: positions past the capacity
-        for guesses. threads: of the graph's own pool; as many as torch uses if not told."""
+        """Open the graph and allocate the KV caches.
+
+        Args:
+            graph: The `GRAPH_FILE` of packed weights, or the `exact_graph` of a T3.
+            spare: Positions past the capacity for drafted tokens.
+            threads: Threads of the session; as many as torch uses by default.
+        """
         self.t3, self.rows_per_slot, self.batched = t3, rows_per_slot, batched
         self.capacity = capacity + spare
         self.session = open_session(graph, torch.get_num_threads() if threads is None else threads)
@@ -63,19 +70,19 @@ class OnnxRunner:
             for layer in range(backbone.layers)
             for name in ("keys", "values")
         }
-        self.turns: dict[str, Floats] = {}
+        self.rope: dict[str, Floats] = {}
         if (angles := rotary_tables(t3, positions)) is not None:
-            # Both halves of a head turn alike, so the attention operator takes one.
-            halves = (part[:, : part.shape[1] // 2] for part in angles)
-            self.turns = dict(zip(("cos", "sin"), map(np.ascontiguousarray, halves), strict=True))
+            # RoPE rotates both halves of a head alike, so the attention operator takes one table for both.
+            tables = (part[:, : part.shape[1] // 2] for part in angles)
+            self.rope = dict(zip(("cos", "sin"), map(np.ascontiguousarray, tables), strict=True))
         self._embeddings, self._prefix_cache = InputEmbeddings(t3), PrefixCache(rows_per_slot)
         self.rows: list[int] = [0] * slots
-        """rows[slot]: how many the utterance there uses."""
+        """rows[slot]: the rows that its utterance uses."""
         self.lengths: list[int] = [0] * slots
-        """lengths[slot]: how many positions it remembers."""
+        """lengths[slot]: the positions that its KV cache holds."""
         self._bound: dict[tuple[int, int, int], _Bound] = {}
-        self._thoughts: dict[int, tuple[int, Tensor]] = {}
-        """Of each slot's latest pass: the number of its first draw, and (rows, tokens, …): see `thought`."""
+        self._hidden: dict[int, tuple[int, Tensor]] = {}
+        """The latest pass of each slot: the number of its first draw, and its hidden states (rows, tokens, …)."""
 
     @property
     def kv_bytes(self) -> int:
@@ -94,134 +101,132 @@ class OnnxRunner:
         check_capacity(length, self.capacity)
         first = slot * self.rows_per_slot
         x = self._embeddings.add_positions(prompt.float()).contiguous()
-        scores = torch.empty(rows, self.t3.config.speech_vocab)
-        thoughts = torch.empty(rows, 1, (1 + TAPS) * self.t3.config.backbone.width)
+        logits = torch.empty(rows, self.t3.config.speech_vocab)
+        hidden = torch.empty(rows, 1, (1 + TAPS) * self.t3.config.backbone.width)
         for row in range(rows):
             known = self._prefix_cache.restore(x[row], partial(self._own, first + row))
-            scores[row], thoughts[row] = self._read(first + row, x[row : row + 1, known:], known)
+            logits[row], hidden[row] = self._read(first + row, x[row : row + 1, known:], known)
             self._prefix_cache.store(x[row], self._own(first + row, length))
         self.rows[slot], self.lengths[slot] = rows, length
-        self._thoughts[slot] = 0, thoughts
-        return scores
+        self._hidden[slot] = 0, hidden
+        return logits
 
     @torch.inference_mode()
-    def step(self, turns: Sequence[StepInput]) -> list[Logits]:
-        """Logits of the next token of each utterance, each (rows, vocab). All are taken, or none is."""
-        for turn in turns:
-            check_capacity(self.lengths[turn.slot] + 1, self.capacity)
-        if self.batched and len(turns) > 1:
-            scores, thoughts = self._run(0, max(turn.slot for turn in turns) + 1, turns)
-            starts = [turn.slot * self.rows_per_slot for turn in turns]
+    def step(self, inputs: Sequence[StepInput]) -> list[Logits]:
+        """Return the next logits (rows, vocab) of each utterance. If this raises, no slot has changed."""
+        for one in inputs:
+            check_capacity(self.lengths[one.slot] + 1, self.capacity)
+        if self.batched and len(inputs) > 1:
+            logits, hidden = self._run(0, max(one.slot for one in inputs) + 1, inputs)
+            starts = [one.slot * self.rows_per_slot for one in inputs]
             own = [
-                slice(start, start + self.rows[turn.slot]) for start, turn in zip(starts, turns, strict=True)
+                slice(start, start + self.rows[one.slot]) for start, one in zip(starts, inputs, strict=True)
             ]
-            out = [(scores[rows], thoughts[rows]) for rows in own]
+            out = [(logits[rows], hidden[rows]) for rows in own]
         else:
-            out = [self._run(turn.slot, 1, [turn]) for turn in turns]
-        for turn, (_, thought) in zip(turns, out, strict=True):
-            self.lengths[turn.slot] += 1
-            self._thoughts[turn.slot] = turn.position, thought
-        return [scores[:, 0].numpy() for scores, _ in out]
+            out = [self._run(one.slot, 1, [one]) for one in inputs]
+        for one, (_, hidden) in zip(inputs, out, strict=True):
+            self.lengths[one.slot] += 1
+            self._hidden[one.slot] = one.position, hidden
+        return [logits[:, 0].numpy() for logits, _ in out]
 
     @torch.inference_mode()
-    def verify(self, trials: Sequence[VerifyInput]) -> list[Logits]:
-        """Logits after each token of each utterance, (rows, tokens, vocab); one utterance after the other.
+    def verify(self, inputs: Sequence[VerifyInput]) -> list[Logits]:
+        """Return the logits (rows, tokens, vocab) after each token of each utterance.
 
-        Of a guided one, also one row after the other: the attention operator takes several tokens after a
-        past for one row only.
+        Rows run one after the other: with a KV cache before them, the attention operator takes several tokens
+        of one row only.
         """
-        for trial in trials:
-            check_capacity(self.lengths[trial.slot] + len(trial.tokens), self.capacity)
-        passed = [[self._try(trial, row) for row in range(self.rows[trial.slot])] for trial in trials]
+        for one in inputs:
+            check_capacity(self.lengths[one.slot] + len(one.tokens), self.capacity)
+        passed = [[self._verify_row(one, row) for row in range(self.rows[one.slot])] for one in inputs]
         out = []
-        for trial, rows in zip(trials, passed, strict=True):
-            self.lengths[trial.slot] += len(trial.tokens)
-            scores, thoughts = (
+        for one, rows in zip(inputs, passed, strict=True):
+            self.lengths[one.slot] += len(one.tokens)
+            logits, hidden = (
                 rows[0] if len(rows) == 1 else (torch.cat(part) for part in zip(*rows, strict=True))
             )
-            self._thoughts[trial.slot] = trial.position, thoughts
-            out.append(scores.numpy())
+            self._hidden[one.slot] = one.position, hidden
+            out.append(logits.numpy())
         return out
 
-    def _try(self, trial: VerifyInput, row: int) -> tuple[Tensor, Tensor]:
-        known, count = self.lengths[trial.slot], len(trial.tokens)
-        # Products take rows by twos: an odd one costs as much as two. What is scored of it nobody reads.
-        padded = [*trial.tokens, *[0] * (count % 2)] if count > 1 else list(trial.tokens)
+    def _verify_row(self, one: VerifyInput, row: int) -> tuple[Tensor, Tensor]:
+        known, count = self.lengths[one.slot], len(one.tokens)
+        # Matrix products take rows in pairs: an odd one costs as much as two. The padding's logits are not read.
+        padded = [*one.tokens, *[0] * (count % 2)] if count > 1 else list(one.tokens)
         end = known + len(padded)
-        bound = self._bind(trial.slot * self.rows_per_slot + row, 1, len(padded))
-        places = range(trial.position, trial.position + len(padded))
+        bound = self._bind(one.slot * self.rows_per_slot + row, 1, len(padded))
+        places = range(one.position, one.position + len(padded))
         self._embeddings.embed(bound.x[0], padded, places, range(known, end))
-        scores, thoughts = self._pass(bound, [end - 1])
-        return scores[:, :count], thoughts[:, :count]
+        logits, hidden = self._pass(bound, [end - 1])
+        return logits[:, :count], hidden[:, :count]
 
     def rewind(self, slot: int, count: int) -> None:
-        """What stands past an utterance's length is never heard, and written over."""
         self.lengths[slot] -= count
 
     def capture_hidden_states(self) -> None:
         """Do nothing: the graph always returns them."""
 
     def hidden_states(self, slot: int, draw: int) -> Floats:
-        first, thoughts = self._thoughts[slot]
-        hidden: Floats = thoughts[:, draw - first].numpy()
+        first, states = self._hidden[slot]
+        hidden: Floats = states[:, draw - first].numpy()
         return hidden
 
     def move(self, source: int, target: int) -> None:
-        """Bring an utterance's memory to another slot."""
         rows, length = self.rows[source], self.lengths[source]
         old, new = source * self.rows_per_slot, target * self.rows_per_slot
         for part in self.pool.values():
             part[new : new + rows, :, :length] = part[old : old + rows, :, :length]
         self.rows[target], self.lengths[target] = rows, length
         self.rows[source], self.lengths[source] = 0, 0
-        self._thoughts[target] = self._thoughts.pop(source)
+        self._hidden[target] = self._hidden.pop(source)
 
     def release(self, slot: int) -> None:
         """Do nothing: the next prompt overwrites the slot."""
 
     def reset(self, slot: int) -> None:
-        """After a fault: nothing of the slot, nor of the prompts that were kept, is used again."""
+        """Clear the slot and all cached prompts, so that nothing from before an error is used again."""
         first = slot * self.rows_per_slot
         for part in self.pool.values():
             part[first : first + self.rows_per_slot] = 0
         self._prefix_cache.clear()
 
-    def _run(self, slot: int, slots: int, turns: Sequence[StepInput]) -> tuple[Tensor, Tensor]:
-        """One token more for `slots` slots from `slot` on; what those without a turn compute is not read."""
+    def _run(self, slot: int, slots: int, inputs: Sequence[StepInput]) -> tuple[Tensor, Tensor]:
+        """Step `slots` slots from `slot` on; the results of slots without an input are not read."""
         each = self.rows_per_slot if slots > 1 else self.rows[slot]
         bound = self._bind(slot * self.rows_per_slot, slots * each, 1)
-        own = {turn.slot: turn for turn in turns}
+        own = {one.slot: one for one in inputs}
         ids, at, last = [], [], []
         for number in range(slot, slot + slots):
-            turn = own.get(number)
-            ids += [turn.token if turn else 0] * each
-            at += [turn.position if turn else 0] * each
+            one = own.get(number)
+            ids += [one.token if one else 0] * each
+            at += [one.position if one else 0] * each
             last += [self.lengths[number]] * each
         self._embeddings.embed(bound.x[:, 0], ids, at, last)
         return self._pass(bound, last)
 
     def _pass(self, bound: _Bound, last: list[int]) -> tuple[Tensor, Tensor]:
-        """Logits (rows, asked, vocab) and thoughts (rows, asked, …) of what was written into the buffers.
+        """Run the graph over the bound buffers; return logits and hidden states, (rows, asked, …) each.
 
-        last: where each row ends.
+        last: The last position of each row.
         """
         bound.last[:] = last
         bound.total[:] = max(last) + 1
         self.session.run_with_iobinding(bound.binding)
-        return torch.from_numpy(bound.scores.copy()), torch.from_numpy(bound.thoughts.copy())
+        return torch.from_numpy(bound.logits.copy()), torch.from_numpy(bound.hidden.copy())
 
     def _read(self, row: int, x: Tensor, known: int) -> tuple[Tensor, Tensor]:
-        """Logits (vocab,) and thoughts (1, …) after x (1, time, width), which follows `known` others."""
+        """Read x (1, time, width), which follows `known` positions; return its last logits and hidden state."""
         bound = _Bound(self, row, 1, x.numpy(), asked=[-1])
-        scores, thoughts = self._pass(bound, [known + x.shape[1] - 1])
-        return scores[0, 0], thoughts[0]
+        logits, hidden = self._pass(bound, [known + x.shape[1] - 1])
+        return logits[0, 0], hidden[0]
 
     def _own(self, row: int, positions: int) -> dict[str, Floats]:
-        """A row's first so many positions, (heads, positions, head width) each."""
+        """Return the first positions of a row, (heads, positions, head width) for each buffer."""
         return {name: part[row, :, :positions] for name, part in self.pool.items()}
 
     def _bind(self, row: int, rows: int, tokens: int) -> _Bound:
-        """Buffers are bound once for each group of rows, and then only written."""
+        """Return the buffers of a group of rows, which are bound once."""
         if (row, rows, tokens) not in self._bound:
             x = np.zeros((rows, tokens, self.t3.config.backbone.width), np.float32)
             self._bound[row, rows, tokens] = _Bound(self, row, rows, x, asked=range(tokens))
@@ -232,13 +237,13 @@ class _Bound:
     """The buffers of a run over `rows` rows from `row` on, bound to the graph's inputs and outputs."""
 
     def __init__(self, runner: OnnxRunner, row: int, rows: int, x: Floats, *, asked: Sequence[int]) -> None:
-        """asked: which of the tokens of x are scored."""
+        """asked: The positions in x whose logits are computed."""
         config = runner.t3.config
         self.x, self.asked = x, np.array(asked, np.int64)
         self.last, self.total = np.zeros(rows, np.int32), np.zeros(1, np.int32)
-        self.scores: Floats = np.zeros((rows, len(asked), config.speech_vocab), np.float32)
-        thoughts = (rows, len(asked), (1 + TAPS) * config.backbone.width)
-        self.thoughts: Floats = np.zeros(thoughts, np.float32)
+        self.logits: Floats = np.zeros((rows, len(asked), config.speech_vocab), np.float32)
+        hidden = (rows, len(asked), (1 + TAPS) * config.backbone.width)
+        self.hidden: Floats = np.zeros(hidden, np.float32)
         self.binding = runner.session.io_binding()
         own: dict[str, NDArray[Any]] = {
             "x": x,
@@ -246,28 +251,28 @@ class _Bound:
             "total_sequence_length": self.total,
             "logit_positions": self.asked,
         }
-        for name, value in (own | runner.turns).items():
+        for name, value in (own | runner.rope).items():
             bind(self.binding.bind_input, name, value)
-        bind(self.binding.bind_output, "logits", self.scores)
-        bind(self.binding.bind_output, "hidden_states", self.thoughts)
+        bind(self.binding.bind_output, "logits", self.logits)
+        bind(self.binding.bind_output, "hidden_states", self.hidden)
         for name, part in runner.pool.items():
             bind(self.binding.bind_input, name, part[row : row + rows])
             bind(self.binding.bind_output, f"new.{name}", part[row : row + rows])
 
 
 def bind(how: Any, name: str, value: NDArray[Any]) -> None:
-    """how: a binding's `bind_input` or `bind_output`."""
+    """Bind an array by `bind_input` or `bind_output` of an I/O binding."""
     how(name, "cpu", 0, value.dtype.type, value.shape, value.ctypes.data)
 
 
 def exact_graph(t3: T3) -> bytes:
-    """T3's step in float32, weights and all."""
+    """Return the graph of T3's step in float32, weights included."""
     weights = t3.state_dict()
     return T3StepGraph(t3.config, weights.__getitem__, int8=False).build()
 
 
 def open_session(graph: Path | bytes, threads: int) -> Any:
-    """ONNX Runtime over the graph, with threads of its own."""
+    """Open a graph in ONNX Runtime, with threads of its own."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()

@@ -63,6 +63,6 @@ class TorchBackend:
 
 
 def has_nvidia_driver() -> bool:
-    """Whether this machine may have an NVIDIA GPU, judged by the driver's files (on Linux)."""
+    """Return True if this machine may have an NVIDIA GPU: on Linux, if the driver's files exist."""
     files = ("/dev/nvidiactl", "/dev/nvidia0", "/proc/driver/nvidia/version", "/usr/lib/wsl/lib/libcuda.so.1")
     return sys.platform != "linux" or any(Path(file).exists() for file in files)

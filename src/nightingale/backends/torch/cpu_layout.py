@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 def optimize_single_row(t3: T3) -> T3:
-    """Return T3 with a faster step for one row of a Llama backbone; other backbones are returned as they are.
+    """Return T3 with a faster step for one row of a Llama backbone; other backbones are rejoint as they are.
 
     The weights are shared; linear layers are laid out anew in place.
     """
@@ -67,16 +67,18 @@ class SingleRowLlama(LlamaBackbone):
         self._weights = _step_weights(plain.layers)
         transpose_linear_weights(self)
 
-    def forward(self, x: Tensor, memory: Sequence[KVCache], heard: list[Tensor] | None = None) -> Tensor:
-        dense = [m for m in memory if isinstance(m, DenseKVCache)]
+    def forward(
+        self, x: Tensor, kv_caches: Sequence[KVCache], layer_inputs: list[Tensor] | None = None
+    ) -> Tensor:
+        dense = [cache for cache in kv_caches if isinstance(cache, DenseKVCache)]
         if (
-            heard is not None
+            layer_inputs is not None
             or x.shape[0] != 1
             or x.shape[1] != 1
-            or len(dense) != len(memory)
+            or len(dense) != len(kv_caches)
             or dense[0].position == dense[0].keys.shape[2]
         ):
-            return super().forward(x, memory, heard)
+            return super().forward(x, kv_caches, layer_inputs)
         return self._step(x.view(-1), dense)[None, None]
 
     def first(self, count: int) -> Self:
@@ -84,14 +86,14 @@ class SingleRowLlama(LlamaBackbone):
         part._weights = self._weights.first(count)
         return part
 
-    def _step(self, x: Tensor, memory: Sequence[DenseKVCache]) -> Tensor:
-        """(width,) -> (width,)."""
-        at = memory[0].position
-        keys, values = [layer.keys[:1] for layer in memory], [layer.values[:1] for layer in memory]
+    def _step(self, x: Tensor, caches: Sequence[DenseKVCache]) -> Tensor:
+        """Map the input (width,) of the first layer to the output (width,) of the last norm."""
+        at = caches[0].position
+        keys, values = [layer.keys[:1] for layer in caches], [layer.values[:1] for layer in caches]
         # Without this, TorchScript profiles its first calls to find fusions that do not exist here.
         with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             x = compiled_step()(x, *self._weights, self.norm.weight, self.inverse, keys, values, at)
-        for layer in memory:
+        for layer in caches:
             layer.position = at + 1
         return x
 
@@ -121,19 +123,19 @@ def one_step(
     cos, sin = (inverse * at).cos(), (inverse * at).sin()
     for n in range(len(qkv)):
         scale = float((torch.dot(x, x).item() / width + 1e-5) ** -0.5)
-        turned = torch.addmv(none, qkv[n], x * norm_1[n], beta=0.0, alpha=scale)
-        halves = turned[: 2 * width].view(2 * heads, 2, -1)
-        first, second = halves.select(1, 0), halves.select(1, 1)
+        joint = torch.addmv(none, qkv[n], x * norm_1[n], beta=0.0, alpha=scale)
+        pairs = joint[: 2 * width].view(2 * heads, 2, -1)
+        first, second = pairs.select(1, 0), pairs.select(1, 1)
         crossed = first * sin
         first.mul_(cos).addcmul_(second, sin, value=-1)
         second.mul_(cos).add_(crossed)
-        query, key, value = turned.view(3, 1, heads, 1, -1).unbind()
+        query, key, value = joint.view(3, 1, heads, 1, -1).unbind()
         keys[n].narrow(2, at, 1).copy_(key)
         values[n].narrow(2, at, 1).copy_(value)
-        heard = F.scaled_dot_product_attention(
+        attended = F.scaled_dot_product_attention(
             query, keys[n].narrow(2, 0, at + 1), values[n].narrow(2, 0, at + 1)
         )
-        x = torch.addmv(x, out[n], heard.view(-1))
+        x = torch.addmv(x, out[n], attended.view(-1))
         scale = float((torch.dot(x, x).item() / width + 1e-5) ** -0.5)
         gate, up = torch.addmv(none, gate_up[n], x * norm_2[n], beta=0.0, alpha=scale).view(2, -1).unbind()
         x = torch.addmv(x, down[n], F.silu(gate).mul_(up))
@@ -174,5 +176,4 @@ def _step_weights(layers: nn.ModuleList) -> StepWeights:
 
 
 def _joined(*layers: nn.Linear) -> Tensor:
-    """(all outputs, inputs)."""
     return torch.cat([layer.weight.detach() for layer in layers])

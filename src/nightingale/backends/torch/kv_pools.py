@@ -1,7 +1,7 @@
-"""Pools of KV caches: dense slots, or blocks that are allocated as they are needed.
+"""Pools of KV caches for the slots of a runner: dense ones, or blocks that are allocated as they are needed.
 
-*Slots*: each utterance has room for the longest one there is, in the precision of the weights. *Blocks*
-(models/layers/kv_blocks.py): each has room for itself, in fewer bytes, and may keep only some positions.
+A dense slot has room for the longest utterance, in the precision of the weights. A paged slot
+(models/layers/kv_blocks.py) has room for its own utterance, in fewer bytes, and may keep only some positions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nightingale.models.layers.paged_kv_cache import (
 
 
 class SlotKVCache(KVCache, Protocol):
-    """One layer of one utterance."""
+    """The KV cache of one layer of one utterance."""
 
     position: int
 
@@ -34,41 +34,44 @@ class SlotKVCache(KVCache, Protocol):
 
 
 class KVPool(Protocol):
+    """The KV caches of all slots. `caches` below are those of one slot, one per layer."""
+
     @property
     def bytes(self) -> int:
-        """What it takes, however many are speaking."""
-
-    @property
-    def used_bytes(self) -> int:
-        """What cannot be given to others now."""
+        """The size of the pool, however many slots are in use."""
 
     def open(self, slot: int, *, rows: int, prompt: int, tokens: int | None) -> list[SlotKVCache]:
-        """Empty memory of each layer, for so many tokens at most; None: for the longest utterance."""
+        """Return empty caches for at most this many tokens; None makes room for the longest utterance."""
 
     def batch(
-        self, own: Sequence[Sequence[SlotKVCache]], *, used: int, counts: Sequence[int]
+        self, slots: Sequence[Sequence[SlotKVCache]], *, used: int, counts: Sequence[int]
     ) -> Sequence[KVCache]:
-        """The memory of each layer for a step of the first slots, `used` rows of each. own: of each slot;
-        counts: the tokens each is given, 0 if it takes no part."""
+        """Return the cache of each layer for one batched step.
 
-    def advance(self, own: Sequence[SlotKVCache], count: int) -> None:
-        """A step of all together was taken; so many tokens of it belong to this one."""
+        Args:
+            slots: The caches of the first slots.
+            used: The rows of each slot that take part.
+            counts: The tokens that each slot is given; 0 if it takes no part.
+        """
 
-    def move(self, own: Sequence[SlotKVCache], slot: int) -> list[SlotKVCache]:
-        """Bring it to another slot, which is free."""
+    def advance(self, caches: Sequence[SlotKVCache], count: int) -> None:
+        """Count the tokens that a batched step stored for one slot."""
 
-    def close(self, own: Sequence[SlotKVCache]) -> None:
-        """Whoever had it is done."""
+    def move(self, caches: Sequence[SlotKVCache], slot: int) -> list[SlotKVCache]:
+        """Move caches to another slot, which is free."""
 
-    def wipe(self, own: Sequence[SlotKVCache]) -> None:
-        """After a fault: what is not a number must not reach whoever comes next."""
+    def close(self, caches: Sequence[SlotKVCache]) -> None:
+        """Free the caches of an utterance that has ended."""
+
+    def wipe(self, caches: Sequence[SlotKVCache]) -> None:
+        """Overwrite the contents after a fault, so that no NaN reaches the slot's next utterance."""
 
     def first(self, layers: int) -> KVPool:
-        """The same memory without the later layers."""
+        """Return a pool over the same storage without the later layers."""
 
 
 class SlotKVPool:
-    """The reference."""
+    """Dense caches of equal size, allocated once: the reference."""
 
     def __init__(self, layers: list[DenseKVCache], *, slots: int) -> None:
         self.layers, self.rows_per_slot = layers, len(layers[0].keys) // slots
@@ -76,37 +79,33 @@ class SlotKVPool:
 
     @classmethod
     def of(cls, t3: T3, *, slots: int, rows_per_slot: int, capacity: int) -> SlotKVPool:
-        memory = t3.new_kv_cache(rows=slots * rows_per_slot, capacity=capacity)
-        return cls([layer for layer in memory if isinstance(layer, DenseKVCache)], slots=slots)
+        layers = t3.new_kv_cache(rows=slots * rows_per_slot, capacity=capacity)
+        return cls([layer for layer in layers if isinstance(layer, DenseKVCache)], slots=slots)
 
     @property
     def bytes(self) -> int:
-        return sum(2 * m.keys.numel() * m.keys.element_size() for m in self.layers)
-
-    @property
-    def used_bytes(self) -> int:
-        return self.bytes
+        return sum(2 * layer.keys.numel() * layer.keys.element_size() for layer in self.layers)
 
     def open(self, slot: int, *, rows: int, prompt: int, tokens: int | None) -> list[SlotKVCache]:  # noqa: ARG002
         first = slot * self.rows_per_slot
         return [layer.slice_rows(first, rows) for layer in self.layers]
 
     def batch(
-        self, own: Sequence[Sequence[SlotKVCache]], *, used: int, counts: Sequence[int]
+        self, slots: Sequence[Sequence[SlotKVCache]], *, used: int, counts: Sequence[int]
     ) -> Sequence[KVCache]:
-        lengths = [memory[0].position if memory else 0 for memory in own for _ in range(used)]
-        # Who takes no part is given something too, just behind what it remembers, which nobody reads.
+        lengths = [caches[0].position if caches else 0 for caches in slots for _ in range(used)]
+        # A slot that takes no part stores one token behind its contents, where it is never read.
         each = [max(1, count) for count in counts for _ in range(used)]
         every = self.rows_per_slot // used
         return BatchedKVCache.for_layers(self.layers, lengths, every=every, counts=each)
 
-    def advance(self, own: Sequence[SlotKVCache], count: int) -> None:
-        for layer in own:
+    def advance(self, caches: Sequence[SlotKVCache], count: int) -> None:
+        for layer in caches:
             layer.position += count
 
-    def move(self, own: Sequence[SlotKVCache], slot: int) -> list[SlotKVCache]:
-        new = self.open(slot, rows=own[0].rows, prompt=0, tokens=None)
-        for before, after in zip(own, new, strict=True):
+    def move(self, caches: Sequence[SlotKVCache], slot: int) -> list[SlotKVCache]:
+        new = self.open(slot, rows=caches[0].rows, prompt=0, tokens=None)
+        for before, after in zip(caches, new, strict=True):
             assert isinstance(before, DenseKVCache)
             assert isinstance(after, DenseKVCache)
             length = after.position = before.position
@@ -114,11 +113,11 @@ class SlotKVPool:
             after.values[:, :, :length] = before.values[:, :, :length]
         return new
 
-    def close(self, own: Sequence[SlotKVCache]) -> None:
-        """It is written over by whoever comes next."""
+    def close(self, caches: Sequence[SlotKVCache]) -> None:
+        """Do nothing: the slot's next utterance overwrites them."""
 
-    def wipe(self, own: Sequence[SlotKVCache]) -> None:
-        for layer in own:
+    def wipe(self, caches: Sequence[SlotKVCache]) -> None:
+        for layer in caches:
             assert isinstance(layer, DenseKVCache)
             layer.wipe()
 
@@ -127,11 +126,11 @@ class SlotKVPool:
 
 
 class PagedKVPool:
-    """Every utterance has a stream of cells, as many as it can need. Moving one moves nothing."""
+    """Caches of block-allocated sequences, each as large as its utterance can need. Moving one copies nothing."""
 
     def __init__(
         self,
-        plan: KVBlockLayout,
+        layout: KVBlockLayout,
         *,
         slots: int,
         rows_per_slot: int,
@@ -141,107 +140,113 @@ class PagedKVPool:
         most_bytes: int = 0,
         attend: BlockAttention | None = None,
     ) -> None:
-        """prompt, tokens: of the longest utterance. most_bytes: of all streams; 0: all slots may be of the
-        longest kind. attend: the kernel, where there is a GPU for it."""
-        cells = slots * rows_per_slot * plan.blocks(prompt, tokens)
+        """Allocate the blocks.
+
+        Args:
+            prompt: The positions of the longest prompt.
+            tokens: The tokens of the longest utterance.
+            most_bytes: The limit of all sequences together; 0 lets every slot hold the longest utterance.
+            attend: The attention kernel of a GPU.
+        """
+        blocks = slots * rows_per_slot * layout.blocks(prompt, tokens)
         if most_bytes:
-            cells = min(cells, most_bytes // plan.block_bytes)
-        self.block_pool = KVBlockPool(blocks=cells, layout=plan, device=device, attend=attend)
+            blocks = min(blocks, most_bytes // layout.block_bytes)
+        self.block_pool = KVBlockPool(blocks=blocks, layout=layout, device=device, attend=attend)
         self._capacity = prompt + tokens
-        self._open: dict[int, PagedKVSequence] = {}
-        self._layers = plan.layers
+        self._sequences: dict[int, PagedKVSequence] = {}
         self._tables: tuple[object, list[dict[str, Tensor]]] | None = None
 
     @property
     def bytes(self) -> int:
         return self.block_pool.bytes
 
-    @property
-    def used_bytes(self) -> int:
-        return self.block_pool.used_bytes
-
     def open(self, slot: int, *, rows: int, prompt: int, tokens: int | None) -> list[SlotKVCache]:
-        self._forget(slot)
+        self._free(slot)
         most = self._capacity - prompt if tokens is None else tokens
-        stream = self._open[slot] = PagedKVSequence.open(
+        sequence = self._sequences[slot] = PagedKVSequence.open(
             self.block_pool, rows=rows, prompt=prompt, tokens=max(1, most)
         )
-        return list(stream.layers)
+        return list(sequence.layers)
 
     def batch(
-        self, own: Sequence[Sequence[SlotKVCache]], *, used: int, counts: Sequence[int]
+        self, slots: Sequence[Sequence[SlotKVCache]], *, used: int, counts: Sequence[int]
     ) -> Sequence[KVCache]:
-        depth = max(len(memory) for memory in own)
+        depth = max(map(len, slots))
         layers: list[list[PagedKVCache | None]] = [[] for _ in range(depth)]
-        for memory, count in zip(own, counts, strict=True):
+        for caches, count in zip(slots, counts, strict=True):
             for at, layer in enumerate(layers):
-                mine = memory[at] if memory and count else None
-                assert mine is None or isinstance(mine, PagedKVCache)
-                if mine is not None:
-                    mine.check_capacity(count)
-                layer.append(mine)
+                cache = caches[at] if caches and count else None
+                assert cache is None or isinstance(cache, PagedKVCache)
+                if cache is not None:
+                    cache.check_capacity(count)
+                layer.append(cache)
         step = [PagedKVBatch(layer, used=used, counts=[max(1, n) for n in counts]) for layer in layers]
         if self.block_pool.attend is not None and max(counts) == 1:
-            lengths = [0 if memory is None else memory.position for memory in layers[0] for _ in range(used)]
-            told = torch.tensor(lengths, dtype=torch.int32, device=self.block_pool.device)
-            for rows, tables in zip(step, self._tables_of(layers[0], used), strict=False):
-                rows.tables = KVBlockTables(block_pool=self.block_pool, lengths=told, **tables)
+            lengths = [0 if cache is None else cache.position for cache in layers[0] for _ in range(used)]
+            on_device = torch.tensor(lengths, dtype=torch.int32, device=self.block_pool.device)
+            for rows, tables in zip(step, self._block_tables(layers[0], used), strict=False):
+                rows.tables = KVBlockTables(block_pool=self.block_pool, lengths=on_device, **tables)
         return step
 
-    def _tables_of(self, own: Sequence[PagedKVCache | None], used: int) -> list[dict[str, Tensor]]:
-        """Of each layer; made anew only when somebody came, left or moved."""
+    def _block_tables(self, caches: Sequence[PagedKVCache | None], used: int) -> list[dict[str, Tensor]]:
+        """Return the kernel's tables of each layer, rebuilt only when a sequence was opened, closed or moved."""
         key = (
             self.block_pool.generation,
             used,
-            tuple(None if memory is None else id(memory.sequence) for memory in own),
+            tuple(None if cache is None else id(cache.sequence) for cache in caches),
         )
         if self._tables is not None and self._tables[0] == key:
             return self._tables[1]
-        plan = self.block_pool.layout
-        starts = np.full((self._layers, len(own) * used, plan.heads), -1, np.int64)
-        rings, prompts = np.ones_like(starts), np.zeros(len(own) * used, np.int64)
-        for slot, memory in enumerate(own):
-            if memory is not None:
-                stream = memory.sequence
-                rows = slice(slot * used, slot * used + stream.rows)
-                starts[:, rows], rings[:, rows] = stream.starts(), np.array(stream.rings)[:, None]
-                prompts[rows] = stream.prompt
-        whole, lengths, first = (
+        layout = self.block_pool.layout
+        starts = np.full((layout.layers, len(caches) * used, layout.heads), -1, np.int64)
+        rings, prompts = np.ones_like(starts), np.zeros(len(caches) * used, np.int64)
+        for slot, cache in enumerate(caches):
+            if cache is not None:
+                sequence = cache.sequence
+                rows = slice(slot * used, slot * used + sequence.rows)
+                starts[:, rows], rings[:, rows] = sequence.starts(), np.array(sequence.rings)[:, None]
+                prompts[rows] = sequence.prompt
+        all_starts, all_rings, all_prompts = (
             torch.from_numpy(table).to(self.block_pool.device, dtype)
             for table, dtype in ((starts, torch.int64), (rings, torch.int32), (prompts, torch.int32))
         )
-        made = [
-            {"starts": whole[layer], "rings": lengths[layer], "prompts": first}
-            for layer in range(self._layers)
+        tables = [
+            {"starts": all_starts[layer], "rings": all_rings[layer], "prompts": all_prompts}
+            for layer in range(layout.layers)
         ]
-        self._tables = (key, made)
-        return made
+        self._tables = (key, tables)
+        return tables
 
-    def advance(self, own: Sequence[SlotKVCache], count: int) -> None:
-        """Each has counted for itself."""
+    def advance(self, caches: Sequence[SlotKVCache], count: int) -> None:
+        """Do nothing: each cache counts for itself."""
 
-    def move(self, own: Sequence[SlotKVCache], slot: int) -> list[SlotKVCache]:
-        source = next(at for at, stream in self._open.items() if stream.layers[0] is own[0])
-        self._forget(slot)
-        self._open[slot] = self._open.pop(source)
+    def move(self, caches: Sequence[SlotKVCache], slot: int) -> list[SlotKVCache]:
+        source = self._slot_of(caches)
+        assert source is not None
+        self._free(slot)
+        self._sequences[slot] = self._sequences.pop(source)
         self.block_pool.generation += 1
-        return list(own)
+        return list(caches)
 
-    def close(self, own: Sequence[SlotKVCache]) -> None:
-        for slot, stream in list(self._open.items()):
-            if own and stream.layers[0] is own[0]:
-                self._forget(slot)
+    def close(self, caches: Sequence[SlotKVCache]) -> None:
+        slot = self._slot_of(caches)
+        if slot is not None:
+            self._free(slot)
 
-    def _forget(self, slot: int) -> None:
-        stream = self._open.pop(slot, None)
-        if stream is not None:
-            stream.close()
+    def wipe(self, caches: Sequence[SlotKVCache]) -> None:
+        slot = self._slot_of(caches)
+        if slot is not None:
+            self._sequences[slot].wipe()
 
-    def wipe(self, own: Sequence[SlotKVCache]) -> None:
-        for stream in self._open.values():
-            if own and stream.layers[0] is own[0]:
-                stream.wipe()
-
-    def first(self, layers: int) -> PagedKVPool:  # noqa: ARG002
-        """The layers that are asked for are those whose memory is given: see `batch`."""
+    def first(self, layers: int) -> PagedKVPool:  # noqa: ARG002, `batch` uses the layers it is given
         return self
+
+    def _slot_of(self, caches: Sequence[SlotKVCache]) -> int | None:
+        """Return the slot that holds these caches; None if they were freed."""
+        owners = (slot for slot, sequence in self._sequences.items() if sequence.layers[0] is caches[0])
+        return next(owners, None) if caches else None
+
+    def _free(self, slot: int) -> None:
+        sequence = self._sequences.pop(slot, None)
+        if sequence is not None:
+            sequence.close()

@@ -1,13 +1,13 @@
-"""Speech ids to mel frames: whole, or as the ids arrive.
+"""Render speech tokens to mel frames: whole, or as the tokens arrive.
 
 Streaming, a frame is rendered once its token and the three the encoder looks ahead to are known. What may
 differ from the whole rendering depends on how the flow was trained (docs/streaming.md):
 
 - A *block-causal* flow never looks past the current block. Its stream is exact: it equals the whole rendered
-  with the same blocks. It remembers keys and values of the utterance so far.
-- A *bidirectional* flow sees the future when rendered whole, so its stream is an approximation. Each chunk is
-  rendered again with the few tokens before it, and sees those, itself, and the voice's prompt as it was
-  rendered once for the voice. What a chunk costs does not depend on what was spoken before.
+  with the same blocks. It caches the keys and values of the utterance.
+- A *bidirectional* flow attends to later frames when rendered whole, so its stream is an approximation. Each block is
+  rendered with a few tokens before it, and attends to those, to itself, and to the voice's prompt, which was
+  rendered once. So the cost of a block does not depend on the length of the utterance.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from nightingale.models.chatterbox.s3gen.incremental import FlowState, render_bl
 from nightingale.voices.voice import Voice
 
 CONTEXT_TOKENS = 8
-"""A bidirectional flow renders these again before each chunk, so that the chunk begins in mid-speech."""
+"""Tokens that a bidirectional flow renders again before each block, as its left context."""
 FRAMES = CLOCKS.frames_per_token
 
 
 @torch.inference_mode()
 def render_mel(flow: Flow, ids: list[int], voice: Voice, *, seed: int) -> Tensor:
-    """The mel of `ids` in this voice, rendered whole: (mel, frames)."""
+    """Return the mel (bands, frames) of `ids` in this voice, rendered whole."""
     weight = flow.encoder_proj.weight
     device, dtype = weight.device, weight.dtype
     tokens = torch.tensor([[*voice.flow_prompt_ids.tolist(), *ids]], dtype=torch.int64, device=device)
@@ -48,13 +48,13 @@ def render_mel(flow: Flow, ids: list[int], voice: Voice, *, seed: int) -> Tensor
 
 @dataclass(frozen=True, slots=True)
 class PromptState:
-    """A voice's prompt as one flow has heard it: made once, shared by every stream in that voice."""
+    """A voice's prompt after one flow: made once, shared by every stream in that voice."""
 
     voice: Voice
     tokens: int
-    """How many of the prompt's tokens; the last few wait for the tokens they look ahead to."""
+    """The prompt's tokens in `past`; its last few wait for the tokens they look ahead to."""
     past: FlowState | None
-    """None for a prompt too short to have been heard."""
+    """None if the prompt is too short."""
 
     @property
     def nbytes(self) -> int:
@@ -73,10 +73,9 @@ def prepare_prompt(flow: Flow, voice: Voice) -> PromptState:
 
 
 class MelStream:
-    """The mel of one utterance, from speech ids as they arrive. Each push renders one chunk.
+    """Render the mel of one utterance from speech ids as they arrive, one block with each push.
 
-    streaming: False collects the ids and renders them whole at the end, as `render_mel` does. prompt: what
-    `prepare_prompt` gave for this flow and voice; made here if not given.
+    Without `streaming`, ids are collected and rendered whole at the end, as `render_mel` does.
     """
 
     def __init__(
@@ -89,16 +88,16 @@ class MelStream:
             prompt = prompt or prepare_prompt(flow, voice)
             assert prompt.voice == voice, "the prompt is another voice's"
             self._past = prompt.past
-            self._heard_tokens = prompt.tokens
+            self._prompt_tokens = prompt.tokens
             self._noise_key = stream_key(seed, "flow")
             # Tokens are counted from the prompt's first. `_ids` holds those from `_start` on, where the next
-            # piece begins; those before `_done` have been given out, or were the prompt's.
+            # block begins; those before `_done` have been returned, or were the prompt's.
             self._start, self._done = prompt.tokens, len(voice.flow_prompt_ids)
             self._ids = voice.flow_prompt_ids[prompt.tokens :].tolist()
 
     @torch.inference_mode()
     def push(self, ids: list[int], *, final: bool) -> Tensor:
-        """(mel, frames) that these ids finish: two for each id, the last three ids waiting unless `final`."""
+        """Return the mel (bands, frames) of the ids but, unless `final`, the last three."""
         assert not self._ended, "the utterance has ended"
         self._ended = final
         self._ids += ids
@@ -113,7 +112,7 @@ class MelStream:
         if ready <= self._done:
             return self._nothing()
         exact, start = self._flow.config.block_causal, self._start
-        following = ready if exact else max(self._heard_tokens, ready - CONTEXT_TOKENS)
+        following = ready if exact else max(self._prompt_tokens, ready - CONTEXT_TOKENS)
         mel, past = _render(
             self._flow,
             self._voice,
@@ -152,7 +151,7 @@ def _render(
     advance: Fraction = Fraction(1),
     remember: bool = True,
 ) -> tuple[Tensor, FlowState]:
-    """The piece of `tokens` from `start` on, counted from the prompt's first; ids beyond it are looked at."""
+    """Render `tokens` tokens from `start` on, counted from the prompt's first; later ids are the lookahead."""
     weight = flow.encoder_proj.weight
     device, dtype = weight.device, weight.dtype
     first, last = FRAMES * start, FRAMES * (start + tokens)

@@ -1,4 +1,4 @@
-"""Mel frames to samples, whole or as they come."""
+"""Render mel frames to samples, whole or as they arrive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nightingale.types import Samples
 
 @torch.inference_mode()
 def render_samples(hift: Hift, mel: Tensor, *, seed: int) -> Samples:
-    """(mel, frames) -> 480 samples per frame, with the family's fade over the first 40 ms."""
+    """Return 480 samples per frame of mel (bands, frames), with the family's fade over the first 40 ms."""
     weight = hift.conv_pre.weight
     device, dtype = weight.device, weight.dtype
     noise = source_noise(seed)(0, mel.shape[1] * CLOCKS.samples_per_frame).T[None]
@@ -33,23 +33,23 @@ def render_samples(hift: Hift, mel: Tensor, *, seed: int) -> Samples:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excitation:
-    """A piece of mel on its way to sound."""
+    """A block of mel with its excitation signal."""
 
     mel: Tensor
     final: bool
     known_samples: int
-    """Of the utterance, for which there is mel, with this piece."""
+    """Samples of the utterance up to the end of this block."""
     sources: list[Tensor] | None
-    """What its excitation gives to each stage of the network, where that is known already."""
+    """The excitation's features for each upsampling stage; None if `render` must compute them."""
 
 
 class SampleStream:
-    """The samples of one utterance, from pieces of mel: 480 for each frame once the last piece is in.
+    """Vocode one utterance from blocks of mel.
 
-    Streaming, what the network needs of the future is held back, and the pieces equal the whole: a causal
-    voice needs 3 frames and 64 samples. The official network needs 19 frames, too many to wait for. All but
-    `hold_frames` is given out then, rendered as if the last frame were held; where the next piece brings the
-    real future, the two renderings are cross-faded.
+    Streaming holds back the vocoder's lookahead, so that the blocks equal the whole: 3 frames and 64 samples
+    for a causal vocoder. The official one looks 19 frames ahead, too many to wait for: its stream pads each
+    block with copies of the last frame, returns all but `hold_frames`, and crossfades with the rendering that
+    follows from the next block.
     """
 
     def __init__(self, hift: Hift, *, seed: int, streaming: bool, hold_frames: int = HOLD_FRAMES) -> None:
@@ -57,23 +57,23 @@ class SampleStream:
         self._waiting: list[Tensor] = []
         self._stream = HiftStream(hift, phase=harmonic_phase(hift.config, seed), noise=source_noise(seed))
         self._crossfade = Crossfade(hold_frames)
-        self._guessed_frames = guessed_frames(hift, hold_frames)
+        self._extrapolated_frames = extrapolated_frames(hift, hold_frames)
         self._known, self._settled = 0, 0
-        """In samples: what mel is there for, and what no later mel can change."""
+        """Samples for which mel is known, and samples that no later mel can change."""
         self._last_frame: Tensor | None = None
 
     def push(self, mel: Tensor, *, final: bool) -> Samples:
-        """(mel, frames) -> the samples that are ready now, perhaps none."""
+        """Return the samples that mel (bands, frames) completes, perhaps none."""
         return self.render(self.excite(mel, final=final))
 
     @torch.inference_mode()
     def excite(self, mel: Tensor, *, final: bool) -> Excitation:
-        """The part of `push` that another thread may do beforehand, of this piece and of those to come."""
+        """Do the part of `push` that another thread may run ahead, for this block and later ones."""
         self._known += mel.shape[1] * CLOCKS.samples_per_frame
         sources = None
-        # Where frames to come are guessed, what they gave is forgotten again: one piece after the other.
-        if self._streaming and self._known and not self._guessed_frames:
-            sources = self._stream.source_features(self._placed(mel), final=final)
+        # Padding frames are computed on a copy of the stream's state, so those blocks cannot be computed ahead.
+        if self._streaming and self._known and not self._extrapolated_frames:
+            sources = self._stream.source_features(self._on_device(mel), final=final)
         return Excitation(mel=mel, final=final, known_samples=self._known, sources=sources)
 
     @torch.inference_mode()
@@ -86,7 +86,7 @@ class SampleStream:
         return render_samples(self._hift, torch.cat(self._waiting, dim=1), seed=self._seed)
 
     def _render(self, excited: Excitation) -> Samples:
-        mel, final, sources = self._placed(excited.mel), excited.final, excited.sources
+        mel, final, sources = self._on_device(excited.mel), excited.final, excited.sources
         if sources is not None:
             samples = _numpy(self._stream.synthesize(mel, sources, final=final))
             start, self._settled = self._settled, self._settled + len(samples)
@@ -96,19 +96,19 @@ class SampleStream:
         self._last_frame = mel[..., -1:].clone() if mel.shape[-1] else self._last_frame
         if not final:
             assert self._last_frame is not None
-            held = self._last_frame.expand(-1, -1, self._guessed_frames)
+            held = self._last_frame.expand(-1, -1, self._extrapolated_frames)
             samples = np.concatenate([samples, _numpy(self._stream.fork().push(held, final=False))])
         return self._crossfade.join(
             samples, start=start, end=self._crossfade.end(excited.known_samples, final=final)
         )
 
-    def _placed(self, mel: Tensor) -> Tensor:
+    def _on_device(self, mel: Tensor) -> Tensor:
         weight = self._hift.conv_pre.weight
         return mel[None].to(weight.device, weight.dtype)
 
 
-def guessed_frames(hift: Hift, hold_frames: int = HOLD_FRAMES) -> int:
-    """So many frames to come are guessed, that all but the last `hold_frames` can be given out."""
+def extrapolated_frames(hift: Hift, hold_frames: int = HOLD_FRAMES) -> int:
+    """Return the frames of padding after which all but the last `hold_frames` can be returned."""
     hold = hold_frames * CLOCKS.samples_per_frame
     missing = lookahead_samples(hift) - hold
     blend = min(CROSSFADE_SAMPLES, hold)
@@ -122,10 +122,7 @@ def source_noise(seed: int) -> Noise:
 
 
 def harmonic_phase(config: HiftConfig, seed: int) -> Tensor:
-    """Where each harmonic starts: the fundamental at zero, the others with it, or anywhere.
-
-    (1, harmonics, 1) radians.
-    """
+    """Return the initial phase (1, harmonics, 1): zero for the fundamental, and for all if they are in phase."""
     if config.in_phase:
         return torch.zeros(1, config.harmonics, 1)
     turns = uniform(stream_key(seed, "phase"), 0, np.arange(config.harmonics)).astype(np.float32)
