@@ -16,8 +16,8 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, INT64, OnnxGraph
-from nightingale.backends.onnx.weights import Floats, Weights
+from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, INT64, UINT8, OnnxGraph
+from nightingale.backends.onnx.weights import Weights
 
 IN_MEMORY: Final = "weights"
 """Stands for the file of external weights, which does not exist: `InferenceSession` gets them as arrays."""
@@ -49,15 +49,16 @@ class NetworkGraph(OnnxGraph):
     def __init__(self, weights: Weights) -> None:
         super().__init__(IN_MEMORY)
         self.weights = weights
-        self.initializers: dict[str, Floats] = {}
+        self.initializers: dict[str, NDArray[Any]] = {}
         self._names: set[str] = set()
         self.caches: list[Cache] = []
 
     def tensor(self, name: str, value: NDArray[Any]) -> str:
-        """Add weights in float32 that are passed to the session by reference."""
+        """Add weights in float32 or uint8 that are passed to the session by reference."""
         if name not in self.initializers:
-            self.initializers[name] = np.ascontiguousarray(value, np.float32)
-            self.external_constant(name, FLOAT, value.shape, offset=0, size=4 * value.size)
+            dtype, kind = (UINT8, np.uint8) if value.dtype == np.uint8 else (FLOAT, np.float32)
+            stored = self.initializers[name] = np.ascontiguousarray(value, kind)
+            self.external_constant(name, dtype, stored.shape, offset=0, size=stored.nbytes)
         return name
 
     def weight(self, name: str) -> str:

@@ -20,6 +20,7 @@ from nightingale.errors import CheckpointError
 Floats = NDArray[np.float32]
 Weights = Mapping[str, Floats]
 SCALE: Final = ".scale"
+INT8_MAX: Final = 127
 NEIGHBOURHOOD_BANDS: Final = 5
 
 
@@ -79,6 +80,13 @@ def unpack(packed: Mapping[str, Floats | RowQuantized]) -> dict[str, Floats]:
 def dequantize(value: RowQuantized) -> Floats:
     shape = (-1, *[1] * (value.codes.ndim - 1))
     return np.multiply(value.codes, value.scales.reshape(shape), dtype=np.float32)
+
+
+def quantize_rows(weight: Floats) -> RowQuantized:
+    """Return a matrix in the compact format."""
+    scales = np.abs(weight).max(axis=1) / INT8_MAX
+    codes = weight / np.where(scales > 0, scales, 1)[:, None]
+    return RowQuantized(np.rint(codes).astype(np.int8), scales.astype(np.float32))
 
 
 def sharpen(weights: Weights, amount: float) -> dict[str, Floats]:
