@@ -60,7 +60,7 @@ def main() -> None:
         result["verify"] = verify_tables(model, layers, args.threads, rounds)
         print_verify(result["verify"])
     if "speak" in parts:
-        drafts, lengths = args.draft or ["guess", "exit:6", "lookup"], args.length or [1, 2, 3]
+        drafts, lengths = args.draft or ["guess", "lookup"], args.length or [1, 2, 3]
         texts = sentences("wren_200")[: 1 if args.tiny else args.sentences]
         if args.tiny:
             drafts, lengths = args.draft or ["lookup"], [1]
@@ -75,7 +75,7 @@ def arguments() -> argparse.Namespace:
     parser = script.parser(__doc__)
     parser.add_argument("--model", help="a name or a folder")
     parser.add_argument("--sentences", type=int, default=100)
-    parser.add_argument("--draft", action="append", help="guess, lookup, exit:N, a file, or a model")
+    parser.add_argument("--draft", action="append", help="guess, lookup, a file, or a model")
     parser.add_argument("--chart", type=Path, help="an SVG of the acceptance rates")
     parser.add_argument("--length", action="append", type=int, help="fixed draft lengths")
     parser.add_argument("--part", action="append", choices=["verify", "speak"])
@@ -155,8 +155,7 @@ def variants(model: Model, drafts: list[str], lengths: list[int], threads: int) 
 
     found = [Variant(runtime, "", 0, opened(runtime, "")) for runtime in runtimes]
     for name in drafts:
-        # An early exit needs T3's layers in torch.
-        runtime = "torch" if name.startswith("exit:") else runtimes[-1]
+        runtime = runtimes[-1]
         for length in (0, *lengths):
             decoder = opened(runtime, name)
             if length:

@@ -166,7 +166,7 @@ def test_generated_kernels_are_preferred_and_missed_without_a_warning(reasons: R
     assert made.warnings == []
 
 
-@pytest.mark.parametrize("option", ["cache=int8", "keep=50", "draft=exit:1"])
+@pytest.mark.parametrize("option", ["cache=int8", "keep=50"])
 def test_options_that_need_pytorch_get_it(option: str) -> None:
     for profile in ("balanced", "fast"):
         assert plan("wren", CPU, f"{profile}+{option}").decoder.backend.name == "torch"

@@ -2,7 +2,7 @@
 
 A profile is a set of engine options and a table of preferences over backends and precisions.
 `backends/selection.py` turns the preferences into a plan for one machine; `nightingale doctor --plan fast`
-prints it. Options can be added after a profile's name: `balanced+cache=int8+keep=50+draft=lookup`.
+prints it. Options can be added after a profile's name: `balanced+cache=int8+keep=50+draft=guess`.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Profile:
     renderer: tuple[Preference, ...] = ()
     """Preferences, best first. The reference backend is used where none of them is supported."""
     draft: str = ""
-    """Draft for speculative decoding (docs/speculative.md): "lookup", "exit:3" for T3's first three layers,
-    "guess" for the draft head that came with the model, a file of weights, or another model. Empty: none."""
+    """Draft for speculative decoding (docs/speculative.md): "guess" for the draft head that came
+    with the model, "lookup", a file of weights, or another model. Empty: none."""
     cache: str = ""
     """Precision of the KV cache (docs/kv-cache.md): "int8" or "fp8". Empty: that of the weights."""
     keep: int = 100

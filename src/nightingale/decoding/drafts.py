@@ -3,8 +3,6 @@
 A draft is never trusted. T3 reads its proposals in one pass and keeps those that it would have sampled itself
 (speculative.py), so a bad draft costs time and changes nothing. Drafts sample with the decoding's own random
 numbers: where their distribution is close to T3's, their samples are T3's.
-
-`ExitDraft`, which needs T3's layers, is in backends/torch/drafts.py.
 """
 
 from __future__ import annotations

@@ -347,7 +347,7 @@ class TTS:
 def _draft_model(profile: Profile, model: Model) -> DraftModel | None:
     """Load the model that drafts, if the profile names one instead of another kind of draft."""
     name = profile.draft
-    if name in ("", "lookup", "guess") or name.startswith("exit:") or name.endswith(".safetensors"):
+    if name in ("", "lookup", "guess") or name.endswith(".safetensors"):
         return None
     draft = model if name == model.name else load_model(name, offline=True, options={})
     return DraftModel(source=draft.source, encode=draft.frontend.encode)

@@ -22,7 +22,7 @@ from nightingale.backends.onnx.graph import GRAPH_FILE, OnnxFormat
 from nightingale.backends.onnx.runner import OnnxRunner, exact_graph
 from nightingale.backends.shared.capability_checks import weight_count
 from nightingale.backends.shared.packed_t3 import digest_of_tensors, pack
-from nightingale.backends.torch.drafts import TorchDraftHead
+from nightingale.backends.torch.draft_heads import TorchDraftHead
 from nightingale.backends.torch.runner import TorchRunner
 from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.drafts import HiddenStateDraft

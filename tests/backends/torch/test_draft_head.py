@@ -13,7 +13,7 @@ from tiny_torch import t3_of
 
 from nightingale import TTS
 from nightingale.backends.base import ModelSource
-from nightingale.backends.torch.drafts import TorchDraftHead
+from nightingale.backends.torch.draft_heads import TorchDraftHead
 from nightingale.backends.torch.speculation import find_draft_head
 from nightingale.engine.model import Model
 from nightingale.errors import ConfigError

@@ -63,10 +63,10 @@ def short(tiny_model: Model) -> Model:
 
 
 def test_what_follows_a_profiles_name_is_switched_on() -> None:
-    made = profile_named("balanced+cache=int8+keep=50+memory=1.5G+slots=3+draft=exit:1")
-    assert made.name == "balanced+cache=int8+keep=50+memory=1.5G+slots=3+draft=exit:1"
+    made = profile_named("balanced+cache=int8+keep=50+memory=1.5G+slots=3+draft=guess")
+    assert made.name == "balanced+cache=int8+keep=50+memory=1.5G+slots=3+draft=guess"
     expected = replace(
-        BALANCED, name=made.name, cache="int8", keep=50, memory_bytes=3 * 2**29, slots=3, draft="exit:1"
+        BALANCED, name=made.name, cache="int8", keep=50, memory_bytes=3 * 2**29, slots=3, draft="guess"
     )
     assert made == expected
     assert profile_named(made.name) == made, "its name says all of it"
@@ -193,9 +193,11 @@ def test_eviction_and_eight_bits_work_together_in_the_engine(short: Model, table
     assert all(less < all_ for (_, _, all_), (_, _, less) in zip(whole, cut, strict=True))
 
 
-def test_guessing_ahead_in_the_engine_over_cells_changes_nothing(short: Model, table: AttentionTable) -> None:
+def test_drafts_over_a_compressed_cache_change_nothing(
+    short: Model, table: AttentionTable, head_file: Path
+) -> None:
     profile = replace(EXACT, slots=2, cache="int8", keep=20)
-    plain, drafted = spoken(short, profile), spoken(short, replace(profile, draft="exit:1"))
+    plain, drafted = spoken(short, profile), spoken(short, replace(profile, draft=str(head_file)))
     assert drafted == plain
 
 

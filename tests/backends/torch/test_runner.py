@@ -140,17 +140,6 @@ def test_a_step_that_fails_for_one_is_taken_for_none(
         assert np.array_equal(one, other)
 
 
-def test_the_first_layers_alone_share_the_memory_and_leave_the_rest(
-    runner_of: Callable[..., TorchRunner],
-) -> None:
-    runner = runner_of([1], batched=False)
-    short = runner.shallow(runner.t3.first_layers(1))
-    short.step(turns([0], 1))
-    assert [memory.position for memory in runner.caches[0]] == [6, 5]
-    assert short.t3.speech_head.weight is runner.t3.speech_head.weight
-    assert len(next(iter(runner.t3.tfmr.children()))) == 2  # type: ignore[arg-type]
-
-
 def test_a_new_kv_cache_is_zero_and_takes_no_memory_until_it_is_written() -> None:
     rows = {"rows": 8, "heads": 16, "capacity": 4096, "width": 64}
     before = resident_bytes()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from nightingale.backends import BACKENDS
 from nightingale.backends.base import Decoder, Setup
 from nightingale.backends.profiles import PROFILES, Profile
 from nightingale.backends.selection import find_machine, select
-from nightingale.backends.torch.drafts import ExitDraft, TorchDraftHead
+from nightingale.backends.torch.draft_heads import TorchDraftHead
 from nightingale.backends.torch.runner import TorchRunner, to_logits
 from nightingale.decoding.decoding import Decoding, Prompt
 from nightingale.decoding.drafts import Draft, DraftRequest, HiddenStateDraft, LookupDraft, ModelDraft
@@ -44,7 +45,7 @@ POOL = {
     "spare": LONGEST,
     "max_new_tokens": BUDGET,
 }
-DRAFTS = ["lookup", "exit", "same", "other", "guess"]
+DRAFTS = ["lookup", "same", "other", "guess"]
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +76,9 @@ def random_head(t3: T3) -> DraftHead:
 
 
 def draft_of(kind: str, name: str, nets: dict[str, T3], runner: TorchRunner) -> Draft:
-    """Return a lookup, the first layer, the target itself, which is always right, or the other family."""
+    """Return a lookup, a draft head, the target itself, which is always right, or the other family."""
     if kind == "lookup":
         return LookupDraft()
-    if kind == "exit":
-        return ExitDraft(runner, layers=1)
     if kind == "guess":
         return HiddenStateDraft(runner, TorchDraftHead(runner.t3, random_head(runner.t3)))
     t3 = nets[name if kind == "same" else next(other for other in nets if other != name)]
@@ -304,7 +303,10 @@ def engine(tiny_model: Model) -> Callable[[str], TTS]:
 
 
 def test_the_engine_says_the_same_when_requests_leave_and_begin_anew(
-    engine: Callable[[str], TTS], drawn: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
+    engine: Callable[[str], TTS],
+    head_file: Path,
+    drawn: dict[int, list[int]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     heed = Utterance._apply
 
@@ -315,7 +317,7 @@ def test_the_engine_says_the_same_when_requests_leave_and_begin_anew(
 
     monkeypatch.setattr(Utterance, "_apply", once)
     runs, metrics = [], []
-    for draft in ("", "exit:1", "lookup", "noise"):
+    for draft in ("", str(head_file), "lookup", "noise"):
         with engine(draft) as tts:
             gone = tts.stream("Somebody who will not stay to the end of this.", seed=9)
             streams = [
@@ -331,7 +333,7 @@ def test_the_engine_says_the_same_when_requests_leave_and_begin_anew(
     assert runs[1:] == runs[:1] * 3
     assert metrics[0].drafted == metrics[0].accepted == 0
     assert metrics[1].drafted > 0
-    assert metrics[3].accepted > 0.8 * metrics[3].drafted > 0, "the model guesses for itself"
+    assert metrics[3].accepted > 0.8 * metrics[3].drafted > 0, "the model drafts for itself"
 
 
 def opened(model: Model, draft: str) -> Decoder:
@@ -341,10 +343,9 @@ def opened(model: Model, draft: str) -> Decoder:
     return plan.decoder.backend.open_decoder(model.source, plan.decoder.setup)
 
 
-def test_a_draft_that_is_no_draft_is_refused(tiny_model: Model) -> None:
-    for name in ("exit:0", "exit:2", "exit:x"):
-        with pytest.raises(ConfigError, match="no such draft"):
-            opened(tiny_model, name)
+def test_a_draft_head_that_does_not_exist_is_refused(tiny_model: Model) -> None:
+    with pytest.raises(ConfigError, match="no such draft"):
+        opened(tiny_model, "guess")
 
 
 @pytest.mark.parametrize(("backend", "precision"), [("onnx", "int8"), ("cpu", "int8"), ("cuda", "bfloat16")])
@@ -372,7 +373,8 @@ def test_an_odd_token_costs_as_much_as_two_and_rows_in_turn_as_many() -> None:
 def test_weights_with_fewer_layers_are_a_draft(tiny_model: Model, tmp_path: Any) -> None:
     from safetensors.torch import save_file
 
-    tensors = t3_of(tiny_model).first_layers(1).state_dict()
+    config = t3_of(tiny_model).config
+    tensors = T3(replace(config, backbone=replace(config.backbone, layers=1))).state_dict()
     save_file(
         {name: value.half().contiguous() for name, value in tensors.items()}, tmp_path / "d.safetensors"
     )

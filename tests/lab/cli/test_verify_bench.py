@@ -96,7 +96,7 @@ def test_bench_prints_tables_and_one_line_of_json_last(tmp_path: Path) -> None:
 
 
 def test_bench_measures_a_smaller_kv_cache_and_drafts(tmp_path: Path) -> None:
-    profiles = ["balanced", "balanced+cache=int8", "balanced+draft=exit:1"]
+    profiles = ["balanced", "balanced+cache=int8", "balanced+draft=lookup"]
     small = ["--text", "short", "--concurrency", "", "--rounds", "2", "--no-cold"]
     done = run("bench", "-m", "noise", *small, "--results", str(tmp_path), "--profile", ",".join(profiles))
     assert done.exit_code == 0, done.output
@@ -105,7 +105,7 @@ def test_bench_measures_a_smaller_kv_cache_and_drafts(tmp_path: Path) -> None:
     assert all(row["t3_ms_per_step"] > 0 for row in line["lengths"])
 
 
-@pytest.mark.parametrize("switch", ["cache=int8", "draft=exit:1"])
+@pytest.mark.parametrize("switch", ["cache=int8", "draft=lookup"])
 def test_verify_compares_a_smaller_kv_cache_and_drafts_with_the_plain_profile(
     switch: str, tmp_path: Path
 ) -> None:

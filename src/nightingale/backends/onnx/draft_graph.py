@@ -3,7 +3,7 @@
 A chain of several drafts is one call: each token is sampled inside the graph, with the random numbers that
 the decoder will use for it, and its embedding is fed to the next. Of the sampling rules the graph knows
 temperature and min-p; with others its drafts are accepted less often. The reference of a single draft is
-`TorchDraftHead` in backends/torch/drafts.py (tests/backends/onnx/test_float32_runner.py).
+`TorchDraftHead` in backends/torch/draft_heads.py (tests/backends/onnx/test_float32_runner.py).
 """
 
 from __future__ import annotations

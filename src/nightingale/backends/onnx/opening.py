@@ -23,8 +23,8 @@ from nightingale.decoding.speculative import MAX_DRAFT_TOKENS, ONNX_COSTS
 
 
 def unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
-    if setup.profile.needs_torch_kv_cache or setup.profile.draft.startswith("exit:"):
-        return "this profile's KV cache or draft needs T3's layers in PyTorch"
+    if setup.profile.needs_torch_kv_cache:
+        return "this profile's KV cache needs T3's layers in PyTorch"
     if setup.precision == "float32":
         return capabilities.float32_unsupported_reason(model.preset.t3)
     if setup.precision != "int8":

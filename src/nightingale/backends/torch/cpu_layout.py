@@ -12,7 +12,7 @@ import logging
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -48,9 +48,6 @@ class StepWeights(NamedTuple):
     gate_up: list[Tensor]
     down: list[Tensor]
 
-    def first(self, count: int) -> StepWeights:
-        return StepWeights(*(part[:count] for part in self))
-
 
 class SingleRowLlama(LlamaBackbone):
     """A Llama backbone with a separate path for one token of one row.
@@ -80,11 +77,6 @@ class SingleRowLlama(LlamaBackbone):
         ):
             return super().forward(x, kv_caches, layer_inputs)
         return self._step(x.view(-1), dense)[None, None]
-
-    def first(self, count: int) -> Self:
-        part = super().first(count)
-        part._weights = self._weights.first(count)
-        return part
 
     def _step(self, x: Tensor, caches: Sequence[DenseKVCache]) -> Tensor:
         """Map the input (width,) of the first layer to the output (width,) of the last norm."""

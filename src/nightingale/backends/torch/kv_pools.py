@@ -66,16 +66,12 @@ class KVPool(Protocol):
     def wipe(self, caches: Sequence[SlotKVCache]) -> None:
         """Overwrite the contents after a fault, so that no NaN reaches the slot's next utterance."""
 
-    def first(self, layers: int) -> KVPool:
-        """Return a pool over the same storage without the later layers."""
-
 
 class SlotKVPool:
     """Dense caches of equal size, allocated once: the reference."""
 
     def __init__(self, layers: list[DenseKVCache], *, slots: int) -> None:
         self.layers, self.rows_per_slot = layers, len(layers[0].keys) // slots
-        self.slots = slots
 
     @classmethod
     def of(cls, t3: T3, *, slots: int, rows_per_slot: int, capacity: int) -> SlotKVPool:
@@ -120,9 +116,6 @@ class SlotKVPool:
         for layer in caches:
             assert isinstance(layer, DenseKVCache)
             layer.wipe()
-
-    def first(self, layers: int) -> SlotKVPool:
-        return SlotKVPool(self.layers[:layers], slots=self.slots)
 
 
 class PagedKVPool:
@@ -237,9 +230,6 @@ class PagedKVPool:
         slot = self._slot_of(caches)
         if slot is not None:
             self._sequences[slot].wipe()
-
-    def first(self, layers: int) -> PagedKVPool:  # noqa: ARG002, `batch` uses the layers it is given
-        return self
 
     def _slot_of(self, caches: Sequence[SlotKVCache]) -> int | None:
         """Return the slot that holds these caches; None if they were freed."""

@@ -10,7 +10,6 @@ read once for all utterances, which is where the time goes; sums may then round 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -168,13 +167,6 @@ class TorchRunner:
     @torch.inference_mode()
     def reset(self, slot: int) -> None:
         self.pool.wipe(self.caches[slot])
-
-    def shallow(self, t3: T3) -> TorchRunner:
-        """Return a runner of T3's first layers alone, over the same slots and KV caches."""
-        part, layers = copy.copy(self), t3.config.backbone.layers
-        part.t3, part.pool = t3, self.pool.first(layers)
-        part.caches = [caches[:layers] for caches in self.caches]
-        return part
 
     def _forward(self, x: Tensor, caches: Sequence[KVCache]) -> list[Tensor]:
         """Return what T3's head reads, then the captured residual stream."""

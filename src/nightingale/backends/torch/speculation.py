@@ -8,7 +8,7 @@ from pathlib import Path
 
 from nightingale import wren
 from nightingale.backends.base import DraftModel, ModelSource, Setup
-from nightingale.backends.torch.drafts import ExitDraft, TorchDraftHead
+from nightingale.backends.torch.draft_heads import TorchDraftHead
 from nightingale.backends.torch.runner import TorchRunner
 from nightingale.backends.torch.weights import t3_weights, torch_t3
 from nightingale.decoding.decoding import Decoding, Prompt
@@ -53,10 +53,6 @@ def open_speculation(
     draft: Draft
     if name == "lookup":
         draft, cost = LookupDraft(), 0.0
-    elif name.startswith("exit:"):
-        assert isinstance(runner, TorchRunner), "unsupported_reason refuses it elsewhere"
-        draft = ExitDraft(runner, layers=(layers := _exit_layers(t3, name)))
-        cost = layers / t3.config.backbone.layers
     elif (head := find_draft_head(source, name)) is not None:
         draft, cost, longest = HiddenStateDraft(runner, open_head(t3, head)), DRAFT_HEAD_COST, MAX_HEAD_TOKENS
         waits = False  # a draft head reads no prompt, so it even speeds up the first audio
@@ -89,7 +85,7 @@ def find_draft_head(source: ModelSource, name: str) -> DraftHead | None:
             raise ConfigError(
                 "no such draft",
                 got=f"{name!r}, and no {wren.DRAFT_FILE} beside the weights of {source.info.name}",
-                allowed="lookup, exit:N, a file, or another model",
+                allowed="lookup, a file, or another model",
                 fix="Train one: nightingale train draft.",
             )
     elif path.suffix != ".safetensors" or not path.is_file():
@@ -114,7 +110,8 @@ def _draft_t3(source: ModelSource, setup: Setup, t3: T3) -> tuple[T3, Callable[[
     if name.endswith(".safetensors"):
         tensors = {key: value.to(weight) for key, value in read_tensors(Path(name)).items()}
         depths = [int(key.split(".")[2]) for key in tensors if key.startswith(("tfmr.layers.", "tfmr.h."))]
-        config = t3.first_layers(1 + max(depths, default=0)).config
+        backbone = replace(t3.config.backbone, layers=1 + max(depths, default=0))
+        config = replace(t3.config, backbone=backbone)
         small = ModelSource(
             source.info, {}, loaded={"t3": load(lambda: T3(config), tensors, source=Path(name))}
         )
@@ -149,10 +146,3 @@ def _draft_runner(t3: T3, source: ModelSource, setup: Setup) -> TorchRunner:
         max_new_tokens=source.info.defaults.max_new_tokens,
         spare=MAX_DRAFT_TOKENS,
     )
-
-
-def _exit_layers(t3: T3, name: str) -> int:
-    layers, highest = name.removeprefix("exit:"), t3.config.backbone.layers - 1
-    if not layers.isdecimal() or not 0 < int(layers) <= highest:
-        raise ConfigError("no such draft", got=repr(name), allowed=f"exit:1 to exit:{highest}")
-    return int(layers)

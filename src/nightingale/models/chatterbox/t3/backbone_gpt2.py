@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -71,12 +69,6 @@ class Gpt2Backbone(nn.Module):
         self.wpe = nn.Embedding(config.positions, config.width)
         self.h = nn.ModuleList(Gpt2Layer(config) for _ in range(config.layers))
         self.ln_f = nn.LayerNorm(config.width, eps=1e-5)
-
-    def first(self, count: int) -> Self:
-        """Return a backbone of the first `count` layers that shares their weights."""
-        part = copy.copy(self)
-        part._modules = {**self._modules, "h": self.h[:count]}
-        return part
 
     def forward(
         self, x: Tensor, kv_caches: Sequence[KVCache], layer_inputs: list[Tensor] | None = None

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -95,12 +93,6 @@ class LlamaBackbone(nn.Module):
         if self.inverse.dtype in (torch.float16, torch.bfloat16):
             self.inverse = self._frequencies().to(self.inverse.device)
         return self
-
-    def first(self, count: int) -> Self:
-        """Return a backbone of the first `count` layers that shares their weights."""
-        part = copy.copy(self)
-        part._modules = {**self._modules, "layers": self.layers[:count]}
-        return part
 
     def forward(
         self, x: Tensor, kv_caches: Sequence[KVCache], layer_inputs: list[Tensor] | None = None

@@ -6,9 +6,7 @@ classifier-free guidance two rows run side by side: the first sees the text, the
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -66,13 +64,6 @@ class T3(nn.Module):
             )
             for _ in range(backbone.layers)
         ]
-
-    def first_layers(self, count: int) -> T3:
-        """Return a T3 of the first `count` layers that shares all weights; norm and head follow earlier."""
-        part = copy.copy(self)
-        part._modules = {**self._modules, "tfmr": self.tfmr.first(count)}
-        part.config = replace(self.config, backbone=replace(self.config.backbone, layers=count))
-        return part
 
     def prompt(
         self, text: Tensor, *, speaker: Tensor, prompt_ids: Tensor, exaggeration: Tensor, guided: bool
