@@ -1,0 +1,141 @@
+"""Check and open what ONNX Runtime runs without PyTorch: T3, renderer and encoders of wren-like models."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+
+import numpy as np
+
+from nightingale.backends.base import Decoder, ModelInfo, ModelSource, Renderer, Setup
+from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS
+from nightingale.models.chatterbox.t3.config import T3Config
+
+MIN_VERSION = (1, 23)
+"""Earlier versions have no int8 kernels for ARM."""
+MIN_SPEEDUP = 1.3
+"""Int8 must be so many times faster than float32, or it is not worth its error."""
+
+
+def decoder_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
+    """Return why T3 cannot be run without PyTorch, or None if it can."""
+    if setup.profile.needs_torch_kv_cache or setup.profile.draft:
+        return "this profile's KV cache or draft needs PyTorch"
+    if setup.precision not in ("float32", "int8"):
+        return f"it computes in float32 and int8, not in {setup.precision}"
+    if (reason := _config_reason(model.preset.t3) or package_reason()) is not None:
+        return reason
+    if setup.precision == "int8" and (speedup := int8_speedup()) < MIN_SPEEDUP:
+        return (
+            f"int8 matrix products are {speedup:.1f} times as fast as float32 on this CPU; "
+            f"at least {MIN_SPEEDUP} is required"
+        )
+    return None
+
+
+def renderer_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
+    """Return why flow and vocoder cannot be run here, or None if they can."""
+    flow, hift = model.preset.flow, model.preset.hift
+    if setup.precision != "float32":
+        return f"it renders in float32, not in {setup.precision}"
+    if not setup.profile.streaming:
+        return "it renders block by block, and this profile renders segments whole"
+    if not (flow.block_causal and flow.meanflow):
+        return "its flow has two steps and attends to earlier blocks only"
+    if not (hift.causal and hift.in_phase) or hift.harmonics == NOISY_HARMONICS:
+        return "its vocoder is causal and has harmonics in phase"
+    return package_reason()
+
+
+def _config_reason(config: T3Config) -> str | None:
+    if find_spec("onnxruntime") is None:
+        return None  # `package_reason` says it
+    from nightingale.backends.onnx.llama_runner import unsupported_config_reason
+
+    return unsupported_config_reason(config)
+
+
+@cache
+def package_reason() -> str | None:
+    """Return why ONNX Runtime cannot be used, or None if it can."""
+    if find_spec("onnxruntime") is None:
+        return "onnxruntime is not installed (pip install onnxruntime)"
+    try:
+        import onnxruntime
+
+        version = str(onnxruntime.__version__)
+        if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
+            return f"onnxruntime {version} is too old; {'.'.join(map(str, MIN_VERSION))} or later is needed"
+    except Exception as error:  # a broken installation, or an unknown instruction set, may raise anything
+        first_line = (str(error).strip().splitlines() or ["no message"])[0][:200]
+        return f"onnxruntime does not work here ({type(error).__name__}: {first_line})"
+    return None
+
+
+@cache
+def int8_speedup() -> float:
+    """Measure how many times faster one product of a single row is in int8 than in float32."""
+    from nightingale.backends.onnx.network_graph import NetworkGraph
+    from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT
+    from nightingale.backends.onnx.session import create_session
+    from nightingale.backends.shared.capability_checks import fastest_s
+
+    inputs, outputs, block, layers = 320, 2048, 64, 4
+    seconds = []
+    x = np.zeros((1, inputs), np.float32)
+    for int8 in (False, True):
+        graph = NetworkGraph({})
+        graph.input("x", FLOAT, (1, inputs))
+        for layer in range(layers):
+            if int8:
+                codes = np.zeros((outputs, inputs // block, block), np.uint8)
+                scales = np.ones((outputs, inputs // block), np.float32)
+                factors = ["x", graph.tensor(f"codes.{layer}", codes), graph.tensor(f"scales.{layer}", scales)]
+                sizes = {"K": inputs, "N": outputs, "bits": 8, "block_size": block, "accuracy_level": 4}
+                graph.node("MatMulNBits", factors, [f"y.{layer}"], domain=CONTRIB, **sizes)
+            else:
+                weight = graph.tensor(f"weight.{layer}", np.zeros((outputs, inputs), np.float32))
+                graph.node("FusedMatMul", ["x", weight], [f"y.{layer}"], domain=CONTRIB, transB=1)
+            graph.output(f"y.{layer}", FLOAT, (1, outputs))
+        session = create_session(graph, 1)
+        seconds.append(fastest_s(lambda session=session: session.run(None, {"x": x}), repeats=20))
+    return seconds[0] / seconds[1]
+
+
+def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
+    from nightingale.backends.onnx.llama_runner import LlamaRunner
+    from nightingale.backends.onnx.session import default_threads
+    from nightingale.backends.onnx.weights import t3_weights
+    from nightingale.decoding.host_decoder import HostDecoder
+    from nightingale.decoding.kv_budget import KVBudget
+
+    info, profile = source.info, setup.profile
+    runner = LlamaRunner(
+        info.preset.t3,
+        t3_weights(source),
+        int8=setup.precision == "int8",
+        threads=default_threads() if setup.threads is None else setup.threads,
+        slots=profile.slots,
+        rows_per_slot=info.rows_per_slot,
+        capacity=info.max_positions,
+        batched=profile.batched,
+    )
+    budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=4, limit_bytes=profile.memory_bytes)
+    return HostDecoder(runner, budget)
+
+
+def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
+    from nightingale.backends.onnx.flow_stream import FlowNetwork
+    from nightingale.backends.onnx.hift_stream import HiftNetwork
+    from nightingale.backends.onnx.renderer import OnnxRenderer, share_cores
+    from nightingale.backends.onnx.weights import flow_weights, hift_weights
+
+    del setup
+    preset, shares = source.info.preset, share_cores()
+    flow = source.shared(
+        "onnx-flow", lambda: FlowNetwork(preset.flow, flow_weights(source), threads=shares.flow)
+    )
+    hift = source.shared(
+        "onnx-hift", lambda: HiftNetwork(preset.hift, hift_weights(source), threads=shares.vocoder)
+    )
+    return OnnxRenderer(flow, hift, shares)
