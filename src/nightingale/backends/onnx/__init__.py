@@ -53,4 +53,6 @@ class OnnxBackend:
         return open_renderer(source, setup)
 
     def open_encoders(self, source: ModelSource, setup: Setup) -> Encoders | None:  # noqa: ARG002
-        return None
+        from nightingale.backends.onnx.torch_free import open_encoders
+
+        return open_encoders(source)

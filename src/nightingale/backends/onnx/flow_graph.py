@@ -50,7 +50,7 @@ class TokenEncoderGraph(NetworkGraph):
     speaker       (rows, 1, mel)
     prompt_mel    (rows, 2 · tokens, mel)      normalized; zeros after the prompt
     mask.0, mask.1                             of the blocks before and after the doubling of the rate
-    distances.N   (heads, head_width, cached + 2 · positions - 1)     of each attention layer
+    distances.N   (heads, head_width, cached + 2 · positions)     of each attention layer
     conditioning  (rows, 2 · tokens, 3 · mel)
     """
 
@@ -131,8 +131,8 @@ class TokenEncoderGraph(NetworkGraph):
     def _align_distances(self, scores: str, mask: str) -> str:
         """Convert scores by distance, farthest first, to scores by key: row i starts at column queries-1-i.
 
-        (…, queries, spans) -> (…, queries, keys), where spans = keys + queries - 1. In memory, score (i, j) is
-        at i·(spans - 1) + (queries - 1) + j: rows that are one shorter, from queries - 1 on.
+        (…, queries, spans) -> (…, queries, keys), where spans = keys + queries. In memory, score (i, j) is at
+        i·(spans - 1) + (queries - 1) + j: rows that are one shorter, from queries - 1 on.
         """
         shape = self.node("Shape", [scores])
         lead, queries, spans = (self.slice(shape, *span, 0) for span in ((0, 2), (2, 3), (3, 4)))

@@ -217,10 +217,10 @@ class _DistanceTables:
         self._tables: dict[str, Floats] = {}
 
     def inputs(self, queries: int, keys: int) -> dict[str, Floats]:
-        """Return the tables for distances keys-1 … -(queries-1), (heads, head_width, distances)."""
+        """Return the tables for distances keys-1 … -queries, (heads, head_width, distances)."""
         if keys > self._reach:
             self._extend(max(2 * self._reach, keys, 128))
-        columns = slice(self._reach - (keys - 1), self._reach + queries)
+        columns = slice(self._reach - (keys - 1), self._reach + queries + 1)
         return {
             f"{name}.distances": np.ascontiguousarray(table[..., columns])
             for name, table in self._tables.items()

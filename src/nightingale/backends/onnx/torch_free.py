@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from nightingale.backends.base import Decoder, ModelInfo, ModelSource, Renderer, Setup
+from nightingale.backends.base import Decoder, Encoders, ModelInfo, ModelSource, Renderer, Setup
 from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS
 from nightingale.models.chatterbox.t3.config import T3Config
 
@@ -90,7 +90,11 @@ def int8_speedup() -> float:
             if int8:
                 codes = np.zeros((outputs, inputs // block, block), np.uint8)
                 scales = np.ones((outputs, inputs // block), np.float32)
-                factors = ["x", graph.tensor(f"codes.{layer}", codes), graph.tensor(f"scales.{layer}", scales)]
+                factors = [
+                    "x",
+                    graph.tensor(f"codes.{layer}", codes),
+                    graph.tensor(f"scales.{layer}", scales),
+                ]
                 sizes = {"K": inputs, "N": outputs, "bits": 8, "block_size": block, "accuracy_level": 4}
                 graph.node("MatMulNBits", factors, [f"y.{layer}"], domain=CONTRIB, **sizes)
             else:
@@ -139,3 +143,12 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
         "onnx-hift", lambda: HiftNetwork(preset.hift, hift_weights(source), threads=shares.vocoder)
     )
     return OnnxRenderer(flow, hift, shares)
+
+
+def open_encoders(source: ModelSource) -> Encoders | None:
+    """Return the encoders of a model that was trained without an x-vector network; None for the others."""
+    if source.info.synthetic or source.info.preset.xvector is not None or package_reason() is not None:
+        return None
+    from nightingale.backends.onnx.encoders import OnnxEncoders
+
+    return OnnxEncoders(source)

@@ -127,6 +127,15 @@ def t3_weights(source: ModelSource) -> dict[str, Floats | RowQuantized]:
     return read_packed(source.files["t3"])
 
 
+def encoder_weights(source: ModelSource, name: str) -> dict[str, Floats]:
+    """Return the weights of "speech_tokenizer" or "voice_encoder"."""
+    if source.has("encoders"):
+        return _state(getattr(source.shared("encoders", _missing), name))
+    if name == "voice_encoder":
+        return unpack(read_packed(source.files["voice_encoder"]))
+    return unpack(read_packed(source.files["s3gen"], "tokenizer."))
+
+
 def _state(network: Any) -> dict[str, Floats]:
     return {name: np.asarray(value.detach(), np.float32) for name, value in network.state_dict().items()}
 
