@@ -45,7 +45,7 @@ def push(hift: HiftNetwork, streams: list[HiftStream], mels: list[Mel], *, final
     ready = [mel for mel in taken if mel is not None]
     if not ready:
         return [np.zeros(0, np.float32) for _ in streams]
-    return hift.synthesize(streams, ready, hift.excite(streams, ready, final=final), final=final)
+    return hift.synthesize(streams, hift.excite(streams, ready, final=final))
 
 
 def error_db(got: Samples, expected: Samples) -> float:

@@ -91,8 +91,8 @@ class SpeechTokenizerGraph(NetworkGraph):
             self.linear(x, f"{name}.value"),
         )
         q, k = (self._rotate(part) for part in (q, k))
-        heads = {"num_heads": self.config.heads}
-        attended = self.node("MultiHeadAttention", [q, k, v, "", "", "mask"], domain=CONTRIB, **heads)
+        inputs = [q, k, v, "", "", "mask"]
+        attended = self.node("MultiHeadAttention", inputs, domain=CONTRIB, num_heads=self.config.heads)
         channels_first = self.node("Transpose", [v], perm=(0, 2, 1))
         reach = self.config.memory_taps // 2
         memory = self.node(

@@ -132,4 +132,5 @@ class SpeechTokenizer:
 def unit(vectors: Floats) -> Floats:
     """Scale each row to length one; a row of zeros stays zero."""
     length = np.sqrt(np.square(vectors).sum(axis=-1, keepdims=True))
-    return vectors / np.maximum(length, np.float32(1e-12))
+    scaled: Floats = vectors / np.maximum(length, np.float32(1e-12))
+    return scaled

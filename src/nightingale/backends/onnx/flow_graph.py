@@ -32,7 +32,8 @@ import math
 
 import numpy as np
 
-from nightingale.backends.onnx.network_graph import CONTRIB, FLOAT, NetworkGraph, Residual
+from nightingale.backends.onnx.network_graph import NetworkGraph, Residual
+from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT
 from nightingale.backends.onnx.weights import Weights
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, FlowConfig
 

@@ -123,8 +123,8 @@ class FlowNetwork:
             inputs = {"x": x, "conditioning": conditioning, "mask": mask} | times
             before = [block.state.steps[step] for block in blocks]
             (x,), states = self._estimator.run(inputs, before, tokens=tokens)
-            for row, state in zip(after, states, strict=True):
-                row.append(state)
+            for reached, state in zip(after, states, strict=True):
+                reached.append(state)
         mel = x * np.float32(self.config.mel_std) + np.float32(self.config.mel_mean)
         return list(mel), [
             FlowState(encoder=encoder, steps=tuple(steps))

@@ -29,8 +29,8 @@ import math
 
 import numpy as np
 
-from nightingale.backends.onnx.network_graph import FLOAT, NEW, NetworkGraph
-from nightingale.backends.onnx.protobuf import INT64
+from nightingale.backends.onnx.network_graph import NEW, NetworkGraph
+from nightingale.backends.onnx.protobuf import FLOAT, INT64
 from nightingale.backends.onnx.weights import Floats, Weights
 from nightingale.models.chatterbox.hift.config import (
     CAUSAL_LOOKAHEAD_FRAMES,

@@ -7,7 +7,7 @@ mel, and the joined blocks equal the whole. `models/chatterbox/hift/hift_stream.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -33,8 +33,20 @@ from nightingale.types import Samples
 
 HALF_WINDOW: Final = ISTFT_SIZE // 2
 SAMPLE_LIMIT: Final = 0.99
+PASS_FRAMES: Final = 40
+"""Longer blocks are rendered in several passes, which costs no time and keeps activations small."""
 MIN_FIRST_FRAMES: Final = CAUSAL_LOOKAHEAD_FRAMES + 1
 """Fewer frames at the start of a stream wait for the next block."""
+
+
+class ExcitedPass(NamedTuple):
+    """A part of a block, with the features of its excitation."""
+
+    mels: list[Floats]
+    """(frames, mel) of each stream."""
+    features: list[Floats]
+    """Of each stage, (rows, channels, 1, columns)."""
+    final: bool
 
 
 class HiftStream:
@@ -72,8 +84,27 @@ class HiftNetwork:
     def start(self) -> tuple[State, State, State]:
         return self._pitch.start(), self._features.start(), self._generator.start()
 
-    def excite(self, streams: Sequence[HiftStream], mels: Sequence[Floats], *, final: bool) -> list[Floats]:
-        """Return the features of the excitation for each stage; the part of a block that may run ahead."""
+    def excite(
+        self, streams: Sequence[HiftStream], mels: Sequence[Floats], *, final: bool
+    ) -> list[ExcitedPass]:
+        """Compute the features of a block's excitation; another thread may do it before `synthesize`."""
+        count = -(-len(mels[0]) // PASS_FRAMES)
+        passes = list(zip(*(np.array_split(mel, count) for mel in mels), strict=True))
+        return [
+            self._excite(streams, list(rows), final=final and number == count - 1)
+            for number, rows in enumerate(passes)
+        ]
+
+    def synthesize(self, streams: Sequence[HiftStream], passes: Sequence[ExcitedPass]) -> list[Samples]:
+        """Return the samples of each stream's block."""
+        rendered = [self._synthesize(streams, *excited) for excited in passes]
+        return (
+            rendered[0]
+            if len(rendered) == 1
+            else [np.concatenate(row) for row in zip(*rendered, strict=True)]
+        )
+
+    def _excite(self, streams: Sequence[HiftStream], mels: list[Floats], *, final: bool) -> ExcitedPass:
         excitation = np.stack(
             [
                 self._padded_excitation(stream, f0, final=final)
@@ -84,12 +115,11 @@ class HiftNetwork:
         features, states = self._features.run({"excitation": excitation[:, None, None]}, states)
         for stream, state in zip(streams, states, strict=True):
             stream.features = state
-        return features
+        return ExcitedPass(mels, features, final)
 
-    def synthesize(
-        self, streams: Sequence[HiftStream], mels: Sequence[Floats], features: list[Floats], *, final: bool
+    def _synthesize(
+        self, streams: Sequence[HiftStream], mels: list[Floats], features: list[Floats], final: bool
     ) -> list[Samples]:
-        """Return the samples of each block from its mel and its features."""
         first, rows = not streams[0].samples_started, len(streams)
         mel = _channels_first(mels)
         if final:

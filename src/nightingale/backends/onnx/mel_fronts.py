@@ -31,20 +31,24 @@ def flow_mel(samples_24k: Samples, bands: int) -> Floats:
     """Return the natural log of mel magnitudes, (frames, bands); one frame for each 480 samples."""
     spectrum = _stft(samples_24k, size=1920, hop=480, margin=720)
     magnitude = np.sqrt(_power(spectrum) + np.float32(1e-9))
-    return np.log(np.maximum(magnitude @ slaney_filters(24_000, 1920, bands).T, np.float32(1e-5)))
+    mel: Floats = magnitude @ slaney_filters(24_000, 1920, bands).T
+    return np.log(np.maximum(mel, np.float32(1e-5)))
 
 
 def token_mel(samples_16k: Samples, bands: int) -> Floats:
     """Return log10 of mel power, (frames, bands), 8 decades deep below the clip's maximum, about -1 to 1."""
     power = _power(_stft(samples_16k, size=400, hop=160, margin=200))[:-1]
-    log = np.log10(np.maximum(power @ slaney_filters(16_000, 400, bands).T, np.float32(1e-10)))
-    return (np.maximum(log, log.max() - np.float32(8.0)) + np.float32(4.0)) / np.float32(4.0)
+    mel: Floats = power @ slaney_filters(16_000, 400, bands).T
+    log = np.log10(np.maximum(mel, np.float32(1e-10)))
+    scaled: Floats = (np.maximum(log, log.max() - np.float32(8.0)) + np.float32(4.0)) / np.float32(4.0)
+    return scaled
 
 
 def voice_mel(samples_16k: Samples, bands: int) -> Floats:
     """Return mel power, (frames, bands)."""
     power = _power(_stft(samples_16k, size=400, hop=160, margin=200))
-    return power @ slaney_filters(16_000, 400, bands).T
+    mel: Floats = power @ slaney_filters(16_000, 400, bands).T
+    return mel
 
 
 def _stft(samples: Samples, *, size: int, hop: int, margin: int) -> NDArray[np.complex64]:
@@ -59,7 +63,7 @@ def _stft(samples: Samples, *, size: int, hop: int, margin: int) -> NDArray[np.c
     padded = np.pad(np.asarray(samples, np.float32), margin, mode="reflect")
     frames = np.lib.stride_tricks.sliding_window_view(padded, size)[::hop]
     window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)
-    return np.fft.rfft(frames * window.astype(np.float32))
+    return np.fft.rfft(frames * window.astype(np.float32)).astype(np.complex64)
 
 
 def _power(spectrum: NDArray[np.complex64]) -> Floats:

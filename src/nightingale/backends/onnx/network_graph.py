@@ -93,8 +93,16 @@ class NetworkGraph(OnnxGraph):
         self.output(NEW + name, FLOAT, ("rows", *shape))
         sizes = [1, *(size if isinstance(size, int) else 0 for size in shape)]
         sizes[axis] = start
-        growth = {"positions_per_token": positions_per_token, "max_positions": max_positions}
-        self.caches.append(Cache(name=name, shape=tuple(sizes), axis=axis, fill=fill, **growth))
+        self.caches.append(
+            Cache(
+                name=name,
+                shape=tuple(sizes),
+                axis=axis,
+                fill=fill,
+                positions_per_token=positions_per_token,
+                max_positions=max_positions,
+            )
+        )
         return name
 
     def slice(self, x: str, start: int, end: int | None, axis: int, out: str = "") -> str:

@@ -17,7 +17,12 @@ CONTRIB = "com.microsoft"
 IR_VERSION, OPSET = 10, 21
 
 
+_ONE_BYTE = [bytes([value]) for value in range(128)]
+
+
 def _varint(value: int) -> bytes:
+    if 0 <= value < len(_ONE_BYTE):  # almost all of them
+        return _ONE_BYTE[value]
     value &= (1 << 64) - 1  # negative numbers are ten bytes of two's complement
     out = bytearray()
     while value > 0x7F:

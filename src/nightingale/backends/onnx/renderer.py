@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from nightingale.backends.base import Block, BlockCut
 from nightingale.backends.onnx.flow_stream import FRAMES, FlowNetwork, FlowStream
-from nightingale.backends.onnx.hift_stream import MIN_FIRST_FRAMES, HiftNetwork, HiftStream
+from nightingale.backends.onnx.hift_stream import MIN_FIRST_FRAMES, ExcitedPass, HiftNetwork, HiftStream
 from nightingale.backends.onnx.session import default_threads
 from nightingale.backends.onnx.weights import Floats
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
@@ -152,32 +152,27 @@ class OnnxRenderer:
             block.record("flow", started)
         return fresh
 
-    def _excite(
-        self, blocks: Sequence[Block], mels: Future[list[Floats]]
-    ) -> tuple[list[Floats], list[Floats]] | None:
-        """Return mels and the features of the excitation; None if the vocoder has to wait for more frames."""
+    def _excite(self, blocks: Sequence[Block], mels: Future[list[Floats]]) -> list[ExcitedPass]:
+        """Return the features of the excitation; none if the vocoder has to wait for more frames."""
         known, final = mels.result(), blocks[0].final
         started = time.perf_counter()
         streams: list[HiftStream] = [block.stream.vocoder for block in blocks]
         taken = [stream.next_mel(mel, final=final) for stream, mel in zip(streams, known, strict=True)]
         ready = [mel for mel in taken if mel is not None]
         if len(ready) < len(blocks):
-            return None
-        features = self._hift.excite(streams, ready, final=final)
+            return []
+        passes = self._hift.excite(streams, ready, final=final)
         for block in blocks:
             block.record("vocoder", started)
-        return ready, features
+        return passes
 
-    def _synthesize(
-        self, blocks: Sequence[Block], excited: Future[tuple[list[Floats], list[Floats]] | None]
-    ) -> list[Samples]:
-        result = excited.result()
-        if result is None:
+    def _synthesize(self, blocks: Sequence[Block], excited: Future[list[ExcitedPass]]) -> list[Samples]:
+        passes = excited.result()
+        if not passes:
             return [self._flow.noise(0, 0, 0)[:, 0] for _ in blocks]
         started = time.perf_counter()
-        mels, features = result
         streams: list[HiftStream] = [block.stream.vocoder for block in blocks]
-        samples = self._hift.synthesize(streams, mels, features, final=blocks[0].final)
+        samples = self._hift.synthesize(streams, passes)
         for block in blocks:
             block.record("vocoder", started)
         return samples

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 
 import numpy as np
@@ -102,13 +102,13 @@ def int8_speedup() -> float:
                 graph.node("FusedMatMul", ["x", weight], [f"y.{layer}"], domain=CONTRIB, transB=1)
             graph.output(f"y.{layer}", FLOAT, (1, outputs))
         session = create_session(graph, 1)
-        seconds.append(fastest_s(lambda session=session: session.run(None, {"x": x}), repeats=20))
+        seconds.append(fastest_s(partial(session.run, None, {"x": x}), repeats=20))
     return seconds[0] / seconds[1]
 
 
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     from nightingale.backends.onnx.llama_runner import LlamaRunner
-    from nightingale.backends.onnx.session import default_threads
+    from nightingale.backends.onnx.session import default_threads, return_freed_memory
     from nightingale.backends.onnx.weights import t3_weights
     from nightingale.decoding.host_decoder import HostDecoder
     from nightingale.decoding.kv_budget import KVBudget
@@ -124,6 +124,7 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
         capacity=info.max_positions,
         batched=profile.batched,
     )
+    return_freed_memory()
     budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=4, limit_bytes=profile.memory_bytes)
     return HostDecoder(runner, budget)
 
@@ -132,6 +133,7 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
     from nightingale.backends.onnx.flow_stream import FlowNetwork
     from nightingale.backends.onnx.hift_stream import HiftNetwork
     from nightingale.backends.onnx.renderer import OnnxRenderer, share_cores
+    from nightingale.backends.onnx.session import return_freed_memory
     from nightingale.backends.onnx.weights import flow_weights, hift_weights
 
     del setup
@@ -142,6 +144,7 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
     hift = source.shared(
         "onnx-hift", lambda: HiftNetwork(preset.hift, hift_weights(source), threads=shares.vocoder)
     )
+    return_freed_memory()
     return OnnxRenderer(flow, hift, shares)
 
 

@@ -33,7 +33,8 @@ class RowQuantized(NamedTuple):
 
     def rows(self, indices: Any) -> Floats:
         """Return some rows in float32."""
-        return self.codes[indices].astype(np.float32) * self.scales[indices][..., None]
+        rows: Floats = self.codes[indices].astype(np.float32) * self.scales[indices][..., None]
+        return rows
 
 
 def read_packed(path: Path, prefix: str = "") -> dict[str, Floats | RowQuantized]:
@@ -90,19 +91,20 @@ def quantize_rows(weight: Floats) -> RowQuantized:
 
 
 def sharpen(weights: Weights, amount: float) -> dict[str, Floats]:
-    """Fold the sharpening of the mel into HiFT's first layer (models/chatterbox/hift/sharpen.py)."""
+    """Fold the sharpening of the mel into HiFT's first layer (models/chatterbox/hift/sharpen.py).
+
+    Each band becomes x + amount · (x - mean of its neighbourhood).
+    """
     first = "conv_pre.weight"
-    result = dict(weights)
-    if amount:
-        bands = result[first].shape[1]
-        reach = NEIGHBOURHOOD_BANDS // 2
-        index = np.clip(np.arange(bands)[:, None] + np.arange(-reach, reach + 1), 0, bands - 1)
-        mean = np.zeros((bands, bands), np.float32)
-        np.add.at(mean, (np.arange(bands)[:, None], index), np.float32(1 / NEIGHBOURHOOD_BANDS))
-        unit = np.eye(bands, dtype=np.float32)
-        operator = unit + np.float32(amount) * (unit - mean)
-        result[first] = np.ascontiguousarray(np.einsum("cbt,bm->cmt", result[first], operator))
-    return result
+    if not amount:
+        return dict(weights)
+    weight = weights[first]  # (channels, bands, taps)
+    bands, reach = weight.shape[1], NEIGHBOURHOOD_BANDS // 2
+    total = np.zeros((bands, weight.shape[0], weight.shape[2]), np.float32)
+    for offset in range(-reach, reach + 1):
+        np.add.at(total, np.clip(np.arange(bands) + offset, 0, bands - 1), weight.transpose(1, 0, 2))
+    mean = total.transpose(1, 0, 2) / np.float32(NEIGHBOURHOOD_BANDS)
+    return {**weights, first: weight + np.float32(amount) * (weight - mean)}
 
 
 def flow_weights(source: ModelSource) -> dict[str, Floats | RowQuantized]:
