@@ -33,6 +33,8 @@ FRAMES: Final = CLOCKS.frames_per_token
 SOLVER_STEPS: Final = 2
 CACHED_PROMPTS: Final = 8
 """Voices whose rendered prompts are kept; one takes a few megabytes."""
+MIN_REACH: Final = 32
+"""Distances that are encoded at first; the first block needs few."""
 EMBEDDING: Final = "input_embedding.weight"
 
 
@@ -211,31 +213,33 @@ class _DistanceTables:
 
     def __init__(self, weights: dict[str, Floats], config: FlowConfig) -> None:
         """weights: of the layers' `linear_pos`, by the layer's name."""
-        self._weights, self._heads = weights, config.encoder_heads
-        self.first = next(iter(weights))
+        self._names, self.first = list(weights), next(iter(weights))
+        self._heads, self._width = config.encoder_heads, config.encoder_width
+        self._weights = np.concatenate(list(weights.values())) * np.float32(
+            (self._width // self._heads) ** -0.5
+        )
         self._reach = 0
-        self._tables: dict[str, Floats] = {}
+        self._tables: Floats = np.zeros(0, np.float32)
+        """(layers, heads, head_width, distances from reach to -reach)."""
 
     def inputs(self, queries: int, keys: int) -> dict[str, Floats]:
         """Return the tables for distances keys-1 … -queries, (heads, head_width, distances)."""
         if keys > self._reach:
-            self._extend(max(2 * self._reach, keys, 128))
+            self._extend(max(2 * self._reach, keys, MIN_REACH))
         columns = slice(self._reach - (keys - 1), self._reach + queries + 1)
         return {
             f"{name}.distances": np.ascontiguousarray(table[..., columns])
-            for name, table in self._tables.items()
+            for name, table in zip(self._names, self._tables, strict=True)
         }
 
     def _extend(self, reach: int) -> None:
         self._reach = reach
         distance = np.arange(reach, -reach - 1, -1, dtype=np.float32)
-        for name, weight in self._weights.items():
-            width = len(weight)
-            rate = np.exp(np.arange(0, width, 2, dtype=np.float32) * np.float32(-np.log(10000.0) / width))
-            angle = distance[:, None] * rate
-            encoding = np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(len(distance), width)
-            scale = np.float32((width // self._heads) ** -0.5)
-            self._tables[name] = scale * (weight @ encoding.T).reshape(self._heads, -1, len(distance))
+        exponent = np.arange(0, self._width, 2, dtype=np.float32) / np.float32(self._width)
+        angle = np.exp(exponent * np.float32(-np.log(10000.0)))[:, None] * distance
+        encoding = np.stack([np.sin(angle), np.cos(angle)], axis=1).reshape(self._width, -1)
+        projected = self._weights @ encoding
+        self._tables = projected.reshape(len(self._names), self._heads, -1, len(distance))
 
 
 def _time_inputs(config: FlowConfig, weights: dict[str, Floats], t: float, r: float) -> dict[str, Floats]:
