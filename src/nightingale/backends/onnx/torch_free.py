@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from importlib.util import find_spec
 
@@ -138,12 +139,16 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
 
     del setup
     preset, shares = source.info.preset, share_cores()
-    flow = source.shared(
-        "onnx-flow", lambda: FlowNetwork(preset.flow, flow_weights(source), threads=shares.flow)
-    )
-    hift = source.shared(
-        "onnx-hift", lambda: HiftNetwork(preset.hift, hift_weights(source), threads=shares.vocoder)
-    )
+
+    def load() -> tuple[FlowNetwork, HiftNetwork]:
+        # Sessions are created outside of Python's lock, so the two are loaded at the same time. Weights are
+        # read here: this thread holds the lock of the source.
+        weights = flow_weights(source), hift_weights(source)
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            hift = pool.submit(HiftNetwork, preset.hift, weights[1], threads=shares.vocoder)
+            return FlowNetwork(preset.flow, weights[0], threads=shares.flow), hift.result()
+
+    flow, hift = source.shared("onnx-renderer", load)
     return_freed_memory()
     return OnnxRenderer(flow, hift, shares)
 
