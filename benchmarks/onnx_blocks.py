@@ -23,10 +23,10 @@ import torch
 
 from nightingale import wren
 from nightingale.backends.base import ModelInfo, ModelSource
-from nightingale.backends.onnx.flow_stream import FlowNetwork, FlowStream
-from nightingale.backends.onnx.hift_stream import HiftNetwork, HiftStream
 from nightingale.backends.onnx.llama_runner import LlamaRunner
-from nightingale.backends.onnx.weights import flow_weights, hift_weights, t3_weights
+from nightingale.backends.onnx.numpy_weights import flow_weights, hift_weights, t3_weights
+from nightingale.backends.onnx.rendering.flow_stream import FlowNetwork, FlowStream
+from nightingale.backends.onnx.rendering.vocoder_stream import VocoderNetwork, VocoderStream
 from nightingale.backends.torch.mel_stream import MelStream
 from nightingale.backends.torch.runner import TorchRunner
 from nightingale.backends.torch.sample_stream import SampleStream
@@ -85,7 +85,7 @@ def blocks(source: ModelSource, voice: Voice, rounds: int, times: Times) -> None
             MelStream(torch_flow, voice, seed=1, streaming=True),
             SampleStream(torch_hift, seed=1, streaming=True),
         )
-        stream, vocoder = FlowStream(flow, voice, seed=1), HiftStream(hift, seed=1)
+        stream, vocoder = FlowStream(flow, voice, seed=1), VocoderStream(hift, seed=1)
         for number, size in enumerate(BLOCKS):
             tokens, final = rng.integers(6561, size=size).tolist(), number == len(BLOCKS) - 1
             label = f"block {number}, {size} tokens"
@@ -100,8 +100,8 @@ def load_flow(source: ModelSource) -> FlowNetwork:
     return FlowNetwork(source.info.preset.flow, flow_weights(source), threads=1)
 
 
-def load_vocoder(source: ModelSource) -> HiftNetwork:
-    return HiftNetwork(source.info.preset.hift, hift_weights(source), threads=1)
+def load_vocoder(source: ModelSource) -> VocoderNetwork:
+    return VocoderNetwork(source.info.preset.hift, hift_weights(source), threads=1)
 
 
 def push(flow: FlowNetwork, stream: FlowStream, tokens: list[int], final: bool) -> None:
@@ -111,7 +111,7 @@ def push(flow: FlowNetwork, stream: FlowStream, tokens: list[int], final: bool) 
     stream.finish(block, mel, state)
 
 
-def vocode(hift: HiftNetwork, stream: HiftStream, mel: np.ndarray, final: bool) -> None:
+def vocode(hift: VocoderNetwork, stream: VocoderStream, mel: np.ndarray, final: bool) -> None:
     ready = stream.next_mel(mel, final=final)
     assert ready is not None
     hift.synthesize([stream], hift.excite([stream], [ready], final=final))

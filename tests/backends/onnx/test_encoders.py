@@ -13,8 +13,8 @@ from synthetic_clip import voice_like
 
 from nightingale import wren
 from nightingale.backends.base import ModelInfo, ModelSource
-from nightingale.backends.onnx import mel_fronts
-from nightingale.backends.onnx.encoders import OnnxEncoders
+from nightingale.backends.onnx.encoding import mel_fronts
+from nightingale.backends.onnx.encoding.encoders import OnnxEncoders
 from nightingale.backends.torch.encoders import TorchEncoders
 from nightingale.backends.torch.weights import load_voice_encoders
 from nightingale.errors import BadReference

@@ -16,8 +16,8 @@ pytest.importorskip("onnxruntime")
 
 from nightingale import wren
 from nightingale.backends.base import ModelInfo, ModelSource
-from nightingale.backends.onnx.flow_stream import FlowNetwork, FlowStream
-from nightingale.backends.onnx.weights import flow_weights
+from nightingale.backends.onnx.numpy_weights import flow_weights
+from nightingale.backends.onnx.rendering.flow_stream import FlowNetwork, FlowStream
 from nightingale.backends.torch.mel_stream import MelStream
 from nightingale.backends.torch.weights import in_memory, rendering_weights
 from nightingale.models.chatterbox.hift.generator import Hift
@@ -30,7 +30,7 @@ from nightingale.voices.voice import Voice
 BLOCKS = (10, 9, 18, 36, 64, 64, 5)
 """Tokens of each block, the first with the encoder's lookahead; more than the flow attends to."""
 MAX_ERROR = 3e-5
-"""Of mel values that range over twelve."""
+"""The largest difference of mel values, which range over twelve."""
 Mel = NDArray[np.float32]
 
 

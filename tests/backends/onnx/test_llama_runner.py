@@ -13,7 +13,7 @@ from backends.small_t3 import relative_error
 
 from nightingale import wren
 from nightingale.backends.onnx.llama_runner import LlamaRunner, unsupported_config_reason
-from nightingale.backends.onnx.weights import read_packed
+from nightingale.backends.onnx.numpy_weights import read_packed
 from nightingale.backends.torch.runner import TorchRunner, embed_prompt
 from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.runner import StepInput, VerifyInput

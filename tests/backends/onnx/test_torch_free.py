@@ -1,4 +1,4 @@
-"""What ONNX Runtime runs without PyTorch, why it refuses the rest, and damaged weight files."""
+"""ONNX Runtime runs wren without PyTorch, says why it refuses other models, and reports damaged files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from nightingale.backends.base import ModelInfo, ModelSource, Setup
 from nightingale.backends.onnx import OnnxBackend, torch_free
-from nightingale.backends.onnx.weights import dequantize, quantize_rows, read_packed, sharpen
+from nightingale.backends.onnx.numpy_weights import dequantize, quantize_rows, read_packed, sharpen
 from nightingale.backends.profiles import PROFILES, profile_named
 from nightingale.errors import CheckpointError
 from nightingale.models.chatterbox.presets import PRESETS

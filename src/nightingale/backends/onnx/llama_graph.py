@@ -26,8 +26,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from nightingale.backends.onnx.network_graph import NEW, NetworkGraph
+from nightingale.backends.onnx.numpy_weights import Floats, RowQuantized, dequantize, quantize_rows
 from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, INT32, INT64
-from nightingale.backends.onnx.weights import Floats, RowQuantized, dequantize, quantize_rows
 from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
 
 EPSILON = 1e-5

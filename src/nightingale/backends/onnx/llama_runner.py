@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from nightingale.backends.onnx.llama_graph import LlamaStepGraph
 from nightingale.backends.onnx.network_graph import NEW
-from nightingale.backends.onnx.session import create_session
-from nightingale.backends.onnx.weights import Floats, RowQuantized
+from nightingale.backends.onnx.numpy_weights import Floats, RowQuantized
+from nightingale.backends.onnx.streaming_session import create_session
 from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
 from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.runner import StepInput, VerifyInput
@@ -37,8 +37,8 @@ def unsupported_config_reason(config: T3Config) -> str | None:
     return None
 
 
-class InputEmbeddings:
-    """What T3's first layer reads: prompts and speech tokens, in numpy."""
+class PromptEmbeddings:
+    """Embed prompts and speech tokens for T3's first layer, in numpy."""
 
     def __init__(self, config: T3Config, weights: PackedWeights) -> None:
         self.config = config
@@ -98,7 +98,7 @@ class LlamaRunner:
         self.config, self.rows_per_slot, self.batched = config, rows_per_slot, batched
         self.capacity = capacity + spare
         self.session = create_session(LlamaStepGraph(config, weights, int8=int8), threads)
-        self.embeddings = InputEmbeddings(config, weights)
+        self.embeddings = PromptEmbeddings(config, weights)
         backbone = config.backbone
         positions, head_dim = self.capacity + IDLE, backbone.width // backbone.heads
         shape = (slots * rows_per_slot, backbone.heads, positions, head_dim)

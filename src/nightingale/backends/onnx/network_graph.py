@@ -16,19 +16,19 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from nightingale.backends.onnx.numpy_weights import Weights
 from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, INT64, UINT8, OnnxGraph
-from nightingale.backends.onnx.weights import Weights
 
 IN_MEMORY: Final = "weights"
 """Stands for the file of external weights, which does not exist: `InferenceSession` gets them as arrays."""
 NEW: Final = "new."
 Residual = tuple[str, str] | None
-"""What a layer adds to the residual stream: its product, and its name, whose bias is not added yet."""
+"""A layer's part of the residual stream: its product, and its name, whose bias is not added yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cache:
-    """What a layer keeps between blocks."""
+    """Values that a layer keeps between blocks."""
 
     name: str
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class Cache:
     fill: float
     """The value at the start of a stream."""
     positions_per_token: int = 0
-    """How much keys and values grow with each token of a block; 0 for the inputs of a convolution."""
+    """The growth of keys and values with each token of a block; 0 for the inputs of a convolution."""
     max_positions: int | None = None
     """The limit of that growth."""
 

@@ -15,16 +15,21 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from nightingale.backends.base import Block, BlockCut
-from nightingale.backends.onnx.flow_stream import FRAMES, FlowNetwork, FlowStream
-from nightingale.backends.onnx.hift_stream import MIN_FIRST_FRAMES, ExcitedPass, HiftNetwork, HiftStream
-from nightingale.backends.onnx.session import default_threads
-from nightingale.backends.onnx.weights import Floats
+from nightingale.backends.onnx.numpy_weights import Floats
+from nightingale.backends.onnx.rendering.flow_stream import FRAMES, FlowNetwork, FlowStream
+from nightingale.backends.onnx.rendering.vocoder_stream import (
+    MIN_FIRST_FRAMES,
+    ExcitedPass,
+    VocoderNetwork,
+    VocoderStream,
+)
+from nightingale.backends.onnx.streaming_session import default_threads
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
 
 
-class CoreShares(NamedTuple):
+class StageThreads(NamedTuple):
     """Threads for each stage; those of the vocoder's two parts are equal."""
 
     decoder: int
@@ -32,11 +37,11 @@ class CoreShares(NamedTuple):
     vocoder: int
 
 
-def share_cores(cores: int | None = None) -> CoreShares:
+def share_cores(cores: int | None = None) -> StageThreads:
     """Divide the cores of this process among the stages."""
     cores = default_threads() if cores is None else cores
     few = max(1, cores // 4)
-    return CoreShares(decoder=few, flow=few, vocoder=max(1, cores // 2))
+    return StageThreads(decoder=few, flow=few, vocoder=max(1, cores // 2))
 
 
 class OnnxRenderStream:
@@ -44,7 +49,7 @@ class OnnxRenderStream:
 
     prefers_large_batches = False  # a batch takes as long as its blocks one by one
 
-    def __init__(self, flow: FlowStream, vocoder: HiftStream, *, prompt_tokens: int) -> None:
+    def __init__(self, flow: FlowStream, vocoder: VocoderStream, *, prompt_tokens: int) -> None:
         self.flow, self.vocoder = flow, vocoder
         self.started = False
         # What the stages will hold once all submitted blocks are rendered.
@@ -86,7 +91,7 @@ class OnnxRenderer:
     max_in_flight = 3  # one block in each stage
 
     def __init__(
-        self, flow: FlowNetwork, hift: HiftNetwork, shares: CoreShares, *, max_batch: int = 1
+        self, flow: FlowNetwork, hift: VocoderNetwork, shares: StageThreads, *, max_batch: int = 1
     ) -> None:
         self._flow, self._hift, self.max_batch = flow, hift, max_batch
         self.decoder_threads: int | None = shares.decoder
@@ -99,7 +104,7 @@ class OnnxRenderer:
         ]
 
     def open(self, voice: Voice, *, seed: int) -> OnnxRenderStream:
-        flow, vocoder = FlowStream(self._flow, voice, seed=seed), HiftStream(self._hift, seed=seed)
+        flow, vocoder = FlowStream(self._flow, voice, seed=seed), VocoderStream(self._hift, seed=seed)
         return OnnxRenderStream(flow, vocoder, prompt_tokens=len(voice.flow_prompt_ids))
 
     def decoder_busy(self, busy: bool) -> None:
@@ -156,7 +161,7 @@ class OnnxRenderer:
         """Return the features of the excitation; none if the vocoder has to wait for more frames."""
         known, final = mels.result(), blocks[0].final
         started = time.perf_counter()
-        streams: list[HiftStream] = [block.stream.vocoder for block in blocks]
+        streams: list[VocoderStream] = [block.stream.vocoder for block in blocks]
         taken = [stream.next_mel(mel, final=final) for stream, mel in zip(streams, known, strict=True)]
         ready = [mel for mel in taken if mel is not None]
         if len(ready) < len(blocks):
@@ -171,7 +176,7 @@ class OnnxRenderer:
         if not passes:
             return [self._flow.noise(0, 0, 0)[:, 0] for _ in blocks]
         started = time.perf_counter()
-        streams: list[HiftStream] = [block.stream.vocoder for block in blocks]
+        streams: list[VocoderStream] = [block.stream.vocoder for block in blocks]
         samples = self._hift.synthesize(streams, passes)
         for block in blocks:
             block.record("vocoder", started)

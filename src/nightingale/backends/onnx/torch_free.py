@@ -78,7 +78,7 @@ def int8_speedup() -> float:
     """Measure how many times faster one product of a single row is in int8 than in float32."""
     from nightingale.backends.onnx.network_graph import NetworkGraph
     from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT
-    from nightingale.backends.onnx.session import create_session
+    from nightingale.backends.onnx.streaming_session import create_session
     from nightingale.backends.shared.capability_checks import fastest_s
 
     inputs, outputs, block, layers = 320, 2048, 64, 4
@@ -109,8 +109,8 @@ def int8_speedup() -> float:
 
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     from nightingale.backends.onnx.llama_runner import LlamaRunner
-    from nightingale.backends.onnx.session import default_threads, return_freed_memory
-    from nightingale.backends.onnx.weights import t3_weights
+    from nightingale.backends.onnx.numpy_weights import t3_weights
+    from nightingale.backends.onnx.streaming_session import default_threads, return_freed_memory
     from nightingale.decoding.host_decoder import HostDecoder
     from nightingale.decoding.kv_budget import KVBudget
 
@@ -131,21 +131,21 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
 
 
 def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
-    from nightingale.backends.onnx.flow_stream import FlowNetwork
-    from nightingale.backends.onnx.hift_stream import HiftNetwork
+    from nightingale.backends.onnx.numpy_weights import flow_weights, hift_weights
     from nightingale.backends.onnx.renderer import OnnxRenderer, share_cores
-    from nightingale.backends.onnx.session import return_freed_memory
-    from nightingale.backends.onnx.weights import flow_weights, hift_weights
+    from nightingale.backends.onnx.rendering.flow_stream import FlowNetwork
+    from nightingale.backends.onnx.rendering.vocoder_stream import VocoderNetwork
+    from nightingale.backends.onnx.streaming_session import return_freed_memory
 
     del setup
     preset, shares = source.info.preset, share_cores()
 
-    def load() -> tuple[FlowNetwork, HiftNetwork]:
+    def load() -> tuple[FlowNetwork, VocoderNetwork]:
         # Sessions are created outside of Python's lock, so the two are loaded at the same time. Weights are
         # read here: this thread holds the lock of the source.
         weights = flow_weights(source), hift_weights(source)
         with ThreadPoolExecutor(max_workers=1) as pool:
-            hift = pool.submit(HiftNetwork, preset.hift, weights[1], threads=shares.vocoder)
+            hift = pool.submit(VocoderNetwork, preset.hift, weights[1], threads=shares.vocoder)
             return FlowNetwork(preset.flow, weights[0], threads=shares.flow), hift.result()
 
     flow, hift = source.shared("onnx-renderer", load)
@@ -157,6 +157,6 @@ def open_encoders(source: ModelSource) -> Encoders | None:
     """Return the encoders of a model that was trained without an x-vector network; None for the others."""
     if source.info.synthetic or source.info.preset.xvector is not None or package_reason() is not None:
         return None
-    from nightingale.backends.onnx.encoders import OnnxEncoders
+    from nightingale.backends.onnx.encoding.encoders import OnnxEncoders
 
     return OnnxEncoders(source)

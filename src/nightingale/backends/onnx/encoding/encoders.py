@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from nightingale.audio.trim import sound_span
 from nightingale.backends.base import ModelSource
-from nightingale.backends.onnx.encoder_graphs import (
+from nightingale.backends.onnx.encoding.encoder_graphs import (
     SpeechTokenizerGraph,
     VoiceEncoderGraph,
     rotary_tables,
 )
-from nightingale.backends.onnx.mel_fronts import flow_mel, token_mel, voice_mel
-from nightingale.backends.onnx.session import MASKED, create_session, default_threads
-from nightingale.backends.onnx.weights import Floats, encoder_weights
+from nightingale.backends.onnx.encoding.mel_fronts import flow_mel, token_mel, voice_mel
+from nightingale.backends.onnx.numpy_weights import Floats, encoder_weights
+from nightingale.backends.onnx.streaming_session import MASKED, create_session, default_threads
 from nightingale.models.chatterbox.encoders.config import (
     FSQ_LEVELS,
     SpeechTokenizerConfig,
@@ -57,16 +57,16 @@ class OnnxEncoders:
         return flow_mel(samples_24k, self._preset.flow.mel_bands)
 
     @cached_property
-    def _tokenizer(self) -> SpeechTokenizer:
+    def _tokenizer(self) -> TokenizerSession:
         weights = encoder_weights(self._source, "speech_tokenizer")
-        return SpeechTokenizer(self._preset.speech_tokenizer, weights)
+        return TokenizerSession(self._preset.speech_tokenizer, weights)
 
     @cached_property
-    def _voice_encoder(self) -> VoiceEncoder:
-        return VoiceEncoder(self._preset.voice_encoder, encoder_weights(self._source, "voice_encoder"))
+    def _voice_encoder(self) -> SpeakerSession:
+        return SpeakerSession(self._preset.voice_encoder, encoder_weights(self._source, "voice_encoder"))
 
 
-class VoiceEncoder:
+class SpeakerSession:
     """A speaker vector from windows of mel power."""
 
     def __init__(self, config: VoiceEncoderConfig, weights: dict[str, Floats]) -> None:
@@ -91,7 +91,7 @@ class VoiceEncoder:
         return np.stack([padded[step * n : step * n + size] for n in range(count)])
 
 
-class SpeechTokenizer:
+class TokenizerSession:
     """25 speech tokens a second from mel frames."""
 
     def __init__(self, config: SpeechTokenizerConfig, weights: dict[str, Floats]) -> None:

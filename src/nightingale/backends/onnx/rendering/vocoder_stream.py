@@ -12,16 +12,16 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from nightingale.audio.crossfade import apply_fade_in
-from nightingale.backends.onnx.excitation import HarmonicSource
-from nightingale.backends.onnx.hift_graph import (
+from nightingale.backends.onnx.numpy_weights import Floats, Weights
+from nightingale.backends.onnx.rendering.excitation import ExcitationStream
+from nightingale.backends.onnx.rendering.hift_graph import (
     BINS,
     GeneratorGraph,
     PitchGraph,
     SourceGraph,
     window_energy,
 )
-from nightingale.backends.onnx.session import State, StreamingSession
-from nightingale.backends.onnx.weights import Floats, Weights
+from nightingale.backends.onnx.streaming_session import State, StreamingSession
 from nightingale.models.chatterbox.hift.config import (
     CAUSAL_LOOKAHEAD_FRAMES,
     ISTFT_HOP,
@@ -31,6 +31,7 @@ from nightingale.models.chatterbox.hift.config import (
 )
 from nightingale.types import Samples
 
+SOURCE_WEIGHTS: Final = ("m_source.l_linear.weight", "m_source.l_linear.bias")
 HALF_WINDOW: Final = ISTFT_SIZE // 2
 SAMPLE_LIMIT: Final = 0.99
 PASS_FRAMES: Final = 40
@@ -45,15 +46,15 @@ class ExcitedPass(NamedTuple):
     mels: list[Floats]
     """(frames, mel) of each stream."""
     features: list[Floats]
-    """Of each stage, (rows, channels, 1, columns)."""
+    """One array for each stage, (rows, channels, 1, columns)."""
     final: bool
 
 
-class HiftStream:
+class VocoderStream:
     """The state of one utterance."""
 
-    def __init__(self, hift: HiftNetwork, *, seed: int) -> None:
-        self.excitation = hift.source.start(seed)
+    def __init__(self, hift: VocoderNetwork, *, seed: int) -> None:
+        self.excitation = ExcitationStream(hift.source_weights, seed=seed)
         self.pitch, self.features, self.generator = hift.start()
         self.excitation_started = self.samples_started = False
         self.kept_excitation: Floats = np.zeros(0, np.float32)
@@ -69,14 +70,15 @@ class HiftStream:
         return None
 
 
-class HiftNetwork:
+class VocoderNetwork:
     """The vocoder's sessions. Methods take blocks of several streams, of equal length and equal `final`.
 
     A batch has streams that all begin or that all have begun.
     """
 
     def __init__(self, config: HiftConfig, weights: Weights, *, threads: int) -> None:
-        self.config, self.source = config, HarmonicSource(weights)
+        self.config = config
+        self.source_weights = {name: weights[name] for name in SOURCE_WEIGHTS}
         self._pitch = StreamingSession(PitchGraph(config, weights), threads)
         self._features = StreamingSession(SourceGraph(config, weights), threads)
         self._generator = StreamingSession(GeneratorGraph(config, weights), threads)
@@ -85,7 +87,7 @@ class HiftNetwork:
         return self._pitch.start(), self._features.start(), self._generator.start()
 
     def excite(
-        self, streams: Sequence[HiftStream], mels: Sequence[Floats], *, final: bool
+        self, streams: Sequence[VocoderStream], mels: Sequence[Floats], *, final: bool
     ) -> list[ExcitedPass]:
         """Compute the features of a block's excitation; another thread may do it before `synthesize`."""
         count = -(-len(mels[0]) // PASS_FRAMES)
@@ -95,7 +97,7 @@ class HiftNetwork:
             for number, rows in enumerate(passes)
         ]
 
-    def synthesize(self, streams: Sequence[HiftStream], passes: Sequence[ExcitedPass]) -> list[Samples]:
+    def synthesize(self, streams: Sequence[VocoderStream], passes: Sequence[ExcitedPass]) -> list[Samples]:
         """Return the samples of each stream's block."""
         rendered = [self._synthesize(streams, *excited) for excited in passes]
         return (
@@ -104,7 +106,7 @@ class HiftNetwork:
             else [np.concatenate(row) for row in zip(*rendered, strict=True)]
         )
 
-    def _excite(self, streams: Sequence[HiftStream], mels: list[Floats], *, final: bool) -> ExcitedPass:
+    def _excite(self, streams: Sequence[VocoderStream], mels: list[Floats], *, final: bool) -> ExcitedPass:
         excitation = np.stack(
             [
                 self._padded_excitation(stream, f0, final=final)
@@ -118,7 +120,7 @@ class HiftNetwork:
         return ExcitedPass(mels, features, final)
 
     def _synthesize(
-        self, streams: Sequence[HiftStream], mels: list[Floats], features: list[Floats], final: bool
+        self, streams: Sequence[VocoderStream], mels: list[Floats], features: list[Floats], final: bool
     ) -> list[Samples]:
         first, rows = not streams[0].samples_started, len(streams)
         mel = _channels_first(mels)
@@ -143,7 +145,7 @@ class HiftNetwork:
             stream.emitted_samples += len(own)
         return list(samples)
 
-    def _f0(self, streams: Sequence[HiftStream], mels: Sequence[Floats], *, final: bool) -> Floats:
+    def _f0(self, streams: Sequence[VocoderStream], mels: Sequence[Floats], *, final: bool) -> Floats:
         """Return f0 (rows, frames) of the frames that no later frame can change, in Hz."""
         rows, tail = len(streams), int(final)
         inputs = {
@@ -156,7 +158,7 @@ class HiftNetwork:
             stream.pitch = state
         return f0[:, 0, 0]
 
-    def _padded_excitation(self, stream: HiftStream, f0_hz: Floats, *, final: bool) -> Floats:
+    def _padded_excitation(self, stream: VocoderStream, f0_hz: Floats, *, final: bool) -> Floats:
         """Return the excitation of the next frames after the samples that windows reach back to."""
         excitation = stream.excitation.next(f0_hz)
         if not stream.excitation_started:

@@ -104,7 +104,8 @@ def sharpen(weights: Weights, amount: float) -> dict[str, Floats]:
     for offset in range(-reach, reach + 1):
         np.add.at(total, np.clip(np.arange(bands) + offset, 0, bands - 1), weight.transpose(1, 0, 2))
     mean = total.transpose(1, 0, 2) / np.float32(NEIGHBOURHOOD_BANDS)
-    return {**weights, first: weight + np.float32(amount) * (weight - mean)}
+    sharpened = (weight + np.float32(amount) * (weight - mean)).astype(np.float32)
+    return {**weights, first: sharpened}
 
 
 def flow_weights(source: ModelSource) -> dict[str, Floats | RowQuantized]:

@@ -15,15 +15,15 @@ from typing import Final
 
 import numpy as np
 
-from nightingale.backends.onnx.flow_graph import (
+from nightingale.backends.onnx.numpy_weights import Floats, RowQuantized, dequantize
+from nightingale.backends.onnx.rendering.flow_graph import (
     ESTIMATOR,
     EstimatorGraph,
     TokenEncoderGraph,
     attention_names,
     stages,
 )
-from nightingale.backends.onnx.session import State, StreamingSession
-from nightingale.backends.onnx.weights import Floats, RowQuantized, dequantize
+from nightingale.backends.onnx.streaming_session import State, StreamingSession
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.philox import normal, stream_key
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, FlowConfig
@@ -39,7 +39,7 @@ EMBEDDING: Final = "input_embedding.weight"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FlowState:
+class FlowCaches:
     """The state of a flow between two blocks. It is never written to: many streams may continue one."""
 
     encoder: State
@@ -59,7 +59,7 @@ class FlowBlock:
     """(frames, mel): of the block's first frames that belong to the voice's prompt."""
     noise: Floats
     """(frames, mel)."""
-    state: FlowState
+    state: FlowCaches
 
 
 class FlowNetwork:
@@ -88,9 +88,9 @@ class FlowNetwork:
             for names in attention_names(config)
         ]
 
-    def start(self) -> FlowState:
+    def start(self) -> FlowCaches:
         """Return the state of an utterance without a prompt."""
-        return FlowState(encoder=self._encoder.start(), steps=(self._estimator.start(),) * SOLVER_STEPS)
+        return FlowCaches(encoder=self._encoder.start(), steps=(self._estimator.start(),) * SOLVER_STEPS)
 
     def speaker(self, vector: Floats) -> Floats:
         """Project a speaker vector (speaker_width,) to (mel,)."""
@@ -98,7 +98,7 @@ class FlowNetwork:
         projected: Floats = weight @ (vector / max(float(np.linalg.norm(vector)), 1e-12)) + bias
         return projected
 
-    def render(self, blocks: Sequence[FlowBlock]) -> tuple[list[Floats], list[FlowState]]:
+    def render(self, blocks: Sequence[FlowBlock]) -> tuple[list[Floats], list[FlowCaches]]:
         """Render blocks with equal numbers of tokens and of ids; return (frames, mel) of each, and states."""
         tokens, ids = blocks[0].tokens, np.array([block.ids for block in blocks])
         frames = FRAMES * tokens
@@ -129,7 +129,7 @@ class FlowNetwork:
                 reached.append(state)
         mel = x * np.float32(self.config.mel_std) + np.float32(self.config.mel_mean)
         return list(mel), [
-            FlowState(encoder=encoder, steps=tuple(steps))
+            FlowCaches(encoder=encoder, steps=tuple(steps))
             for encoder, steps in zip(encoders, after, strict=True)
         ]
 
@@ -140,7 +140,7 @@ class FlowNetwork:
             return np.zeros((frames, bands), np.float32)
         return np.float32(scale) * normal(key, first, frames, bands)
 
-    def _render_prompt(self, voice: Voice) -> tuple[int, FlowState]:
+    def _render_prompt(self, voice: Voice) -> tuple[int, FlowCaches]:
         """Render a voice's prompt alone; return the tokens that were rendered, and the state after them.
 
         The last tokens wait for those they look ahead to. The noise is the voice's own, so that every request
@@ -199,7 +199,7 @@ class FlowStream:
             state=self._state,
         )
 
-    def finish(self, block: FlowBlock, mel: Floats, state: FlowState) -> Floats:
+    def finish(self, block: FlowBlock, mel: Floats, state: FlowCaches) -> Floats:
         """Advance past a rendered block; return its frames (frames, mel) after the prompt."""
         fresh = mel[FRAMES * (self._done - self._start) :]
         self._state, self._start = state, self._start + block.tokens

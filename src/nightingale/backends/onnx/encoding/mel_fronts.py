@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from nightingale.backends.onnx.weights import Floats
+from nightingale.backends.onnx.numpy_weights import Floats
 from nightingale.errors import BadReference
 from nightingale.types import Samples
 

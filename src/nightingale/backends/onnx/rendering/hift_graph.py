@@ -30,8 +30,8 @@ import math
 import numpy as np
 
 from nightingale.backends.onnx.network_graph import NEW, NetworkGraph
+from nightingale.backends.onnx.numpy_weights import Floats, Weights
 from nightingale.backends.onnx.protobuf import FLOAT, INT64
-from nightingale.backends.onnx.weights import Floats, Weights
 from nightingale.models.chatterbox.hift.config import (
     CAUSAL_LOOKAHEAD_FRAMES,
     ISTFT_HOP,

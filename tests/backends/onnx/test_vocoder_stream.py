@@ -11,10 +11,10 @@ pytest.importorskip("onnxruntime")
 from backends.onnx.test_flow_stream import tiny_source, wren_source
 
 from nightingale.backends.base import ModelSource
-from nightingale.backends.onnx.excitation import sum_in_phase
-from nightingale.backends.onnx.hift_graph import istft_kernel, stft_kernel
-from nightingale.backends.onnx.hift_stream import HiftNetwork, HiftStream
-from nightingale.backends.onnx.weights import hift_weights
+from nightingale.backends.onnx.numpy_weights import hift_weights
+from nightingale.backends.onnx.rendering.excitation import sum_in_phase
+from nightingale.backends.onnx.rendering.hift_graph import istft_kernel, stft_kernel
+from nightingale.backends.onnx.rendering.vocoder_stream import VocoderNetwork, VocoderStream
 from nightingale.backends.torch.mel_stream import MelStream
 from nightingale.backends.torch.sample_stream import SampleStream
 from nightingale.backends.torch.weights import rendering_weights
@@ -22,13 +22,13 @@ from nightingale.types import Samples
 
 FRAMES = (14, 18, 36, 72, 128, 10)
 MAX_ERROR_DB = -70.0
-"""Of the difference below the signal. A vocoder integrates f0, so a rounding error becomes a shift of phase."""
+"""The difference below the signal. A vocoder integrates f0, so rounding errors become shifts of phase."""
 Mel = NDArray[np.float32]
 
 
-def network(source: ModelSource) -> HiftNetwork:
+def network(source: ModelSource) -> VocoderNetwork:
     return source.shared(
-        "test-hift", lambda: HiftNetwork(source.info.preset.hift, hift_weights(source), threads=1)
+        "test-hift", lambda: VocoderNetwork(source.info.preset.hift, hift_weights(source), threads=1)
     )
 
 
@@ -40,7 +40,9 @@ def mels_of(source: ModelSource, sizes: tuple[int, ...] = FRAMES, seed: int = 0)
     return np.split(whole.astype(np.float32), np.cumsum(sizes)[:-1])
 
 
-def push(hift: HiftNetwork, streams: list[HiftStream], mels: list[Mel], *, final: bool) -> list[Samples]:
+def push(
+    hift: VocoderNetwork, streams: list[VocoderStream], mels: list[Mel], *, final: bool
+) -> list[Samples]:
     taken = [stream.next_mel(mel, final=final) for stream, mel in zip(streams, mels, strict=True)]
     ready = [mel for mel in taken if mel is not None]
     if not ready:
@@ -71,7 +73,7 @@ def test_every_block_equals_pytorch() -> None:
     source = wren_source()
     _, reference = rendering_weights(source, "cpu")
     expected = SampleStream(reference, seed=1, streaming=True)
-    hift, stream = network(source), HiftStream(network(source), seed=1)
+    hift, stream = network(source), VocoderStream(network(source), seed=1)
     mels = spoken(source)
     got, want = [], []
     for number, mel in enumerate(mels):
@@ -87,7 +89,7 @@ def test_short_blocks_equal_pytorch(sizes: tuple[int, ...]) -> None:
     source = tiny_source(0.0)
     _, reference = rendering_weights(source, "cpu")
     expected = SampleStream(reference, seed=1, streaming=True)
-    stream = HiftStream(network(source), seed=1)
+    stream = VocoderStream(network(source), seed=1)
     got, want = [], []
     for number, mel in enumerate(mels_of(source, sizes)):
         final = number == len(sizes) - 1
@@ -103,9 +105,9 @@ def test_a_batch_equals_single_streams() -> None:
     hift, rows = network(source), [mels_of(source, (20, 18, 6), seed) for seed in range(3)]
     alone = []
     for seed, mels in enumerate(rows):
-        stream = HiftStream(hift, seed=seed)
+        stream = VocoderStream(hift, seed=seed)
         alone.append([push(hift, [stream], [mel], final=n == 2)[0] for n, mel in enumerate(mels)])
-    streams = [HiftStream(hift, seed=seed) for seed in range(3)]
+    streams = [VocoderStream(hift, seed=seed) for seed in range(3)]
     for number in range(3):
         got = push(hift, streams, [mels[number] for mels in rows], final=number == 2)
         for row, samples in enumerate(got):

@@ -22,7 +22,7 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from nightingale.backends.onnx.network_graph import NEW, Cache, NetworkGraph
-from nightingale.backends.onnx.weights import Floats
+from nightingale.backends.onnx.numpy_weights import Floats
 
 State = tuple[Any, ...]
 """The caches of one stream, in the order of `StreamingSession.caches`. They are never written to."""

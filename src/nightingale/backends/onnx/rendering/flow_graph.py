@@ -33,12 +33,12 @@ import math
 import numpy as np
 
 from nightingale.backends.onnx.network_graph import NetworkGraph, Residual
+from nightingale.backends.onnx.numpy_weights import Weights
 from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT
-from nightingale.backends.onnx.weights import Weights
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, FlowConfig
 
 HEAD_WIDTH = 64
-"""Of the estimator's attention."""
+"""The width of a head in the estimator's attention."""
 BLOCK_EPSILON, EPSILON = 1e-12, 1e-5
 ESTIMATOR = "decoder.estimator"
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 import numpy as np
 
 from nightingale.backends.onnx.network_graph import NetworkGraph
+from nightingale.backends.onnx.numpy_weights import Floats, Weights
 from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT
-from nightingale.backends.onnx.weights import Floats, Weights
 from nightingale.models.chatterbox.encoders.config import SpeechTokenizerConfig, VoiceEncoderConfig
 
 ROPE_THETA = 10_000.0

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from nightingale.backends.onnx.weights import Floats, Weights
+from nightingale.backends.onnx.numpy_weights import Floats, Weights
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.philox import normal, stream_key
 from nightingale.models.chatterbox.hift.config import MAX_HARMONIC_HZ, NOISY_HARMONICS
@@ -25,21 +25,13 @@ VOICED_ABOVE_HZ = 10.0
 FRAME = CLOCKS.samples_per_frame
 
 
-class HarmonicSource:
-    """The weights of the excitation."""
-
-    def __init__(self, weights: Weights) -> None:
-        self._weight, self._bias = weights["m_source.l_linear.weight"][0], weights["m_source.l_linear.bias"]
-
-    def start(self, seed: int) -> Excitation:
-        return Excitation(self._weight, self._bias, stream_key(seed, "source"))
-
-
-class Excitation:
+class ExcitationStream:
     """The excitation of one utterance, frame by frame."""
 
-    def __init__(self, weight: Floats, bias: Floats, noise_key: int) -> None:
-        self._weight, self._bias, self._key = weight, bias, noise_key
+    def __init__(self, weights: Weights, *, seed: int) -> None:
+        """weights: of the vocoder."""
+        self._weight, self._bias = weights["m_source.l_linear.weight"][0], weights["m_source.l_linear.bias"]
+        self._key = stream_key(seed, "source")
         self._cycles = 0.0
         self._samples = 0
 
