@@ -338,8 +338,9 @@ def test_builtin_model_is_listed_and_located() -> None:
     first = run("models", "list").stdout.splitlines()[0]
     assert first.startswith("wren")
     assert "in the package, 4" in first  # 40 MB and some
-    for line in run("models", "path", "wren").stdout.splitlines():
-        assert Path(line.split("\t")[1]).is_file()
+    paths = dict(line.split("\t") for line in run("models", "path", "wren").stdout.splitlines())
+    assert {"t3", "s3gen", "voice_encoder", "tokenizer"} <= set(paths)
+    assert all(Path(path).is_file() for path in paths.values())
     assert Path(run("models", "pull", "wren").stdout.strip()).is_dir()
 
 
@@ -380,7 +381,9 @@ def test_doctor_reports_a_failed_self_test(tts: type[FakeTTS]) -> None:
 
 
 def test_doctor_needs_no_import_of_torch_by_the_command_line() -> None:
-    code = "import sys; sys.modules['torch'] = None; import nightingale.cli.doctor as d; print(d._software())"
+    code = (
+        "import sys; sys.modules['torch'] = None; import nightingale.cli.doctor as d; print(*d._software())"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert f"name='torch', detail='{version('torch')}'" in done.stdout

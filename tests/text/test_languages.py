@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from nightingale.errors import CheckpointError, LanguagePackageMissing, UnsupportedLanguage
-from nightingale.text.languages import LANGUAGES, check_language, ja, ko, zh
+from nightingale.text.cangjie import read_cangjie, spell
+from nightingale.text.language_steps import STEPS, reading, to_jamo
+from nightingale.text.languages import LANGUAGES, check_language
 from nightingale.text.tokenizer import MultilingualTokenizer
 
 DATA = Path(__file__).parent / "data"
@@ -26,20 +28,23 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str, **members: Any) -> None:
     monkeypatch.setitem(sys.modules, name, module)
 
 
-def multilingual(cangjie: Path | None = None) -> MultilingualTokenizer:
-    return MultilingualTokenizer(DATA / "multilingual_small.json", cangjie)
+def multilingual(folder: Path = DATA) -> MultilingualTokenizer:
+    return MultilingualTokenizer(folder / "multilingual_small.json")
 
 
 @pytest.fixture
 def cangjie(tmp_path: Path) -> Path:
-    path = tmp_path / "Cangjie5_TC.json"
+    """Make a model folder with a vocabulary and a table of glyphs, and return the table."""
+    path = tmp_path / "model" / "Cangjie5_TC.json"
+    path.parent.mkdir()
     path.write_text(json.dumps(TABLE, ensure_ascii=False), encoding="utf-8")
+    (path.parent / "multilingual_small.json").write_bytes((DATA / "multilingual_small.json").read_bytes())
     return path
 
 
-def test_there_are_23_languages_under_their_own_codes() -> None:
-    assert len(LANGUAGES) == 23
-    assert all(code == language.code for code, language in LANGUAGES.items())
+def test_there_are_23_languages_and_five_have_a_step_of_their_own() -> None:
+    assert len(LANGUAGES) == len(set(LANGUAGES.values())) == 23
+    assert set(STEPS) == {"he", "ja", "ko", "ru", "zh"} <= set(LANGUAGES)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,7 @@ def test_a_missing_language_package_names_an_existing_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(LanguagePackageMissing, match=rf"pip install 'nightingale-tts\[{code}\]'"):
-        multilingual(cangjie).encode(text, code)
+        multilingual(cangjie.parent).encode(text, code)
     assert code in tomllib.loads(PYPROJECT.read_text())["project"]["optional-dependencies"]
 
 
@@ -82,8 +87,8 @@ def test_the_missing_russian_package_is_named_with_its_address(
 
 
 def test_korean_syllables_become_jamo() -> None:
-    assert ko.to_jamo(" 값 ") == "\u1100\u1161\u11b9"
-    assert ko.to_jamo("\u1100\u1161") == "\u1100\u1161"
+    assert to_jamo(" 값 ") == "\u1100\u1161\u11b9"
+    assert to_jamo("\u1100\u1161") == "\u1100\u1161"
 
 
 def test_japanese_kanji_are_read_in_hiragana(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,19 +103,19 @@ def test_japanese_kanji_are_read_in_hiragana(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_japanese_reading_like_a_particle_gets_a_space() -> None:
-    assert ja.reading("母", "はは") == " はは"
-    assert ja.reading("部屋", "へや") == " へや"
-    assert ja.reading("東京", "とうきょう") == "とうきょう"
-    assert ja.reading("は", "は") == "は"
-    assert ja.reading("カタカナ", "かたかな") == "カタカナ"
+    assert reading("母", "はは") == " はは"
+    assert reading("部屋", "へや") == " へや"
+    assert reading("東京", "とうきょう") == "とうきょう"
+    assert reading("は", "は") == "は"
+    assert reading("カタカナ", "かたかな") == "カタカナ"
 
 
 def test_chinese_glyphs_are_spelled_by_their_keys_and_rank(cangjie: Path) -> None:
-    codes = zh.read_cangjie(cangjie)
-    assert zh.spell("你", codes) == "[cj_o][cj_n][cj_f][cj_.]"
-    assert zh.spell("甲", codes) == "[cj_o][cj_n][cj_f][cj_1][cj_.]"
-    assert zh.spell("乙", codes) == "[cj_o][cj_n][cj_f][cj_2][cj_.]"
-    assert zh.spell("龘 a。", codes) == "龘 a。"
+    codes = read_cangjie(cangjie)
+    assert spell("你", codes) == "[cj_o][cj_n][cj_f][cj_.]"
+    assert spell("甲", codes) == "[cj_o][cj_n][cj_f][cj_1][cj_.]"
+    assert spell("乙", codes) == "[cj_o][cj_n][cj_f][cj_2][cj_.]"
+    assert spell("龘 a。", codes) == "龘 a。"
 
 
 def test_chinese_text_is_segmented_and_spelled(
@@ -125,7 +130,7 @@ def test_chinese_text_is_segmented_and_spelled(
         return SimpleNamespace(cut=lambda text: [text[:2], text[2:4], text[4:]])
 
     install(monkeypatch, "spacy_pkuseg", pkuseg=pkuseg)
-    tokenizer = multilingual(cangjie)
+    tokenizer = multilingual(cangjie.parent)
     words = [747, 746, 738, 2064, 754, 746, 736, 2064, 2, 748, 752, 2064, 755, 747, 744, 744, 2064]
     golden = [725, *words, 2, 2119]
     assert tokenizer.encode("你好世界。", "zh") == golden
@@ -140,7 +145,7 @@ def test_a_chinese_segmenter_without_local_files_is_not_downloaded(
     monkeypatch.setenv("PKUSEG_HOME", str(tmp_path / "empty"))
     install(monkeypatch, "spacy_pkuseg", pkuseg=lambda *_: pytest.fail("opened without files"))
     with pytest.raises(LanguagePackageMissing, match="no model files"):
-        multilingual(cangjie).encode("你好", "zh")
+        multilingual(cangjie.parent).encode("你好", "zh")
 
 
 @pytest.mark.parametrize("content", [None, "{", "[1]", '["x"]', '{"a": 1}'])
@@ -149,7 +154,7 @@ def test_a_missing_or_corrupt_cangjie_table_is_an_error(tmp_path: Path, content:
     if content is not None:
         path.write_text(content)
     with pytest.raises(CheckpointError, match=r"Cangjie5_TC\.json"):
-        zh.read_cangjie(path)
+        read_cangjie(path)
 
 
 def test_russian_and_hebrew_marked_by_hand_need_no_package(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,10 +179,9 @@ def test_hebrew_points_come_from_the_network_in_the_model_folder(
     pointed = "שָׁלוֹם."
     dicta = SimpleNamespace(add_diacritics=lambda text: pointed)
     install(monkeypatch, "dicta_onnx", Dicta=lambda path: dicta)
-    vocabulary = tmp_path / "vocabulary.json"
-    vocabulary.write_bytes((DATA / "multilingual_small.json").read_bytes())
+    (tmp_path / "multilingual_small.json").write_bytes((DATA / "multilingual_small.json").read_bytes())
     with pytest.raises(CheckpointError, match="dicta"):
-        MultilingualTokenizer(vocabulary).encode("שלום", "he")
+        multilingual(tmp_path).encode("שלום", "he")
     (tmp_path / "dicta-1.0.int8.onnx").write_bytes(b"")
-    ids = MultilingualTokenizer(vocabulary).encode("שלום", "he")
+    ids = multilingual(tmp_path).encode("שלום", "he")
     assert ids == [2110, 1414, 1373, 1382, 1401, 1394, 1374, 1402, 9]

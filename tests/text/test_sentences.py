@@ -112,6 +112,7 @@ def test_a_long_sentence_is_split_at_its_best_mark() -> None:
 
 def test_a_split_between_words_is_spoken_with_a_comma() -> None:
     parts = list(split_sentences("word " * 50, 60))
+    assert len(parts) > 3
     assert all(part.spoken == part.text + "," and part.ending is Ending.WORD for part in parts[:-1])
     assert parts[-1].spoken.endswith("word")
     assert min(len(part.text) for part in parts) > 30, "the parts are of about equal length"
@@ -139,7 +140,10 @@ def test_spans_can_be_filled() -> None:
 
 
 def test_a_chinese_span_has_fewer_characters() -> None:
-    spans = split("我们在公园里走了很久，" * 40, DEFAULT_SPAN_CHARS)
+    text = "我们在公园里走了很久，" * 40
+    spans = split(text, DEFAULT_SPAN_CHARS)
+    assert len(spans) > 3
+    assert bare("".join(spans)) == text
     assert max(map(len, spans)) <= DEFAULT_SPAN_CHARS // 2
     assert all(spoken_length(span) <= DEFAULT_SPAN_CHARS and span.endswith("，") for span in spans)
 
@@ -148,11 +152,13 @@ def test_a_chinese_span_has_fewer_characters() -> None:
 def test_no_split_is_inside_a_tag(tag: str) -> None:
     for before in range(60):
         spans = split("a" * before + " " + f"{tag} so " * 8, 40)
+        assert len(spans) > 1
         assert sum(span.count(tag) for span in spans) == 8
 
 
 def test_a_letter_keeps_its_combining_marks() -> None:
     spans = split("कि" * 200, 41)
+    assert len(spans) > 8
     assert all(span.startswith("क") and span.endswith("ि") for span in spans)
 
 

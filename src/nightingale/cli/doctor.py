@@ -20,11 +20,11 @@ import typer
 from nightingale import __version__
 from nightingale.cli import options
 from nightingale.cli.console import format_size
+from nightingale.cli.options import option
 from nightingale.errors import DeviceError, NightingaleError
 
 EXTRAS = {"ja": "pykakasi", "zh": "spacy_pkuseg", "he": "dicta_onnx", "cpu": "onnxruntime"}
 MAX_GPUS = 16
-SELF_TEST_TEXT = "One, two, three."
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +38,12 @@ class Finding:
 
 def doctor(
     as_json: options.AsJson = False,
-    quick: Annotated[bool, typer.Option("--quick", help="Skip the self test.")] = False,
+    quick: Annotated[bool, option("Skip the self test.", "--quick")] = False,
     plan: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "Print instead which backends would run a model here in this profile, and why.",
             metavar="PROFILE",
-            help="Print instead which backends would run a model here in this profile, and why.",
-            show_default=False,
         ),
     ] = None,
     model: options.Model = None,
@@ -54,9 +53,7 @@ def doctor(
     if plan is not None:
         _print_plan(plan, model, device, as_json=as_json)
         return
-    findings = [*_software(), *_hardware(), *_files(), *_extras()]
-    if not quick:
-        findings.append(_self_test())
+    findings = [*_software(), *_hardware(), *_files(), *([] if quick else [_self_test()])]
     healthy = all(finding.ok is not False for finding in findings)
     if as_json:
         print(json.dumps({"healthy": healthy, "findings": [asdict(finding) for finding in findings]}))
@@ -78,12 +75,8 @@ def _print_plan(profile: str, model: str | None, device: str, *, as_json: bool) 
     machine = plan.machine
     if as_json:
         choices = [
-            {
-                "role": choice.role,
-                "backend": choice.backend.name,
-                "precision": choice.precision,
-                "skipped": [asdict(skipped) for skipped in choice.skipped],
-            }
+            {"role": choice.role, "backend": choice.backend.name, "precision": choice.precision}
+            | {"skipped": [asdict(skipped) for skipped in choice.skipped]}
             for choice in plan.choices
         ]
         about = {"model": plan.model, "profile": plan.profile.name, "machine": asdict(machine)}
@@ -102,26 +95,22 @@ def _print_plan(profile: str, model: str | None, device: str, *, as_json: bool) 
     print(f"weights   {'all here' if missing is None else f'missing: {missing}'}")
 
 
-def _software() -> list[Finding]:
+def _software() -> Iterator[Finding]:
+    yield Finding("nightingale", f"{__version__} in {Path(__file__).parents[1]}")
+    yield Finding("python", f"{platform.python_version()} ({sys.executable})", ok=True)
     try:
-        torch = Finding("torch", version("torch"), ok=True)
+        yield Finding("torch", version("torch"), ok=True)
     except PackageNotFoundError:
-        torch = Finding("torch", "absent")
-    supported = sys.version_info >= (3, 11)
-    return [
-        Finding("nightingale", f"{__version__} in {Path(__file__).parents[1]}"),
-        Finding("python", f"{platform.python_version()} ({sys.executable})", ok=supported),
-        torch,
-    ]
+        yield Finding("torch", "absent")
 
 
 def _hardware() -> Iterator[Finding]:
     from nightingale.backends import BACKENDS
     from nightingale.backends.selection import find_machine
 
+    cpu = find_machine(BACKENDS, "cpu")
     yield Finding("system", platform.platform())
     yield Finding("cpu", f"{platform.machine()}, {os.cpu_count()} cores")
-    cpu = find_machine(BACKENDS, "cpu")
     yield Finding("instruction set", cpu.instructions)
     if cpu.problem:
         yield Finding("cuda", cpu.problem)
@@ -135,7 +124,7 @@ def _hardware() -> Iterator[Finding]:
         yield Finding(device, machine.problem or detail, ok=not machine.problem)
 
 
-def _files() -> list[Finding]:
+def _files() -> Iterator[Finding]:
     from nightingale.hub.cards import CARDS
     from nightingale.hub.find import state
     from nightingale.hub.hub_cache import cache_root
@@ -144,16 +133,11 @@ def _files() -> list[Finding]:
 
     root = cache_root()
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
-    complete = [one.name for card in CARDS.values() if (one := state(card)).complete]
-    return [
-        Finding("model cache", str(root)),
-        Finding("free disk", f"{format_size(shutil.disk_usage(existing).free)} at {existing}"),
-        Finding("models here", ", ".join(complete) or "none of " + ", ".join(CARDS)),
-        Finding("voices", f"{len(entries())} ({voices_folder()})"),
-    ]
-
-
-def _extras() -> Iterator[Finding]:
+    complete = [card.name for card in CARDS.values() if state(card).complete]
+    yield Finding("model cache", str(root))
+    yield Finding("free disk", f"{format_size(shutil.disk_usage(existing).free)} at {existing}")
+    yield Finding("models here", ", ".join(complete) or "none of " + ", ".join(CARDS))
+    yield Finding("voices", f"{len(entries())} ({voices_folder()})")
     for extra, module in EXTRAS.items():
         absent = f"absent: pip install 'nightingale-tts[{extra}]'"
         yield Finding(f"extra {extra}", module if find_spec(module) else absent)
@@ -161,15 +145,14 @@ def _extras() -> Iterator[Finding]:
 
 def _self_test() -> Finding:
     """Load the built-in model and speak; report any error."""
-    start = time.perf_counter()
+    start_s = time.perf_counter()
     try:
         from nightingale.engine import TTS
 
         tts = TTS(offline=True)
-        audio = tts.say(SELF_TEST_TEXT, seed=0)
+        audio = tts.say("One, two, three.", seed=0)
     except (NightingaleError, ImportError, RuntimeError, OSError) as error:
         return Finding("self test", f"{type(error).__name__}: {error}", ok=False)
-    seconds = time.perf_counter() - start
-    times = f"{audio.seconds:.2f} s of audio in {seconds:.2f} s including loading"
+    times = f"{audio.seconds:.2f} s of audio in {time.perf_counter() - start_s:.2f} s including loading"
     detail = f"{tts.name}: {times}, rtf {audio.metrics.rtf:.3f}"
     return Finding("self test", detail, ok=len(audio.samples) > 0)

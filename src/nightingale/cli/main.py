@@ -1,8 +1,7 @@
 """The `nightingale` command: its subcommands, and how errors end it.
 
 Subcommands import heavy packages inside their functions, so that `--help` answers at once. Results go to
-stdout; progress, notices and errors go to stderr. An expected error is printed without a traceback, and its
-class determines the exit code.
+stdout; progress, notices and errors go to stderr. The class of an error determines the exit code.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import signal
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -19,6 +18,7 @@ from typer.core import TyperGroup
 from nightingale import __version__
 from nightingale.cli import doctor, models, say, serve, voices
 from nightingale.cli.console import print_error
+from nightingale.cli.options import option
 from nightingale.errors import ConfigError, NightingaleError
 
 INTERRUPTED = 130
@@ -56,29 +56,28 @@ models_app = typer.Typer(help="List and download models, and find their files.",
 voices_app = typer.Typer(help="Manage named voices.", **_PLAIN)
 
 
-def lab_command(name: str) -> Callable[..., None]:
-    """Return a command of nightingale_lab or, if that is not installed, one that says how to install it."""
-    try:
-        command: Callable[..., None] = getattr(import_module(f"nightingale_lab.cli.{name}"), name)
-        return command
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "nightingale_lab":
-            raise
+def _add_lab_command(name: str) -> None:
+    """Add a command of nightingale_lab or, if that is not installed, one that says how to install it."""
 
     def missing(_: typer.Context) -> None:
         raise ConfigError(f"`nightingale {name}` is not installed", fix="pip install 'nightingale-tts[lab]'")
 
     missing.__doc__ = f"{LAB_COMMANDS[name]} Needs `pip install 'nightingale-tts[lab]'`."
-    return missing
+    command: Callable[..., None] = missing
+    try:
+        command = getattr(import_module(f"nightingale_lab.cli.{name}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "nightingale_lab":
+            raise
+    forwards = name == "train" or command is missing
+    app.command(name, context_settings=_FORWARD if forwards else None)(command)
 
 
 app.command("say")(say.say)
 app.command("serve")(serve.serve)
 app.command("doctor")(doctor.doctor)
 for _name in LAB_COMMANDS:
-    _command = lab_command(_name)
-    _forwards = _name == "train" or _command.__name__ == "missing"
-    app.command(_name, context_settings=_FORWARD if _forwards else None)(_command)
+    _add_lab_command(_name)
 app.add_typer(models_app, name="models")
 app.add_typer(voices_app, name="voices")
 models_app.command("list")(models.list_models)
@@ -98,8 +97,8 @@ def _print_version(requested: bool) -> None:
 
 @app.callback()
 def nightingale(
-    version: Annotated[  # handled by the callback
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    version: Annotated[
+        bool, option("Print the version.", "--version", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
     """Text to speech on your own machine."""
@@ -108,12 +107,8 @@ def nightingale(
 def main() -> None:
     """Run the command; the entry point of the console script."""
     # Clean up on SIGTERM as on an interrupt. `serve` installs a handler of its own.
-    signal.signal(signal.SIGTERM, _exit_on_signal)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         app()
     except KeyboardInterrupt:  # before a command has started
         sys.exit(INTERRUPTED)
-
-
-def _exit_on_signal(number: int, _: object) -> NoReturn:
-    raise SystemExit(128 + number)

@@ -6,20 +6,14 @@ import json
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
-
 from nightingale.cli import options
 from nightingale.cli.console import format_size, note
+from nightingale.cli.options import argument, option
 
 BUILTIN_MODEL = "wren"
 """The model that is part of the package."""
-Name = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A name of `nightingale models list`.", show_default=False)
-]
-T3 = Annotated[
-    str | None, typer.Option(help="A variant of the speech model, such as v3.", show_default=False)
-]
-S3Gen = Annotated[str | None, typer.Option(help="A variant of the decoder, such as v3.", show_default=False)]
+T3 = Annotated[str | None, option("A variant of the speech model, such as v3.")]
+S3Gen = Annotated[str | None, option("A variant of the decoder, such as v3.")]
 
 
 def list_models(as_json: options.AsJson = False) -> None:
@@ -48,7 +42,11 @@ def list_models(as_json: options.AsJson = False) -> None:
         print(f"{one.name:<14}{here if one.complete else absence:<36}{one.summary}")
 
 
-def pull(name: Name, t3: T3 = None, s3gen: S3Gen = None) -> None:
+def pull(
+    name: Annotated[str, argument("MODEL", "A name of `nightingale models list`.")],
+    t3: T3 = None,
+    s3gen: S3Gen = None,
+) -> None:
     """Download a model's files into the hub cache and check them."""
     from nightingale import wren
     from nightingale.hub import find
@@ -64,9 +62,7 @@ def pull(name: Name, t3: T3 = None, s3gen: S3Gen = None) -> None:
 
 
 def path(
-    name: Annotated[str, typer.Argument(metavar="MODEL", help="A name or a folder.", show_default=False)],
-    t3: T3 = None,
-    s3gen: S3Gen = None,
+    name: Annotated[str, argument("MODEL", "A name or a folder.")], t3: T3 = None, s3gen: S3Gen = None
 ) -> None:
     """Print the path of each file of a model; never uses the network."""
     from nightingale import wren

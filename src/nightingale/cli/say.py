@@ -11,32 +11,42 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from nightingale.cli import options
 from nightingale.cli.console import loading, note, parse_options, spinner
+from nightingale.cli.options import argument, of_model, option
 from nightingale.errors import ConfigError, EmptyText, OutputError, TextError
 
 if TYPE_CHECKING:
     from nightingale.audio.encoders.recording import Recorder
 
 PIPE = "-"
+Text = str | None
+Number = float | None
+
+
+SPEECH_OPTIONS = ("voice", "language", "seed", "temperature", "top_p", "min_p", "repetition_penalty", "cfg_weight",
+                  "exaggeration", "speed")  # fmt: skip
+"""Options that are arguments of `TTS.stream`."""
 
 
 def say(
-    text: options.Text,
-    out: options.Out = "nightingale.wav",
+    text: Annotated[str, argument("TEXT|-", "The text to speak; - reads it from stdin.")],
+    out: Annotated[
+        str, option("Output file: .wav .flac .ogg .mp3, or - for WAV on stdout.", "-o", "--out", default=True)
+    ] = "nightingale.wav",
     model: options.Model = None,
     voice: options.VoiceName = None,
-    language: options.Language = None,
-    seed: options.Seed = None,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    min_p: options.MinP = None,
-    repetition_penalty: options.RepetitionPenalty = None,
-    cfg_weight: options.CfgWeight = None,
-    exaggeration: options.Exaggeration = None,
-    speed: options.Speed = None,
+    language: Annotated[Text, option("Language code, for multilingual models.", "-l", "--language")] = None,
+    seed: Annotated[int | None, option("The same seed gives the same bytes.", default="random")] = None,
+    temperature: Annotated[Number, of_model("Sampling temperature.")] = None,
+    top_p: Annotated[Number, of_model("Nucleus sampling: total probability of the tokens kept.")] = None,
+    min_p: Annotated[Number, of_model("Minimum probability, relative to the best token.")] = None,
+    repetition_penalty: Annotated[Number, of_model("Penalty for tokens that occurred before.")] = None,
+    cfg_weight: Annotated[Number, of_model("Classifier-free guidance; 0 is off and faster.")] = None,
+    exaggeration: Annotated[Number, of_model("Strength of emotion.")] = None,
+    speed: Annotated[Number, option("0.25 to 4.0; keeps the pitch.", default="1.0")] = None,
     profile: options.Profile = None,
     device: options.Device = "auto",
     offline: options.Offline = False,
@@ -45,6 +55,7 @@ def say(
     quiet: options.Quiet = False,
 ) -> None:
     """Speak TEXT into a file."""
+    controls = {name: value for name, value in locals().items() if name in SPEECH_OPTIONS}
     # Check everything that needs no model before loading one.
     model_options = parse_options(choices)
     check_out(out, as_json)
@@ -57,19 +68,7 @@ def say(
     if tts.notice is not None:
         note(f"note: {tts.notice}")
     with spinner("speaking …", quiet=quiet) as show_progress:
-        stream = tts.stream(
-            words,
-            voice=voice,
-            language=language,
-            seed=seed,
-            temperature=temperature,
-            top_p=top_p,
-            min_p=min_p,
-            repetition_penalty=repetition_penalty,
-            cfg_weight=cfg_weight,
-            exaggeration=exaggeration,
-            speed=speed,
-        )
+        stream = tts.stream(words, **controls)
         digest, samples = hashlib.sha256(), 0
         with open_recorder(out, tts.sample_rate_hz) as recorder:
             for chunk in stream:
@@ -100,8 +99,7 @@ def say(
 def fast_startup() -> Iterator[None]:
     """Change global settings that make loading faster, which only a program may do.
 
-    Loading modules and weights creates no garbage, and what is loaded stays: the collector took a tenth of
-    the time. Weights in huge pages cause a fraction of the page faults.
+    Loading creates no garbage, and the collector took a tenth of the time. Huge pages cause fewer page faults.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch reads it at its first allocation
     gc.disable()

@@ -12,14 +12,12 @@ import typer
 
 from nightingale.cli import options
 from nightingale.cli.console import note, parse_options
+from nightingale.cli.options import option as flag
 from nightingale.errors import ConfigError, NightingaleError
 
 if TYPE_CHECKING:
     import socket
 
-    import uvicorn
-
-    from nightingale.server.service.speech_service import SpeechService
     from nightingale.server.settings import ServerSettings
 
 Text = str | None
@@ -27,41 +25,36 @@ Number = int | None
 Switch = bool | None
 
 
-def _flag(text: str, *names: str, **more: Any) -> Any:
-    """Describe a flag. It has no default: if not given, its setting comes from the environment or a file."""
-    return typer.Option(*names, help=text, show_default=False, **more)
-
-
 def serve(
-    config: Annotated[Path | None, _flag("A TOML file with settings.")] = None,
-    host: Annotated[Text, _flag("Address to listen on; 127.0.0.1 if not set.")] = None,
-    port: Annotated[Number, _flag("Port to listen on; 8880 if not set.")] = None,
-    root_path: Annotated[Text, _flag("Path prefix that a proxy strips.")] = None,
+    config: Annotated[Path | None, flag("A TOML file with settings.")] = None,
+    host: Annotated[Text, flag("Address to listen on; 127.0.0.1 if not set.")] = None,
+    port: Annotated[Number, flag("Port to listen on; 8880 if not set.")] = None,
+    root_path: Annotated[Text, flag("Path prefix that a proxy strips.")] = None,
     model: options.Model = None,
     option: options.Choices = None,
-    device: Annotated[Text, _flag("auto, cpu, cuda, cuda:1, mps.")] = None,
+    device: Annotated[Text, flag("auto, cpu, cuda, cuda:1, mps.")] = None,
     profile: options.Profile = None,
-    offline: Annotated[Switch, _flag("Never use the network.", "--offline")] = None,
-    voice: Annotated[Text, _flag("Voice for requests that name none.", "-v", "--voice")] = None,
-    voice_aliases: Annotated[Text, _flag("More names for voices.", metavar="ALIAS=VOICE,…")] = None,
-    api_key_file: Annotated[Path | None, _flag("File with accepted keys.")] = None,
-    insecure: Annotated[Switch, _flag("Serve other machines without a key.", "--insecure")] = None,
-    cors: Annotated[list[str] | None, _flag("Origins of pages that may call.", metavar="ORIGIN")] = None,
-    slots: Annotated[Number, _flag("Requests decoded at the same time.")] = None,
-    max_queue: Annotated[Number, _flag("Requests that may wait.")] = None,
-    keep_alive: Annotated[Text, _flag("Unload the model when idle for so long.", metavar="5m|0|-1")] = None,
-    grace: Annotated[Text, _flag("How long a shutdown waits for running requests.")] = None,
-    send_timeout: Annotated[Text, _flag("Disconnect clients that stall for so long.")] = None,
-    max_text_chars: Annotated[Number, _flag("Maximum length of a text.")] = None,
-    max_body_bytes: Annotated[Number, _flag("Maximum request body.")] = None,
-    max_upload_bytes: Annotated[Number, _flag("Maximum upload.")] = None,
-    max_clip_seconds: Annotated[float | None, _flag("Maximum length of a clip.")] = None,
-    max_voices: Annotated[Number, _flag("Maximum number of uploaded voices.")] = None,
-    uploads: Annotated[Switch, _flag("Voices over HTTP.", "--uploads/--no-uploads")] = None,
-    wyoming: Annotated[Text, _flag("Also serve Wyoming: tcp://127.0.0.1:10200.", metavar="URI")] = None,
-    page: Annotated[Switch, _flag("The page at /.", "--page/--no-page")] = None,
-    log_level: Annotated[Text, _flag("debug, info, warning, error.")] = None,
-    log_format: Annotated[Text, _flag("auto, text, json.")] = None,
+    offline: Annotated[Switch, flag("Never use the network.", "--offline")] = None,
+    voice: Annotated[Text, flag("Voice for requests that name none.", "-v", "--voice")] = None,
+    voice_aliases: Annotated[Text, flag("More names for voices.", metavar="ALIAS=VOICE,…")] = None,
+    api_key_file: Annotated[Path | None, flag("File with accepted keys.")] = None,
+    insecure: Annotated[Switch, flag("Serve other machines without a key.", "--insecure")] = None,
+    cors: Annotated[list[str] | None, flag("Origins of pages that may call.", metavar="ORIGIN")] = None,
+    slots: Annotated[Number, flag("Requests decoded at the same time.")] = None,
+    max_queue: Annotated[Number, flag("Requests that may wait.")] = None,
+    keep_alive: Annotated[Text, flag("Unload the model when idle for so long.", metavar="5m|0|-1")] = None,
+    grace: Annotated[Text, flag("How long a shutdown waits for running requests.")] = None,
+    send_timeout: Annotated[Text, flag("Disconnect clients that stall for so long.")] = None,
+    max_text_chars: Annotated[Number, flag("Maximum length of a text.")] = None,
+    max_body_bytes: Annotated[Number, flag("Maximum request body.")] = None,
+    max_upload_bytes: Annotated[Number, flag("Maximum upload.")] = None,
+    max_clip_seconds: Annotated[float | None, flag("Maximum length of a clip.")] = None,
+    max_voices: Annotated[Number, flag("Maximum number of uploaded voices.")] = None,
+    uploads: Annotated[Switch, flag("Voices over HTTP.", "--uploads/--no-uploads")] = None,
+    wyoming: Annotated[Text, flag("Also serve Wyoming: tcp://127.0.0.1:10200.", metavar="URI")] = None,
+    page: Annotated[Switch, flag("The page at /.", "--page/--no-page")] = None,
+    log_level: Annotated[Text, flag("debug, info, warning, error.")] = None,
+    log_format: Annotated[Text, flag("auto, text, json.")] = None,
 ) -> None:
     """Serve OpenAI's audio API, WebSockets and a web page (docs/http-api.md).
 
@@ -80,7 +73,7 @@ def serve(
     settings = ServerSettings.load(config, **flags)
     settings.check_bind()
     if settings.wyoming:
-        from nightingale.server.wyoming.wyoming_address import check_wyoming
+        from nightingale.server.listen_socket import check_wyoming
 
         check_wyoming(settings.wyoming, insecure=settings.insecure)
     for name in unknown_keys(config):
@@ -100,6 +93,25 @@ def run(settings: ServerSettings) -> None:
     from nightingale.server.service.speech_service import SpeechService, log
 
     class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            if not self.started:
+                return
+            host, port = listener.getsockname()[:2]
+            note(f"nightingale listens on http://{f'[{host}]' if ':' in host else host}:{port}")
+            self.reporting = asyncio.create_task(self.report_ready())
+
+        async def report_ready(self) -> None:
+            """Print that the model is ready, and stop the server if it cannot be loaded."""
+            while not service.ready:
+                if service.failure is not None:
+                    self.should_exit = True
+                    return
+                await asyncio.sleep(0.05)
+            note(f"ready: {service.model.id}")
+            if service.model.notice:
+                note(f"note: {service.model.notice}")
+
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             # uvicorn would close the listening socket and all WebSockets first. Until running requests have
             # finished, keep answering: new requests get 503, and so does /ready.
@@ -134,33 +146,8 @@ def run(settings: ServerSettings) -> None:
         signal.signal(signal.SIGTERM, lambda *_: None)
         # The engine's thread runs Python between kernels; the event loop must not wait 5 ms for each switch.
         sys.setswitchinterval(0.0005)
-        asyncio.run(_serve(Server(config), service, listener))
+        asyncio.run(Server(config).serve([listener]))
     if isinstance(service.failure, NightingaleError):
         raise service.failure
     if service.failure is not None:
         raise typer.Exit(1)
-
-
-async def _serve(server: uvicorn.Server, service: SpeechService, listener: socket.socket) -> None:
-    """Serve, and stop if the model cannot be loaded."""
-    import asyncio
-
-    async def report_start() -> None:
-        while not server.started:
-            await asyncio.sleep(0.05)
-        host, port = listener.getsockname()[:2]
-        note(f"nightingale listens on http://{f'[{host}]' if ':' in host else host}:{port}")
-        while not service.ready:
-            if service.failure is not None:
-                server.should_exit = True
-                return
-            await asyncio.sleep(0.05)
-        note(f"ready: {service.model.name}")
-        if service.model.notice:
-            note(f"note: {service.model.notice}")
-
-    reporting = asyncio.create_task(report_start())
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        reporting.cancel()

@@ -7,22 +7,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from nightingale.cli import options
 from nightingale.cli.console import note, parse_options, spinner
+from nightingale.cli.options import argument, option
 from nightingale.errors import ConfigError, VoiceNotFound
 
 if TYPE_CHECKING:
     from nightingale.voices.voice import Voice
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="a-z, 0-9, _ and -.", show_default=False)]
-Reference = Annotated[
-    Path,
-    typer.Argument(
-        metavar="REF", help="A clip, a .safetensors voice or upstream's conds.pt.", show_default=False
-    ),
-]
+Name = Annotated[str, argument("NAME", "a-z, 0-9, _ and -.")]
 
 
 def list_voices(as_json: options.AsJson = False) -> None:
@@ -42,24 +35,21 @@ def list_voices(as_json: options.AsJson = False) -> None:
 
 def add(
     name: Name,
-    reference: Reference,
+    reference: Annotated[Path, argument("REF", "A clip, a .safetensors voice or upstream's conds.pt.")],
     model: options.Model = None,
     device: options.Device = "auto",
     offline: options.Offline = False,
     choices: options.Choices = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Replace a voice of that name.")] = False,
+    replace: Annotated[bool, option("Replace a voice of that name.", "--replace")] = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Create a voice from a clip and store it as NAME. Clone only voices that you are allowed to use."""
     from nightingale.voices import library
 
-    if not library.is_name(name):
-        library.find(name)  # raises an error that says what a name is
-    if not replace:
+    if not (replace and library.is_name(name)):
         library.check_free(name)  # before a model is loaded, which takes time
-    model_options = parse_options(choices)
     with spinner(f"reading {reference} …", quiet=quiet):
-        voice = _read_voice(reference, model, device=device, offline=offline, **model_options)
+        voice = _read_voice(reference, model, device=device, offline=offline, **parse_options(choices))
     path = library.add(name, voice, replace=replace)
     if not quiet:
         note(f"{name}: a voice for {voice.family} models, stored in {path}")
@@ -72,10 +62,7 @@ def remove(name: Name) -> None:
     library.remove(name)
 
 
-def export(
-    name: Name,
-    out: Annotated[Path, typer.Argument(metavar="OUT", help="A .safetensors file.", show_default=False)],
-) -> None:
+def export(name: Name, out: Annotated[Path, argument("OUT", "A .safetensors file.")]) -> None:
     """Copy a voice to a file, for `-v` and `voices add`."""
     from nightingale.voices import library
 

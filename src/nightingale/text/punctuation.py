@@ -6,7 +6,7 @@ which characters end a text.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from nightingale.errors import EmptyText
@@ -20,31 +20,15 @@ class PunctuationRules:
     enders: tuple[str, ...]
 
 
-_DASHES: Final = (("—", "-"), ("–", "-"))
-_SPACE_BEFORE_COMMA: Final = ((" ,", ","),)
-_CURLY_QUOTES: Final = (("“", '"'), ("”", '"'), ("‘", "'"), ("’", "'"))
+_COMMON: Final = (("—", "-"), ("–", "-"), (" ,", ","), ("“", '"'), ("”", '"'), ("‘", "'"), ("’", "'"))
 _ENDERS: Final = (".", "!", "?", "-", ",")
 
 ENGLISH: Final = PunctuationRules(
-    replacements=(
-        ("...", ", "),
-        ("…", ", "),
-        (":", ","),
-        (" - ", ", "),
-        (";", ", "),
-        *_DASHES,
-        *_SPACE_BEFORE_COMMA,
-        *_CURLY_QUOTES,
-    ),
+    replacements=(("...", ", "), ("…", ", "), (":", ","), (" - ", ", "), (";", ", "), *_COMMON),
     enders=_ENDERS,
 )
-MULTILINGUAL: Final = PunctuationRules(
-    replacements=ENGLISH.replacements, enders=(*_ENDERS, "、", "，", "。", "？", "！")
-)
-TURBO: Final = PunctuationRules(
-    replacements=(("…", ", "), (":", ","), *_DASHES, *_SPACE_BEFORE_COMMA, *_CURLY_QUOTES),
-    enders=_ENDERS,
-)
+MULTILINGUAL: Final = replace(ENGLISH, enders=(*_ENDERS, "、", "，", "。", "？", "！"))
+TURBO: Final = replace(ENGLISH, replacements=(("…", ", "), (":", ","), *_COMMON))
 
 
 def normalize_punctuation(text: str, rules: PunctuationRules) -> str:

@@ -236,17 +236,13 @@ def _raw_sentences(source: str | Iterable[str], max_chars: int, language: str | 
 
 def _blocks(source: str | Iterable[str]) -> Iterator[tuple[str, bool]]:
     """Yield blocks of about 2048 characters and then a final empty one."""
+    held, items = "", source
     if isinstance(source, str):
-        for start in range(0, len(source), _BLOCK_CHARS):
-            yield source[start : start + _BLOCK_CHARS], False
-    else:
-        held: list[str] = []
-        size = 0
-        for item in source:
-            held.append(item)
-            size += len(item)
-            if size >= _BLOCK_CHARS:
-                yield "".join(held), False
-                held, size = [], 0
-        yield "".join(held), False
+        items = (source[start : start + _BLOCK_CHARS] for start in range(0, len(source), _BLOCK_CHARS))
+    for item in items:
+        held += item
+        if len(held) >= _BLOCK_CHARS:
+            yield held, False
+            held = ""
+    yield held, False
     yield "", True

@@ -8,8 +8,10 @@ may be undecided. A decision never changes.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache
 from typing import Final
+
+from nightingale.text.tables import word_list, word_map
 
 STOPS: Final = ".!?…‽؟۔։።፧။។"
 """Marks that end a sentence if a space follows."""
@@ -34,33 +36,8 @@ _OPEN_LINK: Final = re.compile(
 BREAK: Final = re.compile(r"\n[^\S\n]{0,32}\n")
 """A break between paragraphs."""
 
-ABBREVIATIONS: Final = frozenset({
-    "mr", "mrs", "ms", "dr", "prof", "rev", "hon", "st", "sr", "jr", "gen", "col", "capt", "lt", "sgt", "gov",
-    "sen", "rep", "pres", "messrs", "mme", "mlle", "vs", "e.g", "i.e", "cf", "approx", "dept", "est", "fig",
-    "inc", "ltd", "co", "corp", "ave", "blvd", "rd", "mt", "ft", "vol", "ch", "pp",
-    "jan", "feb", "mar", "apr", "jun", "jul", "aug", "sep", "sept", "oct", "nov", "dec",
-})  # fmt: skip
-"""Words whose full stop does not end a sentence. Normalized text has most of them written out."""
-BEFORE_NUMBERS: Final = frozenset(
-    {"no", "nr", "nos", "p", "art", "sec", "pt", "eq", "op", "n", "núm", "num", "č", "str"}
-)
-"""Abbreviations only if a number follows; words otherwise."""
-LANGUAGE_ABBREVIATIONS: Final[dict[str, frozenset[str]]] = {
-    "de": frozenset({"hr", "fr", "frl", "bzw", "ca", "bspw", "evtl", "ggf", "inkl", "vgl", "str", "tel"}),
-    "es": frozenset({"sr", "sra", "srta", "dra", "ud", "uds", "d", "dña", "av", "pág", "p.ej"}),
-    "fr": frozenset({"m", "mm", "mgr", "me", "av", "env", "bd"}),
-    "it": frozenset({"sig", "dott", "avv", "ing", "on", "pag"}),
-    "nl": frozenset({"dhr", "mevr", "mw", "ir", "bijv", "blz"}),
-    "pl": frozenset({"p", "prof", "dr", "ul", "np", "tzw", "św"}),
-    "pt": frozenset({"sr", "sra", "dra", "exmo", "av", "pág"}),
-    "ru": frozenset({"г", "ул", "стр", "им", "т.е", "т.к", "проф", "д", "гг"}),
-    "sv": frozenset({"bl.a", "t.ex", "dvs", "ca", "kl"}),
-    "tr": frozenset({"sn", "av", "cad", "sok"}),
-}  # fmt: skip
 ORDINALS: Final = frozenset({"da", "de", "fi", "no", "pl", "tr"})
 """Languages in which `3.` means `third`."""
-CLOCK_ABBREVIATIONS: Final = frozenset({"a.m", "p.m"})
-"""Dotted like initials, but able to end a sentence."""
 
 _OPENERS: Final = "\"'“‘„([«‹¿¡-–—*#>•「『（【《〈"
 _FILLER: Final = re.compile(rf"(?:{TAG.pattern}|[\s{re.escape(_OPENERS)}])*")
@@ -147,7 +124,7 @@ def find_sentence_end(
     return None, len(text)
 
 
-@lru_cache
+@cache
 def _candidates(language: str | None, lines: bool) -> re.Pattern[str]:
     # In Greek a semicolon is a question mark.
     stops = re.escape(STOPS + WIDE_STOPS + (";" if language == "el" else ""))
@@ -189,19 +166,21 @@ def is_abbreviation(text: str, match: re.Match[str], language: str | None, follo
     before = text[max(0, match.start() - _WORD_CHARS) : match.start()].rsplit(None, 1)
     word = before[-1].lstrip(_OPENERS) if before and not text[match.start() - 1].isspace() else ""
     bare = word.lower()
-    if bare in ABBREVIATIONS or (language is not None and bare in LANGUAGE_ABBREVIATIONS.get(language, ())):
+    if bare in _abbreviations(language):
         return True
     if bare.isdecimal():
         return language in ORDINALS and len(bare) <= 2
-    if following.isdecimal() and bare in BEFORE_NUMBERS:
+    if following.isdecimal() and bare in word_list("abbreviations_before_numbers"):
         return True
     if _SPELLED.search(text[max(0, match.start() - 4) : match.start()]):
         return False
-    # `J.`, `U.S.`; but `I.` ends a sentence.
-    dotted_or_capital = "." in word or word.isupper()
-    return (
-        dotted_or_capital
-        and word != "I"
-        and bare not in CLOCK_ABBREVIATIONS
-        and _INITIALS.fullmatch(word) is not None
-    )
+    # `J.`, `U.S.`; but `I.` and `p.m.` may end a sentence.
+    if bare in ("a.m", "p.m") or word == "I" or not ("." in word or word.isupper()):
+        return False
+    return _INITIALS.fullmatch(word) is not None
+
+
+@cache
+def _abbreviations(language: str | None) -> frozenset[str]:
+    own = word_map("language_abbreviations").get(language or "", "")
+    return frozenset((*word_list("abbreviations"), *own.split()))

@@ -16,9 +16,8 @@ from unicodedata import normalize
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from nightingale.errors import CheckpointError
-from nightingale.text.languages import LANGUAGES, check_language
-from nightingale.text.languages.language import LanguageFiles, Step
-from nightingale.text.languages.zh import CANGJIE_FILE
+from nightingale.text.language_steps import STEPS, Step
+from nightingale.text.languages import check_language
 from nightingale.text.punctuation import ENGLISH, MULTILINGUAL, TURBO, normalize_punctuation
 
 SPACE: Final = "[SPACE]"
@@ -48,11 +47,8 @@ class EnglishTokenizer:
 class MultilingualTokenizer:
     """Lower-case decomposed graphemes after a language tag. Language packages are opened on first use."""
 
-    def __init__(self, path: Path, cangjie_path: Path | None = None) -> None:
-        self._bpe = _read_bpe(path)
-        self._files = LanguageFiles(
-            folder=path.parent, cangjie=cangjie_path if cangjie_path else path.parent / CANGJIE_FILE
-        )
+    def __init__(self, path: Path) -> None:
+        self._bpe, self._folder = _read_bpe(path), path.parent
         self._steps: dict[str, Step] = {}
         # Language packages need not be thread-safe; their steps take well under a millisecond.
         self._lock = threading.Lock()
@@ -65,12 +61,11 @@ class MultilingualTokenizer:
         return _ids(self._bpe, prepared.replace(" ", SPACE))
 
     def _apply_step(self, text: str, code: str) -> str:
-        open_step = LANGUAGES[code].open_step
-        if open_step is None:
+        if code not in STEPS:
             return text
         with self._lock:
             if code not in self._steps:
-                self._steps[code] = open_step(self._files)
+                self._steps[code] = STEPS[code](self._folder)
             return self._steps[code](text)
 
 

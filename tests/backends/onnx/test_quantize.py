@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -118,6 +119,13 @@ def test_a_runtime_that_fails_gives_a_reason_and_no_exception(monkeypatch: pytes
     capabilities._slow_reason.cache_clear()
 
 
-def test_the_speedup_is_measured() -> None:
-    pytest.importorskip("onnxruntime")
-    assert capabilities.measure_speedup(1) > 0
+def test_the_speedup_is_the_ratio_of_float32_to_int8(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run_and_count(run: Callable[[], object]) -> float:
+        run()
+        runs.append(run)
+        return 3.0 if len(runs) == 1 else 1.5
+
+    runs: list[Callable[[], object]] = []
+    monkeypatch.setattr(capabilities, "fastest_s", run_and_count)
+    assert capabilities.measure_speedup(1) == 2.0
+    assert len(runs) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from nightingale import TTS
 from nightingale.backends.base import ModelSource
 from nightingale.backends.torch.draft_heads import TorchDraftHead
 from nightingale.backends.torch.speculation import find_draft_head
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.t3.draft_head import TAPS, DraftHead
 
@@ -50,7 +49,7 @@ def test_a_file_is_known_by_what_it_holds(tiny_model: Model, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("temperature", [0.3, 0.0], ids=["sampled", "greedy"])
 def test_wren_samples_the_same_tokens_with_its_draft_head(temperature: float) -> None:
-    """ONNX Runtime runs it where it is installed, torch elsewhere."""
+    """ONNX Runtime, which the tests' environment has, runs T3 and the head."""
     said = []
     for profile in ("balanced", "balanced+draft=guess"):
         with TTS("wren", profile=profile) as tts:
@@ -58,5 +57,4 @@ def test_wren_samples_the_same_tokens_with_its_draft_head(temperature: float) ->
     plain, drafted = said
     assert (plain.samples == drafted.samples).all()
     assert plain.metrics.drafted == 0
-    if find_spec("onnxruntime"):  # torch's passes over several tokens do not pay everywhere
-        assert drafted.metrics.accepted > 0.3 * drafted.metrics.drafted > 0
+    assert drafted.metrics.accepted > 0.3 * drafted.metrics.drafted > 0

@@ -1,4 +1,4 @@
-"""The type of a normalization rule: a pattern and its replacement."""
+"""The type of a normalization rule: a pattern, and a template or function for what it matches."""
 
 from __future__ import annotations
 
@@ -6,42 +6,63 @@ import re
 from collections.abc import Callable, Iterable
 from functools import cached_property
 
-Replacement = Callable[[re.Match[str]], str] | str
-"""The replacement of a match; a string is a template of `re.sub`."""
+from nightingale.text.english import words
+from nightingale.text.tables import word_list, word_map
+
+Match = re.Match[str]
 
 
 class Rule:
     """Replaces every match of a pattern.
 
+    A replacement is a function or a template of `str.format` over the groups. A template names how to read a
+    group: by a function of `words` ("{1:ordinal}") or by a table ("{month:months}"). What stands before that
+    name is only written if the group matched: "{year:, year}".
+
     The pattern is compiled on first use: two thirds of the rules are about numbers, and text without digits
     does not need them.
     """
 
-    def __init__(self, pattern: str | re.Pattern[str], replacement: Replacement, flags: int = 0) -> None:
+    def __init__(self, pattern: str, replacement: str | Callable[[Match], str], flags: int = 0) -> None:
         self._source, self._replacement, self._flags = pattern, replacement, flags
 
     @cached_property
-    def _pattern(self) -> re.Pattern[str]:
-        return re.compile(self._source, self._flags)
+    def _sub(self) -> Callable[[str | Callable[[Match], str], str], str]:
+        return re.compile(self._source, self._flags).sub
 
     def apply(self, text: str) -> str:
-        return self._pattern.sub(self._replacement, text)
+        template = self._replacement
+        if isinstance(template, str) and "{" in template:
+            return self._sub(lambda match: fill(template, match), text)
+        return self._sub(template, text)
 
 
-rule = Rule
+class _Group(str):
+    """A matched group, which a template reads by the name after the colon."""
+
+    def __format__(self, spec: str) -> str:
+        before, space, name = spec.rpartition(" ")
+        if not self:
+            return ""
+        read = getattr(words, name, None) or (word_map(name).get if name else str)
+        return f"{before}{space}{read(self) or self}"
+
+
+def fill(template: str, match: Match) -> str:
+    """Return a template with the groups of a match."""
+    groups = [_Group(match[at] or "") for at in range(len(match.groups()) + 1)]
+    return template.format(
+        *groups, **{name: _Group(group or "") for name, group in match.groupdict().items()}
+    )
 
 
 def apply_all(rules: Iterable[Rule], text: str) -> str:
-    for each in rules:
-        text = each.apply(text)
+    for rule in rules:
+        text = rule.apply(text)
     return text
 
 
-def any_of(words: Iterable[str]) -> str:
-    """Return a pattern for any of the words, longest first, so that no prefix matches instead."""
-    return "|".join(re.escape(word) for word in sorted(words, key=lambda word: (-len(word), word)))
-
-
-def listed(words: str) -> tuple[str, ...]:
-    """Split a line of text into a table of words."""
-    return tuple(words.split())
+def any_of(choices: str | Iterable[str]) -> str:
+    """Return a pattern for any word of a table or list, longest first, so that no prefix matches instead."""
+    choices = word_list(choices) if isinstance(choices, str) else choices
+    return "|".join(re.escape(word) for word in sorted(choices, key=lambda word: (-len(word), word)))

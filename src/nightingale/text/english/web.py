@@ -6,34 +6,14 @@ import re
 from typing import Final
 
 from nightingale.text.english import words
-from nightingale.text.english.rule import Rule, any_of, rule
+from nightingale.text.english.rule import Match, Rule, any_of, fill
+from nightingale.text.tables import word_map
 
-SPOKEN_DOMAINS: Final = {
-    "com": "com", "org": "org", "net": "net", "gov": "gov", "info": "info", "app": "app", "dev": "dev",
-    "ai": "A I", "edu": "E D U", "io": "I O", "co": "co", "uk": "U K", "us": "U S", "eu": "E U",
-    "de": "D E", "fr": "F R", "jp": "J P", "ca": "C A", "au": "A U", "me": "me", "tv": "T V", "fm": "F M",
-    "ly": "L Y",
-}  # fmt: skip
-SPOKEN_SUFFIXES: Final = {
-    "pdf": "P D F", "txt": "T X T", "csv": "C S V", "jpg": "J P G", "jpeg": "jpeg", "png": "P N G",
-    "gif": "gif", "zip": "zip", "wav": "wav", "html": "H T M L", "json": "jason", "xml": "X M L",
-    "doc": "doc", "docx": "doc X", "exe": "E X E", "py": "pie", "js": "J S", "md": "M D", "yaml": "yaml",
-    "toml": "toml",
-}  # fmt: skip
-MARKS: Final = {
-    ".": "dot",
-    "-": "dash",
-    "_": "underscore",
-    "/": "slash",
-    "+": "plus",
-    "~": "tilde",
-    "@": "at",
-}
 MAX_PATH_CHARS: Final = 40
 """A longer path is not read, only the site's name."""
 
 _LABEL: Final = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_DOMAIN: Final = rf"(?:{_LABEL}\.){{1,5}}(?:{any_of(SPOKEN_DOMAINS)})"
+_DOMAIN: Final = rf"(?:{_LABEL}\.){{1,5}}(?:{any_of('domains')})"
 
 
 def _spell(address: str) -> str:
@@ -43,19 +23,19 @@ def _spell(address: str) -> str:
         if piece.isdigit():
             said.append(words.whole(piece) if len(piece) <= 2 else words.digits(piece))
         else:
-            said.append(MARKS.get(piece, piece if piece.isalpha() else ""))
+            said.append(word_map("address_marks").get(piece, piece if piece.isalpha() else ""))
     return " ".join(filter(None, said))
 
 
 def _host(host: str) -> str:
     labels = [
-        "W W W" if label.lower() == "www" else SPOKEN_DOMAINS.get(label.lower(), _spell(label))
+        "W W W" if label.lower() == "www" else word_map("domains").get(label.lower(), _spell(label))
         for label in host.split(".")
     ]
     return " dot ".join(labels)
 
 
-def _link(match: re.Match[str]) -> str:
+def _link(match: Match) -> str:
     """Read the site and a short path without a query; punctuation at the end belongs to the sentence."""
     host, whole = match["host"], match["path"] or ""
     link = (host + whole).rstrip(".,;:!?'\"")
@@ -67,30 +47,30 @@ def _link(match: re.Match[str]) -> str:
     return f" {said}{ending} "
 
 
-RULES: Final[tuple[Rule, ...]] = (
-    rule(
+def _hashtag(match: Match) -> str:
+    return f" hashtag {_spell(re.sub('(?<=[a-z])(?=[A-Z])', ' ', match[1]))}"
+
+
+RULES: Final = (
+    Rule(
         rf"(?<![\w.@])([A-Za-z0-9][\w.+-]{{0,63}})@((?:{_LABEL}\.){{1,5}}[A-Za-z]{{2,12}})\b",
         lambda m: f" {_spell(m[1])} at {_host(m[2])} ",
     ),
-    rule(
+    Rule(
         r"\b(?:https?|ftp)://(?P<host>[A-Za-z0-9.-]{1,200})(?::\d{1,5})?(?P<path>[/?#][^\s<>\"()]{0,2000})?",
         _link,
         re.IGNORECASE,
     ),
-    rule(
+    Rule(
         rf"(?<![\w.@/-])(?P<host>www\.(?:{_LABEL}\.){{0,4}}[A-Za-z]{{2,12}}|{_DOMAIN})(?![\w@-]|\.\w)"
         r"(?P<path>/[^\s<>\"()]{0,2000})?",
         _link,
     ),
-    rule(
-        rf"(?<![\w.])(\w[\w-]{{0,60}})\.({any_of(SPOKEN_SUFFIXES)})(?![\w-]|\.\w)",
-        lambda m: f"{_spell(m[1])} dot {SPOKEN_SUFFIXES[m[2]]}",
+    Rule(
+        rf"(?<![\w.])(\w[\w-]{{0,60}})\.({any_of('suffixes')})(?![\w-]|\.\w)",
+        lambda m: _spell(m[1]) + fill(" dot {2:suffixes}", m),
     ),
-    rule(r"(?<![\w/.:])/?(?:[A-Za-z][\w.-]{0,40}/){2,12}[\w-]{1,40}(?![\w/])", lambda m: f" {_spell(m[0])} "),
-    rule(r"(?<![\w@])@([A-Za-z_]\w{0,60})", lambda m: f" at {_spell(m[1])}"),
-    rule(r"(?<![\w#&])#([A-Za-z]\w{0,60})", lambda m: f" hashtag {_split_camel(m[1])}"),
+    Rule(r"(?<![\w/.:])/?(?:[A-Za-z][\w.-]{0,40}/){2,12}[\w-]{1,40}(?![\w/])", lambda m: f" {_spell(m[0])} "),
+    Rule(r"(?<![\w@])@([A-Za-z_]\w{0,60})", lambda m: f" at {_spell(m[1])}"),
+    Rule(r"(?<![\w#&])#([A-Za-z]\w{0,60})", _hashtag),
 )
-
-
-def _split_camel(tag: str) -> str:
-    return _spell(re.sub(r"(?<=[a-z])(?=[A-Z])", " ", tag))

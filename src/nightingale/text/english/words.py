@@ -4,63 +4,52 @@ from __future__ import annotations
 
 from typing import Final
 
-from nightingale.text.english.rule import listed
+from nightingale.text.tables import word_list, word_map
 
-SMALL: Final = listed(
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen"
-)
-TENS: Final = ("", "", *listed("twenty thirty forty fifty sixty seventy eighty ninety"))
+SMALL: Final = word_list("numbers_below_twenty")
+TENS: Final = word_list("tens")
+ROMAN: Final = {"I": 1, "V": 5, "X": 10, "L": 50, "C": 100}
 SCALES: Final = ("", "thousand", "million", "billion", "trillion")
 MAX_CARDINAL_DIGITS: Final = 15
 """Longer numbers are read digit by digit: quintillions are hard to follow."""
 
-ORDINAL_OF: Final = {
-    "one": "first",
-    "two": "second",
-    "three": "third",
-    "five": "fifth",
-    "eight": "eighth",
-    "nine": "ninth",
-    "twelve": "twelfth",
-}
+
+def value_of(number: int | str) -> int:
+    """Return the value of digits or of a Roman numeral."""
+    if isinstance(number, str) and number.isalpha():
+        values = [ROMAN[letter] for letter in number]
+        return sum(-a if a < b else a for a, b in zip(values, [*values[1:], 0], strict=True))
+    return int(number)
 
 
-def cardinal(number: int) -> str:
+def cardinal(number: int | str) -> str:
     """Return the cardinal: 1234 is "one thousand two hundred thirty-four"."""
-    if number == 0:
-        return SMALL[0]
-    parts: list[str] = []
+    rest, parts = value_of(number), []
     for scale in SCALES:
-        number, group = divmod(number, 1000)
+        rest, group = divmod(rest, 1000)
         if group:
             parts.append(f"{_below_thousand(group)} {scale}".strip())
-    return " ".join(reversed(parts))
+    return " ".join(reversed(parts)) or SMALL[0]
 
 
 def _below_thousand(number: int) -> str:
-    hundreds, rest = divmod(number, 100)
-    said = [f"{SMALL[hundreds]} hundred"] if hundreds else []
-    if rest:
-        said.append(_below_hundred(rest))
-    return " ".join(said)
-
-
-def _below_hundred(number: int) -> str:
     if number < 20:
         return SMALL[number]
-    tens, ones = divmod(number, 10)
-    return TENS[tens] + (f"-{SMALL[ones]}" if ones else "")
+    if number < 100:
+        tens, ones = divmod(number, 10)
+        return TENS[tens - 2] + (f"-{SMALL[ones]}" if ones else "")
+    hundreds, rest = divmod(number, 100)
+    return f"{SMALL[hundreds]} hundred" + (f" {_below_thousand(rest)}" if rest else "")
 
 
-def ordinal(number: int) -> str:
+def ordinal(number: int | str) -> str:
     """Return the ordinal: 21 is "twenty-first"."""
     said = cardinal(number)
     cut = max(said.rfind(" "), said.rfind("-")) + 1
     head, last = said[:cut], said[cut:]
     if last.endswith("y"):
         return f"{head}{last[:-1]}ieth"
-    return head + ORDINAL_OF.get(last, last + "th")
+    return f"{head}{word_map('irregular_ordinals').get(last, last + 'th')}"
 
 
 def digits(figures: str) -> str:
@@ -72,7 +61,7 @@ def whole(figures: str) -> str:
     """Read a run of digits as a number, or digit by digit if it has a leading zero or is too long."""
     if len(figures) > MAX_CARDINAL_DIGITS or (len(figures) > 1 and figures.startswith("0")):
         return digits(figures)
-    return cardinal(int(figures))
+    return cardinal(figures)
 
 
 def number(figures: str) -> str:
@@ -88,13 +77,20 @@ def year(figures: str) -> str:
     high, low = divmod(value, 100)
     if not 100 <= value <= 9999 or (value < 3000 and high % 10 == 0 and low < 10):
         return cardinal(value)
-    if low == 0:
-        return f"{cardinal(high)} hundred"
-    return f"{cardinal(high)} {'oh ' if low < 10 else ''}{cardinal(low)}"
+    return f"{cardinal(high)} {two_digits(low) if low else 'hundred'}"
 
 
-def plural(word: str) -> str:
-    """Return the plural of a number word: twenties, hundreds, sixes."""
-    if word.endswith("y"):
-        return f"{word[:-1]}ies"
-    return f"{word}es" if word.endswith("x") else f"{word}s"
+def two_digits(figures: int | str) -> str:
+    """Read two digits after an hour or a century: 05 is "oh five"."""
+    return f"{'oh ' if int(figures) < 10 else ''}{cardinal(figures)}"
+
+
+def paired(figures: str) -> str:
+    """Read three and four digits as in house numbers: 221 is "two twenty-one"."""
+    return year(figures) if len(figures) in (3, 4) and not figures.startswith("0") else whole(figures)
+
+
+def decade(tens: str) -> str:
+    """Return the name of a decade: 9 is "nineties", 1 is "tens"."""
+    said = cardinal(int(tens) * 10)
+    return f"{said[:-1]}ies" if said.endswith("y") else f"{said}s"
