@@ -30,7 +30,7 @@ PackedWeights = Mapping[str, Floats | RowQuantized]
 
 def unsupported_config_reason(config: T3Config) -> str | None:
     """Return why this runner cannot run a T3, or None if it can."""
-    if not isinstance(config.backbone, LlamaConfig) or config.backbone.rope_scaling is not None:
+    if not isinstance(config.backbone, LlamaConfig) or config.backbone.rope_scaling:
         return "its backbone is not a plain Llama"
     if config.perceiver or config.learned_positions is not None or config.head_bias:
         return "its prompt needs layers that are written in PyTorch"

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from nightingale.audio.trim import sound_span
+from nightingale.audio.reference_check import sound_span
 from nightingale.backends.base import ModelSource
 from nightingale.backends.onnx.encoding.encoder_graphs import (
     SpeechTokenizerGraph,
