@@ -35,7 +35,7 @@ def create_session(graph: NetworkGraph, threads: int) -> onnxruntime.InferenceSe
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
-    # Planning the reuse of buffers takes half a second for a thousand operations and saves little memory.
+    # Planning the reuse of buffers takes longer than all the rest: 314 instead of 133 ms for flow and vocoder.
     options.enable_mem_reuse = False
     options.enable_mem_pattern = False  # shapes differ from block to block
     options.add_session_config_entry("session.force_spinning_stop", "1")

@@ -51,7 +51,7 @@ class TokenEncoderGraph(NetworkGraph):
     speaker       (rows, 1, mel)
     prompt_mel    (rows, 2 · tokens, mel)      normalized; zeros after the prompt
     mask.0, mask.1                             of the blocks before and after the doubling of the rate
-    distances.N   (heads, head_width, cached + 2 · positions)     of each attention layer
+    NAME.distances  (heads, head_width, cached + 2 · positions)   of each attention layer
     conditioning  (rows, 2 · tokens, 3 · mel)
     """
 
