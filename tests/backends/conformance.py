@@ -69,6 +69,7 @@ ALL_RENDERERS = [
     Case("cpu", "bfloat16"),
     Case("cpu", "int8"),
     Case("onnx", "float32"),
+    Case("onnx", "int8"),
     Case("noise", "float32"),
 ]
 

@@ -84,6 +84,7 @@ FAST: Final = Profile(
         Preference("cuda", "bfloat16"),
         Preference("cpu", "bfloat16", warn=False),
         Preference("cpu", "int8", warn=False),
+        Preference("onnx", "int8", warn=False),
         Preference("onnx", "float32", warn=False),
     ),
 )

@@ -31,6 +31,8 @@ BLOCKS = (10, 9, 18, 36, 64, 64, 5)
 """Tokens of each block, the first with the encoder's lookahead; more than the flow attends to."""
 MAX_ERROR = 3e-5
 """The largest difference of mel values, which range over twelve."""
+INT8_ERROR = 0.06
+"""The largest mean difference with int8 products; mel values have a standard deviation of 2.6."""
 Mel = NDArray[np.float32]
 
 
@@ -109,6 +111,21 @@ def test_prompts_and_noise_equal_pytorch(prompt_tokens: int, noise_scale: float)
         final = number == 3
         (mel,) = push(network(source), [stream], [tokens], final=final)
         assert np.abs(mel - expected.push(tokens, final=final).numpy().T).max() < MAX_ERROR
+
+
+def test_int8_is_close() -> None:
+    source, voice = wren_source(), voice_of(256)
+    exact = network(source)
+    int8 = FlowNetwork(source.info.preset.flow, flow_weights(source), threads=1, int8=True)
+    streams = [FlowStream(exact, voice, seed=1), FlowStream(int8, voice, seed=1)]
+    errors = []
+    for tokens in blocks_of(2, (11, 18, 30)):
+        (expected,), (got,) = (
+            push(flow, [stream], [tokens], final=False)
+            for flow, stream in zip((exact, int8), streams, strict=True)
+        )
+        errors.append(float(np.abs(got - expected).mean()))
+    assert 0 < max(errors) < INT8_ERROR
 
 
 def test_too_few_tokens_make_no_block() -> None:

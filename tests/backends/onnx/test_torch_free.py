@@ -56,7 +56,7 @@ def test_options_that_need_pytorch_are_named() -> None:
     reason = torch_free.decoder_unsupported_reason(info("wren"), setup(profile="balanced+cache=int8"))
     assert "KV cache" in str(reason)
     assert "bfloat16" in str(torch_free.decoder_unsupported_reason(info("wren"), setup("bfloat16")))
-    assert "int8" in str(torch_free.renderer_unsupported_reason(info("wren"), setup("int8")))
+    assert "bfloat16" in str(torch_free.renderer_unsupported_reason(info("wren"), setup("bfloat16")))
     whole = Setup(profile=PROFILES["exact"], machine=CPU, precision="float32")
     assert "whole" in str(torch_free.renderer_unsupported_reason(info("wren"), whole))
 
@@ -64,6 +64,7 @@ def test_options_that_need_pytorch_are_named() -> None:
 def test_slow_int8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch_free, "int8_speedup", lambda: 1.1)
     assert "1.1 times" in str(torch_free.decoder_unsupported_reason(info("wren"), setup("int8")))
+    assert "1.1 times" in str(torch_free.renderer_unsupported_reason(info("wren"), setup("int8")))
     monkeypatch.setattr(torch_free, "int8_speedup", lambda: 2.0)
     assert torch_free.decoder_unsupported_reason(info("wren"), setup("int8")) is None
 

@@ -21,28 +21,27 @@ the only error is that of the activations, which the products quantize.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import numpy as np
 
 from nightingale.backends.onnx.network_graph import NEW, NetworkGraph
-from nightingale.backends.onnx.numpy_weights import Floats, RowQuantized, dequantize, quantize_rows
+from nightingale.backends.onnx.numpy_weights import (
+    Floats,
+    PackedWeights,
+    RowQuantized,
+    dequantize,
+    quantize_rows,
+)
 from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, INT32, INT64
 from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
 
 EPSILON = 1e-5
-INT8_INPUTS = 4
-"""The `accuracy_level` of MatMulNBits that quantizes the inputs to int8 too."""
-BLOCK_SIZES = (128, 64, 32, 16)
-"""Inputs that share a scale in MatMulNBits, the fastest first."""
-ZERO_POINT = 128
 
 
 class LlamaStepGraph(NetworkGraph):
-    def __init__(self, config: T3Config, weights: Mapping[str, Floats | RowQuantized], *, int8: bool) -> None:
-        super().__init__({})
+    def __init__(self, config: T3Config, weights: PackedWeights, *, int8: bool) -> None:
+        super().__init__(weights, int8=int8)
         assert isinstance(config.backbone, LlamaConfig)
-        self.packed, self.int8, self.heads = weights, int8, config.backbone.heads
+        self.heads = config.backbone.heads
         width, head_dim = config.backbone.width, config.backbone.width // self.heads
         self.input("x", FLOAT, ("rows", "time", width))
         self.input("seqlens_k", INT32, ("rows",))
@@ -90,9 +89,7 @@ class LlamaStepGraph(NetworkGraph):
 
     def _rms_norm(self, name: str, stream: str, added: str) -> tuple[str, str]:
         """Return the norm of stream + added, and that sum."""
-        weight = self.packed[f"{name}.weight"]
-        assert not isinstance(weight, RowQuantized)
-        gain = self.tensor(f"{name}.weight", weight)
+        gain = self.weight(f"{name}.weight")
         normed, total = f"{name}.normed", f"{name}.sum"
         if not added:
             self.node("SimplifiedLayerNormalization", [stream, gain], [normed], epsilon=EPSILON, axis=-1)
@@ -105,22 +102,11 @@ class LlamaStepGraph(NetworkGraph):
     def _product(self, name: str, x: str, layers: list[str], *, out: str = "") -> str:
         """Multiply x by the weights (outputs, inputs) of some layers, concatenated along the outputs."""
         parts = [self.packed[f"{layer}.weight"] for layer in layers]
-        outputs = [out or f"{name}.product"]
-        if not self.int8:
-            floats = [dequantize(part) if isinstance(part, RowQuantized) else part for part in parts]
-            whole = floats[0] if len(floats) == 1 else np.concatenate(floats)
-            factors = [x, self.tensor(f"{name}.weight", whole)]
-            return self.node("FusedMatMul", factors, outputs, domain=CONTRIB, transB=1)
-        rows = [part if isinstance(part, RowQuantized) else quantize_rows(part) for part in parts]
-        codes = np.concatenate([part.codes for part in rows])
-        count, inputs = codes.shape
-        block = next(size for size in BLOCK_SIZES if inputs % size == 0)
-        unsigned = codes.view(np.uint8) ^ np.uint8(ZERO_POINT)
-        scales = np.repeat(np.concatenate([part.scales for part in rows])[:, None], inputs // block, axis=1)
-        factors = [
-            x,
-            self.tensor(f"{name}.codes", unsigned.reshape(count, -1, block)),
-            self.tensor(f"{name}.scales", scales),
-        ]
-        sizes = {"K": inputs, "N": count, "bits": 8, "block_size": block, "accuracy_level": INT8_INPUTS}
-        return self.node("MatMulNBits", factors, outputs, domain=CONTRIB, **sizes)
+        weight: Floats | RowQuantized
+        if self.int8:
+            rows = [part if isinstance(part, RowQuantized) else quantize_rows(part) for part in parts]
+            codes, scales = (np.concatenate(pair) for pair in zip(*rows, strict=True))
+            weight = RowQuantized(codes, scales)
+        else:
+            weight = np.concatenate([dequantize(part) for part in parts])
+        return self.product(x, f"{name}.weight", weight, out or f"{name}.product")

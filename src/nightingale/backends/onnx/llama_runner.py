@@ -6,7 +6,7 @@ step binds the rows it needs in place, and the graph writes its new keys and val
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nightingale.backends.onnx.llama_graph import LlamaStepGraph
 from nightingale.backends.onnx.network_graph import NEW
-from nightingale.backends.onnx.numpy_weights import Floats, RowQuantized
+from nightingale.backends.onnx.numpy_weights import Floats, PackedWeights, RowQuantized
 from nightingale.backends.onnx.streaming_session import create_session
 from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
 from nightingale.decoding.decoding import Prompt
@@ -25,7 +25,6 @@ from nightingale.models.chatterbox.t3.config import START_SPEECH, LlamaConfig, T
 
 IDLE = 1
 """Positions past the capacity, where rows that take no part in a step and padding may write."""
-PackedWeights = Mapping[str, Floats | RowQuantized]
 
 
 def unsupported_config_reason(config: T3Config) -> str | None:

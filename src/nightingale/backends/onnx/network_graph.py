@@ -16,12 +16,24 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from nightingale.backends.onnx.numpy_weights import Weights
+from nightingale.backends.onnx.numpy_weights import (
+    Floats,
+    LazyFloats,
+    PackedWeights,
+    RowQuantized,
+    dequantize,
+    quantize_rows,
+)
 from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, INT64, UINT8, OnnxGraph
 
 IN_MEMORY: Final = "weights"
 """Stands for the file of external weights, which does not exist: `InferenceSession` gets them as arrays."""
 NEW: Final = "new."
+INT8_INPUTS: Final = 4
+"""The `accuracy_level` of MatMulNBits that quantizes the inputs to int8 too."""
+INT8_BLOCKS: Final = (128, 64, 32, 16)
+"""Inputs that share a scale in MatMulNBits, the fastest first."""
+INT8_ZERO_POINT: Final = 128
 Residual = tuple[str, str] | None
 """A layer's part of the residual stream: its product, and its name, whose bias is not added yet."""
 
@@ -46,9 +58,10 @@ class Cache:
 class NetworkGraph(OnnxGraph):
     """The operations that the networks share. Activations are (rows, time, channels) unless a name says so."""
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: PackedWeights, *, int8: bool = False) -> None:
+        """Start a graph over weights by name; with `int8`, products take them as integers."""
         super().__init__(IN_MEMORY)
-        self.weights = weights
+        self.packed, self.weights, self.int8 = weights, LazyFloats(weights), int8
         self.initializers: dict[str, NDArray[Any]] = {}
         self._names: set[str] = set()
         self.caches: list[Cache] = []
@@ -64,6 +77,11 @@ class NetworkGraph(OnnxGraph):
     def weight(self, name: str) -> str:
         """Add weights under their name in the checkpoint."""
         return self.tensor(name, self.weights[name])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of weights without converting them."""
+        value = self.packed[name]
+        return (value.codes if isinstance(value, RowQuantized) else value).shape
 
     def ints(self, *values: int) -> str:
         name = f"ints{values}"
@@ -112,7 +130,26 @@ class NetworkGraph(OnnxGraph):
 
     def matmul(self, x: str, name: str) -> str:
         """Multiply by the weights of a linear layer, without its bias."""
-        return self.node("FusedMatMul", [x, self.weight(f"{name}.weight")], domain=CONTRIB, transB=1)
+        return self.product(x, f"{name}.weight", self.packed[f"{name}.weight"])
+
+    def product(self, x: str, name: str, weight: Floats | RowQuantized, out: str = "") -> str:
+        """Multiply x (…, inputs) by a matrix (outputs, inputs)."""
+        outputs = [out] if out else []
+        if not self.int8:
+            factors = [x, self.tensor(name, dequantize(weight))]
+            return self.node("FusedMatMul", factors, outputs, domain=CONTRIB, transB=1)
+        rows = weight if isinstance(weight, RowQuantized) else quantize_rows(weight)
+        count, inputs = rows.codes.shape
+        block = next(size for size in INT8_BLOCKS if inputs % size == 0)
+        codes = np.ascontiguousarray(rows.codes).view(np.uint8) ^ np.uint8(INT8_ZERO_POINT)
+        scales = np.repeat(rows.scales[:, None], inputs // block, axis=1)
+        factors = [
+            x,
+            self.tensor(f"{name}.codes", codes.reshape(count, -1, block)),
+            self.tensor(f"{name}.scales", scales),
+        ]
+        sizes = {"K": inputs, "N": count, "bits": 8, "block_size": block, "accuracy_level": INT8_INPUTS}
+        return self.node("MatMulNBits", factors, outputs, domain=CONTRIB, **sizes)
 
     def linear(self, x: str, name: str) -> str:
         return self.node("Add", [self.matmul(x, name), self.weight(f"{name}.bias")])
@@ -145,7 +182,7 @@ class NetworkGraph(OnnxGraph):
 
     def causal_conv(self, x: str, name: str) -> str:
         """Convolve along time; the inputs before the block come from a cache, zeros at the start."""
-        _, inputs, taps = self.weights[f"{name}.weight"].shape
+        _, inputs, taps = self.shape(f"{name}.weight")
         cache = self.cache(f"{name}.inputs", ("past", inputs), axis=1, start=taps - 1)
         joined = self.node("Concat", [cache, x], axis=1)
         self.slice(joined, 1 - taps, None, 1, NEW + cache)
@@ -153,13 +190,18 @@ class NetworkGraph(OnnxGraph):
 
     def conv_of_windows(self, x: str, name: str) -> str:
         """Convolve without padding: all taps of a position side by side, then one product."""
-        outputs, inputs, taps = self.weights[f"{name}.weight"].shape
+        outputs, inputs, taps = self.shape(f"{name}.weight")
         shifted = [self.slice(x, tap, tap - taps + 1 or None, 1) for tap in range(taps)]
         windows = self.node("Concat", shifted, axis=2)
-        by_tap = self.weights[f"{name}.weight"].transpose(0, 2, 1).reshape(outputs, taps * inputs)
-        weight = self.tensor(f"{name}.weight", by_tap)
-        product = self.node("FusedMatMul", [windows, weight], domain=CONTRIB, transB=1)
-        return self.node("Add", [product, self.weight(f"{name}.bias")])
+        weight, matrix = self.packed[f"{name}.weight"], (outputs, taps * inputs)
+        by_tap = (
+            RowQuantized(weight.codes.transpose(0, 2, 1).reshape(matrix), weight.scales)
+            if isinstance(weight, RowQuantized)
+            else weight.transpose(0, 2, 1).reshape(matrix)
+        )
+        return self.node(
+            "Add", [self.product(windows, f"{name}.weight", by_tap), self.weight(f"{name}.bias")]
+        )
 
     def attention(
         self,

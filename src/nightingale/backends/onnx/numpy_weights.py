@@ -6,7 +6,7 @@ memory are read through `state_dict`, so this file works with them and never imp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -19,6 +19,7 @@ from nightingale.errors import CheckpointError
 
 Floats = NDArray[np.float32]
 Weights = Mapping[str, Floats]
+PackedWeights = Mapping[str, "Floats | RowQuantized"]
 SCALE: Final = ".scale"
 INT8_MAX: Final = 127
 NEIGHBOURHOOD_BANDS: Final = 5
@@ -70,15 +71,30 @@ def read_packed(path: Path, prefix: str = "") -> dict[str, Floats | RowQuantized
     }
 
 
-def unpack(packed: Mapping[str, Floats | RowQuantized]) -> dict[str, Floats]:
+def unpack(packed: PackedWeights) -> dict[str, Floats]:
     """Return all tensors in float32."""
-    return {
-        name: dequantize(value) if isinstance(value, RowQuantized) else value
-        for name, value in packed.items()
-    }
+    return {name: dequantize(value) for name, value in packed.items()}
 
 
-def dequantize(value: RowQuantized) -> Floats:
+class LazyFloats(Mapping[str, Floats]):
+    """Packed weights that are converted to float32 when they are read."""
+
+    def __init__(self, packed: PackedWeights) -> None:
+        self.packed = packed
+
+    def __getitem__(self, name: str) -> Floats:
+        return dequantize(self.packed[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.packed)
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+
+def dequantize(value: Floats | RowQuantized) -> Floats:
+    if not isinstance(value, RowQuantized):
+        return value
     shape = (-1, *[1] * (value.codes.ndim - 1))
     return np.multiply(value.codes, value.scales.reshape(shape), dtype=np.float32)
 

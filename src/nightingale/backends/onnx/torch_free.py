@@ -26,26 +26,30 @@ def decoder_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
         return f"it computes in float32 and int8, not in {setup.precision}"
     if (reason := _config_reason(model.preset.t3) or package_reason()) is not None:
         return reason
-    if setup.precision == "int8" and (speedup := int8_speedup()) < MIN_SPEEDUP:
-        return (
-            f"int8 matrix products are {speedup:.1f} times as fast as float32 on this CPU; "
-            f"at least {MIN_SPEEDUP} is required"
-        )
-    return None
+    return _slow_int8_reason() if setup.precision == "int8" else None
+
+
+def _slow_int8_reason() -> str | None:
+    if (speedup := int8_speedup()) >= MIN_SPEEDUP:
+        return None
+    return (
+        f"int8 matrix products are {speedup:.1f} times as fast as float32 on this CPU; "
+        f"at least {MIN_SPEEDUP} is required"
+    )
 
 
 def renderer_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
     """Return why flow and vocoder cannot be run here, or None if they can."""
     flow, hift = model.preset.flow, model.preset.hift
-    if setup.precision != "float32":
-        return f"it renders in float32, not in {setup.precision}"
+    if setup.precision not in ("float32", "int8"):
+        return f"it renders in float32, or with the flow in int8, not in {setup.precision}"
     if not setup.profile.streaming:
         return "it renders block by block, and this profile renders segments whole"
     if not (flow.block_causal and flow.meanflow):
         return "its flow has two steps and attends to earlier blocks only"
     if not (hift.causal and hift.in_phase) or hift.harmonics == NOISY_HARMONICS:
         return "its vocoder is causal and has harmonics in phase"
-    return package_reason()
+    return package_reason() or (_slow_int8_reason() if setup.precision == "int8" else None)
 
 
 def _config_reason(config: T3Config) -> str | None:
@@ -77,30 +81,18 @@ def package_reason() -> str | None:
 def int8_speedup() -> float:
     """Measure how many times faster one product of a single row is in int8 than in float32."""
     from nightingale.backends.onnx.network_graph import NetworkGraph
-    from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT
+    from nightingale.backends.onnx.protobuf import FLOAT
     from nightingale.backends.onnx.streaming_session import create_session
     from nightingale.backends.shared.capability_checks import fastest_s
 
-    inputs, outputs, block, layers = 320, 2048, 64, 4
+    inputs, outputs, layers = 320, 2048, 4
     seconds = []
     x = np.zeros((1, inputs), np.float32)
     for int8 in (False, True):
-        graph = NetworkGraph({})
+        graph = NetworkGraph({}, int8=int8)
         graph.input("x", FLOAT, (1, inputs))
         for layer in range(layers):
-            if int8:
-                codes = np.zeros((outputs, inputs // block, block), np.uint8)
-                scales = np.ones((outputs, inputs // block), np.float32)
-                factors = [
-                    "x",
-                    graph.tensor(f"codes.{layer}", codes),
-                    graph.tensor(f"scales.{layer}", scales),
-                ]
-                sizes = {"K": inputs, "N": outputs, "bits": 8, "block_size": block, "accuracy_level": 4}
-                graph.node("MatMulNBits", factors, [f"y.{layer}"], domain=CONTRIB, **sizes)
-            else:
-                weight = graph.tensor(f"weight.{layer}", np.zeros((outputs, inputs), np.float32))
-                graph.node("FusedMatMul", ["x", weight], [f"y.{layer}"], domain=CONTRIB, transB=1)
+            graph.product("x", f"weight.{layer}", np.ones((outputs, inputs), np.float32), f"y.{layer}")
             graph.output(f"y.{layer}", FLOAT, (1, outputs))
         session = create_session(graph, 1)
         seconds.append(fastest_s(partial(session.run, None, {"x": x})))
@@ -137,7 +129,7 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
     from nightingale.backends.onnx.rendering.vocoder_stream import VocoderNetwork
     from nightingale.backends.onnx.streaming_session import return_freed_memory
 
-    del setup
+    int8 = setup.precision == "int8"
     preset, shares = source.info.preset, share_cores()
 
     def load() -> tuple[FlowNetwork, VocoderNetwork]:
@@ -146,9 +138,9 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
         weights = flow_weights(source), hift_weights(source)
         with ThreadPoolExecutor(max_workers=1) as pool:
             hift = pool.submit(VocoderNetwork, preset.hift, weights[1], threads=shares.vocoder)
-            return FlowNetwork(preset.flow, weights[0], threads=shares.flow), hift.result()
+            return FlowNetwork(preset.flow, weights[0], threads=shares.flow, int8=int8), hift.result()
 
-    flow, hift = source.shared("onnx-renderer", load)
+    flow, hift = source.shared(f"onnx-renderer/{setup.precision}", load)
     return_freed_memory()
     return OnnxRenderer(flow, hift, shares)
 

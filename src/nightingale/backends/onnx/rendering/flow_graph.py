@@ -23,7 +23,8 @@ relative attention, the embeddings of the solver's times, and masks.
 
 It is fast because there are few operations, since each costs some microseconds and small blocks consist of
 little else: attention with its cache is one operation, a residual sum and the next norm another one, a
-convolution is one product over windows of its inputs, and products take the weights as they are stored.
+convolution is one product over windows of its inputs, and products take the weights as they are stored. In int8
+they also take the stored integers, and quantize their inputs.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import math
 import numpy as np
 
 from nightingale.backends.onnx.network_graph import NetworkGraph, Residual
-from nightingale.backends.onnx.numpy_weights import Weights
+from nightingale.backends.onnx.numpy_weights import PackedWeights
 from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, FlowConfig
 
@@ -55,8 +56,8 @@ class TokenEncoderGraph(NetworkGraph):
     conditioning  (rows, 2 · tokens, 3 · mel)
     """
 
-    def __init__(self, config: FlowConfig, weights: Weights) -> None:
-        super().__init__(weights)
+    def __init__(self, config: FlowConfig, weights: PackedWeights, *, int8: bool) -> None:
+        super().__init__(weights, int8=int8)
         self.config = config
         width, mel = config.encoder_width, config.mel_bands
         self.input("embedded", FLOAT, ("rows", "tokens_ahead", width))
@@ -157,9 +158,9 @@ class EstimatorGraph(NetworkGraph):
     next_x        (rows, frames, mel)            after the step
     """
 
-    def __init__(self, config: FlowConfig, weights: Weights, step: float) -> None:
+    def __init__(self, config: FlowConfig, weights: PackedWeights, step: float, *, int8: bool) -> None:
         """step: the length of a solver step; all steps of a meanflow have the same length."""
-        super().__init__(weights)
+        super().__init__(weights, int8=int8)
         self.config = config
         mel = config.mel_bands
         self.input("x", FLOAT, ("rows", "frames", mel))

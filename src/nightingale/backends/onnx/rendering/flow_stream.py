@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from nightingale.backends.onnx.numpy_weights import Floats, RowQuantized, dequantize
+from nightingale.backends.onnx.numpy_weights import Floats, LazyFloats, PackedWeights, RowQuantized, Weights
 from nightingale.backends.onnx.rendering.flow_graph import (
     ESTIMATOR,
     EstimatorGraph,
@@ -66,19 +66,15 @@ class FlowNetwork:
     """The flow's sessions, and what they read besides tokens."""
 
     def __init__(
-        self, config: FlowConfig, weights: dict[str, Floats | RowQuantized], *, threads: int
+        self, config: FlowConfig, weights: PackedWeights, *, threads: int, int8: bool = False
     ) -> None:
-        self.config = config
+        """int8: compute products with int8 weights and inputs; in float32 otherwise."""
+        self.config, floats = config, LazyFloats(weights)
         # Rows of the largest table are converted when they are read.
         self._embedding = weights[EMBEDDING]
-        floats = {
-            name: dequantize(value) if isinstance(value, RowQuantized) else value
-            for name, value in weights.items()
-            if name != EMBEDDING
-        }
-        self._encoder = StreamingSession(TokenEncoderGraph(config, floats), threads)
+        self._encoder = StreamingSession(TokenEncoderGraph(config, weights, int8=int8), threads)
         step = 1 / SOLVER_STEPS
-        self._estimator = StreamingSession(EstimatorGraph(config, floats, step), threads)
+        self._estimator = StreamingSession(EstimatorGraph(config, weights, step, int8=int8), threads)
         times = [number * step for number in range(SOLVER_STEPS + 1)]
         self._times = [_time_inputs(config, floats, t, r) for t, r in pairwise(times)]
         self.prompt = lru_cache(CACHED_PROMPTS)(self._render_prompt)
@@ -242,7 +238,7 @@ class _DistanceTables:
         self._tables = projected.reshape(len(self._names), self._heads, -1, len(distance))
 
 
-def _time_inputs(config: FlowConfig, weights: dict[str, Floats], t: float, r: float) -> dict[str, Floats]:
+def _time_inputs(config: FlowConfig, weights: Weights, t: float, r: float) -> dict[str, Floats]:
     """Return the time embedding of each stage's resnet block for the solver step from t to r."""
 
     def embed(time: float) -> Floats:
