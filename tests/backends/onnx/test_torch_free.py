@@ -13,8 +13,9 @@ import pytest
 
 pytest.importorskip("onnxruntime")
 from backends.conformance import CPU
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
+from nightingale import wren
 from nightingale.backends.base import ModelInfo, ModelSource, Setup
 from nightingale.backends.onnx import OnnxBackend, torch_free
 from nightingale.backends.onnx.numpy_weights import dequantize, quantize_rows, read_packed, sharpen
@@ -94,6 +95,29 @@ def test_a_damaged_file_is_reported(tmp_path: Path) -> None:
     save_file({"a.weight": np.zeros((2, 3), np.int8)}, path)
     with pytest.raises(CheckpointError, match="without their scales"):
         read_packed(path)
+
+    save_file({"a.bias": np.array([1.0, np.nan], np.float16)}, path)
+    with pytest.raises(CheckpointError, match="not finite"):
+        read_packed(path)
+
+
+@pytest.mark.parametrize("missing", ["flow.encoder_proj.weight", "mel2wav.conv_post.bias"])
+def test_missing_weights_are_reported(missing: str, tmp_path: Path) -> None:
+    tensors = load_file(wren.folder() / wren.FILES["s3gen"])
+    kept = {name: value for name, value in tensors.items() if not name.startswith(missing)}
+    save_file(kept, tmp_path / "s3gen.safetensors")
+    source = ModelSource(info("wren"), {"s3gen": tmp_path / "s3gen.safetensors"}, packed=True)
+    with pytest.raises(CheckpointError, match="do not fit"):
+        torch_free.open_renderer(source, setup())
+
+
+def test_a_missing_layer_of_t3_is_reported(tmp_path: Path) -> None:
+    tensors = load_file(wren.folder() / wren.FILES["t3"])
+    kept = {name: value for name, value in tensors.items() if not name.startswith("tfmr.norm")}
+    save_file(kept, tmp_path / "t3.safetensors")
+    source = ModelSource(info("wren"), {"t3": tmp_path / "t3.safetensors"}, packed=True)
+    with pytest.raises(CheckpointError, match="do not fit"):
+        torch_free.open_decoder(source, setup())
 
 
 def test_quantized_rows_are_restored() -> None:

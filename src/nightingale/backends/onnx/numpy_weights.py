@@ -7,6 +7,7 @@ memory are read through `state_dict`, so this file works with them and never imp
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -54,6 +55,14 @@ def read_packed(path: Path, prefix: str = "") -> dict[str, Floats | RowQuantized
             allowed="a whole .safetensors file",
             fix="Install the package again.",
         ) from error
+    if broken := [
+        n for n, value in stored.items() if value.dtype.kind == "f" and not np.isfinite(value).all()
+    ]:
+        raise CheckpointError(
+            "a weight file has values that are not finite",
+            got=f"{path}: {', '.join(broken[:6])}",
+            fix="The file is damaged: install the package again.",
+        )
     scales = {name + SCALE for name, value in stored.items() if value.dtype == np.int8}
     if missing := sorted(scales - stored.keys()):
         raise CheckpointError(
@@ -69,6 +78,20 @@ def read_packed(path: Path, prefix: str = "") -> dict[str, Floats | RowQuantized
         for name, value in stored.items()
         if name not in scales
     }
+
+
+@contextmanager
+def fitting_weights(source: ModelSource) -> Iterator[None]:
+    """Raise CheckpointError where a network is built from weights that are missing or have other shapes."""
+    try:
+        yield
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(
+            "the weights do not fit the model",
+            got=f"{type(error).__name__}: {error} in {', '.join(map(str, source.files.values())) or 'memory'}",
+            allowed=f"the tensors of {source.info.name}",
+            fix="Check that the files belong to this model, or install the package again.",
+        ) from error
 
 
 def unpack(packed: PackedWeights) -> dict[str, Floats]:

@@ -101,29 +101,30 @@ def int8_speedup() -> float:
 
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     from nightingale.backends.onnx.llama_runner import LlamaRunner
-    from nightingale.backends.onnx.numpy_weights import t3_weights
+    from nightingale.backends.onnx.numpy_weights import fitting_weights, t3_weights
     from nightingale.backends.onnx.streaming_session import default_threads, return_freed_memory
     from nightingale.decoding.host_decoder import HostDecoder
     from nightingale.decoding.kv_budget import KVBudget
 
     info, profile = source.info, setup.profile
-    runner = LlamaRunner(
-        info.preset.t3,
-        t3_weights(source),
-        int8=setup.precision == "int8",
-        threads=default_threads() if setup.threads is None else setup.threads,
-        slots=profile.slots,
-        rows_per_slot=info.rows_per_slot,
-        capacity=info.max_positions,
-        batched=profile.batched,
-    )
+    with fitting_weights(source):
+        runner = LlamaRunner(
+            info.preset.t3,
+            t3_weights(source),
+            int8=setup.precision == "int8",
+            threads=default_threads() if setup.threads is None else setup.threads,
+            slots=profile.slots,
+            rows_per_slot=info.rows_per_slot,
+            capacity=info.max_positions,
+            batched=profile.batched,
+        )
     return_freed_memory()
     budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=4)
     return HostDecoder(runner, budget)
 
 
 def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
-    from nightingale.backends.onnx.numpy_weights import flow_weights, hift_weights
+    from nightingale.backends.onnx.numpy_weights import fitting_weights, flow_weights, hift_weights
     from nightingale.backends.onnx.renderer import OnnxRenderer, share_cores
     from nightingale.backends.onnx.rendering.flow_stream import FlowNetwork
     from nightingale.backends.onnx.rendering.vocoder_stream import VocoderNetwork
@@ -136,7 +137,7 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
         # Sessions are created outside of Python's lock, so the two are loaded at the same time. Weights are
         # read here: this thread holds the lock of the source.
         weights = flow_weights(source), hift_weights(source)
-        with ThreadPoolExecutor(max_workers=1) as pool:
+        with fitting_weights(source), ThreadPoolExecutor(max_workers=1) as pool:
             hift = pool.submit(VocoderNetwork, preset.hift, weights[1], threads=shares.vocoder)
             return FlowNetwork(preset.flow, weights[0], threads=shares.flow, int8=int8), hift.result()
 
