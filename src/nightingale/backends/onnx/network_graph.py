@@ -1,0 +1,243 @@
+"""The builder that the graphs of the flow, the vocoder and the encoders are written with, and their sessions.
+
+A graph holds operations only. Its weights are numpy arrays that are handed to ONNX Runtime by reference when
+the session is created, so that building copies nothing and the model that ONNX Runtime parses is small.
+
+A streaming network carries state from block to block. Each `cache` of a graph is an input, and an output with
+the prefix "new."; `StreamingSession` passes the outputs of one block to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nightingale.backends.onnx.numpy_weights import (
+    Floats,
+    LazyFloats,
+    PackedWeights,
+    RowQuantized,
+    dequantize,
+    quantize_rows,
+)
+from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, INT64, UINT8, OnnxGraph
+
+IN_MEMORY: Final = "weights"
+"""Stands for the file of external weights, which does not exist: `InferenceSession` gets them as arrays."""
+NEW: Final = "new."
+INT8_INPUTS: Final = 4
+"""The `accuracy_level` of MatMulNBits that quantizes the inputs to int8 too."""
+INT8_BLOCKS: Final = (128, 64, 32, 16)
+"""Inputs that share a scale in MatMulNBits, the fastest first."""
+INT8_ZERO_POINT: Final = 128
+Residual = tuple[str, str] | None
+"""A layer's part of the residual stream: its product, and its name, whose bias is not added yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """Values that a layer keeps between blocks."""
+
+    name: str
+    shape: tuple[int, ...]
+    """At the start of a stream, for one row; the row axis comes first."""
+    axis: int
+    """The time axis."""
+    fill: float
+    """The value at the start of a stream."""
+    positions_per_token: int = 0
+    """The growth of keys and values with each token of a block; 0 for the inputs of a convolution."""
+    max_positions: int | None = None
+    """The limit of that growth."""
+
+
+class NetworkGraph(OnnxGraph):
+    """The operations that the networks share. Activations are (rows, time, channels) unless a name says so."""
+
+    def __init__(self, weights: PackedWeights, *, int8: bool = False) -> None:
+        """Start a graph over weights by name; with `int8`, products take them as integers."""
+        super().__init__(IN_MEMORY)
+        self.packed, self.weights, self.int8 = weights, LazyFloats(weights), int8
+        self.initializers: dict[str, NDArray[Any]] = {}
+        self._names: set[str] = set()
+        self.caches: list[Cache] = []
+
+    def tensor(self, name: str, value: NDArray[Any]) -> str:
+        """Add weights in float32 or uint8 that are passed to the session by reference."""
+        if name not in self.initializers:
+            dtype, kind = (UINT8, np.uint8) if value.dtype == np.uint8 else (FLOAT, np.float32)
+            stored = self.initializers[name] = np.ascontiguousarray(value, kind)
+            self.external_constant(name, dtype, stored.shape, offset=0, size=stored.nbytes)
+        return name
+
+    def weight(self, name: str) -> str:
+        """Add weights under their name in the checkpoint."""
+        return self.tensor(name, self.weights[name])
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Return the shape of weights without converting them."""
+        value = self.packed[name]
+        return (value.codes if isinstance(value, RowQuantized) else value).shape
+
+    def ints(self, *values: int) -> str:
+        name = f"ints{values}"
+        return name if name in self._names else self._small_constant(name, INT64, np.array(values, np.int64))
+
+    def number(self, value: float) -> str:
+        name = f"number({value})"
+        return name if name in self._names else self._small_constant(name, FLOAT, np.array(value, np.float32))
+
+    def _small_constant(self, name: str, dtype: int, value: NDArray[Any]) -> str:
+        self._names.add(name)
+        return self.constant(name, dtype, value.shape, value.tobytes())
+
+    def cache(
+        self,
+        name: str,
+        shape: Sequence[int | str],
+        *,
+        axis: int,
+        start: int = 0,
+        fill: float = 0.0,
+        positions_per_token: int = 0,
+        max_positions: int | None = None,
+    ) -> str:
+        """Add a cache whose time axis has `start` columns at first; the caller adds the output NEW + name."""
+        self.input(name, FLOAT, ("rows", *shape))
+        self.output(NEW + name, FLOAT, ("rows", *shape))
+        sizes = [1, *(size if isinstance(size, int) else 0 for size in shape)]
+        sizes[axis] = start
+        self.caches.append(
+            Cache(
+                name=name,
+                shape=tuple(sizes),
+                axis=axis,
+                fill=fill,
+                positions_per_token=positions_per_token,
+                max_positions=max_positions,
+            )
+        )
+        return name
+
+    def slice(self, x: str, start: int, end: int | None, axis: int, out: str = "") -> str:
+        last = np.iinfo(np.int64).max if end is None else end
+        outputs = [out] if out else []
+        return self.node("Slice", [x, self.ints(start), self.ints(int(last)), self.ints(axis)], outputs)
+
+    def matmul(self, x: str, name: str) -> str:
+        """Multiply by the weights of a linear layer, without its bias."""
+        return self.product(x, f"{name}.weight", self.packed[f"{name}.weight"])
+
+    def product(self, x: str, name: str, weight: Floats | RowQuantized, out: str = "") -> str:
+        """Multiply x (…, inputs) by a matrix (outputs, inputs)."""
+        outputs = [out] if out else []
+        if not self.int8:
+            factors = [x, self.tensor(name, dequantize(weight))]
+            return self.node("FusedMatMul", factors, outputs, domain=CONTRIB, transB=1)
+        rows = weight if isinstance(weight, RowQuantized) else quantize_rows(weight)
+        count, inputs = rows.codes.shape
+        block = next(size for size in INT8_BLOCKS if inputs % size == 0)
+        codes = np.ascontiguousarray(rows.codes).view(np.uint8) ^ np.uint8(INT8_ZERO_POINT)
+        scales = np.repeat(rows.scales[:, None], inputs // block, axis=1)
+        factors = [
+            x,
+            self.tensor(f"{name}.codes", codes.reshape(count, -1, block)),
+            self.tensor(f"{name}.scales", scales),
+        ]
+        sizes = {"K": inputs, "N": count, "bits": 8, "block_size": block, "accuracy_level": INT8_INPUTS}
+        return self.node("MatMulNBits", factors, outputs, domain=CONTRIB, **sizes)
+
+    def linear(self, x: str, name: str) -> str:
+        return self.node("Add", [self.matmul(x, name), self.weight(f"{name}.bias")])
+
+    def layer_norm(self, x: str, name: str, epsilon: float, *, gain: float = 1.0) -> str:
+        """Normalize over channels; `gain` scales the result."""
+        weights = [
+            self.tensor(f"{name}.{part}*{gain}", gain * self.weights[f"{name}.{part}"])
+            for part in ("weight", "bias")
+        ]
+        return self.node("LayerNormalization", [x, *weights], epsilon=epsilon, axis=-1)
+
+    def add_layer_norm(self, x: str, residual: Residual, name: str, epsilon: float) -> tuple[str, str]:
+        """Return the norm of x and a residual, and their sum."""
+        if residual is None:
+            return self.layer_norm(x, name, epsilon), x
+        product, layer = residual
+        weights = [self.weight(f"{name}.weight"), self.weight(f"{name}.bias"), self.weight(f"{layer}.bias")]
+        normed, total = f"{name}.normed", f"{name}.sum"
+        outputs = [normed, "", "", total]
+        inputs = [x, product, *weights]
+        self.node("SkipLayerNormalization", inputs, outputs, domain=CONTRIB, epsilon=epsilon)
+        return normed, total
+
+    def add_residual(self, x: str, residual: Residual) -> str:
+        if residual is None:
+            return x
+        product, layer = residual
+        return self.node("Add", [x, self.node("Add", [product, self.weight(f"{layer}.bias")])])
+
+    def causal_conv(self, x: str, name: str) -> str:
+        """Convolve along time; the inputs before the block come from a cache, zeros at the start."""
+        _, inputs, taps = self.shape(f"{name}.weight")
+        cache = self.cache(f"{name}.inputs", ("past", inputs), axis=1, start=taps - 1)
+        joined = self.node("Concat", [cache, x], axis=1)
+        self.slice(joined, 1 - taps, None, 1, NEW + cache)
+        return self.conv_of_windows(joined, name)
+
+    def conv_of_windows(self, x: str, name: str) -> str:
+        """Convolve without padding: all taps of a position side by side, then one product."""
+        outputs, inputs, taps = self.shape(f"{name}.weight")
+        shifted = [self.slice(x, tap, tap - taps + 1 or None, 1) for tap in range(taps)]
+        windows = self.node("Concat", shifted, axis=2)
+        weight, matrix = self.packed[f"{name}.weight"], (outputs, taps * inputs)
+        by_tap = (
+            RowQuantized(weight.codes.transpose(0, 2, 1).reshape(matrix), weight.scales)
+            if isinstance(weight, RowQuantized)
+            else weight.transpose(0, 2, 1).reshape(matrix)
+        )
+        return self.node(
+            "Add", [self.product(windows, f"{name}.weight", by_tap), self.weight(f"{name}.bias")]
+        )
+
+    def attention(
+        self,
+        q: str,
+        k: str,
+        v: str,
+        name: str,
+        *,
+        heads: int,
+        head_width: int,
+        positions_per_token: int,
+        max_positions: int | None,
+        score_bias: str,
+        input_bias: str = "",
+    ) -> str:
+        """Attend to the block and to the cached positions before it.
+
+        score_bias: (rows, heads or 1, time, positions), added to the scores. input_bias: added to q, k and v.
+        """
+        past = [
+            self.cache(
+                f"{name}.{part}",
+                (heads, "cached", head_width),
+                axis=2,
+                positions_per_token=positions_per_token,
+                max_positions=max_positions,
+            )
+            for part in ("keys", "values")
+        ]
+        joined = [f"{cache}.joined" for cache in past]
+        outputs = [f"{name}.attended", *joined]
+        inputs = [q, k, v, input_bias, "", score_bias, *past]
+        self.node("MultiHeadAttention", inputs, outputs, domain=CONTRIB, num_heads=heads)
+        for cache, whole in zip(past, joined, strict=True):
+            if max_positions is None:
+                self.node("Identity", [whole], [NEW + cache])
+            else:
+                self.slice(whole, -max_positions, None, 2, NEW + cache)
+        return outputs[0]

@@ -1,0 +1,186 @@
+"""Weights of a model as numpy arrays: what the graphs are built from, without PyTorch.
+
+Files are safetensors, in wren's compact format (models/compact.py) or plain. Networks that a program holds in
+memory are read through `state_dict`, so this file works with them and never imports PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from nightingale.backends.base import ModelSource
+from nightingale.errors import CheckpointError
+
+Floats = NDArray[np.float32]
+Weights = Mapping[str, Floats]
+PackedWeights = Mapping[str, "Floats | RowQuantized"]
+SCALE: Final = ".scale"
+INT8_MAX: Final = 127
+NEIGHBOURHOOD_BANDS: Final = 5
+
+
+class RowQuantized(NamedTuple):
+    """A matrix in the compact format: weight = codes · scales, one scale per row."""
+
+    codes: NDArray[np.int8]
+    scales: Floats
+    """(rows,)."""
+
+    def rows(self, indices: Any) -> Floats:
+        """Return some rows in float32."""
+        rows: Floats = self.codes[indices].astype(np.float32) * self.scales[indices][..., None]
+        return rows
+
+
+def read_packed(path: Path, prefix: str = "") -> dict[str, Floats | RowQuantized]:
+    """Return the tensors under a prefix, without the prefix; matrices of the compact format stay in int8."""
+    try:
+        with safe_open(path, framework="np") as file:
+            stored: dict[str, NDArray[Any]] = {
+                name.removeprefix(prefix): file.get_tensor(name)
+                for name in file.keys()  # noqa: SIM118, no mapping
+                if name.startswith(prefix)
+            }
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            "a weight file cannot be read",
+            got=f"{path}: {error}",
+            allowed="a whole .safetensors file",
+            fix="Install the package again.",
+        ) from error
+    if broken := [
+        n for n, value in stored.items() if value.dtype.kind == "f" and not np.isfinite(value).all()
+    ]:
+        raise CheckpointError(
+            "a weight file has values that are not finite",
+            got=f"{path}: {', '.join(broken[:6])}",
+            fix="The file is damaged: install the package again.",
+        )
+    scales = {name + SCALE for name, value in stored.items() if value.dtype == np.int8}
+    if missing := sorted(scales - stored.keys()):
+        raise CheckpointError(
+            "packed weights without their scales",
+            got=", ".join(missing[:6]),
+            allowed=f"a tensor named …{SCALE} beside each int8 one",
+            fix="The file is damaged: install the package again.",
+        )
+    return {
+        name: RowQuantized(value, stored[name + SCALE].astype(np.float32))
+        if value.dtype == np.int8
+        else value.astype(np.float32)
+        for name, value in stored.items()
+        if name not in scales
+    }
+
+
+@contextmanager
+def fitting_weights(source: ModelSource) -> Iterator[None]:
+    """Raise CheckpointError where a network is built from weights that are missing or have other shapes."""
+    try:
+        yield
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(
+            "the weights do not fit the model",
+            got=f"{type(error).__name__}: {error} in {', '.join(map(str, source.files.values())) or 'memory'}",
+            allowed=f"the tensors of {source.info.name}",
+            fix="Check that the files belong to this model, or install the package again.",
+        ) from error
+
+
+def unpack(packed: PackedWeights) -> dict[str, Floats]:
+    """Return all tensors in float32."""
+    return {name: dequantize(value) for name, value in packed.items()}
+
+
+class LazyFloats(Mapping[str, Floats]):
+    """Packed weights that are converted to float32 when they are read."""
+
+    def __init__(self, packed: PackedWeights) -> None:
+        self.packed = packed
+
+    def __getitem__(self, name: str) -> Floats:
+        return dequantize(self.packed[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.packed)
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+
+def dequantize(value: Floats | RowQuantized) -> Floats:
+    if not isinstance(value, RowQuantized):
+        return value
+    shape = (-1, *[1] * (value.codes.ndim - 1))
+    return np.multiply(value.codes, value.scales.reshape(shape), dtype=np.float32)
+
+
+def quantize_rows(weight: Floats) -> RowQuantized:
+    """Return a matrix in the compact format."""
+    scales = np.abs(weight).max(axis=1) / INT8_MAX
+    codes = weight / np.where(scales > 0, scales, 1)[:, None]
+    return RowQuantized(np.rint(codes).astype(np.int8), scales.astype(np.float32))
+
+
+def sharpen(weights: Weights, amount: float) -> dict[str, Floats]:
+    """Fold the sharpening of the mel into HiFT's first layer (models/chatterbox/hift/sharpen.py).
+
+    Each band becomes x + amount · (x - mean of its neighbourhood).
+    """
+    first = "conv_pre.weight"
+    if not amount:
+        return dict(weights)
+    weight = weights[first]  # (channels, bands, taps)
+    bands, reach = weight.shape[1], NEIGHBOURHOOD_BANDS // 2
+    total = np.zeros((bands, weight.shape[0], weight.shape[2]), np.float32)
+    for offset in range(-reach, reach + 1):
+        np.add.at(total, np.clip(np.arange(bands) + offset, 0, bands - 1), weight.transpose(1, 0, 2))
+    mean = total.transpose(1, 0, 2) / np.float32(NEIGHBOURHOOD_BANDS)
+    sharpened = (weight + np.float32(amount) * (weight - mean)).astype(np.float32)
+    return {**weights, first: sharpened}
+
+
+def flow_weights(source: ModelSource) -> dict[str, Floats | RowQuantized]:
+    """Return the flow's tensors; the table of token embeddings stays in int8 where it is stored so."""
+    if source.has("s3gen"):
+        flow, _ = source.shared("s3gen", _missing)
+        return {**_state(flow)}
+    return read_packed(source.files["s3gen"], "flow.")
+
+
+def hift_weights(source: ModelSource) -> dict[str, Floats]:
+    if source.has("s3gen"):
+        _, hift = source.shared("s3gen", _missing)
+        return _state(hift)
+    stored = unpack(read_packed(source.files["s3gen"], "mel2wav."))
+    return sharpen(stored, source.info.preset.hift.sharpening)
+
+
+def t3_weights(source: ModelSource) -> dict[str, Floats | RowQuantized]:
+    if source.has("t3"):
+        return {**_state(source.shared("t3", _missing))}
+    return read_packed(source.files["t3"])
+
+
+def encoder_weights(source: ModelSource, name: str) -> dict[str, Floats]:
+    """Return the weights of "speech_tokenizer" or "voice_encoder"."""
+    if source.has("encoders"):
+        return _state(getattr(source.shared("encoders", _missing), name))
+    if name == "voice_encoder":
+        return unpack(read_packed(source.files["voice_encoder"]))
+    return unpack(read_packed(source.files["s3gen"], "tokenizer."))
+
+
+def _state(network: Any) -> dict[str, Floats]:
+    return {name: np.asarray(value.detach(), np.float32) for name, value in network.state_dict().items()}
+
+
+def _missing() -> Any:
+    raise AssertionError("`ModelSource.has` was checked before")
