@@ -22,7 +22,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from nightingale import wren
-from nightingale.errors import CheckpointError, ConfigError
+from nightingale.errors import CheckpointError, ConfigError, NightingaleError
 from nightingale.files import write_whole
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
@@ -33,6 +33,7 @@ from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load, read_tensors
 from nightingale.models.compact import unpack
+from nightingale.text.bpe import BPETokenizer
 from nightingale.types import Sampling
 from nightingale.voices.voice import Voice
 from nightingale_lab.train.cast import CastVoice, read_cast
@@ -156,8 +157,6 @@ def reading_capitals(path: Path) -> str:
 
     Wren's pieces are all lower case, and the family's tokenizer hands over a capital first letter.
     """
-    from tokenizers import Tokenizer  # here: the training machine has none, and only exporting needs it
-
     try:
         held = json.loads(path.read_text(encoding="utf-8"))
         held["normalizer"] = {
@@ -165,11 +164,12 @@ def reading_capitals(path: Path) -> str:
             "normalizers": [{"type": "NFD"}, {"type": "StripAccents"}, {"type": "Lowercase"}],
         }
         text = json.dumps(held, ensure_ascii=False)
-        pieces = Tokenizer.from_str(text)
-    except Exception as error:  # the library raises bare exceptions for every kind of bad file
+        pieces = BPETokenizer(held)
+    except (NightingaleError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _bad_vocabulary(path, str(error)) from error
     # A tag is found before its letters are made small only if it was added with normalized=False.
-    heard = pieces.encode("Ab[SPACE]Éa").tokens
+    names = {number: name for name, number in held["model"]["vocab"].items()}
+    heard = [names[number] for number in pieces.encode("Ab[SPACE]Éa")]
     if "".join(heard) != "ab[SPACE]ea" or "[SPACE]" not in heard:
         raise _bad_vocabulary(path, f"'Ab[SPACE]Éa' read as {' '.join(heard)}")
     return text
