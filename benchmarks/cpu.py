@@ -37,8 +37,8 @@ GOALS = {
 
 
 def child(python: str, part: str, name: str, work: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Run a part in a process of its own. A failure is a result too. Tiny parts run in this process."""
-    if options.tiny and part not in ("make", "packing"):
+    """Run a part in a process of its own. A failure is a result too. Only one tiny part gets a process."""
+    if options.tiny and (part, name) != ("packing", MODELS[0]):
         return run_part(argparse.Namespace(**{**vars(options), "part": part, "model": name, "work": work}))
     settings = {"--part": part, "--model": name, "--work": work, "--threads": options.threads}
     settings |= {"--runtime": options.runtime, "--upstream": options.upstream}

@@ -152,15 +152,14 @@ def bandwidth(threads: int, rounds: int = 5) -> float:
 
 
 def packed_bytes(bench: Bench) -> int:
-
-    from nightingale.backends.cpu.capabilities import weight_format
+    from nightingale.backends.cpu.int8_layout import TiledFormat
     from nightingale.backends.onnx.graph import OnnxFormat
-    from nightingale.backends.shared.packed_t3 import open_packed
+    from nightingale.backends.shared.packed_t3 import WEIGHTS, open_packed
 
     native = bench.plan.decoder.backend.name == "cpu"
-    kind = weight_format() if native else OnnxFormat()
-    _, packed = open_packed(bench.source, kind, lambda: random_t3(bench.preset.t3))  # its files are packed
-    return packed.bytes
+    kind = TiledFormat() if native else OnnxFormat()
+    _, folder = open_packed(bench.source, kind, lambda: random_t3(bench.preset.t3))  # its files are packed
+    return (folder / WEIGHTS).stat().st_size
 
 
 def packing(bench: Bench) -> dict[str, Any]:

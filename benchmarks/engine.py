@@ -26,7 +26,7 @@ import checkout  # noqa: F401
 import torch
 
 from nightingale.backends.profiles import BALANCED
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.engine.tts import TTS
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale_lab import reference

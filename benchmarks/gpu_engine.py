@@ -34,17 +34,17 @@ from upstream_side import UpstreamModel, UpstreamPackages
 from nightingale.backends import BACKENDS
 from nightingale.backends.profiles import PROFILES, Profile
 from nightingale.backends.selection import Choice, Plan, find_machine, select
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.engine.tts import TTS
-from nightingale.models.chatterbox.build import UNUSED_BY_T3, Networks
+from nightingale.models.chatterbox.build import UNUSED_BY_T3
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import PRESETS, Preset
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import fold_weight_norm, load, part
 from nightingale_lab.bench import board
-from nightingale_lab.random_models import random_model, random_voice
+from nightingale_lab.random_models import Networks, random_model, random_voice
 from nightingale_lab.reference import backend_named, setup_for
 
 TEXT = "This sentence stands for sixty text ids."

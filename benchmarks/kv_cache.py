@@ -3,7 +3,7 @@
     python benchmarks/kv_cache.py --part gpu                       # on a GPU: about a minute, random weights
     python benchmarks/kv_cache.py [--sentences 100]                # on a CPU, with the model's own weights
     python benchmarks/kv_cache.py --part speak --out FOLDER        # recordings to be scored
-    python benchmarks/kv_cache.py --tiny                           # two sentences: proves that it runs
+    python benchmarks/kv_cache.py --tiny                           # one sentence: proves that it runs
 
 - gpu: throughput with the cache in slots and in paged blocks (benchmarks/kv_cache_gpu.py).
 - agree: sentences are decoded greedily with the dense cache, then run again over each kind of paged cache:
@@ -68,7 +68,7 @@ def main() -> None:
         model = reference.load(args.model)
         variants = args.variant or list(PROFILES)[: 2 if args.tiny else None]
         lines = args.texts.read_text(encoding="utf-8").splitlines() if args.texts else sentences("wren_200")
-        texts = lines[: 1 if args.tiny else args.sentences]
+        texts = [min(lines, key=len)] if args.tiny else lines[: args.sentences]
         result |= {"model": model.name, "sentences": len(texts)}
         acts: dict[str, Callable[[], dict[str, dict[str, Any]]]] = {
             "agree": lambda: agree(model, texts, args.free, variants),
@@ -110,7 +110,7 @@ def new_cache(t3: T3, layout: KVBlockLayout | None, prompt: Tensor, tokens: int)
         return list(t3.new_kv_cache(rows=rows, capacity=length + tokens))
     blocks = rows * layout.blocks(length, tokens)
     pool = KVBlockPool(blocks=blocks, layout=layout, device=prompt.device, attend=None)
-    return list(PagedKVSequence.open(pool, rows=rows, prompt=length, tokens=tokens).layers)
+    return list(PagedKVSequence(pool, rows=rows, prompt=length, tokens=tokens).layers)
 
 
 @torch.inference_mode()
@@ -225,7 +225,7 @@ def step_at(t3: T3, layout: KVBlockLayout | None, length: int) -> Callable[[], f
 
 
 def record(model: Any, texts: Sequence[str], out: Path, variants: list[str]) -> dict[str, dict[str, Any]]:
-    from nightingale.audio.encoders.wav import wav_bytes
+    from nightingale.audio.samples import wav_bytes
     from nightingale.decoding.decoding import token_budget
     from nightingale.engine.tts import TTS
 

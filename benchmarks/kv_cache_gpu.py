@@ -119,7 +119,7 @@ def fit(config: T3Config, weights: int) -> dict[str, float]:
         pool.blocks, opened = (BUDGET_BYTES - weights) // layout.block_bytes, 0
         try:
             while True:
-                PagedKVSequence.open(pool, rows=2, prompt=PROMPT, tokens=TOKENS)
+                PagedKVSequence(pool, rows=2, prompt=PROMPT, tokens=TOKENS)
                 opened += 1
         except MemoryFull:
             counts[name] = opened
@@ -133,7 +133,7 @@ def filled_blocks(
     device, rows = t3.speech_head.weight.device, 2 * streams
     blocks = rows * layout.blocks(PROMPT, tokens)
     pool = KVBlockPool(blocks=blocks, layout=layout, device=device, attend=attend)
-    stream = PagedKVSequence.open(pool, rows=rows, prompt=PROMPT, tokens=tokens)
+    stream = PagedKVSequence(pool, rows=rows, prompt=PROMPT, tokens=tokens)
     shape = (rows, layout.heads, PROMPT, layout.width)
     for layer in stream.layers:
         layer.attend(*(torch.randn(shape, device=device).bfloat16() for _ in range(3)))
@@ -159,7 +159,7 @@ def in_blocks(
     with torch.inference_mode():
         tables = filled_blocks(t3, streams, tokens, layout, paged_attention)
         rotation = rotation_table(t3, PROMPT + tokens)
-        step = PagedDecodeStep(t3, pack_weights(t3), rotation, tuning)  # type: ignore[arg-type]
+        step = PagedDecodeStep(t3, pack_weights(t3), rotation, tuning)
     return recorded(t3, streams, tokens, tables[0].lengths, {PROMPT + tokens: lambda x: step(x, tables)})
 
 

@@ -39,7 +39,7 @@ import checkout  # noqa: F401
 import httpx
 import numpy as np
 
-from nightingale.audio.encoders.wav import wav_bytes
+from nightingale.audio.samples import wav_bytes
 from nightingale.errors import ConfigError
 from nightingale_lab.bench import script
 from nightingale_lab.bench.judges.client import judges_python, run_judges

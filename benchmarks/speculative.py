@@ -10,7 +10,7 @@
   plain decoding by the same runtime and by torch, with adaptive and with fixed draft lengths; the acceptance
   rate; whether every token is the same as with torch and no draft. Wall time: run it on an idle machine.
 
-Variants alternate, sentence by sentence. The last line is JSON. --chart FILE draws the acceptance rates.
+Variants alternate, sentence by sentence. The last line is JSON. --chart FILE plots the acceptance rates.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from nightingale.decoding.decoding import DraftStats, Prompt
 from nightingale.decoding.host_decoder import HostDecoder
 from nightingale.decoding.runner import DraftVerifier, VerifyInput
 from nightingale.decoding.speculative import MAX_DRAFT_TOKENS, Costs, SpeculativeDecoder
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.models.chatterbox.presets import PRESETS, Preset
 from nightingale.models.chatterbox.t3.config import LlamaConfig
 from nightingale.models.defaults import MODEL_DEFAULTS
@@ -61,9 +61,9 @@ def main() -> None:
         print_verify(result["verify"])
     if "speak" in parts:
         drafts, lengths = args.draft or ["guess", "lookup"], args.length or [1, 2, 3]
-        texts = sentences("wren_200")[: 1 if args.tiny else args.sentences]
+        texts = sentences("wren_200")[: args.sentences]
         if args.tiny:
-            drafts, lengths = args.draft or ["lookup"], [1]
+            texts, drafts, lengths = [min(texts, key=len)], args.draft or ["lookup"], [1]
         result["speak"] = speak_table(model, drafts, lengths, texts, args.threads)
         print_speak(result["speak"])
         if args.chart:

@@ -11,7 +11,7 @@ import pytest
 
 if TYPE_CHECKING:
     from nightingale import TTS
-    from nightingale.engine.model import Model
+    from nightingale.engine.load import Model
 
 BRIEF_TOKENS = 6
 
@@ -30,7 +30,7 @@ def _handle_ctrl_c() -> None:
 
 @pytest.fixture(scope="session")
 def noise_model() -> Model:
-    from nightingale.engine.noise_model import load_noise
+    from nightingale.engine.load import load_noise
 
     return load_noise()
 

@@ -10,7 +10,8 @@ from typing import Any
 
 from nightingale import TTS
 from nightingale.backends.profiles import Profile
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
+from nightingale.engine.scheduler import Scheduler
 from nightingale.errors import NightingaleError
 
 LIMIT_S = 30.0
@@ -33,10 +34,21 @@ def wait_until(condition: Callable[[], bool], limit_s: float = LIMIT_S) -> bool:
     return True
 
 
+def is_idle(scheduler: Scheduler) -> bool:
+    """Return whether no request waits for a slot or has one."""
+    return not scheduler.waiting and not scheduler.running
+
+
+def is_stalled(tts: TTS) -> bool:
+    """Return whether all requests wait for text or for their listener. Between two steps alone is not enough:
+    a block that is being rendered is neither ready nor in flight."""
+    return all(job.parked for job in list(tts._worker._jobs.values())) and not tts._worker._has_work()
+
+
 def is_drained(tts: TTS) -> bool:
     """Return whether the engine holds no request any more, after a while."""
     gc.collect()
-    return wait_until(lambda: tts._worker.scheduler.is_idle and not tts._worker._jobs)
+    return wait_until(lambda: is_idle(tts._worker.scheduler) and not tts._worker._jobs)
 
 
 def call_in_thread(function: Callable[[], object]) -> object:

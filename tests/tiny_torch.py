@@ -11,21 +11,57 @@ from torch import nn
 
 from nightingale.backends.base import ModelInfo
 from nightingale.backends.torch.weights import in_memory
-from nightingale.engine.model import Model
-from nightingale.engine.noise_model import NOISE_PRESET, load_noise
+from nightingale.engine.load import Model, load_noise
 from nightingale.models.chatterbox.build import VoiceEncoders
+from nightingale.models.chatterbox.encoders.config import SpeechTokenizerConfig, VoiceEncoderConfig
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
+from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import Preset
+from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES, FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.defaults import MODEL_DEFAULTS
+
+TINY_PRESET = Preset(
+    t3=T3Config(
+        backbone=LlamaConfig(layers=2, width=32, heads=2, ffn=64, rope_scaling=False),
+        text_vocab=256,
+        speech_vocab=SPEECH_CODES + 2,
+        prompt_tokens=16,
+        start_text=255,
+        stop_text=0,
+        starts=2,
+        learned_positions=(2050, 1100),
+        perceiver=True,
+        head_bias=False,
+        speaker_width=16,
+    ),
+    flow=FlowConfig(
+        speaker_width=16,
+        encoder_width=32,
+        encoder_heads=2,
+        encoder_blocks=1,
+        encoder_up_blocks=1,
+        encoder_ffn=64,
+        estimator_width=32,
+        estimator_heads=1,
+        estimator_mid_stages=1,
+        estimator_stage_blocks=1,
+        meanflow=True,
+    ),
+    hift=HiftConfig(base_channels=32, resblock_kernels=(3,), source_kernels=(3, 3, 3), f0_channels=16),
+    speech_tokenizer=SpeechTokenizerConfig(width=64, heads=1, blocks=1),
+    voice_encoder=VoiceEncoderConfig(width=16, layers=1, embedding=16),
+    xvector=None,
+)
 
 Net = TypeVar("Net", bound=nn.Module)
 
 
-def load_tiny(preset: Preset = NOISE_PRESET) -> Model:
+def load_tiny(preset: Preset = TINY_PRESET) -> Model:
     """Return the tiny model with its voice; the same on every machine."""
     rng = torch.Generator().manual_seed(0)
     # PyTorch fills new layers from the process's generator, which tests must not move.

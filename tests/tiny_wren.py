@@ -13,7 +13,7 @@ WREN = PRESETS["wren"]
 TINY = Preset(
     t3=replace(
         WREN.t3,
-        backbone=LlamaConfig(layers=1, width=32, heads=2, ffn=32, rope_theta=10_000.0, rope_scaling=None),
+        backbone=LlamaConfig(layers=1, width=32, heads=2, ffn=32, rope_theta=10_000.0, rope_scaling=False),
     ),
     flow=replace(
         WREN.flow,

@@ -1,7 +1,7 @@
 """Nightingale: text to speech with the Chatterbox family of models.
 
-This file is the whole public face. What needs torch or numpy is imported when it is first asked for, so that
-`import nightingale` and `nightingale --help` stay instant.
+This file is the public API. Names that need torch or numpy are imported on first use, so that `import nightingale`
+and `nightingale --help` stay fast.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nightingale.errors import (
 )
 
 if TYPE_CHECKING:
-    from nightingale.audio.encoders import save
+    from nightingale.audio.encoders.recording import save
     from nightingale.engine import TTS, AsyncTTS
     from nightingale.types import Audio, AudioChunk, Metrics, Sampling
     from nightingale.voices.voice import Voice
@@ -75,21 +75,18 @@ __all__ = [
 ]
 
 _LATE = {
-    "TTS": "nightingale.engine",
-    "AsyncTTS": "nightingale.engine",
-    "Audio": "nightingale.types",
-    "AudioChunk": "nightingale.types",
-    "Metrics": "nightingale.types",
-    "Sampling": "nightingale.types",
-    "Voice": "nightingale.voices.voice",
-    "save": "nightingale.audio.encoders",
+    "nightingale.audio.encoders.recording": ("save",),
+    "nightingale.engine": ("TTS", "AsyncTTS"),
+    "nightingale.types": ("Audio", "AudioChunk", "Metrics", "Sampling"),
+    "nightingale.voices.voice": ("Voice",),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATE:
-        raise AttributeError(f"module 'nightingale' has no attribute {name!r}")
-    return getattr(import_module(_LATE[name]), name)
+    for module, names in _LATE.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'nightingale' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -20,7 +20,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from nightingale.decoding.seeds import SEED_LIMIT
+from nightingale.decoding.philox import SEED_LIMIT
 from nightingale.engine import TTS
 from nightingale.errors import ConfigError
 from nightingale.text.languages import LANGUAGES
@@ -43,8 +43,7 @@ class _Chatterbox:
     def __init__(self, tts: TTS, device: str = "cpu") -> None:
         self.tts = tts
         """The engine, with `stream`, `session` and the rest of its API."""
-        self.device = device
-        self.sr = tts.sample_rate_hz
+        self.device, self.sr = device, tts.sample_rate_hz
         self.conds: Voice | None = None
         """The voice of calls that name none; None is the model's own."""
 
@@ -55,8 +54,6 @@ class _Chatterbox:
         name = str(device)
         if name == "mps" and not torch.backends.mps.is_available():
             name = "cpu"  # as upstream does
-        if isinstance(model, Path):  # a folder does not say which model it holds
-            options = {"kind": cls.MODEL, **options}
         return cls(TTS(model, device=name, profile="exact", **options), name)
 
     @classmethod
@@ -65,7 +62,7 @@ class _Chatterbox:
 
     @classmethod
     def from_local(cls, ckpt_dir: str | Path, device: str | torch.device = "cpu") -> Self:
-        return cls._load(Path(ckpt_dir), device)
+        return cls._load(Path(ckpt_dir), device, kind=cls.MODEL)  # a folder does not say what it holds
 
     def prepare_conditionals(self, wav_fpath: str | Path, exaggeration: float = 0.5) -> None:
         """Make this clip the voice of later calls. As upstream, only `generate` uses exaggeration."""
@@ -73,14 +70,15 @@ class _Chatterbox:
         self.conds = self.tts.voice(wav_fpath)
 
     def _say(
-        self, text: str, audio_prompt_path: str | Path | None, language: str | None = None, **controls: Any
+        self, text: str, audio_prompt_path: str | Path | None, language_id: str | None = None, **controls: Any
     ) -> Tensor:
+        """Speak; `generate` of each model passes its own parameters on."""
         import torch
 
         # Read once: another thread may call `prepare_conditionals` at any time.
         voice = self.tts.voice(audio_prompt_path) if audio_prompt_path else self.conds
         seed = int(torch.randint(SEED_LIMIT, (), dtype=torch.int64))
-        audio = self.tts.say(text, voice=voice, language=language, seed=seed, **controls)
+        audio = self.tts.say(text, voice=voice, language=language_id or None, seed=seed, **controls)
         return torch.from_numpy(audio.samples).unsqueeze(0)
 
 
@@ -126,7 +124,7 @@ class ChatterboxMultilingualTTS(_Chatterbox):
     def from_local(
         cls, ckpt_dir: str | Path, device: str | torch.device = "cpu", t3_model: str | None = None
     ) -> Self:
-        return cls._load(Path(ckpt_dir), device, **_t3_option(t3_model))
+        return cls._load(Path(ckpt_dir), device, kind=cls.MODEL, **_t3_option(t3_model))
 
     @classmethod
     def get_supported_languages(cls) -> dict[str, str]:
@@ -148,13 +146,13 @@ class ChatterboxMultilingualTTS(_Chatterbox):
         return self._say(
             text,
             audio_prompt_path,
-            language_id or None,
-            exaggeration=exaggeration,
-            cfg_weight=cfg_weight,
-            temperature=temperature,
+            language_id,
             repetition_penalty=repetition_penalty,
             min_p=min_p,
             top_p=top_p,
+            exaggeration=exaggeration,
+            cfg_weight=cfg_weight,
+            temperature=temperature,
         )
 
 
@@ -206,16 +204,11 @@ class ChatterboxTurboTTS(_Chatterbox):
 
 def _t3_option(t3_model: str | None) -> dict[str, str]:
     """Convert upstream's name of a T3 variant: "v3", "t3_mtl23ls_v3", or a file name."""
-    if t3_model is None:
-        return {}
-    variant = t3_model.removeprefix("t3_mtl23ls_").removesuffix(".safetensors")
-    return {"t3": variant if variant in ("v2", "v3") else t3_model}
+    variant = (t3_model or "").removeprefix("t3_mtl23ls_").removesuffix(".safetensors")
+    return {"t3": variant if variant in ("v2", "v3") else t3_model} if t3_model is not None else {}
 
 
 def _check_loudness(norm_loudness: bool) -> None:
     if not norm_loudness:
-        raise ConfigError(
-            "reference clips are always normalized in loudness",
-            got="norm_loudness=False",
-            fix="Leave it out.",
-        )
+        what = "reference clips are always normalized in loudness"
+        raise ConfigError(what, got="norm_loudness=False", fix="Leave it out.")

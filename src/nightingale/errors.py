@@ -1,4 +1,4 @@
-"""Everything that can go wrong, as a tree.
+"""The tree of errors.
 
     NightingaleError
     ├── ConfigError              an option, config or plan that cannot be right
@@ -13,16 +13,15 @@
     │   └── LanguagePackageMissing   the language needs an optional package
     ├── VoiceError
     │   ├── VoiceNotFound
-    │   ├── VoiceExists          the name is somebody's already
+    │   ├── VoiceExists          the name is taken
     │   └── BadReference         a reference clip that cannot become a voice
     ├── CapacityError
-    │   ├── MemoryFull           the utterance outgrew its cache
+    │   ├── MemoryFull           the utterance is longer than its KV cache
     │   └── QueueFull
-    ├── EngineFault              something broke while speaking that no caller caused
-    ├── DeviceError              the device asked for is not there
+    ├── EngineFault              the engine failed, and the request was not at fault
+    ├── DeviceError              the requested device does not exist
     └── OutputError              the result could not be written
 
-A message has up to four parts: what went wrong, what was received, what is allowed, and what to do next.
 The command line maps `exit_code` to the process's status and prints the message without a traceback.
 """
 
@@ -46,9 +45,9 @@ class NightingaleError(Exception):
         """Build the message from the parts that are given.
 
         Args:
-            what: What went wrong.
-            got: What was received.
-            allowed: What would have been accepted.
+            what: The problem.
+            got: The value that was received.
+            allowed: Values that would have been accepted.
             fix: A complete sentence that says what to do next.
             param: Name of the request parameter at fault, if one is.
         """
@@ -60,80 +59,100 @@ class NightingaleError(Exception):
 
 
 class ConfigError(NightingaleError):
+    """An option or a parameter has a value that is not allowed."""
+
     exit_code = 2
 
 
 class ModelError(NightingaleError):
+    """A model cannot be used."""
+
     exit_code = 3
 
 
 class UnknownModel(ModelError):
+    """There is no model of that name."""
+
     exit_code = 2
 
 
 class ModelMissing(ModelError):
-    exit_code = 3
+    """The files of a model are not on this machine."""
 
 
 class CheckpointError(ModelError):
+    """A file of weights is damaged or does not fit its model."""
+
     exit_code = 5
 
 
 class TextError(NightingaleError):
+    """A text cannot be spoken."""
+
     exit_code = 2
 
 
 class EmptyText(TextError):
-    pass
+    """The text has nothing to speak."""
 
 
 class TextTooLong(TextError):
-    pass
+    """The text, or one segment of it, is longer than allowed."""
 
 
 class UnsupportedLanguage(TextError):
-    pass
+    """The model does not speak the language."""
 
 
 class LanguagePackageMissing(TextError):
-    pass
+    """A language needs a package that is not installed."""
 
 
 class VoiceError(NightingaleError):
+    """A voice cannot be used."""
+
     exit_code = 6
 
 
 class VoiceNotFound(VoiceError):
-    pass
+    """There is no voice of that name."""
 
 
 class VoiceExists(VoiceError):
-    pass
+    """The name of a new voice is taken."""
 
 
 class BadReference(VoiceError):
-    pass
+    """A reference clip cannot be cloned."""
 
 
 class CapacityError(NightingaleError):
+    """The engine has no capacity for the request."""
+
     exit_code = 7
 
 
 class MemoryFull(CapacityError):
-    pass
+    """The request needs more memory than there is."""
 
 
 class QueueFull(CapacityError):
-    pass
+    """Too many requests are waiting."""
 
 
 class DeviceError(NightingaleError):
+    """The device cannot be used."""
+
     exit_code = 4
 
 
 class OutputError(NightingaleError):
+    """The audio cannot be written."""
+
     exit_code = 8
 
 
 class EngineFault(NightingaleError):
+    """The engine failed while it served the request."""
+
     exit_code = 9

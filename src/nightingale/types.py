@@ -1,4 +1,4 @@
-"""Values that travel between the rooms. Frozen, and free of torch, so that anyone may hold them."""
+"""Values of the public API, which all packages share: sampling parameters, audio and metrics. Free of torch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nightingale.audio.samples import pcm16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the next speech token is drawn. `None` in a request means the model family's own default."""
+    """Parameters of sampling the next speech token. A request that leaves one out has the model's default."""
 
     temperature: float = 0.8
     top_p: float = 1.0
@@ -28,7 +28,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """What one request cost, measured from inside."""
+    """Timings and counts of one request, measured by the engine."""
 
     ttfa_ms: float
     """Time to first audio: from the call to the first audible chunk."""
@@ -36,27 +36,27 @@ class Metrics:
     audio_seconds: float
     tokens: int
     retries: int = 0
-    """Pieces of the text that went wrong and were drawn again."""
+    """Text segments that failed a guard and were sampled again."""
     queue_ms: float = 0.0
-    """How long the request waited for a slot."""
+    """Time that the request waited for a slot."""
     stage_ms: dict[str, float] = field(default_factory=dict)
-    """Time by stage: text, prefill, t3 (shared with whoever was decoded beside it), flow, vocoder."""
+    """Time by stage: text, prefill, t3 (shared with all requests in the batch), flow, vocoder."""
     chunk_gaps_ms: tuple[float, ...] = ()
-    """Between one chunk and the next: all of them in order, or of more than 512 a fair sample."""
+    """Times between consecutive chunks: all of them in order, or a random sample if there are more than 512."""
     chunk_gaps: int = 0
-    """How many there were."""
+    """The number of gaps."""
     chunk_gap_mean_ms: float = 0.0
     chunk_gap_longest_ms: float = 0.0
     drafted: int = 0
-    """Tokens that a draft guessed, where there is one (docs/speculative.md)."""
+    """Tokens that a draft proposed, if there is one (docs/speculative.md)."""
     accepted: int = 0
-    """Of those, the ones T3 would have drawn itself: as many passes of T3 were saved."""
+    """Drafted tokens that T3 sampled itself: as many passes of T3 were saved."""
     memory_bytes: int = 0
-    """Of T3's memory of keys and values (docs/kv-cache.md), filled by the longest piece of the text."""
+    """KV cache bytes of the longest text segment (docs/kv-cache.md)."""
 
     @property
     def chunk_gap_p95_ms(self) -> float:
-        """Nineteen in twenty gaps are no longer; of the sample, where there were more than 512."""
+        """The 95th percentile of the gaps, or of their sample if there are more than 512."""
         ordered = sorted(self.chunk_gaps_ms)
         return ordered[(95 * len(ordered) - 1) // 100] if ordered else 0.0
 
@@ -74,22 +74,22 @@ class Metrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentStart:
-    """A piece of the text whose sound begins."""
+    """A text segment whose audio begins."""
 
     text: str
-    """As it is spoken, with numbers and signs written out; empty for a silence by itself."""
+    """The spoken text, with numbers and symbols written out; empty for a pause alone."""
     pause_samples: int
-    """Silence at its end."""
+    """Silence at the end of the segment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AudioChunk:
-    """A run of samples, in order, ready to be heard."""
+    """Consecutive samples of a stream."""
 
     samples: Samples
     sample_rate_hz: int
     begins: SegmentStart | None = None
-    """The piece that begins with its first sample; None if it goes on with what the chunk before it said."""
+    """The segment that begins with the first sample; None if the chunk continues a segment."""
 
     @property
     def seconds(self) -> float:
@@ -97,7 +97,7 @@ class AudioChunk:
 
     @property
     def pcm16(self) -> bytes:
-        """Little-endian 16-bit samples, as players and sockets want them."""
+        """The samples as little-endian 16-bit integers."""
         return pcm16(self.samples)
 
 
@@ -109,12 +109,12 @@ class Audio(AudioChunk):
     metrics: Metrics
 
     def save(self, path: str | Path) -> None:
-        """Write it in the format that the path's suffix names: .wav, .flac, .ogg, .mp3."""
-        from nightingale.audio.encoders import save  # late, since few programs save
+        """Write a file in the format that the path's suffix names: .wav, .flac, .ogg, .mp3."""
+        from nightingale.audio.encoders.recording import save  # late, since few programs save
 
         save(path, self)
 
     @property
     def sha256(self) -> str:
-        """Digest of the float32 samples: equal digests mean equal sound, bit for bit."""
+        """Digest of the float32 samples: equal digests mean equal audio, bit for bit."""
         return hashlib.sha256(np.ascontiguousarray(self.samples, dtype="<f4").tobytes()).hexdigest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -10,8 +10,7 @@ import torch
 
 from nightingale.backends.base import ModelInfo, ModelSource
 from nightingale.backends.torch.weights import in_memory
-from nightingale.engine.model import Model
-from nightingale.models.chatterbox.build import Networks
+from nightingale.engine.load import Model
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import PRESETS, Preset
@@ -27,6 +26,15 @@ Net = TypeVar("Net", bound=torch.nn.Module)
 PROMPT_TOKENS, TINY_PROMPT_TOKENS = 250, 20
 """Tokens of a voice's flow prompt. Ten seconds is the longest that clips give."""
 TEXT_IDS, TINY_TEXT_IDS = 60, 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Networks:
+    """The networks of synthesis."""
+
+    t3: T3
+    flow: Flow
+    hift: Hift
 
 
 def tiny_preset(preset: Preset) -> Preset:

@@ -24,14 +24,13 @@ from nightingale.backends.torch.sample_stream import SampleStream, render_sample
 from nightingale.backends.torch.weights import rendering_weights, t3_weights, torch_t3
 from nightingale.decoding.decoding import Decoding, Prompt
 from nightingale.decoding.host_decoder import DecodeRow
-from nightingale.engine.load import default_model, load_model
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model, default_model, load_model
 from nightingale.engine.voice_lookup import VoiceResolver
-from nightingale.models.chatterbox.build import Networks
 from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Samples, Sampling
 from nightingale.voices.voice import Voice
+from nightingale_lab.random_models import Networks
 
 
 def load(name: str | Path | None = None, **options: Any) -> Model:

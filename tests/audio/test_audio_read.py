@@ -96,32 +96,35 @@ def test_a_file_without_samples_is_refused():
 
 def test_a_truncated_flac_is_refused_or_read_as_far_as_it_goes(clip):
     whole = encoded(clip(2.0, 24_000), kind="FLAC")
-    refused = 0
-    for end in range(0, len(whole), len(whole) // 17):
+    assert len(read_audio(whole)[0]) == 48_000
+    for end in (0, 3, 20, 200):
+        with pytest.raises(BadReference, match=r"empty|cannot be decoded"):
+            read_audio(whole[:end])
+    for end in range(len(whole) // 17, len(whole), len(whole) // 17):
         try:
             samples, _ = read_audio(whole[:end])
+        except BadReference:  # newer versions of libsndfile refuse every cut
+            continue
+        assert 0 < len(samples) < 48_000
+
+
+@pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG", "MP3"])
+def test_damaged_files_raise_no_other_error(clip, kind):
+    rng, refused = np.random.default_rng(0), 0
+    whole = bytearray(encoded(clip(0.5, 24_000), kind=kind))
+    for _ in range(40):
+        broken = whole.copy()
+        for at in rng.integers(0, min(len(broken), 200), 4):
+            broken[at] = rng.integers(256)
+        try:
+            samples, _ = read_audio(bytes(broken))
         except BadReference:
             refused += 1
             continue
-        assert 0 < len(samples) < 48_000
+        assert np.isfinite(samples).all()
     assert refused > 0
-
-
-def test_damaged_files_raise_no_other_error(clip):
-    rng, refused = np.random.default_rng(0), 0
-    for kind in ("WAV", "FLAC", "OGG", "MP3"):
-        whole = bytearray(encoded(clip(0.5, 24_000), kind=kind))
-        for _ in range(40):
-            broken = whole.copy()
-            for at in rng.integers(0, min(len(broken), 200), 4):
-                broken[at] = rng.integers(256)
-            try:
-                samples, _ = read_audio(bytes(broken))
-            except BadReference:
-                refused += 1
-                continue
-            assert np.isfinite(samples).all()
-    assert 0 < refused < 160
+    if kind in ("WAV", "MP3"):  # in the other formats all of this is a header with a checksum
+        assert refused < 40
 
 
 def test_a_wrong_length_in_the_header_allocates_no_memory():

@@ -26,7 +26,7 @@ def test_loudness_equals_pyloudnorm(clip, seconds, gain, rate_hz, lufs):
 
 
 def test_normalization_reaches_the_target(clip):
-    out = normalize_loudness(clip(3.0, 24_000), 24_000)
+    out = normalize_loudness(clip(3.0, 24_000), 24_000, -27.0)
     assert out.dtype == np.float32
     assert integrated_loudness(out, 24_000) == pytest.approx(-27.0, abs=1e-3)
 
@@ -35,7 +35,7 @@ def test_normalization_reaches_the_target(clip):
 def test_silence_and_scraps_come_back_as_they_are(samples):
     wav = np.zeros(samples, dtype=np.float32)
     assert integrated_loudness(wav, 24_000) == -math.inf
-    assert np.array_equal(normalize_loudness(wav, 24_000), wav)
+    assert np.array_equal(normalize_loudness(wav, 24_000, -27.0), wav)
 
 
 def test_a_clip_of_many_stretches_is_as_loud_as_one_of_its_periods():

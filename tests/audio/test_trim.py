@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nightingale.audio.trim import sound_span
+from nightingale.audio.reference_check import sound_span
 
 
 @pytest.mark.parametrize(("seconds", "span"), [(0.02, (0, 320)), (1.0, (4096, 8192)), (2.5, (4096, 32_256))])

@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from tiny_torch import seeded
+from tiny_torch import TINY_PRESET, seeded
 
 from nightingale.backends import BACKENDS
 from nightingale.backends.base import Backend, Decoder, Machine, ModelInfo, ModelSource, Role, Setup
@@ -19,7 +19,7 @@ from nightingale.backends.profiles import PROFILES, Profile
 from nightingale.backends.torch.weights import in_memory
 from nightingale.decoding.decoding import Decoding, Prompt
 from nightingale.decoding.host_decoder import DecodeRow
-from nightingale.engine.noise_model import NOISE, NOISE_PRESET
+from nightingale.engine.noise_model import NOISE
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import PRESETS, Preset
 from nightingale.models.chatterbox.s3gen.flow import Flow
@@ -79,12 +79,12 @@ def tiny_preset(family: str) -> Preset:
     backbone: Any = (
         Gpt2Config(layers=2, width=128, heads=2, positions=400)
         if gpt2
-        else LlamaConfig(layers=2, width=128, heads=2, ffn=384, rope_scaling=None)
+        else LlamaConfig(layers=2, width=128, heads=2, ffn=384, rope_scaling=False)
     )
     learned = None if full.t3.learned_positions is None else (64, 128)
     prompt_tokens = min(8, full.t3.prompt_tokens)
     return replace(
-        NOISE_PRESET,
+        TINY_PRESET,
         t3=replace(
             full.t3,
             backbone=backbone,
@@ -94,8 +94,8 @@ def tiny_preset(family: str) -> Preset:
             learned_positions=learned,
             speaker_width=16,
         ),
-        flow=replace(NOISE_PRESET.flow, block_causal=full.flow.block_causal, meanflow=full.flow.meanflow),
-        hift=replace(NOISE_PRESET.hift, causal=full.hift.causal, in_phase=full.hift.in_phase),
+        flow=replace(TINY_PRESET.flow, block_causal=full.flow.block_causal, meanflow=full.flow.meanflow),
+        hift=replace(TINY_PRESET.hift, causal=full.hift.causal, in_phase=full.hift.in_phase),
     )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from nightingale.backends.cuda.t3.batched_sampling import SamplerOrder
 from nightingale.backends.torch.runner import to_logits
 from nightingale.decoding.decoding import Decoding, Prompt
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
 from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
@@ -27,7 +27,7 @@ from nightingale.voices.voice import Voice
 
 TINY_WREN = replace(
     TINY_LLAMA,
-    backbone=LlamaConfig(layers=2, width=48, heads=3, ffn=96, rope_scaling=None),
+    backbone=LlamaConfig(layers=2, width=48, heads=3, ffn=96, rope_scaling=False),
     speech_vocab=6563,
     learned_positions=None,
     perceiver=False,
@@ -42,6 +42,14 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="package", autouse=True)
+def _separate_package_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep what fixtures of a module compile or pack away from the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NIGHTINGALE_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
 
 
 @dataclass(frozen=True, slots=True)

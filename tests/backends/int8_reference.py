@@ -11,7 +11,7 @@ from nightingale.backends.shared.quantize import (
     quantize_blocks,
     quantize_weights,
 )
-from nightingale.models.chatterbox.t3.backbone_gpt2 import Gpt2Linear
+from nightingale.models.chatterbox.t3.backbone import Gpt2Linear
 from nightingale.models.chatterbox.t3.model import T3
 
 

@@ -16,8 +16,7 @@ from nightingale.backends.base import Machine, ModelInfo
 from nightingale.backends.profiles import PROFILES, profile_named
 from nightingale.backends.selection import Plan, find_machine, select
 from nightingale.cli.main import app
-from nightingale.engine.load import plan_named
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model, plan_named
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.defaults import MODEL_DEFAULTS
@@ -117,7 +116,9 @@ def test_a_problem_of_the_machine_is_logged_once(
 
 def test_the_planned_kv_cache_is_what_is_allocated(tiny_model: Model) -> None:
     with TTS.over(tiny_model, "exact") as tts:
-        assert tts._worker.decoder.kv_bytes == tiny_model.info.kv_cache_bytes(PROFILES["exact"].slots, 4)
+        assert tts._worker.decoder.runner.kv_bytes == tiny_model.info.kv_cache_bytes(
+            PROFILES["exact"].slots, 4
+        )
 
 
 def test_a_plan_needs_no_weights() -> None:

@@ -101,6 +101,7 @@ def test_page_has_landmarks_and_one_title(page: Page) -> None:
     for landmark in ("header", "main", "main section", "main aside"):
         assert page.locator(landmark).count() >= 1
     levels = page.eval_on_selector_all("h1, h2, h3", "found => found.map((h) => Number(h.tagName[1]))")
+    assert len(levels) > 2
     assert all(after - before <= 1 for before, after in pairwise(levels))
 
 
@@ -180,4 +181,5 @@ def test_page_works_behind_a_path_prefix(context: BrowserContext, server: Server
         assert f"{address}v1/audio/speech" in page.inner_text("#code-text")
         page.close()
     assert not watcher.unexpected()
+    assert watcher.paths
     assert all(path.startswith("/voice/") for path in watcher.paths), watcher.paths

@@ -9,11 +9,11 @@ import pytest
 
 from nightingale.decoding.decoding import Decoding, Prompt
 from nightingale.decoding.drafts import DraftRequest, LookupDraft, lookup
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 
 
 @pytest.mark.parametrize(
-    ("said", "count", "guessed"),
+    ("said", "count", "proposed"),
     [
         ([1, 2, 3, 9, 8, 1, 2, 3], 2, [9, 8]),
         ([1, 2, 9, 5, 1, 2, 7, 4, 1, 2], 1, [7]),  # the latest place
@@ -24,8 +24,8 @@ from nightingale.engine.model import Model
     ],
     ids=str,
 )
-def test_look_up_goes_on_as_it_went_on_before(said: list[int], count: int, guessed: list[int]) -> None:
-    assert lookup(said, count) == guessed
+def test_look_up_goes_on_as_it_went_on_before(said: list[int], count: int, proposed: list[int]) -> None:
+    assert lookup(said, count) == proposed
 
 
 def test_lookup_searches_the_voice_prompt(noise_model: Model) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nightingale.decoding.guards import ATTEMPTS, CONTINUE, Action, Guard, Limits, limits_for
-from nightingale.decoding.seeds import SEED_LIMIT, retry_seed
+from nightingale.decoding.philox import SEED_LIMIT, retry_seed
 from nightingale.models.defaults import MODEL_DEFAULTS, SILENCE_TOKEN
 
 STOP = 6562
@@ -137,7 +137,7 @@ def test_an_immediate_stop_is_retried() -> None:
 
 
 def test_each_vocabulary_has_its_own_silent_tokens() -> None:
-    """In a vocabulary without a known silent token, silence is detected as a loop."""
+    """Silence is detected as a loop in a vocabulary without a known silent token."""
     quiet = islice(cycle([10, 11, 12, 10, 11, 13, 14, 12, 15]), 200)
     tokens, _, reason = guarded(ScriptedModel(chain(SPEECH, quiet)), silence=frozenset(range(10, 16)))
     assert (tokens[:75], len(tokens), reason) == (SPEECH, 75 + LIMITS.tail_tokens, "silence")

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from math import inf
+from typing import Any
 
 import numpy as np
 import pytest
 
 from nightingale.decoding import sampling as steps
 from nightingale.decoding.philox import stream_key
-from nightingale.decoding.sampling import Logits, Seen, Step, compose_sampler, draw, guide, is_greedy
+from nightingale.decoding.sampling import Logits, Seen, draw, guide, is_greedy, process_logits
 from nightingale.types import Sampling
 
-SCORES = [2.0, -1.0, 0.5, 3.0, -2.5, 1.0]
+Step = Callable[[Logits, Seen], Logits]
+LOGITS = [2.0, -1.0, 0.5, 3.0, -2.5, 1.0]
 SEEN = [3, 3, 1, 3, 4]
 OFF = Sampling(temperature=1.0, top_p=1.0, min_p=0.0, top_k=0, repetition_penalty=1.0, cfg_weight=0.0)
 
 
-def row_of(scores: list[float]) -> Logits:
-    return np.array(scores, np.float32)
+def row_of(logits: list[float]) -> Logits:
+    return np.array(logits, np.float32)
 
 
 def seen_row(size: int, ids: list[int]) -> Seen:
@@ -28,14 +32,16 @@ def seen_row(size: int, ids: list[int]) -> Seen:
     return row
 
 
-def apply(step: Step, scores: list[float] = SCORES, seen: list[int] = SEEN) -> list[float]:
-    return [round(x, 5) for x in step(row_of(scores), seen_row(len(scores), seen)).tolist()]
+def apply(step: Step, logits: list[float] = LOGITS, seen: list[int] = SEEN) -> list[float]:
+    return [round(x, 5) for x in step(row_of(logits), seen_row(len(logits), seen)).tolist()]
 
 
-def sampler(order: str, **changes: float) -> Step:
-    from dataclasses import replace
+def filter_of(step: Callable[[Logits, float], Logits], value: float) -> Step:
+    return lambda logits, _: step(logits, value)
 
-    return compose_sampler(order, replace(OFF, **changes))  # type: ignore[arg-type]
+
+def sampler(order: Any, **changes: float) -> Step:
+    return partial(process_logits, order=order, sampling=replace(OFF, **changes))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +49,7 @@ def sampler(order: str, **changes: float) -> Step:
     [(1.5, [2.0, -1.5, 0.5, 2.0, -3.75, 1.0]), (0.5, [2.0, -0.5, 0.5, 6.0, -1.25, 1.0])],
 )
 def test_an_id_seen_three_times_is_penalised_once(penalty: float, expected: list[float]) -> None:
-    assert apply(steps.repetition_penalty(penalty)) == expected
+    assert apply(partial(steps.penalize_repetition, penalty=penalty)) == expected
 
 
 @pytest.mark.parametrize(
@@ -56,7 +62,7 @@ def test_an_id_seen_three_times_is_penalised_once(penalty: float, expected: list
     ],
 )
 def test_min_p_is_a_share_of_the_likeliest(share: float, expected: list[float]) -> None:
-    assert apply(steps.min_p(share)) == expected
+    assert apply(filter_of(steps.min_p, share)) == expected
 
 
 @pytest.mark.parametrize(
@@ -64,16 +70,16 @@ def test_min_p_is_a_share_of_the_likeliest(share: float, expected: list[float]) 
     [
         (1, [-inf, -inf, -inf, 3.0, -inf, -inf]),
         (4, [2.0, -inf, 0.5, 3.0, -inf, 1.0]),
-        (6, SCORES),
-        (1000, SCORES),
+        (6, LOGITS),
+        (1000, LOGITS),
     ],
 )
 def test_top_k_keeps_so_many(count: int, expected: list[float]) -> None:
-    assert apply(steps.top_k(count)) == expected
+    assert apply(filter_of(steps.top_k, count)) == expected
 
 
 def test_top_k_keeps_ids_as_likely_as_its_last() -> None:
-    assert apply(steps.top_k(2), [1.0, 3.0, 3.0, 0.0, 3.0], []) == [-inf, 3.0, 3.0, -inf, 3.0]
+    assert apply(filter_of(steps.top_k, 2), [1.0, 3.0, 3.0, 0.0, 3.0], []) == [-inf, 3.0, 3.0, -inf, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -87,19 +93,32 @@ def test_top_k_keeps_ids_as_likely_as_its_last() -> None:
     ],
 )
 def test_top_p_keeps_the_least_set_that_holds_the_mass(mass: float, expected: list[float]) -> None:
-    assert apply(steps.top_p(mass)) == expected
+    assert apply(filter_of(steps.top_p, mass)) == expected
 
 
-@pytest.mark.parametrize("step", [steps.top_p(0.0), steps.top_p(1e-6), steps.min_p(1.0), steps.top_k(1)])
+@pytest.mark.parametrize(
+    "step",
+    [
+        filter_of(steps.top_p, 0.0),
+        filter_of(steps.top_p, 1e-6),
+        filter_of(steps.min_p, 1.0),
+        filter_of(steps.top_k, 1),
+    ],
+)
 def test_every_cut_keeps_at_least_one(step: Step) -> None:
     assert [x for x in apply(step) if x > -inf] == [3.0]
 
 
 def test_a_step_leaves_its_input_alone() -> None:
-    given, seen = row_of(SCORES), seen_row(6, SEEN)
-    for make in (steps.repetition_penalty(2.0), steps.min_p(0.5), steps.top_k(2), steps.top_p(0.5)):
+    given, seen = row_of(LOGITS), seen_row(6, SEEN)
+    for make in (
+        partial(steps.penalize_repetition, penalty=2.0),
+        filter_of(steps.min_p, 0.5),
+        filter_of(steps.top_k, 2),
+        filter_of(steps.top_p, 0.5),
+    ):
         make(given, seen)
-    assert given.tolist() == SCORES
+    assert given.tolist() == LOGITS
 
 
 def test_chatterbox_penalises_before_it_cuts() -> None:
@@ -131,8 +150,8 @@ def test_both_families_at_their_defaults_equal_the_processors_of_transformers() 
 
 
 def test_nothing_asked_is_nothing_done() -> None:
-    assert apply(sampler("chatterbox")) == SCORES
-    assert apply(sampler("turbo")) == SCORES
+    assert apply(sampler("chatterbox")) == LOGITS
+    assert apply(sampler("turbo")) == LOGITS
 
 
 def test_guidance_moves_away_from_what_is_said_untold() -> None:
@@ -141,15 +160,15 @@ def test_guidance_moves_away_from_what_is_said_untold() -> None:
     assert guide(both[:1], 0.5).tolist() == [1.0, 2.0, 0.0]
 
 
-def a_draw(scores: list[float], seed: int, *, greedy: bool = False) -> int:
-    return draw(row_of(scores), None if greedy else stream_key(seed, "tokens"), 0)
+def a_draw(logits: list[float], seed: int, *, greedy: bool = False) -> int:
+    return draw(row_of(logits), None if greedy else stream_key(seed, "tokens"), 0)
 
 
 def test_greedy_takes_the_likeliest_whatever_the_seed() -> None:
-    assert {a_draw(SCORES, seed, greedy=True) for seed in range(5)} == {3}
+    assert {a_draw(LOGITS, seed, greedy=True) for seed in range(5)} == {3}
 
 
-def test_draws_follow_the_probabilities() -> None:
+def test_sampled_ids_follow_the_probabilities() -> None:
     key = stream_key(1, "tokens")
     drawn = [draw(row_of([0.0, 1.0986, -inf]), key, number) for number in range(2000)]
     assert drawn.count(2) == 0
@@ -157,10 +176,10 @@ def test_draws_follow_the_probabilities() -> None:
 
 
 @pytest.mark.parametrize("greedy", [True, False])
-@pytest.mark.parametrize("scores", [[0.0, float("nan"), 1.0], [0.0, inf, 1.0], [-inf, -inf, -inf]])
-def test_what_is_no_number_is_not_drawn_from(scores: list[float], greedy: bool) -> None:
+@pytest.mark.parametrize("logits", [[0.0, float("nan"), 1.0], [0.0, inf, 1.0], [-inf, -inf, -inf]])
+def test_what_is_no_number_is_not_drawn_from(logits: list[float], greedy: bool) -> None:
     with pytest.raises(ArithmeticError, match="not finite"):
-        a_draw(scores, 1, greedy=greedy)
+        a_draw(logits, 1, greedy=greedy)
 
 
 @pytest.mark.parametrize(("value", "greedy"), [(0.0, True), (1e-38, True), (1e-4, False), (0.8, False)])
@@ -172,6 +191,6 @@ def test_a_temperature_too_small_to_divide_by_is_greedy(value: float, greedy: bo
 @pytest.mark.parametrize("order", ["chatterbox", "turbo"])
 def test_almost_no_temperature_is_almost_greedy(order: str) -> None:
     cold = sampler(order, temperature=1e-4, min_p=0.05)
-    scores = [3.0, 2.99, 2.9, -5.0]
-    drawn: Callable[[int], int] = lambda seed: a_draw(apply(cold, scores, []), seed)  # noqa: E731
+    logits = [3.0, 2.99, 2.9, -5.0]
+    drawn: Callable[[int], int] = lambda seed: a_draw(apply(cold, logits, []), seed)  # noqa: E731
     assert {drawn(seed) for seed in range(20)} == {0}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nightingale.decoding.seeds import SEED_LIMIT, fresh_seed, nth_seed
+from nightingale.decoding.philox import SEED_LIMIT, fresh_seed, nth_seed
 
 
 def test_fresh_seeds_differ_and_fit() -> None:

@@ -15,7 +15,7 @@ from engine_helpers import LIMIT_S, is_drained, open_engine
 
 from nightingale import TTS, AsyncTTS
 from nightingale.backends.profiles import PROFILES
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.engine.requests.live import LiveSession
 from nightingale.engine.session import Session
 from nightingale.errors import EmptyText

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nightingale.engine.rendering.gaps import SAMPLE_SIZE, ChunkGapStats
-from nightingale.engine.session import Timing
+from nightingale.engine.session import SAMPLE_SIZE, ChunkGapStats, Timing
 from nightingale.types import Metrics
 
 

@@ -17,7 +17,7 @@ from nightingale.audio.loudness import integrated_loudness
 from nightingale.audio.resample import resample, resample_sinc
 from nightingale.backends.base import ModelInfo
 from nightingale.backends.noise.encoders import NoiseEncoders
-from nightingale.engine.cloning import clone, clone_file
+from nightingale.engine.cloning import clone
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.defaults import MODEL_DEFAULTS, TURBO
 from nightingale.types import Samples
@@ -65,7 +65,7 @@ class RecordingEncoders:
 def cloned(samples: np.ndarray, model: str, family: str) -> tuple[RecordingEncoders, Voice]:
     encoders = RecordingEncoders()
     info = ModelInfo(name=model, preset=PRESETS[model], defaults=MODEL_DEFAULTS[model])
-    voice = clone(samples, name="a", family=family, encoders=encoders, info=info, provenance="")
+    voice = clone(samples, RATE, name="a", source="a", family=family, encoders=encoders, info=info)
     return encoders, voice
 
 
@@ -84,7 +84,7 @@ def test_the_two_sides_use_their_own_resamplers() -> None:
     assert (len(voice.prompt_ids), len(voice.flow_prompt_ids), len(voice.flow_prompt_mel)) == (150, 250, 500)
 
 
-def test_turbo_hencoders_fifteen_seconds_at_its_own_loudness() -> None:
+def test_turbo_encodes_fifteen_seconds_at_its_own_loudness() -> None:
     samples = clip(16.0, level=0.9)
     encoders, voice = cloned(samples, "turbo", "turbo")
     assert len(encoders.tokenized[1][0]) == 15 * 16_000
@@ -166,15 +166,12 @@ def test_turbo_refuses_a_clip_of_five_seconds(tts_with: Any, tmp_path: Path) -> 
         turbo.voice(write(tmp_path / "a.wav", clip(5.0)))
 
 
-def test_a_clipped_clip_is_warned_about(noise_model: Any, tmp_path: Path) -> None:
-    voice, warnings = clone_file(
-        write(tmp_path / "a.wav", np.clip(clip(2.0, level=3.0), -1, 1)),
-        name="a",
-        family="wren",
-        encoders=NoiseEncoders(noise_model.info.preset),
-        info=noise_model.info,
-    )
-    assert "clipped" in warnings[0]
+def test_a_clipped_clip_is_logged(brief: TTS, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "nightingale.engine"):
+        voice = brief.voice(write(tmp_path / "a.wav", np.clip(clip(2.0, level=3.0), -1, 1)))
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("a.wav: ")
+    assert "clipped" in message
     assert voice.provenance == "reference clip a.wav, 2.0 s"
 
 
@@ -213,12 +210,12 @@ def test_a_voice_can_be_saved_named_and_used(brief: TTS, tmp_path: Path) -> None
     voice = brief.voice(write(tmp_path / "a.wav", clip(2.0)))
     voice.save(tmp_path / "a.safetensors")
     library.add("anna", voice)
-    heard = {
+    digests = {
         brief.say("Hello", voice=used, seed=1).sha256
         for used in (voice, tmp_path / "a.wav", str(tmp_path / "a.safetensors"), "anna")
     }
-    assert len(heard) == 1
-    assert brief.say("Hello", seed=1).sha256 not in heard
+    assert len(digests) == 1
+    assert brief.say("Hello", seed=1).sha256 not in digests
 
 
 def of_another_family(voice: Voice) -> Voice:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nightingale.decoding.seeds import SEED_LIMIT
-from nightingale.engine.model import Model
+from nightingale.decoding.philox import SEED_LIMIT
+from nightingale.engine.load import Model
 from nightingale.engine.requests.controls import RANGES, Control, available_controls, build_request
 from nightingale.errors import ConfigError
 from nightingale.models.defaults import MODEL_DEFAULTS, ModelDefaults

@@ -11,7 +11,7 @@ import pytest
 from engine_helpers import LIMIT_S, TOKEN_SAMPLES, call_in_thread, is_drained, open_engine, wait_until
 
 from nightingale.backends.profiles import PROFILES
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.engine.worker import Worker
 from nightingale.errors import EngineFault, MemoryFull, TextError
 

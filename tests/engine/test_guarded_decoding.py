@@ -11,7 +11,7 @@ from engine_helpers import open_engine
 from nightingale import TTS
 from nightingale.decoding.decoding import Decoding
 from nightingale.decoding.guards import ATTEMPTS
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 
 STOP, SILENCE = 6562, 4299
 TEXT = "A sentence of some length."

@@ -6,10 +6,10 @@ import threading
 
 import numpy as np
 import pytest
-from engine_helpers import TOKEN_SAMPLES, call_in_thread, is_drained, open_engine, wait_until
+from engine_helpers import TOKEN_SAMPLES, call_in_thread, is_drained, is_stalled, open_engine, wait_until
 
 from nightingale import TTS
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.errors import ConfigError, TextError
 from nightingale.types import AudioChunk
 
@@ -91,7 +91,7 @@ def test_text_and_its_end_wake_an_idle_engine(tts: TTS) -> None:
     chunk = call_in_thread(lambda: next(iter(session)))
     assert isinstance(chunk, AudioChunk)
     session.flush()
-    assert wait_until(lambda: not tts._worker._has_work() and session.audio.take() is None)
+    assert wait_until(lambda: is_stalled(tts) and session.audio.take() is None)
     session.end()
     assert call_in_thread(lambda: list(session)) == []
     assert is_drained(tts)

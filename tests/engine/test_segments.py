@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from nightingale.decoding.decoding import MIN_BUDGET_TOKENS, token_budget
-from nightingale.decoding.seeds import SEED_LIMIT, nth_seed
-from nightingale.engine.requests.segment_queue import SegmentQueue
+from nightingale.decoding.philox import SEED_LIMIT, nth_seed
 from nightingale.engine.requests.segments import (
     MAX_CHARS,
     PAUSE_MS,
+    SegmentQueue,
     TextSegment,
     parse_pauses,
     segment_text,
@@ -290,7 +290,7 @@ def test_a_queue_is_filled_until_it_is_closed() -> None:
     assert queue.next() is segment
     assert reached == [segment]
     assert not queue.waiting
-    queue.close()
+    queue.closed = True
     assert (queue.next(), queue.waiting, queue.closed) == (None, True, True)
 
 

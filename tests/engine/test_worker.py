@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from engine_helpers import is_idle
 
 from nightingale import TTS
 from nightingale.backends.noise.renderer import NoiseStream
@@ -20,9 +21,9 @@ from nightingale.backends.profiles import PROFILES
 from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.philox import stream_key
 from nightingale.decoding.sampling import Logits
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.engine.rendering.utterance import Utterance
-from nightingale.engine.requests.segment_queue import SegmentQueue
+from nightingale.engine.requests.segments import SegmentQueue
 from nightingale.engine.session import Session
 from nightingale.errors import EngineFault, NightingaleError, QueueFull
 from nightingale.types import Samples
@@ -53,18 +54,18 @@ def within(seconds: float, done: Callable[[], bool]) -> bool:
 def test_exact_profile_gives_the_same_bits_at_any_concurrency(noise_model: Model) -> None:
     tts = engine(noise_model, "exact")
     alone = [tts.say(text, seed=i).sha256 for i, text in enumerate(TEXTS)]
-    crowd = [tts.stream(text, seed=i) for i, text in enumerate(TEXTS)]
-    heard = [np.concatenate([chunk.samples for chunk in stream]) for stream in crowd]
+    streams = [tts.stream(text, seed=i) for i, text in enumerate(TEXTS)]
+    received = [np.concatenate([chunk.samples for chunk in stream]) for stream in streams]
     again = [tts.say(text, seed=i) for i, text in enumerate(TEXTS)]
     assert [audio.sha256 for audio in again] == alone
-    for samples, audio in zip(heard, again, strict=True):
+    for samples, audio in zip(received, again, strict=True):
         assert np.array_equal(samples, audio.samples)
 
 
 def tokens_of(
     tts: TTS, open_all: Callable[[TTS], list[Iterator[Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> list[list[int]]:
-    """What each request drew, in the order the requests were opened."""
+    """Return the tokens of each request, in the order the requests were opened."""
     drawn: dict[int, list[int]] = {}
     plain = Utterance.accept
 
@@ -99,11 +100,11 @@ def test_greedy_tokens_do_not_depend_on_concurrency(
 def test_requests_start_and_end_while_others_run(noise_model: Model, profile: str) -> None:
     """Different lengths, guidance on and off, different temperatures, more requests than slots."""
     tts = engine(noise_model, profile, slots=2)
-    wishes = [{"cfg_weight": 0.0}, {"temperature": 1.2}, {}, {"cfg_weight": 1.0, "top_p": 0.8}]
-    streams = [tts.stream(t, seed=i, **w) for i, (t, w) in enumerate(zip(TEXTS, wishes, strict=True))]
+    options = [{"cfg_weight": 0.0}, {"temperature": 1.2}, {}, {"cfg_weight": 1.0, "top_p": 0.8}]
+    streams = [tts.stream(t, seed=i, **w) for i, (t, w) in enumerate(zip(TEXTS, options, strict=True))]
     for stream in reversed(streams):
         assert sum(len(chunk.samples) for chunk in stream) == 24 * 960
-    assert tts._worker.scheduler.is_idle
+    assert is_idle(tts._worker.scheduler)
 
 
 def test_closing_a_stream_frees_its_slot(noise_model: Model) -> None:
@@ -111,7 +112,7 @@ def test_closing_a_stream_frees_its_slot(noise_model: Model) -> None:
     stream = tts.stream("This would go on for a long while.", seed=1)
     next(stream)
     stream.close()
-    assert within(5, lambda: tts._worker.scheduler.is_idle and not tts._worker._jobs)
+    assert within(5, lambda: is_idle(tts._worker.scheduler) and not tts._worker._jobs)
     assert len(tts.say("Now I can speak.", seed=2).samples) > 0
 
 
@@ -125,7 +126,7 @@ def test_a_full_queue_refuses_at_once_and_recovers(noise_model: Model) -> None:
     for stream in opened:
         stream.close()
         list(stream)
-    assert within(10, lambda: tts._worker.scheduler.is_idle)
+    assert within(10, lambda: is_idle(tts._worker.scheduler))
     assert len(tts.say(TEXTS[2], seed=1).samples) > 0
 
 
@@ -146,7 +147,7 @@ def test_an_error_ends_only_its_own_request(
     with pytest.raises(EngineFault, match="a fault was planted here"):
         list(bad)
     assert sum(len(chunk.samples) for chunk in good) == 960 * want
-    assert within(5, lambda: tts._worker.scheduler.is_idle)
+    assert within(5, lambda: is_idle(tts._worker.scheduler))
 
 
 def test_out_of_memory_in_prefill_ends_only_that_request(
@@ -178,9 +179,11 @@ def test_a_failed_batch_is_retried_one_by_one(noise_model: Model, monkeypatch: p
 
     monkeypatch.setattr(NoiseRunner, "step", step)
     streams = [tts.stream(text, seed=i) for i, text in enumerate(TEXTS)]
-    for stream in streams:
-        assert sum(len(chunk.samples) for chunk in stream) == 24 * 960
+    received = [joined(stream) for stream in streams]
     assert failed, "no batch was tried"
+    for i, text in enumerate(TEXTS):
+        assert len(received[i]) == 24 * 960
+        assert np.array_equal(received[i], tts.say(text, seed=i).samples)
 
 
 BOOK = "Nobody reads this for now. " * 5
@@ -208,7 +211,7 @@ def test_stalled_listeners_hold_no_slots_and_lose_nothing(noise_model: Model, pr
     stalled_streams = [tts.stream(BOOK, seed=i) for i in range(8)]
     firsts = [next(stream).samples for stream in stalled_streams]
     assert within(LIMIT_S, lambda: stalled(tts) == 8)
-    assert tts._worker.scheduler.is_idle
+    assert is_idle(tts._worker.scheduler)
     assert not tts._worker._has_work()
     assert max(sum(chunk.seconds for chunk in s._session._chunks) for s in stalled_streams) < 1
     ninth: list[Any] = []
@@ -217,9 +220,9 @@ def test_stalled_listeners_hold_no_slots_and_lose_nothing(noise_model: Model, pr
     thread.join(LIMIT_S)
     assert ninth, "the ninth request waits for eight stalled listeners"
     assert stalled(tts) == 8
-    heard = [np.concatenate([first, joined(s)]) for first, s in zip(firsts, stalled_streams, strict=True)]
-    assert within(LIMIT_S, lambda: tts._worker.scheduler.is_idle and not tts._worker._jobs)
-    for seed, samples in enumerate(heard):
+    received = [np.concatenate([first, joined(s)]) for first, s in zip(firsts, stalled_streams, strict=True)]
+    assert within(LIMIT_S, lambda: is_idle(tts._worker.scheduler) and not tts._worker._jobs)
+    for seed, samples in enumerate(received):
         assert len(samples) == BOOK_SAMPLES
         if profile == "exact":
             assert np.array_equal(samples, tts.say(BOOK, seed=seed).samples)
@@ -323,9 +326,9 @@ def test_a_thousand_requests_leak_nothing(noise_model: Model, monkeypatch: pytes
             list(stream)
         else:
             stream.close()
-    assert within(LIMIT_S, lambda: tts._worker.scheduler.is_idle and not tts._worker._jobs)
+    assert within(LIMIT_S, lambda: is_idle(tts._worker.scheduler) and not tts._worker._jobs)
     gc.collect()
-    assert tts._worker.decoder.kv_bytes == 0
+    assert tts._worker.decoder.runner.kv_bytes == 0
     assert sum(1 for thing in gc.get_objects() if type(thing) in (Session, Utterance)) <= before + 2
 
 

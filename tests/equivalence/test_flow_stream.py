@@ -20,8 +20,7 @@ from nightingale.backends.torch.mel_stream import CONTEXT_TOKENS, MelStream, Pro
 from nightingale.decoding.philox import normal, stream_key
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, FlowConfig
-from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.chatterbox.s3gen.incremental import FlowState, render_block
+from nightingale.models.chatterbox.s3gen.flow import Flow, FlowState, render_block
 from nightingale.voices.voice import Voice
 
 SEED = 0

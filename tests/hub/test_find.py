@@ -31,6 +31,11 @@ def fill_cache(folder: Path, card: Card, names: list[str], commit: str, *, main:
     return fill_folder(repo / "snapshots" / commit, *names)
 
 
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub_cache, "cache_root", lambda: tmp_path)
+
+
 @pytest.fixture
 def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> Path:
@@ -43,19 +48,19 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("no_network")
 def test_a_folder_with_the_official_names_is_recognised(name: str, tmp_path: Path) -> None:
     folder = fill_folder(tmp_path / "weights", *needed_names(CARDS[name]))
-    found = find.locate(folder, cache_dir=tmp_path / "cache")
+    found = find.locate(folder)
     assert found.card.name == name
     assert found.folder == folder
-    assert found["t3"] == folder / CARDS[name].file("t3").names[0]
-    assert found.get("conds") is None
+    assert found.paths["t3"] == folder / CARDS[name].file("t3").names[0]
+    assert found.paths.get("conds") is None
 
 
 @pytest.mark.usefixtures("no_network")
 def test_safetensors_are_preferred_over_pt(tmp_path: Path) -> None:
     names = ["t3_cfg.safetensors", "s3gen.pt", "ve.pt", "ve.safetensors", "tokenizer.json"]
-    found = find.locate(fill_folder(tmp_path / "w", *names), cache_dir=tmp_path)
-    assert found["voice_encoder"].name == "ve.safetensors"
-    assert found["s3gen"].name == "s3gen.pt"
+    found = find.locate(fill_folder(tmp_path / "w", *names))
+    assert found.paths["voice_encoder"].name == "ve.safetensors"
+    assert found.paths["s3gen"].name == "s3gen.pt"
 
 
 @pytest.mark.usefixtures("no_network")
@@ -63,28 +68,28 @@ def test_a_cached_model_is_found_at_the_pinned_revision(tmp_path: Path) -> None:
     snapshot = fill_cache(
         tmp_path, MULTILINGUAL, needed_names(MULTILINGUAL), MULTILINGUAL.revision, main=False
     )
-    assert find.locate("multilingual", cache_dir=tmp_path).folder == snapshot
+    assert find.locate("multilingual").folder == snapshot
 
 
 @pytest.mark.usefixtures("no_network")
 def test_a_commit_with_the_known_digits_wins_over_a_moved_branch(tmp_path: Path) -> None:
     tested = fill_cache(tmp_path, TURBO, needed_names(TURBO), "749d1c1a" + "0" * 32, main=False)
     fill_cache(tmp_path, TURBO, needed_names(TURBO), "f" * 40)
-    assert find.locate("turbo", cache_dir=tmp_path).folder == tested
+    assert find.locate("turbo").folder == tested
 
 
 @pytest.mark.usefixtures("no_network")
 def test_another_revision_is_not_used_but_mentioned(tmp_path: Path) -> None:
     fill_cache(tmp_path, MULTILINGUAL, needed_names(MULTILINGUAL), "abcdef12" + "0" * 32)
     with pytest.raises(ModelMissing, match="another revision \\(abcdef12"):
-        find.locate("multilingual", offline=True, cache_dir=tmp_path)
+        find.locate("multilingual", offline=True)
 
 
 @pytest.mark.usefixtures("no_network")
 def test_offline_names_every_missing_file_and_the_command(tmp_path: Path) -> None:
     fill_cache(tmp_path, TURBO, ["vocab.json", "merges.txt", "ve.safetensors"], "749d1c1a" + "0" * 32)
     with pytest.raises(ModelMissing) as caught:
-        find.locate("turbo", offline=True, cache_dir=tmp_path)
+        find.locate("turbo", offline=True)
     error = caught.value
     for name in ("t3_turbo_v1.safetensors", "s3gen_meanflow.safetensors", "added_tokens.json"):
         assert name in error.got
@@ -97,13 +102,13 @@ def test_offline_names_every_missing_file_and_the_command(tmp_path: Path) -> Non
 def test_the_environment_can_set_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ModelMissing, match="t3_nano_v1"):
-        find.locate("nano", cache_dir=tmp_path)
+        find.locate("nano")
 
 
 @pytest.mark.usefixtures("no_network")
 def test_the_command_repeats_the_options(tmp_path: Path) -> None:
     with pytest.raises(ModelMissing, match="models pull multilingual --t3 v3 --s3gen v3") as caught:
-        find.locate("multilingual", offline=True, t3="v3", s3gen="v3", cache_dir=tmp_path)
+        find.locate("multilingual", offline=True, t3="v3", s3gen="v3")
     assert "t3_mtl23ls_v3.safetensors" in caught.value.got
     assert "s3gen_v3.safetensors or s3gen_v3.pt" in caught.value.got
 
@@ -119,45 +124,43 @@ def test_a_single_language_fine_tune_is_a_multilingual_completed_from_the_cache(
         "s3gen_v3.safetensors",
         "grapheme_mtl_merged_expanded_v1.json",
     )
-    found = find.locate(pack, s3gen="v3", cache_dir=tmp_path)
+    found = find.locate(pack, s3gen="v3")
     assert found.card is MULTILINGUAL
-    assert found["t3"] == pack / "t3_pt_br.safetensors"
-    assert found["s3gen"] == pack / "s3gen_v3.safetensors"
-    assert found["voice_encoder"] == base / "ve.safetensors"
-    assert found["conds"] == base / "conds.pt"
+    assert found.paths["t3"] == pack / "t3_pt_br.safetensors"
+    assert found.paths["s3gen"] == pack / "s3gen_v3.safetensors"
+    assert found.paths["voice_encoder"] == base / "ve.safetensors"
+    assert found.paths["conds"] == base / "conds.pt"
 
 
 @pytest.mark.usefixtures("no_network")
 def test_a_folder_with_only_s3gen_v3_says_how_to_use_it(tmp_path: Path) -> None:
     names = [n for n in needed_names(MULTILINGUAL) if not n.startswith("s3gen")]
     with pytest.raises(ModelMissing, match="say s3gen='v3'"):
-        find.locate(fill_folder(tmp_path / "w", *names, "s3gen_v3.pt"), cache_dir=tmp_path)
+        find.locate(fill_folder(tmp_path / "w", *names, "s3gen_v3.pt"))
 
 
 @pytest.mark.usefixtures("no_network")
 def test_any_t3_file_can_be_given_by_path_or_by_name_in_the_folder(tmp_path: Path) -> None:
     folder = fill_folder(tmp_path / "w", *needed_names(MULTILINGUAL), "my_t3.safetensors")
     elsewhere = fill_folder(tmp_path / "x", "other.safetensors") / "other.safetensors"
-    assert (
-        find.locate(folder, t3="my_t3.safetensors", cache_dir=tmp_path)["t3"] == folder / "my_t3.safetensors"
-    )
-    assert find.locate(folder, t3=elsewhere, cache_dir=tmp_path)["t3"] == elsewhere
+    assert find.locate(folder, t3="my_t3.safetensors").paths["t3"] == folder / "my_t3.safetensors"
+    assert find.locate(folder, t3=elsewhere).paths["t3"] == elsewhere
 
 
 @pytest.mark.usefixtures("no_network")
 def test_a_folder_with_two_models_needs_a_kind(tmp_path: Path) -> None:
     folder = fill_folder(tmp_path / "w", *needed_names(CARDS["english"]), *needed_names(MULTILINGUAL))
     with pytest.raises(ConfigError, match="english, multilingual"):
-        find.locate(folder, cache_dir=tmp_path)
-    assert find.locate(folder, kind="multilingual", cache_dir=tmp_path).card is MULTILINGUAL
-    assert find.locate(folder, t3="v2", cache_dir=tmp_path).card is MULTILINGUAL
+        find.locate(folder)
+    assert find.locate(folder, kind="multilingual").card is MULTILINGUAL
+    assert find.locate(folder, t3="v2").card is MULTILINGUAL
 
 
 @pytest.mark.usefixtures("no_network")
 def test_an_incomplete_folder_is_never_completed_from_the_network(tmp_path: Path) -> None:
     folder = fill_folder(tmp_path / "w", "t3_turbo_v1.safetensors")
     with pytest.raises(ModelMissing, match="s3gen_meanflow"):
-        find.locate(folder, offline=False, cache_dir=tmp_path)
+        find.locate(folder, offline=False)
 
 
 @pytest.mark.parametrize(("name", "hint"), [("trubo", "'turbo'"), ("/no/such/folder", "models list")])
@@ -172,9 +175,16 @@ def test_an_empty_folder_says_what_it_should_hold(tmp_path: Path) -> None:
         find.locate(tmp_path)
 
 
-@pytest.mark.parametrize("options", [{"t3": "v9"}, {"s3gen": "no/such/file.pt"}, {"kind": "english"}])
-def test_an_impossible_option_is_refused(options: dict[str, str]) -> None:
-    with pytest.raises(ConfigError):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"t3": "v9"}, r"no such t3 for 'multilingual': got t3='v9'"),
+        ({"s3gen": "no/such/file.pt"}, r"no such s3gen for 'multilingual': got s3gen='no/such/file\.pt'"),
+        ({"kind": "english"}, "a named model has its own kind: got kind='english'"),
+    ],
+)
+def test_an_impossible_option_is_refused(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         find.locate("multilingual", offline=True, **options)  # type: ignore[arg-type]
 
 
@@ -182,7 +192,7 @@ def test_only_what_is_missing_is_downloaded(tmp_path: Path, monkeypatch: pytest.
     here = fill_cache(tmp_path, TURBO, ["vocab.json", "merges.txt"], "749d1c1a" + "0" * 32)
     asked: list[str] = []
 
-    def fake(card: Card, names: tuple[str, ...], cache_dir: Path | None = None) -> Path:
+    def fake(card: Card, names: tuple[str, ...]) -> Path:
         asked.append(names[0])
         if names[0] == "conds.pt":
             raise ModelMissing("conds", got="404", allowed="-", fix="-")
@@ -190,30 +200,30 @@ def test_only_what_is_missing_is_downloaded(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(hub_cache, "download", fake)
     announced: list[str] = []
-    found = find.locate("turbo", cache_dir=tmp_path, on_file=announced.append)
+    found = find.locate("turbo", on_file=announced.append)
     assert asked == announced
     assert asked[:2] == ["t3_turbo_v1.safetensors", "s3gen_meanflow.safetensors"]
     assert "vocab.json" not in asked
-    assert found.get("conds") is None, "an optional file must not fail the download"
+    assert found.paths.get("conds") is None, "an optional file must not fail the download"
 
 
 def test_a_file_with_the_wrong_digest_is_not_accepted_by_pull(tmp_path: Path) -> None:
     fill_cache(tmp_path, TURBO, [*needed_names(TURBO), "conds.pt"], "749d1c1a" + "0" * 32)
     with pytest.raises(CheckpointError, match="fcf1f8c1"):
-        find.pull("turbo", cache_dir=tmp_path)
+        find.pull("turbo")
 
 
 def test_state_says_what_the_cache_holds(tmp_path: Path) -> None:
-    assert not find.state(TURBO, tmp_path).complete
+    assert not find.state(TURBO).complete
     fill_cache(tmp_path, TURBO, needed_names(TURBO), "749d1c1a" + "0" * 32)
-    state = find.state(TURBO, tmp_path)
+    state = find.state(TURBO)
     assert state.complete
     assert state.bytes_here == sum(len(name) for name in needed_names(TURBO))
 
 
 def test_the_fingerprint_changes_with_the_weights_that_make_voices(tmp_path: Path) -> None:
     folder = fill_folder(tmp_path / "w", *needed_names(TURBO))
-    before = find.locate(folder, cache_dir=tmp_path).fingerprint
-    assert find.locate(folder, cache_dir=tmp_path).fingerprint == before
+    before = find.locate(folder).fingerprint
+    assert find.locate(folder).fingerprint == before
     (folder / "ve.safetensors").write_bytes(b"other weights")
-    assert find.locate(folder, cache_dir=tmp_path).fingerprint != before
+    assert find.locate(folder).fingerprint != before

@@ -197,8 +197,9 @@ def test_damaged_files_are_refused_or_read_as_tensors(tmp_path: Path) -> None:
             except CheckpointError:
                 refused += 1
                 continue
+            assert found
             assert all(isinstance(value, torch.Tensor) for value in found.values())
-        assert refused >= 45, name
+        assert 45 <= refused < 60, name
 
 
 MEASURE = """

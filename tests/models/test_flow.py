@@ -8,8 +8,7 @@ from parity import tiny
 from torch import Tensor
 
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
-from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.chatterbox.s3gen.solver import cosine_times, integrate, linear_times
+from nightingale.models.chatterbox.s3gen.flow import Flow, cosine_times, integrate, linear_times
 
 CONFIGS = {"flow": tiny.TINY_FLOW, "meanflow": tiny.TINY_MEANFLOW}
 TOKENS = tiny.FLOW_PROMPT_TOKENS + tiny.FLOW_TOKENS

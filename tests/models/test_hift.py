@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,8 @@ import torch
 from parity import tiny
 from torch import Tensor
 
-from nightingale.models.chatterbox.hift.config import CAUSAL_LOOKAHEAD_FRAMES
+from nightingale.clocks import CLOCKS
+from nightingale.models.chatterbox.hift.config import CAUSAL_LOOKAHEAD_FRAMES, ISTFT_HOP, UPSAMPLE_RATES
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.hift.source import HarmonicSource, sum_in_phase, sum_of_sines
 
@@ -142,3 +144,7 @@ def test_the_recurrence_equals_the_sum_of_sines() -> None:
     assert (sum_in_phase(angle, amplitude) - want).abs().max() < 1e-5 * want.abs().max()
     shifted = sum_of_sines(angle, amplitude, torch.full((1, 48, 1), 0.5))
     assert (shifted - want).abs().max() > 0.1
+
+
+def test_upsampling_and_the_inverse_transform_give_the_samples_of_a_frame() -> None:
+    assert math.prod(UPSAMPLE_RATES) * ISTFT_HOP == CLOCKS.samples_per_frame

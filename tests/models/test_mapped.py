@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from nightingale.models.layers.mapped_weights import MIN_BYTES, release_pages
-from nightingale.models.layers.weight_layout import pack_for_rendering
+from nightingale.models.layers.weight_layout import MIN_BYTES, pack_for_rendering, release_pages
 
 MIB = 2**20
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from nightingale.errors import MemoryFull
 from nightingale.models.chatterbox.t3.config import ENGLISH, START_SPEECH, TURBO, Gpt2Config, T3Config
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.layers.config import RopeScaling
 from nightingale.models.layers.rope import inverse_frequencies
 from nightingale_lab.no_kv_cache import NoKVCache
 
@@ -209,8 +208,8 @@ def test_nano_differs_from_turbo_in_its_backbone_only() -> None:
 
 
 def test_low_rotary_frequencies_are_scaled_as_in_llama_3() -> None:
-    inverse = inverse_frequencies(64, theta=500_000.0, scaling=RopeScaling())
-    plain = inverse_frequencies(64, theta=500_000.0, scaling=None)
+    inverse = inverse_frequencies(64, theta=500_000.0, scaling=True)
+    plain = inverse_frequencies(64, theta=500_000.0, scaling=False)
     assert torch.equal(inverse[:15], plain[:15])
     torch.testing.assert_close(
         inverse[15:18], torch.tensor([1.37189e-3, 5.24846e-4, 1.78508e-4]), rtol=1e-5, atol=0

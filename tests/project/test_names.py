@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
-import sys
-from collections import Counter, defaultdict
-from pathlib import Path
+from collections import defaultdict
 
 import pytest
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-
 from project.source_tree import ROOT, SRC, docstrings, identifiers, parse, python_files, relative, words_of
-
-UPDATE = __name__ == "__main__"
-UPDATED: dict[str, dict[str, int]] = {}
 
 SAME_INTERFACE = {
     "__init__", "__main__",
@@ -40,31 +30,12 @@ BANNED_IN_IDENTIFIERS = BANNED_ANYWHERE | {
     "company", "crowd", "door", "guess", "guesses", "guessed", "guesser", "halves", "heard", "hear", "house",
     "room", "wish", "wishes",
 }  # fmt: skip
-BASELINE = Path(__file__).with_name("names_baseline.json")
-"""Violations that existed when these rules were introduced. A test fails when one is added, and also when one
-that is listed is gone, so that the list only ever shrinks: `python tests/project/test_names.py` rewrites it."""
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "AGENTS.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-
-
-def by_file(found: list[str]) -> dict[str, int]:
-    """Return how many violations each file has."""
-    return dict(sorted(Counter(line.split(":")[0] for line in found).items()))
-
-
-def compare(rule: str, found: dict[str, int], details: str) -> None:
-    """Fail if violations of a rule were added, or if fewer are left than the baseline lists."""
-    if UPDATE:
-        UPDATED[rule] = found
-        return
-    known = json.loads(BASELINE.read_text())[rule]
-    added = {name: count for name, count in found.items() if count > known.get(name, 0)}
-    assert not added, f"{rule}: {added}\n{details}"
-    assert found == known, f"{rule}: fewer than in {BASELINE.name}; run `python tests/project/test_names.py`"
 
 
 def duplicates(names: dict[str, list[str]]) -> dict[str, list[str]]:
@@ -78,7 +49,7 @@ def test_no_two_public_classes_have_the_same_name() -> None:
             for node in parse(path).body:
                 if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                     places[node.name].append(relative(path))
-    compare("classes", {name: len(at) for name, at in duplicates(places).items()}, str(duplicates(places)))
+    assert not duplicates(places)
 
 
 @pytest.mark.parametrize("distribution", ["nightingale", "nightingale_lab"])
@@ -88,8 +59,7 @@ def test_no_two_modules_of_a_distribution_have_the_same_name(distribution: str) 
     for path in python_files():
         if path.is_relative_to(SRC / distribution) and path.stem not in SAME_INTERFACE:
             places[path.stem].append(relative(path))
-    found = {name: len(at) for name, at in duplicates(places).items()}
-    compare(f"modules of {distribution}", found, str(duplicates(places)))
+    assert not duplicates(places)
 
 
 def test_no_docstring_begins_as_a_fragment() -> None:
@@ -99,7 +69,7 @@ def test_no_docstring_begins_as_a_fragment() -> None:
         for number, line in enumerate(path.read_text().splitlines(), start=1)
         if FRAGMENT.match(line)
     ]
-    compare("fragments", by_file(found), "\n".join(found))
+    assert not found, "\n".join(found)
 
 
 def test_first_paragraphs_of_docstrings_end_like_sentences() -> None:
@@ -110,7 +80,7 @@ def test_first_paragraphs_of_docstrings_end_like_sentences() -> None:
         # An attribute may be documented by its shape alone: (rows, heads).
         if not re.search(r"[.!?:)`]\s*(\n\s*\n|$)", text.rstrip())
     ]
-    compare("endings", by_file(found), "\n".join(found))
+    assert not found, "\n".join(found)
 
 
 def test_identifiers_avoid_the_former_private_vocabulary() -> None:
@@ -120,7 +90,7 @@ def test_identifiers_avoid_the_former_private_vocabulary() -> None:
         for line, name in [(1, path.stem), *identifiers(parse(path))]
         if BANNED_IN_IDENTIFIERS.intersection(words_of(name))
     ]
-    compare("identifiers", by_file(found), "\n".join(found))
+    assert not found, "\n".join(found)
 
 
 def test_docstrings_avoid_the_former_private_vocabulary() -> None:
@@ -130,7 +100,7 @@ def test_docstrings_avoid_the_former_private_vocabulary() -> None:
         for line, text in docstrings(parse(path))
         if (banned := BANNED_ANYWHERE.intersection(re.findall(r"[a-z]+", text.lower())))
     ]
-    compare("docstrings", by_file(found), "\n".join(found))
+    assert not found, "\n".join(found)
 
 
 def test_pages_avoid_the_former_private_vocabulary() -> None:
@@ -140,7 +110,7 @@ def test_pages_avoid_the_former_private_vocabulary() -> None:
         for number, line in enumerate(page.read_text().splitlines(), start=1)
         if (banned := BANNED_ANYWHERE.intersection(re.findall(r"[a-z]+", line.lower())))
     ]
-    compare("pages", by_file(found), "\n".join(found))
+    assert not found, "\n".join(found)
 
 
 def test_a_fragment_is_found() -> None:
@@ -152,15 +122,3 @@ def test_a_banned_word_is_found_inside_an_identifier() -> None:
     tree = ast.parse("class HostDraws:\n    def refill(self, guest_list): self.crew = 1\n")
     found = [name for _, name in identifiers(tree) if BANNED_IN_IDENTIFIERS.intersection(words_of(name))]
     assert found == ["HostDraws", "guest_list", "crew"]
-
-
-if __name__ == "__main__":
-    test_no_two_public_classes_have_the_same_name()
-    for one in ("nightingale", "nightingale_lab"):
-        test_no_two_modules_of_a_distribution_have_the_same_name(one)
-    test_no_docstring_begins_as_a_fragment()
-    test_first_paragraphs_of_docstrings_end_like_sentences()
-    test_identifiers_avoid_the_former_private_vocabulary()
-    test_docstrings_avoid_the_former_private_vocabulary()
-    test_pages_avoid_the_former_private_vocabulary()
-    BASELINE.write_text(json.dumps(UPDATED, indent=1, sort_keys=True) + "\n")

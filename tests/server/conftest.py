@@ -16,7 +16,7 @@ from nightingale import TTS
 from nightingale.backends.profiles import BALANCED
 
 if TYPE_CHECKING:
-    from nightingale.engine.model import Model
+    from nightingale.engine.load import Model
 
 
 @pytest.fixture(scope="package")

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from live_server import LiveServer, free_port
 
-from nightingale.server.auth import is_foreign_origin
+from nightingale.server.middleware import is_foreign_origin
 from nightingale.server.settings import ServerSettings
 
 ROOT = Path(__file__).parents[2]

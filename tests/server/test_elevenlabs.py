@@ -14,7 +14,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from nightingale import TTS
-from nightingale.server.elevenlabs.contexts import MAX_CONTEXTS, OutputFormat, UrlOptions
+from nightingale.server.elevenlabs import elevenlabs_routes
+from nightingale.server.elevenlabs.elevenlabs_routes import MAX_CONTEXTS
 
 LONG = "This is one of very many sentences that are only here to make the text long. " * 40
 
@@ -153,15 +154,10 @@ def test_closing_an_unknown_context_is_confirmed(multi: ClientConnection) -> Non
 
 
 def test_abandoned_context_ends_by_itself(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(UrlOptions, "parse", classmethod(lambda _, voice, query: impatient_options(voice)))
-    with connect(url(server, "multi-stream-input")) as socket:
+    monkeypatch.setattr(elevenlabs_routes, "MIN_INACTIVITY_S", 0.2)
+    with connect(url(server, "multi-stream-input", inactivity_timeout="0.2")) as socket:
         send(socket, text="Hello.", context_id="a")
         assert seconds_of(receive(socket)) > 0
-
-
-def impatient_options(voice: str) -> UrlOptions:
-    output = OutputFormat.parse("pcm_24000")
-    return UrlOptions(voice=voice, output=output, language=None, auto_mode=False, inactivity_s=0.2)
 
 
 def test_close_socket_sends_flushed_audio_first(server: LiveServer) -> None:

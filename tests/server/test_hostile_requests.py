@@ -17,6 +17,7 @@ import httpx
 import pytest
 from live_server import LiveServer, live_server
 from plain_http import HTTP
+from starlette.requests import HTTPConnection
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
@@ -24,7 +25,7 @@ from nightingale import TTS
 from nightingale.errors import QueueFull
 from nightingale.server import middleware
 from nightingale.server.app import create_app
-from nightingale.server.elevenlabs.contexts import UrlOptions
+from nightingale.server.elevenlabs.elevenlabs_routes import parse_options
 from nightingale.server.logs import TextFormatter
 from nightingale.server.service.speech_service import MAX_PENDING_UPLOADS, SpeechService
 from nightingale.server.settings import ServerSettings
@@ -47,7 +48,8 @@ def test_invalid_origin_is_refused(server: LiveServer, origin: str) -> None:
     ("written", "seconds"), [("nan", 20), ("-inf", 5), ("inf", 180), ("7", 7), ("x", 20)]
 )
 def test_invalid_inactivity_timeout_is_replaced(written: str, seconds: float) -> None:
-    assert UrlOptions.parse("nova", {"inactivity_timeout": written}).inactivity_s == seconds
+    connection = HTTPConnection({"type": "http", "query_string": f"inactivity_timeout={written}".encode()})
+    assert asyncio.run(parse_options(connection, "nova")).inactivity_s == seconds
 
 
 def test_keys_are_read_once_for_routes_and_sockets(small: Callable[..., TTS], tmp_path: Path) -> None:

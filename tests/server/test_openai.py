@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from live_server import LiveServer, live_server
+from plain_http import HTTP
 
 from nightingale import TTS
 
@@ -124,7 +125,7 @@ def test_full_queue_is_retried_by_the_client(small: Callable[..., TTS]) -> None:
     with small(slots=1, queue=2) as tts, live_server(tts) as server:
         server.service._slot_ms = 50.0
         assert asyncio.run(asyncio.wait_for(run(server), 60)) > 10_000
-        text = server.service.metrics.render().decode()
+        text = HTTP.get(f"{server.http}/metrics").text
         assert 'route="/v1/audio/speech",status="429"' in text, "no request was rejected"
 
 

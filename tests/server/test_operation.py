@@ -19,9 +19,9 @@ from nightingale import TTS
 from nightingale.engine.session import Session
 from nightingale.errors import EngineFault
 from nightingale.server.app import create_app
-from nightingale.server.auth import is_foreign_origin, is_valid_key, request_key
 from nightingale.server.logs import JsonFormatter, TextFormatter, log_config
-from nightingale.server.service import model_loading, speech_service
+from nightingale.server.middleware import is_foreign_origin, is_valid_key, request_key
+from nightingale.server.service import model_loading
 from nightingale.server.service.speech_service import SpeechService
 from nightingale.server.settings import ServerSettings
 
@@ -66,8 +66,10 @@ def test_path_prefix_does_not_bypass_the_key(prefix: str) -> None:
         transport = httpx.ASGITransport(create_app(settings, SpeechService(settings)), root_path=prefix)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             for path in ("/v1/models", "//v1/models", "/page/../v1/models", "/v1//models"):
+                # The files of the page need no key, and none of them has such a path.
+                expected = (401, 404) if path.startswith("/page/") else (401,)
                 for address in (path, prefix + path):
-                    assert (await client.get(address)).status_code in (401, 404)
+                    assert (await client.get(address)).status_code in expected
             if prefix == "/tts":
                 assert (await client.get("/tts/health")).status_code == 200
                 assert (await client.get("/tts/v1/models", headers={"xi-api-key": "k"})).status_code == 200
@@ -136,12 +138,14 @@ def test_ready_only_after_the_warm_up(small: Callable[..., TTS], monkeypatch: py
             loop = asyncio.get_running_loop()
             hold = asyncio.Event()
 
+            warm_up = model_loading.warm_up
+
             def slow(tts: TTS, registry: Any) -> None:
                 asyncio.run_coroutine_threadsafe(hold.wait(), loop).result()
-                model_loading.warm_up(tts, registry)
+                warm_up(tts, registry)
                 loop.call_soon_threadsafe(warm.set)
 
-            monkeypatch.setattr(speech_service, "warm_up", slow)
+            monkeypatch.setattr(model_loading, "warm_up", slow)
             transport = httpx.ASGITransport(create_app(ServerSettings(), service))
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 assert (await client.get("/ready")).status_code == 503
@@ -184,7 +188,7 @@ def loads(small: Callable[..., TTS], monkeypatch: pytest.MonkeyPatch) -> list[TT
         loaded.append(small())
         return loaded[-1]
 
-    monkeypatch.setattr(speech_service, "load_engine", load)
+    monkeypatch.setattr(model_loading, "load_engine", load)
     return loaded
 
 
@@ -256,7 +260,7 @@ def test_shutdown_waits_for_the_grace_period(small: Callable[..., TTS]) -> None:
         with small(tokens=40) as tts:
             service = SpeechService(ServerSettings(), tts)
             await service.start()
-            speech = await service.open("One sentence, and then another one. " * 30)
+            speech = await service.open("One sentence, and then another one. " * 30, seed=1)
             first = await anext(aiter(speech))
             stopping = asyncio.create_task(service.stop(grace_s))
             received = len(first.samples) + sum([len(chunk.samples) async for chunk in speech])

@@ -13,7 +13,7 @@ import pytest
 from live_server import LiveServer
 from plain_http import HTTP
 
-from nightingale.server.openai.schemas import SpeechBody
+from nightingale.server.openai.speech_routes import SpeechBody
 
 av = pytest.importorskip("av")
 

@@ -15,7 +15,7 @@ from plain_http import HTTP
 from websockets.sync.client import connect
 
 from nightingale import TTS
-from nightingale.server.service.timestamps import SegmentTimer, TimedSegment, format_srt
+from nightingale.server.service.speech_streams import SegmentTimer, TimedSegment, format_srt
 from nightingale.types import AudioChunk, SegmentStart
 
 SPOKEN = ["The first sentence is about birds in a tree.", "The second one is not about anything at all."]

@@ -17,14 +17,13 @@ from plain_http import HTTP
 
 from nightingale import TTS, Voice
 from nightingale.errors import VoiceError, VoiceNotFound
-from nightingale.server.service.voice_aliases import OPENAI_VOICES, parse_blend, resolve_alias
-from nightingale.server.service.voice_registry import VoiceRegistry
+from nightingale.server.service.voice_registry import OPENAI_VOICES, VoiceRegistry, parse_blend, resolve_alias
 from nightingale.server.settings import ServerSettings
 from nightingale.voices import library
 from nightingale.voices.blend import blend
 
 if TYPE_CHECKING:
-    from nightingale.engine.model import Model
+    from nightingale.engine.load import Model
 
 
 @pytest.fixture

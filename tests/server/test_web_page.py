@@ -49,7 +49,7 @@ class Links(HTMLParser):
 
 def index() -> Links:
     links = Links()
-    links.feed(web_routes.page_files()["index.html"].content.decode())
+    links.feed(web_routes.page_files()["index.html"][0].decode())
     return links
 
 
@@ -64,7 +64,7 @@ def test_page_is_at_the_root(client: TestClient) -> None:
 def test_each_file_has_its_media_type(client: TestClient, name: str) -> None:
     answer = client.get(f"/page/{name}")
     assert answer.status_code == 200
-    assert answer.content == web_routes.page_files()[name].content
+    assert answer.content == web_routes.page_files()[name][0]
     assert answer.headers["content-type"] == web_routes.MEDIA_TYPES[PurePosixPath(name).suffix]
     assert answer.headers["x-content-type-options"] == "nosniff"
 
@@ -100,14 +100,14 @@ def test_cached_file_is_not_sent_again(client: TestClient) -> None:
 
 @pytest.mark.parametrize("name", sorted(web_routes.page_files()))
 def test_no_file_names_another_host(name: str) -> None:
-    text = web_routes.page_files()[name].content.decode()
+    text = web_routes.page_files()[name][0].decode()
     hosts = set(re.findall(r"(?:https?:)?//[\w.-]+\.[a-z]{2,}[^\s\"']*", text))
     assert hosts <= {"http://www.w3.org/2000/svg"}, "the page must work on a machine without a network"
 
 
 def test_urls_are_relative() -> None:
     rooted = re.compile(r"""(?:src|href)="/|url\(\s*["']?/|(?:fetch|import|URL)\(\s*["'`]/|from "/""")
-    found = {name: rooted.findall(file.content.decode()) for name, file in web_routes.page_files().items()}
+    found = {name: rooted.findall(content.decode()) for name, (content, _) in web_routes.page_files().items()}
     assert not {name: hits for name, hits in found.items() if hits}
 
 
@@ -120,8 +120,8 @@ def test_files_named_in_the_page_exist() -> None:
 def test_every_import_names_a_file() -> None:
     imports = [
         (name, posixpath.normpath(posixpath.join(posixpath.dirname(name), target)))
-        for name, file in web_routes.page_files().items()
-        for target in re.findall(r"""(?:from|URL\() ?"(\.[\w./-]+\.js)\"""", file.content.decode())
+        for name, (content, _) in web_routes.page_files().items()
+        for target in re.findall(r"""(?:from|URL\() ?"(\.[\w./-]+\.js)\"""", content.decode())
     ]
     assert len(imports) > 20
     assert not [pair for pair in imports if pair[1] not in web_routes.page_files()]
@@ -131,7 +131,8 @@ def test_every_referenced_id_exists_once() -> None:
     document = index()
     assert len(document.ids) == len(set(document.ids))
     assert set(document.references) <= set(document.ids)
-    scripts = "".join(f.content.decode() for n, f in web_routes.page_files().items() if n.endswith(".js"))
+    files = web_routes.page_files().items()
+    scripts = "".join(content.decode() for name, (content, _) in files if name.endswith(".js"))
     used = set(re.findall(r'byId\("([\w-]+)"\)', scripts))
     assert len(used) > 30
     assert used <= set(document.ids), "a script uses an element that the page does not have"
@@ -141,5 +142,5 @@ def test_every_referenced_id_exists_once() -> None:
 
 
 def test_no_file_of_the_page_is_too_long() -> None:
-    lines = {name: file.content.count(b"\n") for name, file in web_routes.page_files().items()}
+    lines = {name: content.count(b"\n") for name, (content, _) in web_routes.page_files().items()}
     assert not {name: count for name, count in lines.items() if count > LINE_LIMIT}

@@ -15,9 +15,9 @@ from live_server import EndlessService, free_port, live_server
 
 from nightingale import TTS
 from nightingale.errors import ConfigError
+from nightingale.server.listen_socket import parse_wyoming
 from nightingale.server.service.speech_service import SpeechService
 from nightingale.server.settings import ServerSettings
-from nightingale.server.wyoming.wyoming_address import parse_address
 
 pytest.importorskip("wyoming")
 from wyoming.audio import AudioChunk, AudioStart
@@ -34,7 +34,7 @@ from wyoming.tts import (
 )
 
 from nightingale.server.wyoming import wyoming_server
-from nightingale.server.wyoming.wyoming_events import MAX_EXTRA_BYTES
+from nightingale.server.wyoming.wyoming_server import MAX_EXTRA_BYTES
 
 LONG = "This is one of very many sentences that are only here to make the text long. " * 40
 
@@ -276,11 +276,11 @@ def test_number_of_clients_is_limited(service: SpeechService, monkeypatch: pytes
 )
 def test_invalid_address_is_refused(uri: str) -> None:
     with pytest.raises(ConfigError, match="not an address"):
-        parse_address(uri)
+        parse_wyoming(uri)
 
 
 def test_public_address_needs_insecure() -> None:
-    assert parse_address("tcp://127.0.0.1") == ("127.0.0.1", 10200)
+    assert parse_wyoming("tcp://127.0.0.1") == ("127.0.0.1", 10200)
     with pytest.raises(ConfigError, match="--insecure"):
-        parse_address("tcp://0.0.0.0:10200")
-    assert parse_address("tcp://0.0.0.0:10200", insecure=True) == ("0.0.0.0", 10200)
+        parse_wyoming("tcp://0.0.0.0:10200")
+    assert parse_wyoming("tcp://0.0.0.0:10200", insecure=True) == ("0.0.0.0", 10200)

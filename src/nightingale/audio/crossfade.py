@@ -1,8 +1,7 @@
 """Join overlapping renderings of one utterance into a single stream of samples.
 
 A streaming vocoder renders the newest frames before it has the frames that follow them, so the end of each
-rendering is provisional. `Crossfade` returns every sample once and blends the provisional end of one
-rendering into the start of the next. `fade_in` is the fade at the start of every utterance.
+rendering is provisional, and is blended into the start of the next one.
 """
 
 from __future__ import annotations
@@ -21,14 +20,7 @@ CROSSFADE_SAMPLES: Final = 120
 
 
 class Crossfade:
-    """Return each sample of an utterance once, from renderings that overlap.
-
-    The samples rendered beyond the last returned one are provisional. They are crossfaded with the same
-    samples of the next rendering.
-
-    Args:
-        hold_frames: Mel frames at the end of the known mel that are not returned before the final rendering.
-    """
+    """Returns each sample once, from renderings that overlap, and holds back the last `hold_frames` mel frames."""
 
     def __init__(self, hold_frames: int = HOLD_FRAMES) -> None:
         self._hold_samples = hold_frames * CLOCKS.samples_per_frame

@@ -3,10 +3,9 @@
 The measure: apply K-weighting (two biquads), take the power of 400 ms blocks every 100 ms, drop blocks under
 -70 LUFS, then blocks 10 LU under the mean, and average the rest.
 
-The filters are applied in the frequency domain. Multiplying by a biquad's exact response on an n-point grid
-is a circular convolution with its impulse response, so each segment starts with half a second of the samples
-before it, which absorbs the wrap-around. The slowest pole pair (38 Hz, Q 1/2) has decayed by
-exp(-2·pi·38·0.5) < 1e-51 by then: the error left is that of float64 arithmetic.
+The filters are applied in the frequency domain, which is a circular convolution. So each segment starts with
+half a second of the samples before it, which absorbs the wrap-around: the slowest pole pair (38 Hz, Q 1/2) has
+decayed by exp(-2·pi·38·0.5) < 1e-51 by then.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ BLOCK_STEP = 0.25
 """Distance between the starts of two blocks, in blocks."""
 ABSOLUTE_GATE_LUFS = -70.0
 RELATIVE_GATE_LU = -10.0
-VOICE_LUFS = -27.0
 
 _OFFSET_LU = -0.691
 _PAST_S = 0.5
@@ -31,7 +29,7 @@ _PAST_S = 0.5
 _Floats = NDArray[np.float64]
 
 
-def normalize_loudness(samples: Samples, rate_hz: int, target_lufs: float = VOICE_LUFS) -> Samples:
+def normalize_loudness(samples: Samples, rate_hz: int, target_lufs: float) -> Samples:
     """Scale the samples to the target; a clip whose loudness cannot be measured is returned unchanged."""
     loudness = integrated_loudness(samples, rate_hz)
     if not math.isfinite(loudness):
@@ -41,8 +39,7 @@ def normalize_loudness(samples: Samples, rate_hz: int, target_lufs: float = VOIC
 
 def integrated_loudness(samples: Samples, rate_hz: int) -> float:
     """Return the gated loudness of a mono clip in LUFS; -inf if it is silent or shorter than one block."""
-    seconds = len(samples) / rate_hz
-    if seconds < BLOCK_S:
+    if len(samples) < BLOCK_S * rate_hz:
         return -math.inf
     power = _block_power(_k_weight(samples, rate_hz), rate_hz)
     with np.errstate(divide="ignore"):

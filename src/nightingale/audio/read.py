@@ -45,15 +45,16 @@ def read_audio(source: str | Path | bytes, *, max_seconds: float = MAX_SECONDS) 
     data = source if isinstance(source, bytes) else _file_bytes(Path(source))
     if not data:
         raise BadReference("the audio file is empty", allowed=_FORMAT_NAMES)
-    if len(data) > MAX_FILE_BYTES:
-        raise _too_big(len(data))
+    _check_size(len(data))
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             _check_header(file)
             samples = _decode(file, max_seconds)
             rate_hz = int(file.samplerate)
     except (soundfile.SoundFileError, RuntimeError, TypeError, ValueError, OverflowError) as error:
-        reason = _decoder_message(error)
+        reason = str(error) or type(error).__name__
+        if isinstance(error, soundfile.LibsndfileError):  # whose own message begins with a Python object
+            reason = f"libsndfile says {error.error_string.rstrip('.')!r}"
         raise BadReference(
             "the audio file cannot be decoded",
             got=reason if isinstance(source, bytes) else f"{source}: {reason}",
@@ -64,21 +65,13 @@ def read_audio(source: str | Path | bytes, *, max_seconds: float = MAX_SECONDS) 
     return samples, rate_hz
 
 
-def _decoder_message(error: Exception) -> str:
-    """Return the decoder's message without soundfile's prefix, which names a Python object."""
-    if isinstance(error, soundfile.LibsndfileError):
-        return f"libsndfile says {error.error_string.rstrip('.')!r}"
-    return str(error) or type(error).__name__
-
-
 def _file_bytes(path: Path) -> bytes:
     try:
         status = path.stat()
         # A device or a pipe may deliver bytes without end, and its size says nothing.
         if not stat.S_ISREG(status.st_mode):
             raise BadReference("the reference is not a regular file", got=str(path))
-        if status.st_size > MAX_FILE_BYTES:
-            raise _too_big(status.st_size)
+        _check_size(status.st_size)
         return path.read_bytes()
     except (OSError, ValueError) as error:
         raise BadReference(
@@ -93,20 +86,13 @@ def _check_header(file: soundfile.SoundFile) -> None:
         raise BadReference(
             "this audio format is not supported", got=file.format, allowed=_FORMAT_NAMES, fix=_CONVERT
         )
-    if not 1 <= file.channels <= MAX_CHANNELS:
-        raise BadReference(
-            "the clip has too many channels",
-            got=f"{file.channels} channels",
-            allowed=f"1 to {MAX_CHANNELS}",
-            fix="Mix the clip down to mono.",
-        )
-    if not MIN_RATE_HZ <= file.samplerate <= MAX_RATE_HZ:
-        raise BadReference(
-            "the clip's sample rate is out of range",
-            got=f"{file.samplerate} Hz",
-            allowed=f"{MIN_RATE_HZ} to {MAX_RATE_HZ} Hz",
-            fix="Resample the clip, for example to 24000 Hz.",
-        )
+    for what, value, low, high, fix in (
+        ("number of channels", file.channels, 1, MAX_CHANNELS, "Mix the clip down to mono."),
+        ("sample rate", file.samplerate, MIN_RATE_HZ, MAX_RATE_HZ, "Resample the clip to 24000 Hz."),
+    ):
+        if not low <= value <= high:
+            allowed = f"{low} to {high}"
+            raise BadReference(f"the clip's {what} is out of range", got=str(value), allowed=allowed, fix=fix)
 
 
 def _decode(file: soundfile.SoundFile, max_seconds: float) -> Samples:
@@ -127,25 +113,16 @@ def _check_samples(samples: Samples) -> None:
         raise BadReference("the clip holds no samples", allowed="at least one second of speech")
     # min and max propagate NaN and infinities without a mask the size of the clip.
     level = max(float(samples.max()), -float(samples.min()))
-    if not np.isfinite(level):
+    if not level <= MAX_LEVEL:
         raise BadReference(
-            "the clip's samples are not finite",
-            got="NaN or infinity among the samples",
-            fix="Export the clip again from its source.",
-        )
-    if level > MAX_LEVEL:
-        raise BadReference(
-            "the clip's samples are far outside full scale",
+            f"the clip's samples are {'far outside full scale' if np.isfinite(level) else 'not finite'}",
             got=f"a peak of {level:.6g}",
             allowed=f"samples in [-1, 1], tolerated up to {MAX_LEVEL:g}",
             fix="Export the clip as 16-bit PCM, or scale its floats to [-1, 1].",
         )
 
 
-def _too_big(size_bytes: int) -> BadReference:
-    return BadReference(
-        "the audio file is too big",
-        got=f"{size_bytes} bytes",
-        allowed=f"at most {MAX_FILE_BYTES} bytes",
-        fix=_CUT,
-    )
+def _check_size(size_bytes: int) -> None:
+    if size_bytes > MAX_FILE_BYTES:
+        limit = f"at most {MAX_FILE_BYTES} bytes"
+        raise BadReference("the audio file is too big", got=f"{size_bytes} bytes", allowed=limit, fix=_CUT)

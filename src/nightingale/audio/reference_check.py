@@ -1,15 +1,20 @@
-"""Check of a reference clip: errors for clips that cannot become a voice, warnings for poor ones."""
+"""Check of a reference clip: errors for clips that cannot become a voice, warnings for poor ones.
+
+A clip's sound spans the frames within 20 dB of the loudest one; what is before and after are its quiet ends.
+"""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 
 from nightingale.audio.samples import Samples
-from nightingale.audio.trim import frame_power, sound_span
 from nightingale.errors import BadReference
 
+FRAME_SAMPLES = 2048
+HOP_SAMPLES = 512
+TOP_DB = 20.0
+FLOOR_POWER = 1e-10
+"""Frames below this power count as equally silent, so that a silent clip is kept whole."""
 SILENCE_RMS = 1e-3
 """A clip whose loudest frame is under -60 dB of full scale is silent."""
 CLIP_LEVEL = 0.999
@@ -18,20 +23,8 @@ CLIP_RUN_SAMPLES = 3
 CLIP_SHARE = 1e-4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReferenceReport:
-    """Measurements of an accepted clip, and warnings about it."""
-
-    seconds: float
-    sound_seconds: float
-    """Length without the quiet ends."""
-    clipped_share: float
-    """Fraction of the samples that lie in clipped peaks."""
-    warnings: tuple[str, ...]
-
-
-def check_reference(samples: Samples, rate_hz: int, *, longer_than_s: float) -> ReferenceReport:
-    """Check a mono clip for a model that needs more than `longer_than_s` seconds.
+def check_reference(samples: Samples, rate_hz: int, *, longer_than_s: float) -> tuple[str, ...]:
+    """Return warnings about a mono clip for a model that needs more than `longer_than_s` seconds.
 
     Raises:
         BadReference: The clip is too short or silent.
@@ -55,9 +48,8 @@ def check_reference(samples: Samples, rate_hz: int, *, longer_than_s: float) -> 
         )
     start, end = sound_span(samples)
     sound_seconds = (end - start) / rate_hz
-    clipped = clipped_share(samples)
     warnings = []
-    if clipped > CLIP_SHARE:
+    if (clipped := clipped_share(samples)) > CLIP_SHARE:
         warnings.append(
             f"{clipped:.2%} of the clip is clipped; record it at a lower level for a cleaner voice."
         )
@@ -65,9 +57,7 @@ def check_reference(samples: Samples, rate_hz: int, *, longer_than_s: float) -> 
         warnings.append(
             f"only {sound_seconds:.1f} s of the {seconds:.1f} s are sound; the ends are near silence."
         )
-    return ReferenceReport(
-        seconds=seconds, sound_seconds=sound_seconds, clipped_share=clipped, warnings=tuple(warnings)
-    )
+    return tuple(warnings)
 
 
 def clipped_share(samples: Samples) -> float:
@@ -76,3 +66,20 @@ def clipped_share(samples: Samples) -> float:
     edges = np.flatnonzero(np.diff(np.concatenate(([False], full, [False])).astype(np.int8)))
     runs = edges[1::2] - edges[::2]
     return float(runs[runs >= CLIP_RUN_SAMPLES].sum()) / max(1, len(samples))
+
+
+def sound_span(samples: Samples) -> tuple[int, int]:
+    """Return the first sample, and one past the last, of the part that is loud enough, in whole hops."""
+    power = np.maximum(frame_power(samples), FLOOR_POWER)
+    loud = np.flatnonzero(power > power.max() * 10 ** (-TOP_DB / 10))
+    return int(loud[0]) * HOP_SAMPLES, min(len(samples), (int(loud[-1]) + 1) * HOP_SAMPLES)
+
+
+def frame_power(samples: Samples) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Return the mean square of each frame, centred every 512 samples, with zeros beyond the ends."""
+    overlap = FRAME_SAMPLES // HOP_SAMPLES
+    frames = 1 + len(samples) // HOP_SAMPLES
+    padded = np.zeros((frames + overlap - 1) * HOP_SAMPLES + FRAME_SAMPLES)
+    padded[FRAME_SAMPLES // 2 :][: len(samples)] = samples
+    hops = np.square(padded[: (frames + overlap - 1) * HOP_SAMPLES]).reshape(-1, HOP_SAMPLES).sum(axis=1)
+    return np.convolve(hops, np.ones(overlap), mode="valid") / FRAME_SAMPLES

@@ -32,11 +32,7 @@ def resample(samples: Samples, from_hz: int, to_hz: int) -> Samples:
 
 
 def resample_sinc(samples: Samples, from_hz: int, to_hz: int) -> Samples:
-    """Resample with a Hann-windowed sinc of six zero crossings.
-
-    With rates reduced to lowest terms (down, up), output j·up+p is the dot product of the input around j·down
-    with the p-th of `up` fixed filters.
-    """
+    """Resample with a Hann-windowed sinc of six zero crossings: `up` fixed filters, applied every `down` samples."""
     if from_hz == to_hz:
         return samples
     common = math.gcd(from_hz, to_hz)

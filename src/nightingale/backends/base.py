@@ -169,10 +169,6 @@ class Decoder(Protocol):
     kv_budget: KVBudget
     """KV cache bytes that utterances need and use."""
 
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes that the KV cache takes, whatever the number of running utterances."""
-
     def start(self) -> None:
         """Prepare the calling thread, which will call everything else."""
 

@@ -73,7 +73,7 @@ def serve(
     settings = ServerSettings.load(config, **flags)
     settings.check_bind()
     if settings.wyoming:
-        from nightingale.server.wyoming.wyoming_address import check_wyoming
+        from nightingale.server.listen_socket import check_wyoming
 
         check_wyoming(settings.wyoming, insecure=settings.insecure)
     for name in unknown_keys(config):
@@ -108,7 +108,7 @@ def run(settings: ServerSettings) -> None:
                     self.should_exit = True
                     return
                 await asyncio.sleep(0.05)
-            note(f"ready: {service.model.name}")
+            note(f"ready: {service.model.id}")
             if service.model.notice:
                 note(f"note: {service.model.notice}")
 

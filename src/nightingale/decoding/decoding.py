@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nightingale.decoding.philox import stream_key
-from nightingale.decoding.sampling import MASKED, Logits, Seen, compose_sampler, draw, guide, is_greedy
+from nightingale.decoding.sampling import MASKED, Logits, Seen, draw, guide, is_greedy, process_logits
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH
 from nightingale.models.defaults import ModelDefaults
 from nightingale.types import Sampling
@@ -29,14 +28,14 @@ def token_budget(text_ids: int, defaults: ModelDefaults) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """What T3 reads before its first token."""
+    """The input that T3 reads before its first token."""
 
     text: str
     text_ids: list[int]
     voice: Voice
     exaggeration: float
     guided: bool
-    """Whether a second, unconditional row runs beside the first (classifier-free guidance)."""
+    """True if a second, unconditional row runs beside the first (classifier-free guidance)."""
 
     @property
     def rows(self) -> int:
@@ -76,7 +75,6 @@ class Decoding:
         """Tokens that were sampled here, appended or not yet."""
         self.key = stream_key(seed, "tokens")
         self.greedy = is_greedy(sampling)
-        self._sampler = compose_sampler(defaults.sampler, sampling)
         self.seen: Seen = np.zeros(vocab, np.bool_)
         self.seen[START_SPEECH] = True
 
@@ -88,7 +86,7 @@ class Decoding:
 
     def sample(self, logits: Logits) -> int:
         """Sample the next token from T3's logits (rows, vocab); stop ids are tokens too."""
-        token = self.choose(self.guided(logits), self.seen, len(self.history))
+        token = self.choose(logits, self.seen, len(self.history))
         if self._first_of_turbo:
             # PARITY: Turbo's penalty counts the start token for the first draw only.
             #         tests/backends/torch/test_decoding.py::test_turbo_forgets_the_start_after_its_first_draw
@@ -97,13 +95,17 @@ class Decoding:
         self.history.append(token)
         return token
 
-    def guided(self, logits: Logits) -> Logits:
-        """Apply guidance: (rows, vocab) -> (vocab,)."""
-        return guide(logits, self.sampling.cfg_weight)
-
     def choose(self, logits: Logits, seen: Seen, number: int) -> int:
-        """Return the token that draw `number` gives for logits (vocab,). The same call gives the same token."""
-        return draw(self._sampler(logits, seen), None if self.greedy else self.key, number)
+        """Return the token that draw `number` gives for logits (rows, vocab). It changes no state.
+
+        A draft model of the family may have another vocabulary: ids that only one of the two has are masked.
+        """
+        guided = guide(logits, self.sampling.cfg_weight)
+        if len(guided) != len(seen):
+            padding = max(0, len(seen) - len(guided))
+            guided = np.pad(guided[: len(seen)], (0, padding), constant_values=MASKED)
+        logits = process_logits(guided, seen, self.defaults.sampler, self.sampling)
+        return draw(logits, None if self.greedy else self.key, number)
 
     def append(self, token: int) -> None:
         """Count a token that was sampled, here or on a device, and detect the end."""
@@ -118,27 +120,16 @@ class Decoding:
         return self.defaults.sampler == "turbo" and self.appended == 0
 
 
-@dataclass(slots=True)
 class DraftedTokens:
     """Tokens that a draft proposes for a decoding, sampled with the decoding's own random numbers."""
 
-    decoding: Decoding
-    tokens: list[int] = field(default_factory=list)
-    _seen: NDArray[np.bool_] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._seen = self.decoding.seen.copy()
+    def __init__(self, decoding: Decoding) -> None:
+        self.tokens: list[int] = []
+        self._decoding, self._seen = decoding, decoding.seen.copy()
 
     def sample(self, logits: Logits) -> None:
-        """Propose one more token from a draft's logits (rows, vocab).
-
-        The draft may be another model of the family; ids that only one of the two has are not proposed.
-        """
-        guided = self.decoding.guided(logits)
-        if len(guided) != len(self._seen):
-            known = np.full(len(self._seen), MASKED)
-            known[: len(guided)] = guided[: len(known)]
-            guided = known
-        token = self.decoding.choose(guided, self._seen, len(self.decoding.history) + len(self.tokens))
+        """Propose one more token from a draft's logits (rows, vocab)."""
+        number = len(self._decoding.history) + len(self.tokens)
+        token = self._decoding.choose(logits, self._seen, number)
         self.tokens.append(token)
         self._seen[token] = True

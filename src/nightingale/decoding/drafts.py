@@ -8,7 +8,7 @@ numbers: where their distribution is close to T3's, their samples are T3's.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nightingale.decoding.decoding import Decoding, DraftedTokens, Prompt
 from nightingale.decoding.philox import uniform_rows
-from nightingale.decoding.runner import DraftVerifier, LogitsRunner, StepInput, VerifyInput
+from nightingale.decoding.runner import DraftVerifier, StepInput, VerifyInput
 from nightingale.decoding.sampling import Logits
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
 from nightingale.types import Sampling
@@ -37,13 +37,12 @@ class DraftRequest:
     count: int
 
 
-class Draft(Protocol):
-    @property
-    def kv_bytes(self) -> int:
-        """Size of the draft's own KV cache."""
+class Draft:
+    """Base of all drafts. Those that keep nothing per slot inherit `release` and `move`."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
         """Return proposed tokens for each request, as many as asked for or fewer."""
+        raise NotImplementedError
 
     def release(self, slot: int) -> None:
         """Forget the utterance in a slot."""
@@ -52,17 +51,7 @@ class Draft(Protocol):
         """Follow an utterance to another slot."""
 
 
-class StatelessDraft:
-    """Base of drafts that keep nothing per slot."""
-
-    kv_bytes = 0
-
-    def release(self, slot: int) -> None: ...
-
-    def move(self, source: int, target: int) -> None: ...
-
-
-class LookupDraft(StatelessDraft):
+class LookupDraft(Draft):
     """Propose what followed the last tokens when they last occurred in this utterance or its voice prompt."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
@@ -99,10 +88,10 @@ class DraftChain(Protocol):
     def chain(
         self, hidden: NDArray[np.float32], token: int, uniforms: NDArray[np.float64], sampling: Sampling
     ) -> list[int]:
-        """Return one token for each draw, whose uniforms are (draws, vocab), after a token and its hidden state."""
+        """Return one token per row of `uniforms` (count, vocab), after a token and its hidden state."""
 
 
-class HiddenStateDraft(StatelessDraft):
+class HiddenStateDraft(Draft):
     """Propose tokens by a draft head on T3's last hidden state: it reads no prompt and keeps no cache."""
 
     def __init__(self, runner: DraftVerifier, head: DraftHeadRunner) -> None:
@@ -126,18 +115,7 @@ class HiddenStateDraft(StatelessDraft):
         return drafted.tokens
 
 
-@dataclass(slots=True)
-class _DraftSequence:
-    """What a draft model's KV cache holds of an utterance."""
-
-    decoding: Decoding
-    cached: list[int] = field(default_factory=list)
-    """Tokens in the cache: sampled ones, then its own proposals."""
-    sampled: int = 0
-    """How many of them are known to be sampled ones."""
-
-
-class ModelDraft:
+class ModelDraft(Draft):
     """Another T3 of the family, with its own prompt and KV cache.
 
     It reads a prompt only when it is first asked for that utterance, so it never delays a first token.
@@ -146,11 +124,9 @@ class ModelDraft:
     def __init__(self, runner: DraftVerifier, prompt: Callable[[Decoding], Prompt]) -> None:
         """prompt: makes the draft model's prompt for a decoding."""
         self._runner, self._prompt = runner, prompt
-        self._sequences: dict[int, _DraftSequence] = {}
-
-    @property
-    def kv_bytes(self) -> int:
-        return self._runner.kv_bytes
+        self._sequences: dict[int, tuple[Decoding, list[int], int]] = {}
+        """For each slot: the utterance, its tokens in the KV cache, and how many of them are known to be sampled
+        ones. The tokens after those are proposals."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[list[int]]:
         inputs = [self._unread(request) for request in requests]
@@ -162,29 +138,38 @@ class ModelDraft:
         drafted = [DraftedTokens(request.decoding) for request in requests]
         for request, tokens in zip(requests, drafted, strict=True):
             tokens.sample(logits[request.slot][:, -1])
-            sequence = self._sequences[request.slot]
-            sequence.cached = list(request.decoding.history)
-            sequence.sampled = len(sequence.cached)
-        for request, fed in zip(requests, extend(self._runner, requests, drafted), strict=True):
-            self._sequences[request.slot].cached += fed
+        self._extend(list(zip(requests, drafted, strict=True)))
+        for request, tokens in zip(requests, drafted, strict=True):
+            history = request.decoding.history
+            self._sequences[request.slot] = request.decoding, history + tokens.tokens[:-1], len(history)
         return [tokens.tokens for tokens in drafted]
+
+    def _extend(self, pending: list[tuple[DraftRequest, DraftedTokens]]) -> None:
+        """Extend each proposal from its own last token until it is complete."""
+        while pending := [
+            (request, draft)
+            for request, draft in pending
+            if len(draft.tokens) < request.count and draft.tokens[-1] != STOP_SPEECH
+        ]:
+            inputs = [
+                StepInput(request.slot, draft.tokens[-1], len(request.decoding.history) + len(draft.tokens))
+                for request, draft in pending
+            ]
+            for (_, draft), logits in zip(pending, self._runner.step(inputs), strict=True):
+                draft.sample(logits)
 
     def _unread(self, request: DraftRequest) -> VerifyInput:
         """Rewind to the longest prefix that was really sampled and return the tokens after it."""
-        history = request.decoding.history
-        sequence = self._sequences.get(request.slot)
-        if sequence is None or sequence.decoding is not request.decoding:
-            prompt = self._prompt(request.decoding)
-            self._runner.prefill(request.slot, prompt, max_tokens=request.decoding.budget)
-            sequence = self._sequences[request.slot] = _DraftSequence(request.decoding)
-        right = sequence.sampled
-        # The last sampled token is always read again: the logits after it are what is needed.
-        while (
-            right < min(len(sequence.cached), len(history) - 1) and sequence.cached[right] == history[right]
-        ):
+        decoding, history = request.decoding, request.decoding.history
+        known, cached, right = self._sequences.get(request.slot, (None, [], 0))
+        if known is not decoding:
+            self._runner.prefill(request.slot, self._prompt(decoding), max_tokens=decoding.budget)
+            cached, right = [], 0
+        while right < len(history) - 1 and cached[right : right + 1] == [history[right]]:
             right += 1
+        # The last sampled token is always read again: the logits after it are needed.
         right = min(right, len(history) - 1)
-        self._runner.rewind(request.slot, len(sequence.cached) - right)
+        self._runner.rewind(request.slot, len(cached) - right)
         return VerifyInput(request.slot, history[right:], right + 1)
 
     def release(self, slot: int) -> None:
@@ -195,29 +180,3 @@ class ModelDraft:
         if source in self._sequences:
             self._runner.move(source, target)
             self._sequences[target] = self._sequences.pop(source)
-
-
-def extend(
-    runner: LogitsRunner, requests: Sequence[DraftRequest], drafted: list[DraftedTokens]
-) -> list[list[int]]:
-    """Extend each proposal from its own last token until it is complete; return the tokens fed to the runner."""
-    fed: list[list[int]] = [[] for _ in requests]
-    while True:
-        pending = [
-            i
-            for i, (request, tokens) in enumerate(zip(requests, drafted, strict=True))
-            if len(tokens.tokens) < request.count and tokens.tokens[-1] != STOP_SPEECH
-        ]
-        if not pending:
-            return fed
-        inputs = [
-            StepInput(
-                requests[i].slot,
-                drafted[i].tokens[-1],
-                len(requests[i].decoding.history) + len(drafted[i].tokens),
-            )
-            for i in pending
-        ]
-        for i, one, logits in zip(pending, inputs, runner.step(inputs), strict=True):
-            fed[i].append(one.token)
-            drafted[i].sample(logits)

@@ -2,7 +2,7 @@
 
 These models fail in four ways: the stop token never comes and silence runs to the token limit; a sound
 repeats forever; a short text is followed by babble; the stop token comes before the text was spoken. A guard
-detects them from the sequence of tokens and the length of the text.
+detects these from the sequence of tokens and the length of the text.
 
 The limits are wide on purpose. Read speech has about 1.7 tokens per letter (15 letters and 25 tokens a
 second), so a healthy utterance is far from all of them and comes out exactly as without a guard.
@@ -34,7 +34,7 @@ ENOUGH_TOKENS_PER_LETTER: Final = 1.0
 
 
 class Action(Enum):
-    """What to do after a token. RETRY: sample the utterance again, with another seed."""
+    """The next step after a token. RETRY samples the utterance again, with another seed."""
 
     CONTINUE = "continue"
     STOP = "stop"
@@ -64,7 +64,7 @@ class Limits:
     enough_tokens: int = 0
     """With fewer tokens of sound, silence is a pause or a failure, but not the end."""
     max_is_ceiling: bool = False
-    """Whether `max_tokens` is the model's limit, not one of the text: then reaching it is no failure."""
+    """True if `max_tokens` is the model's limit, not one of the text: then reaching it is no failure."""
     loop_tokens: int = 48
     """Length of an exact repetition, with a period of up to `max_period`, that is not speech (2 s). Held
     sounds and pauses are repetitions, too, but shorter ones."""
@@ -99,10 +99,8 @@ class Guard:
         """Set `may_retry` to false for the last attempt and for greedy decoding; `silence`: silent tokens."""
         self._limits, self._stop_id, self._silence = limits, stop_id, silence
         self._may_retry = may_retry
-        self._recent: list[int] = []
-        self._repeats = [0] * (limits.max_period + 1)
-        """By period: how many tokens at the end equal the token one period before."""
-        self._count = self._sounding = self._quiet = self._committed = 0
+        self._tokens: list[int] = []
+        self._sounding = self._quiet = self._committed = 0
 
     def commit(self, tokens: int) -> None:
         """Note that so many tokens were handed on: they cannot be dropped, and a retry is impossible."""
@@ -110,58 +108,49 @@ class Guard:
         self._may_retry = self._may_retry and tokens == 0
 
     def observe(self, token: int) -> Verdict:
-        """Add a token and return what to do."""
+        """Add a token and return whether to continue, stop or retry."""
         limits = self._limits
         if token == self._stop_id:
             if self._sounding < limits.min_tokens:
-                return self._fail(self._count, "too short")
-            return self._stop(self._count, "complete")
-        self._append(token)
+                return self._fail(len(self._tokens), "too short")
+            return self._stop(len(self._tokens), "complete")
+        self._tokens.append(token)
+        self._quiet = self._quiet + 1 if token in self._silence else 0
+        self._sounding += not self._quiet
         if self._quiet >= limits.silence_tokens:
-            verdict = self._after_silence()
-            if verdict is not CONTINUE:
+            if (verdict := self._after_silence()) is not CONTINUE:
                 return verdict
         elif (repeated := self._repeated_tokens()) is not None:
-            return self._fail(self._count - repeated, "loop")
-        if self._count >= limits.max_tokens:
+            return self._fail(len(self._tokens) - repeated, "loop")
+        if len(self._tokens) >= limits.max_tokens:
             end = self._stop if limits.max_is_ceiling else self._fail
-            return end(self._count, "too long")
+            return end(len(self._tokens), "too long")
         return CONTINUE
-
-    def _append(self, token: int) -> None:
-        for period in range(1, self._limits.max_period + 1):
-            same = len(self._recent) >= period and self._recent[-period] == token
-            self._repeats[period] = self._repeats[period] + 1 if same else 0
-        self._recent = [*self._recent[1 - self._limits.max_period :], token]
-        self._count += 1
-        is_quiet = token in self._silence
-        self._quiet = self._quiet + 1 if is_quiet else 0
-        self._sounding += not is_quiet
 
     def _repeated_tokens(self) -> int | None:
         """Return how many tokens at the end only repeat earlier ones, if it is a loop. Silence is not one."""
-        limit = self._limits.loop_tokens
-        if self._quiet >= limit:
+        size, max_period = self._limits.loop_tokens, self._limits.max_period
+        recent = self._tokens[-size:]
+        if len(recent) < size or self._quiet >= size or recent[-1] not in recent[-1 - max_period : -1]:
             return None
-        repeats = enumerate(self._repeats[1:], start=1)
-        return next((count for period, count in repeats if count + period >= limit), None)
+        periods = range(1, max_period + 1)
+        return next((size - period for period in periods if recent[period:] == recent[:-period]), None)
 
     def _after_silence(self) -> Verdict:
-        start = self._count - self._quiet
         if self._sounding < self._limits.enough_tokens:
             if self._may_retry:
                 return Verdict(Action.RETRY, reason="silence")
             # Part of the text is not spoken yet: allow as much silence again before giving up.
             if self._quiet < 2 * self._limits.silence_tokens:
                 return CONTINUE
-        return self._stop(start, "silence")
+        return self._stop(len(self._tokens) - self._quiet, "silence")
 
     def _fail(self, keep: int, reason: str) -> Verdict:
         return Verdict(Action.RETRY, reason=reason) if self._may_retry else self._stop(keep, reason)
 
     def _stop(self, keep: int, reason: str) -> Verdict:
         tail = self._limits.tail_tokens
-        quiet = max(0, keep - (self._count - self._quiet))  # trailing silence within what is kept
+        quiet = max(0, keep - (len(self._tokens) - self._quiet))  # trailing silence within what is kept
         keep -= max(0, quiet - tail)
         if reason == "silence":
             keep += min(tail, self._quiet)

@@ -31,15 +31,7 @@ class HostDecoder:
         self, runner: LogitsRunner, kv_budget: KVBudget, *, on_start: Callable[[], None] | None = None
     ) -> None:
         """on_start: called once in the thread that decodes, for example to set its thread count."""
-        self.runner, self.kv_budget, self._on_start = runner, kv_budget, on_start
-
-    @property
-    def kv_bytes(self) -> int:
-        return self.runner.kv_bytes
-
-    def start(self) -> None:
-        if self._on_start is not None:
-            self._on_start()
+        self.runner, self.kv_budget, self.start = runner, kv_budget, on_start or (lambda: None)
 
     def prefill(self, slot: int, decoding: Decoding) -> list[int]:
         logits = self.runner.prefill(slot, decoding.prompt, max_tokens=decoding.budget)
@@ -47,28 +39,16 @@ class HostDecoder:
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[Tokens]:
         inputs = [StepInput(row.slot, row.last_token, row.decoding.appended) for row in rows]
-        return [
-            self._sample(row.decoding, logits) for row, logits in zip(rows, self._logits(inputs), strict=True)
-        ]
-
-    def _logits(self, inputs: list[StepInput]) -> list[Logits | Exception]:
-        """Step all utterances together; if that fails, one by one, to find the one that is at fault."""
         try:
-            return list(self.runner.step(inputs))
+            stepped: Sequence[Logits | None] = self.runner.step(inputs)
         except Exception:
-            return [self._logits_alone(one) for one in inputs]
+            stepped = [None] * len(rows)  # one by one below, to find the utterance that is at fault
+        return [self._sample(*one) for one in zip(rows, inputs, stepped, strict=True)]
 
-    def _logits_alone(self, one: StepInput) -> Logits | Exception:
+    def _sample(self, row: DecodeRow, step: StepInput, logits: Logits | None) -> Tokens:
+        """Sample from the logits of a step; without them, make the step for this utterance alone."""
         try:
-            return self.runner.step([one])[0]
-        except Exception as error:
-            return error
-
-    def _sample(self, decoding: Decoding, logits: Logits | Exception) -> Tokens:
-        if isinstance(logits, Exception):
-            return logits
-        try:
-            return [decoding.sample(logits)]
+            return [row.decoding.sample(self.runner.step([step])[0] if logits is None else logits)]
         except Exception as error:
             return error
 

@@ -20,24 +20,19 @@ class KVBudget:
 
     config: T3Config
     defaults: ModelDefaults
-    limit_bytes: int
-    """Limit over all running utterances; 0: limited by the number of slots only."""
     reserved: RowBytes
     """Bytes that must be free before an utterance of up to so many tokens may start."""
     used: RowBytes
     """Bytes that an utterance of so many tokens occupies."""
 
     @classmethod
-    def dense(
-        cls, config: T3Config, defaults: ModelDefaults, *, itemsize: int, limit_bytes: int = 0
-    ) -> KVBudget:
-        """Count for a dense cache in which every slot has room for the longest utterance."""
+    def dense(cls, config: T3Config, defaults: ModelDefaults, *, itemsize: int) -> KVBudget:
+        """Count for a dense cache in which every slot holds the longest utterance."""
         position = 2 * config.backbone.layers * config.backbone.width * itemsize
         slot = (config.prompt_length(defaults.max_text_ids) + defaults.max_new_tokens) * position
         return cls(
             config=config,
             defaults=defaults,
-            limit_bytes=limit_bytes,
             reserved=lambda prompt, tokens: slot,  # noqa: ARG005, all slots have one size
             used=lambda prompt, tokens: (prompt + tokens) * position,
         )

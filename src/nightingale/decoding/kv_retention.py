@@ -2,7 +2,7 @@
 
 A head that spreads its attention over many positions needs many of them; a head that attends to the last few,
 or to the text alone, needs few. The spread is the entropy of its attention over speech positions, weighted
-with the share of its attention that goes to them. The prompt is always kept.
+with the share of its attention that goes to them. T3 always keeps the prompt.
 
 `python -m nightingale_lab.bench.attention` measures the table of a model. Profiles with `keep=` use it.
 """
@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from nightingale.errors import CheckpointError, ConfigError
 from nightingale.voices.home import cache_folder
 
-FILE: Final = "attention.json"
 WINDOW_STEP: Final = 4
 """Windows are multiples of this, since heads with windows of one length are computed together."""
 MIN_WINDOW: Final = 8
@@ -28,7 +27,7 @@ _COMMAND: Final = "python -m nightingale_lab.bench.attention"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionTable:
-    """Where the heads of one model attend to, measured on some sentences."""
+    """The attention of each head of one model, measured on some sentences."""
 
     model: str
     tokens: int
@@ -60,13 +59,6 @@ class AttentionTable:
             low, high = (low, middle) if sum(map(sum, scaled(middle))) > budget else (middle, high)
         return scaled(low)
 
-    def save(self, path: Path) -> None:
-        rounded = asdict(self) | {
-            name: [[round(value, 4) for value in layer] for layer in getattr(self, name)]
-            for name in ("entropy", "spoken")
-        }
-        path.write_text(json.dumps(rounded, indent=1) + "\n", encoding="utf-8")
-
     @classmethod
     def load(cls, path: Path) -> AttentionTable:
         try:
@@ -77,18 +69,14 @@ class AttentionTable:
             if [*map(len, table.entropy)] != [*map(len, table.spoken)]:
                 raise ValueError("entropy and spoken differ in shape")
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(
-                "an attention table cannot be read",
-                got=f"{path}: {type(error).__name__}: {error}",
-                fix=f"Measure it again: {_COMMAND}",
-            ) from error
+            raise _unusable("cannot be read", f"{path}: {type(error).__name__}: {error}") from error
         return table
 
 
 def table_paths(model: str, folder: Path | None) -> list[Path]:
     """Return where a model's table may be: beside its weights, and in the user's cache."""
     cached = cache_folder().parent / "attention" / f"{model}.json"
-    return [cached] if folder is None else [folder / FILE, cached]
+    return [cached] if folder is None else [folder / "attention.json", cached]
 
 
 def find_table(model: str, folder: Path | None, *, layers: int, heads: int) -> AttentionTable:
@@ -105,10 +93,12 @@ def find_table(model: str, folder: Path | None, *, layers: int, heads: int) -> A
     table = AttentionTable.load(found)
     shape = len(table.entropy), len(table.entropy[0])
     if shape != (layers, heads):
-        raise CheckpointError(
-            "an attention table belongs to another model",
-            got=f"{found}: {shape[0]} layers of {shape[1]} heads",
-            allowed=f"{layers} layers of {heads} heads",
-            fix=f"Measure it again: {_COMMAND} --model {model}",
+        raise _unusable(
+            "belongs to another model", f"{found}: (layers, heads) = {shape}", allowed=f"{(layers, heads)}"
         )
     return table
+
+
+def _unusable(problem: str, got: str, *, allowed: str | None = None) -> CheckpointError:
+    fix = f"Measure it again: {_COMMAND}"
+    return CheckpointError(f"an attention table {problem}", got=got, allowed=allowed, fix=fix)

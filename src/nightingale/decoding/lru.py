@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
-
-
-class _Sized(Protocol):
-    @property
-    def nbytes(self) -> int: ...
-
+from typing import Any, Generic, TypeVar
 
 Key = TypeVar("Key")
-Value = TypeVar("Value", bound=_Sized)
+Value = TypeVar("Value")
 
 
 class BytesLRU(Generic[Key, Value]):
@@ -20,16 +14,12 @@ class BytesLRU(Generic[Key, Value]):
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._values: dict[Key, Value] = {}
+        self._values: dict[Key, Any] = {}
 
     def get(self, key: Key, make: Callable[[], Value]) -> Value:
-        """Return the value of a key, made if it is not cached."""
+        """Return the value of a key, made if it is not cached. Values have `nbytes`, as numpy arrays do."""
         value = self._values.pop(key, None)
-        if value is None:
-            value = make()
-            while (
-                self._values and value.nbytes + sum(v.nbytes for v in self._values.values()) > self._max_bytes
-            ):
-                self._values.pop(next(iter(self._values)))
-        self._values[key] = value
+        self._values[key] = value = make() if value is None else value
+        while len(self._values) > 1 and sum(v.nbytes for v in self._values.values()) > self._max_bytes:
+            self._values.pop(next(iter(self._values)))
         return value

@@ -1,14 +1,14 @@
-"""Random numbers by position: Philox4x32-10, with the same values in numpy, torch and Triton.
+"""Seeds, and random numbers by position: Philox4x32-10, with the same values in numpy, torch and Triton.
 
 Philox (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", 2011) is a bijection of
 a 128-bit counter under a 64-bit key. It has no state: value n of a stream is computed from n alone. So the
-same frame gets the same noise whether it is rendered alone, in a chunk or in a batch; a draft model can look
-at a draw before its turn; and a seed means the same on every backend.
+same frame gets the same noise whether it is rendered alone, in a chunk or in a batch; a draft model can sample
+a token before its turn; and a seed means the same on every backend.
 
 Each purpose of a request has a key of its own (`stream_key`). Values of a key are addressed in two ways:
 
 - `uniform`: value `id` of draw `draw` is lane `id % 4` of counter (id // 4, draw, 0, 0). For sampling tokens:
-  only ids that survived the cuts are evaluated.
+  only ids that are not masked are evaluated.
 - `normal`: value n = row * width + column is lane n % 4 of the Box-Muller transform of counter (n // 4 mod
   2^32, n // 4 >> 32, 0, 0). For the noise of the flow (a row per mel frame) and of the vocoder (a row per
   sample).
@@ -21,12 +21,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+import secrets
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+SEED_LIMIT = 2**32
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_INCREMENTS = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
@@ -39,27 +41,40 @@ _DENSE_IDS = 256
 _Words = NDArray[np.uint32]
 
 
+def fresh_seed() -> int:
+    """Return a random seed for a request that names none."""
+    return secrets.randbelow(SEED_LIMIT)
+
+
+def nth_seed(seed: int, segment: int) -> int:
+    """Return the seed of one segment of a long request. The first segment keeps the request's seed."""
+    return _hash_of(f"{seed}/segment/{segment}", 4) if segment else seed
+
+
+def retry_seed(seed: int, attempt: int) -> int:
+    """Return the seed of an attempt, counted from 0. The first attempt keeps the segment's seed."""
+    return _hash_of(f"{seed}/attempt/{attempt}", 4) if attempt else seed
+
+
 def stream_key(seed: int, purpose: str) -> int:
     """Return the key of one purpose of one request, an unsigned 64-bit number.
 
     >>> hex(stream_key(7, "tokens"))
     '0x3a48c18aaa44b257'
     """
-    digest = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()
-    return int.from_bytes(digest[:8], "little")
+    return _hash_of(f"{seed}/{purpose}", 8)
 
 
-def key_words(key: int) -> tuple[int, int]:
-    """Return the two 32-bit words of a 64-bit key, the low one first."""
-    return key & MASK, key >> 32
+def _hash_of(text: str, size: int) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:size], "little")
 
 
-def philox(counter: NDArray[np.uint32], key: NDArray[np.uint32] | tuple[int, int]) -> NDArray[np.uint32]:
-    """Return the random bits of each counter: (..., 4) and a key of two words -> (..., 4)."""
-    counter = np.asarray(counter, np.uint32)
-    low, high = (int(word) for word in key)
-    even, odd = _rounds(counter.reshape(-1, 4).T, low | high << 32)
-    return np.stack([even[0], odd[0], even[1], odd[1]], axis=-1).reshape(counter.shape)
+def philox(counters: Any, key: int) -> _Words:
+    """Return the random bits of n counters, which are given as four words of n numbers each: (n, 4)."""
+    even, odd = _rounds(counters, key)
+    lanes = np.empty((len(counters[0]), 2, 2), np.uint32)
+    lanes[:, :, 0], lanes[:, :, 1] = even.T, odd.T
+    return lanes.reshape(-1, 4)
 
 
 def uniform(key: int, draw: int, ids: NDArray[Any]) -> NDArray[np.float64]:
@@ -71,7 +86,7 @@ def uniform(key: int, draw: int, ids: NDArray[Any]) -> NDArray[np.float64]:
     if len(ids) >= _DENSE_IDS:
         dense = uniform_rows(key, draw, 1, int(ids.max()) + 1)[0]
         return np.take(dense, ids)
-    lanes = _lanes(key, ids >> 2, np.uint32(draw))
+    lanes = philox((ids >> 2, np.uint32(draw), 0, 0), key)
     return _to_uniform(lanes[np.arange(len(ids)), ids & 3])
 
 
@@ -79,7 +94,7 @@ def uniform_rows(key: int, first_draw: int, count: int, width: int) -> NDArray[n
     """Return `uniform` of the ids 0 … width - 1 for `count` consecutive draw numbers: (count, width)."""
     blocks = -(-width // 4)
     numbers = np.repeat(np.arange(first_draw, first_draw + count, dtype=np.uint32), blocks)
-    lanes = _lanes(key, np.tile(np.arange(blocks, dtype=np.uint32), count), numbers)
+    lanes = philox((np.tile(np.arange(blocks, dtype=np.uint32), count), numbers, 0, 0), key)
     return _to_uniform(lanes.reshape(count, 4 * blocks)[:, :width])
 
 
@@ -106,27 +121,19 @@ def normal(key: int, first_row: int, rows: int, width: int) -> NDArray[np.float3
     return values.reshape(-1)[start : start + last - first].reshape(rows, width)
 
 
-def _lanes(key: int, blocks: NDArray[Any], draw: NDArray[np.uint32] | np.uint32) -> _Words:
-    """Return the bits of counters (block, draw, 0, 0): (blocks, 4)."""
-    even, odd = _rounds((blocks, draw, 0, 0), key)
-    lanes = np.empty((len(blocks), 2, 2), np.uint32)
-    lanes[:, :, 0], lanes[:, :, 1] = even.T, odd.T
-    return lanes.reshape(-1, 4)
-
-
 def _to_uniform(bits: _Words) -> NDArray[np.float64]:
     return (bits.astype(np.float64) + 0.5) * 2.0**-32
 
 
-def _rounds(counter: Any, key: int) -> tuple[NDArray[np.uint64], _Words]:
+def _rounds(counters: Any, key: int) -> tuple[NDArray[np.uint64], _Words]:
     """Return lanes 0 and 2 (2, n), and lanes 1 and 3 (2, n), of n counters given as four words.
 
-    Of each round, both products are one call of numpy, whose high and low words are views. That matters:
+    Both products of a round are one call of numpy, whose high and low words are views. That matters:
     for the few ids of a draw the calls are all the cost.
     """
-    n = len(counter[0])
+    n = len(counters[0])
     even, odd = np.empty((2, n), np.uint64), np.empty((2, n), np.uint32)
-    even[0], odd[0], even[1], odd[1] = counter
+    even[0], odd[0], even[1], odd[1] = counters
     product = np.empty((2, n), np.uint64)
     crossed = product.view(np.uint32).reshape(2, n, 2)[::-1]
     low, high = (crossed[..., 0], crossed[..., 1])
@@ -141,7 +148,7 @@ def _rounds(counter: Any, key: int) -> tuple[NDArray[np.uint64], _Words]:
 
 @lru_cache(maxsize=256)
 def _round_keys(key: int) -> NDArray[np.uint32]:
-    """Return (rounds, 2, 1)."""
+    """Return both words of the key in each round: (rounds, 2, 1)."""
     number = np.arange(ROUNDS, dtype=np.uint64)[:, None]
-    words = np.array(key_words(key), np.uint64) + number * np.array(KEY_INCREMENTS, np.uint64)
+    words = np.array([key & MASK, key >> 32], np.uint64) + number * np.array(KEY_INCREMENTS, np.uint64)
     return words.astype(np.uint32)[:, :, None]

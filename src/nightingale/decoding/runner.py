@@ -38,10 +38,6 @@ class VerifyInput(NamedTuple):
 class LogitsRunner(Protocol):
     """Compute T3's logits. Slots in use have no gaps."""
 
-    @property
-    def kv_bytes(self) -> int:
-        """Size of the KV cache, whatever the number of running utterances."""
-
     def prefill(self, slot: int, prompt: Prompt, *, max_tokens: int) -> Logits:
         """Read a prompt into a slot; return the logits (rows, vocab) of the first token."""
 

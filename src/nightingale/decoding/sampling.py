@@ -1,13 +1,12 @@
-"""Logits to the next speech token, as small steps that are composed in each model family's order.
+"""Sample the next speech token from logits, in small steps whose order depends on the model family.
 
-A step maps logits (vocab,) and the ids seen so far, a boolean row (vocab,), to logits. Rows are numpy arrays:
-they are so short that one PyTorch call costs more than the work itself. The order of the steps is audible.
+A step maps logits (vocab,) to logits. Rows are numpy arrays: they are so short that one PyTorch call costs
+more than the work itself. The order of the steps is audible.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
@@ -18,7 +17,6 @@ from nightingale.types import Sampling
 
 Logits = NDArray[np.float32]
 Seen = NDArray[np.bool_]
-Step = Callable[[Logits, Seen], Logits]
 
 GREEDY_BELOW = 1e-5
 """Below this temperature the most likely id is taken: the division would overflow float32."""
@@ -33,70 +31,53 @@ def guide(logits: Logits, weight: float) -> Logits:
     return np.asarray(conditional + np.float32(weight) * (conditional - unconditional))
 
 
-def repetition_penalty(penalty: float) -> Step:
+def penalize_repetition(logits: Logits, seen: Seen, penalty: float) -> Logits:
     """Make every id that was seen less likely, once, however often it was seen."""
-
-    def step(logits: Logits, seen: Seen) -> Logits:
-        return np.where(seen, np.where(logits < 0, logits * penalty, logits / penalty), logits)
-
-    return step
+    return np.where(seen, np.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
-def temperature(value: float) -> Step:
-    return lambda logits, _: logits / value
+def min_p(logits: Logits, share: float) -> Logits:
+    """Mask ids less likely than `share` of the most likely one."""
+    return np.where(logits < logits.max() + math.log(share), MASKED, logits)
 
 
-def min_p(share: float) -> Step:
-    """Drop ids less likely than `share` of the most likely one."""
-    reach = math.log(share)
-    return lambda logits, _: np.where(logits < logits.max() + reach, MASKED, logits)
-
-
-def top_k(count: int) -> Step:
+def top_k(logits: Logits, count: int) -> Logits:
     """Keep the `count` most likely ids, and those as likely as the last of them."""
-
-    def step(logits: Logits, _: Seen) -> Logits:
-        last = len(logits) - min(count, len(logits))
-        return np.where(logits < np.partition(logits, last)[last], MASKED, logits)
-
-    return step
+    last = len(logits) - min(count, len(logits))
+    return np.where(logits < np.partition(logits, last)[last], MASKED, logits)
 
 
-def top_p(mass: float) -> Step:
+def top_p(logits: Logits, mass: float) -> Logits:
     """Keep the most likely ids that together hold `mass`, at least one, and those as likely as the last."""
-
-    def step(logits: Logits, _: Seen) -> Logits:
-        ascending = np.sort(logits[logits != MASKED])
-        if len(ascending) == 0:
-            return logits
-        # float64, as in backends/cuda/t3/batched_sampling.py: both must cut at the same id.
-        likely = np.exp((ascending - ascending[-1]).astype(np.float64))
-        unlikely = int(np.count_nonzero(np.cumsum(likely / likely.sum()) <= 1 - mass))
-        return np.where(logits < ascending[min(unlikely, len(ascending) - 1)], MASKED, logits)
-
-    return step
+    ascending = np.sort(logits[logits != MASKED])
+    if len(ascending) == 0:
+        return logits
+    # float64, as in backends/cuda/t3/batched_sampling.py: both must cut at the same id.
+    likely = np.exp((ascending - ascending[-1]).astype(np.float64))
+    unlikely = int(np.count_nonzero(np.cumsum(likely / likely.sum()) <= 1 - mass))
+    return np.where(logits < ascending[min(unlikely, len(ascending) - 1)], MASKED, logits)
 
 
-def compose_sampler(order: Literal["chatterbox", "turbo"], sampling: Sampling) -> Step:
-    """Compose the steps between guidance and the draw. Steps that would change nothing are left out."""
-    penalize = [repetition_penalty(sampling.repetition_penalty)] if sampling.repetition_penalty != 1 else []
-    cool = [] if sampling.temperature == 1 or is_greedy(sampling) else [temperature(sampling.temperature)]
-    cut_min_p = [min_p(sampling.min_p)] if sampling.min_p > 0 else []
-    cut_top_k = [top_k(sampling.top_k)] if sampling.top_k > 0 else []
-    cut_top_p = [top_p(sampling.top_p)] if sampling.top_p < 1 else []
-    if order == "chatterbox":
-        steps = [*penalize, *cool, *cut_min_p, *cut_top_k, *cut_top_p]
-    else:
+def process_logits(
+    logits: Logits, seen: Seen, order: Literal["chatterbox", "turbo"], sampling: Sampling
+) -> Logits:
+    """Apply the steps between guidance and the draw: (vocab,) and the ids seen so far -> (vocab,)."""
+    penalty = sampling.repetition_penalty
+    if penalty != 1 and order == "chatterbox":
+        logits = penalize_repetition(logits, seen, penalty)
+    if sampling.temperature != 1 and not is_greedy(sampling):
+        logits = logits / sampling.temperature
+    if sampling.min_p > 0 and order == "chatterbox":
+        logits = min_p(logits, sampling.min_p)
+    if sampling.top_k > 0:
+        logits = top_k(logits, sampling.top_k)
+    if sampling.top_p < 1:
+        logits = top_p(logits, sampling.top_p)
+    if penalty != 1 and order == "turbo":
         # PARITY: Turbo penalizes last, after the cuts.
         #         tests/decoding/test_sampling.py::test_turbo_penalises_after_it_cuts
-        steps = [*cool, *cut_top_k, *cut_top_p, *penalize]
-
-    def sampler(logits: Logits, seen: Seen) -> Logits:
-        for step in steps:
-            logits = step(logits, seen)
-        return logits
-
-    return sampler
+        logits = penalize_repetition(logits, seen, penalty)
+    return logits
 
 
 def is_greedy(sampling: Sampling) -> bool:
@@ -106,11 +87,9 @@ def is_greedy(sampling: Sampling) -> bool:
 def draw(logits: Logits, key: int | None, number: int) -> int:
     """Sample one id: draw `number` of the Philox stream `key`, or the most likely id if there is no key.
 
-    It is an exponential race: each id arrives after -log(u), with a uniform u of its own for this draw, divided
-    by its probability, and the first is drawn. In other words it is the Gumbel-max trick: the argmax of
-    logit - log(-log(u)). Two models that sample with the same numbers draw the same id as often as their
-    distributions agree, which is what makes drafts effective. backends/cuda/t3/batched_sampling.py draws the same
-    ids.
+    This is the Gumbel-max trick: the argmax of logit - log(-log(u)), with a uniform u of its own for each id and
+    draw. Two models that sample with the same numbers get the same id as often as their distributions agree,
+    which is what makes drafts effective. backends/cuda/t3/batched_sampling.py samples the same ids.
     """
     if not math.isfinite(logits.max()):
         raise ArithmeticError("T3's logits are not finite numbers")

@@ -1,7 +1,7 @@
 """Speculative decoding that gives exactly the tokens of plain decoding.
 
-Why it is exact. A draw depends on the logits and on random numbers that belong to its position in the
-utterance (philox.py). One pass of T3 over the last token and k drafted ones gives the logits of k + 1 draws.
+Why it is exact. A token depends on the logits and on random numbers that belong to its position in the
+utterance (philox.py). One pass of T3 over the last token and k drafted ones gives the logits of k + 1 tokens.
 They are sampled in order, each with its own random numbers and the penalties of those before it, as if each
 were a step of its own; the first token that differs from the draft ends the pass, since the logits after it
 followed another token. Nothing is accepted or rejected at random. The tokens are those of plain decoding,
@@ -9,7 +9,7 @@ greedy or sampled, as far as a pass over several tokens gives the logits of as m
 differently, as in a batch).
 
 When it pays. A pass over k + 1 tokens costs more than one over one token, drafting costs something too, and
-both depend on the machine: `Costs`. `DraftLength` weighs them against the recent acceptance rate and proposes
+both depend on the machine: `Costs`. `DraftLength` weighs them against the recent acceptance rate and asks for
 fewer tokens, or none. It counts tokens and reads no clock, so a seed always gives the same passes.
 """
 
@@ -51,12 +51,9 @@ class Costs:
     draft: float = 0.0
     """One drafted token."""
     sequential: bool = False
-    """Whether utterances with drafted tokens are verified one after the other."""
+    """True if utterances with drafted tokens are verified one after the other."""
     by_twos: bool = False
-    """Whether an odd number of tokens costs as much as one more."""
-
-    def with_draft(self, cost: float) -> Costs:
-        return replace(self, draft=cost)
+    """True if an odd number of tokens costs as much as one more."""
 
     def row_by_row(self, rows: int) -> Costs:
         """Return the costs where a pass over several tokens takes an utterance's rows one after the other."""
@@ -71,11 +68,9 @@ class Costs:
     def gain(self, acceptance: float, count: int, batch: int) -> float:
         """Return the tokens per cost of a plain step when `count` tokens are drafted at this acceptance."""
         tokens = sum(acceptance**n for n in range(count + 1))
-        if self.sequential and count:
-            passes = batch * self.of_pass(count + 1) / self.of_pass(batch)
-        else:
-            passes = self.of_pass(batch * (count + 1)) / self.of_pass(batch)
-        return tokens / (passes + count * self.draft)
+        one_by_one = self.sequential and count
+        cost = batch * self.of_pass(count + 1) if one_by_one else self.of_pass(batch * (count + 1))
+        return tokens / (cost / self.of_pass(batch) + count * self.draft)
 
 
 TORCH_COSTS: Final = Costs(several=2.6, token=0.15)
@@ -89,34 +84,27 @@ class DraftLength:
     """Decide how many tokens to draft for one utterance."""
 
     def __init__(self, costs: Costs, *, longest: int = MAX_DRAFT_TOKENS) -> None:
-        self._costs, self._longest = costs, longest
+        self._costs, self.longest = costs, longest
         self.acceptance = INITIAL_ACCEPTANCE
         self._plain = 0
 
     def next(self, batch: int) -> int:
         """Return how many tokens to draft now, with so many utterances in the batch."""
         best = self._best(self.acceptance, batch)
-        if best:
-            self._plain = 0
-            return best
-        self._plain += 1
+        self._plain = 0 if best else self._plain + 1
         if self._plain < RETRY_AFTER or not self._best(BEST_ACCEPTANCE, batch):
-            return 0
+            return best
         self._plain = 0
         return 1
 
     def _best(self, acceptance: float, batch: int) -> int:
-        gains = [self._costs.gain(acceptance, count, batch) for count in range(self._longest + 1)]
+        gains = [self._costs.gain(acceptance, count, batch) for count in range(self.longest + 1)]
         return gains.index(max(gains))
 
     def update(self, drafted: int, accepted: int) -> None:
         """Learn from a pass. Tokens after the first rejected one say nothing about the draft."""
         for n in range(min(accepted + 1, drafted)):
             self.acceptance += ACCEPTANCE_DECAY * ((n < accepted) - self.acceptance)
-
-    def disable(self) -> None:
-        """Draft no more for this utterance: the draft failed."""
-        self._longest = 0
 
 
 class SpeculativeDecoder(HostDecoder):
@@ -140,37 +128,23 @@ class SpeculativeDecoder(HostDecoder):
         self._costs, self._longest = costs, longest
         self._lengths: WeakKeyDictionary[Decoding, DraftLength] = WeakKeyDictionary()
 
-    @property
-    def kv_bytes(self) -> int:
-        return self.runner.kv_bytes + self._draft.kv_bytes
-
     def decode(self, rows: Sequence[DecodeRow]) -> list[Tokens]:
-        drafts = self._drafts(rows)
-        if not any(drafts):
+        asked = [DraftRequest(r.slot, r.decoding, self._count(r.decoding, len(rows))) for r in rows]
+        drafts = self._propose([request for request in asked if request.count])
+        if not any(drafts.values()):
             return super().decode(rows)
         inputs = [
-            VerifyInput(row.slot, [row.last_token, *drafted], row.decoding.appended)
-            for row, drafted in zip(rows, drafts, strict=True)
+            VerifyInput(row.slot, [row.last_token, *drafts.get(row.slot, [])], row.decoding.appended)
+            for row in rows
         ]
         try:
             verified = self._verifier.verify(inputs)
         except Exception:
             return super().decode(rows)  # one by one, to find the utterance that is at fault
         return [
-            self._sample_drafted(row, drafted, logits)
-            for row, drafted, logits in zip(rows, drafts, verified, strict=True)
+            self._sample_drafted(row, drafts.get(row.slot, []), logits)
+            for row, logits in zip(rows, verified, strict=True)
         ]
-
-    def _drafts(self, rows: Sequence[DecodeRow]) -> list[list[int]]:
-        requests = [
-            DraftRequest(row.slot, row.decoding, count)
-            for row in rows
-            if (count := self._count(row.decoding, len(rows)))
-        ]
-        by_slot = (
-            dict(zip((r.slot for r in requests), self._propose(requests), strict=True)) if requests else {}
-        )
-        return [by_slot.get(row.slot, []) for row in rows]
 
     def _count(self, decoding: Decoding, batch: int) -> int:
         if decoding.appended < self._after:
@@ -181,17 +155,20 @@ class SpeculativeDecoder(HostDecoder):
     def _length(self, decoding: Decoding) -> DraftLength:
         return self._lengths.setdefault(decoding, DraftLength(self._costs, longest=self._longest))
 
-    def _propose(self, requests: list[DraftRequest]) -> list[list[int]]:
-        """Ask the draft. Its failure is no error: the utterance it fails for continues without it."""
+    def _propose(self, requests: list[DraftRequest]) -> dict[int, list[int]]:
+        """Return drafted tokens by slot. If the draft fails, the utterance at fault continues without it."""
+        if not requests:
+            return {}
+        slots = [request.slot for request in requests]
         try:
-            return self._draft.propose(requests)
+            return dict(zip(slots, self._draft.propose(requests), strict=True))
         except Exception:
-            for request in requests:
-                self._draft.release(request.slot)
+            for slot in slots:
+                self._draft.release(slot)
             if len(requests) > 1:
-                return [self._propose([request])[0] for request in requests]
-            self._length(requests[0].decoding).disable()
-            return [[]]
+                return {slot: t for r in requests for slot, t in self._propose([r]).items()}
+            self._length(requests[0].decoding).longest = 0
+            return {}
 
     def _sample_drafted(self, row: DecodeRow, drafted: list[int], logits: Logits) -> Tokens:
         """logits: (rows, 1 + drafted, vocab)."""
@@ -220,7 +197,3 @@ class SpeculativeDecoder(HostDecoder):
     def move(self, source: int, target: int) -> None:
         super().move(source, target)
         self._draft.move(source, target)
-
-    def reset(self, slot: int) -> None:
-        super().reset(slot)
-        self._draft.release(slot)

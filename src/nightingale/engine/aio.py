@@ -11,8 +11,9 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
+from nightingale.engine.requests.controls import RequestOptions, show_options
 from nightingale.engine.requests.live import LiveSession
 from nightingale.engine.session import Session
 from nightingale.engine.tts import TTS, audio_of
@@ -33,11 +34,13 @@ class AsyncTTS:
         """Load a model without blocking the event loop."""
         return cls(await asyncio.to_thread(TTS, model, **options))
 
-    async def say(self, text: str, **request: Any) -> Audio:
+    @show_options
+    async def say(self, text: str, **request: Unpack[RequestOptions]) -> Audio:
         session = await _in_thread(self._tts.open, text, **request)
         return audio_of(session, [chunk async for chunk in iter_chunks(session)])
 
-    async def say_many(self, texts: Iterable[str], **request: Any) -> list[Audio]:
+    @show_options
+    async def say_many(self, texts: Iterable[str], **request: Unpack[RequestOptions]) -> list[Audio]:
         limit = asyncio.Semaphore(self._tts.at_once)
 
         async def say(text: str) -> Audio:
@@ -51,13 +54,15 @@ class AsyncTTS:
             for task in tasks:
                 task.cancel()
 
-    async def stream(self, text: str, **request: Any) -> AsyncIterator[AudioChunk]:
+    @show_options
+    async def stream(self, text: str, **request: Unpack[RequestOptions]) -> AsyncIterator[AudioChunk]:
         session = await _in_thread(self._tts.open, text, **request)
         async with contextlib.aclosing(iter_chunks(session, owner=self)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    async def session(self, **request: Any) -> AsyncLiveSession:
+    @show_options
+    async def session(self, **request: Unpack[RequestOptions]) -> AsyncLiveSession:
         """Open a session for text that still arrives. Its `push` never blocks."""
         return AsyncLiveSession(await _in_thread(self._tts.session, **request))
 

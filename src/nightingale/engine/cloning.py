@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import logging
 
 import numpy as np
 
 from nightingale.audio.loudness import normalize_loudness
-from nightingale.audio.read import MAX_SECONDS, read_audio
 from nightingale.audio.reference_check import check_reference
 from nightingale.audio.resample import resample, resample_sinc
 from nightingale.backends.base import Encoders, ModelInfo
@@ -15,35 +14,27 @@ from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
 
-
-def clone_file(
-    source: Path | bytes,
-    *,
-    name: str,
-    family: str,
-    encoders: Encoders,
-    info: ModelInfo,
-    max_seconds: float = MAX_SECONDS,
-) -> tuple[Voice, tuple[str, ...]]:
-    """Return the voice of a wav, flac, ogg or mp3 file, or of its bytes, and warnings about the clip."""
-    samples, rate_hz = read_audio(source, max_seconds=max_seconds)
-    report = check_reference(samples, rate_hz, longer_than_s=info.defaults.reference_longer_than_s)
-    label = source.name if isinstance(source, Path) else name
-    voice = clone(
-        resample(samples, rate_hz, CLOCKS.sample_rate_hz),
-        name=name,
-        family=family,
-        encoders=encoders,
-        info=info,
-        provenance=f"reference clip {label}, {report.seconds:.1f} s",
-    )
-    return voice, report.warnings
+log = logging.getLogger("nightingale.engine")
 
 
 def clone(
-    clip: Samples, *, name: str, family: str, encoders: Encoders, info: ModelInfo, provenance: str
+    samples: Samples,
+    rate_hz: int,
+    *,
+    name: str,
+    source: str,
+    family: str,
+    encoders: Encoders,
+    info: ModelInfo,
 ) -> Voice:
-    """Return the voice of a clip at 24 kHz."""
+    """Return the voice of a mono clip. `source`, such as the name of its file, becomes part of the provenance.
+
+    Raises:
+        BadReference: The clip is too short or silent.
+    """
+    for warning in check_reference(samples, rate_hz, longer_than_s=info.defaults.reference_longer_than_s):
+        log.info("%s: %s", source, warning)
+    clip = resample(samples, rate_hz, CLOCKS.sample_rate_hz)
     defaults, prompt_tokens = info.defaults, info.preset.t3.prompt_tokens
     if defaults.reference_loudness_lufs is not None:
         clip = normalize_loudness(clip, CLOCKS.sample_rate_hz, defaults.reference_loudness_lufs)
@@ -71,5 +62,5 @@ def clone(
         # A clip of odd length leaves half a token of mel; upstream keeps it and shifts everything by a frame.
         flow_prompt_mel=mel[: CLOCKS.frames_per_token * len(ids)],
         flow_speaker=speaker if flow_speaker is None else flow_speaker,
-        provenance=provenance,
+        provenance=f"reference clip {source}, {len(samples) / rate_hz:.1f} s",
     )

@@ -1,4 +1,4 @@
-"""From a model's name or folder to a `Model`: find its files and open its text front end.
+"""`Model`, a model as the engine holds it, and how it is found by name or folder.
 
 Wren comes from the package (or from a folder that `nightingale train export` wrote), the official models from
 the hub's cache. Weights are not read here; backends do that when they are opened.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,51 @@ from nightingale.backends import BACKENDS
 from nightingale.backends.base import ModelInfo, ModelSource
 from nightingale.backends.profiles import Profile
 from nightingale.backends.selection import Plan, find_machine, select
-from nightingale.engine.model import Model
-from nightingale.engine.noise_model import NOISE, load_noise
+from nightingale.engine.noise_model import NOISE, NOTICE, ByteTokenizer, noise_voice
 from nightingale.errors import CheckpointError, ConfigError, ModelMissing
 from nightingale.hub.find import locate
 from nightingale.models.chatterbox.presets import PRESETS
-from nightingale.models.defaults import MODEL_DEFAULTS
-from nightingale.text.frontend import open_frontend
+from nightingale.models.defaults import MODEL_DEFAULTS, ModelDefaults
+from nightingale.text.frontend import Frontend, open_frontend
 from nightingale.types import Sampling
 from nightingale.voices.voice import Voice
 
 OPTIONS = ("kind", "t3", "s3gen")
 """Options of a model besides its name: see `nightingale.hub.find.locate`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A model by name, ready to be opened by backends. Nothing in it changes while it is used."""
+
+    voice_family: str
+    """The family whose voices it can use."""
+    frontend: Frontend
+    source: ModelSource
+    default_voice: Voice | None
+    fingerprint: str
+    """Changes when a clip would become another voice; part of the voice cache's key."""
+    notice: str | None = None
+    """A note that users must read before they listen."""
+    voices: Path | None = None
+    """Folder of the voices that came with the model, where that is not the package's."""
+
+    @property
+    def info(self) -> ModelInfo:
+        return self.source.info
+
+    @property
+    def name(self) -> str:
+        return self.info.name
+
+    @property
+    def defaults(self) -> ModelDefaults:
+        return self.info.defaults
+
+    def with_defaults(self, **changes: Any) -> Model:
+        """Return the same model with other defaults; weights that were loaded stay shared."""
+        info = replace(self.info, defaults=replace(self.defaults, **changes))
+        return replace(self, source=self.source.with_info(info))
 
 
 def default_model() -> str:
@@ -56,6 +89,19 @@ def load_model(name: str | Path, *, offline: bool, options: Mapping[str, Any]) -
     return _load_official(name, offline=offline, options=options)
 
 
+def load_noise() -> Model:
+    """Return the model of test signals, the same on every machine."""
+    return Model(
+        voice_family="wren",
+        frontend=Frontend(tokenizer=ByteTokenizer()),
+        source=ModelSource(NOISE, {}),
+        default_voice=noise_voice(),
+        fingerprint="noise",
+        voices=Path(__file__).with_name("noise_voices"),  # does not exist: wren's voices do not fit
+        notice=NOTICE,
+    )
+
+
 def _wren_folder(name: str | Path) -> Path | None:
     folder = wren.folder() if name == "wren" else Path(name).expanduser()
     return folder if name == "wren" or (folder / wren.FILES["card"]).is_file() else None
@@ -71,20 +117,16 @@ def _load_wren(folder: Path) -> Model:
         )
     files = {role: folder / name for role, name in wren.FILES.items()}
     card = _read_card(files["card"])
-    defaults = replace(
-        MODEL_DEFAULTS["wren"],
-        sampling=Sampling(**card["sampling"]),
-        silence_ids=frozenset(card.get("silence_ids", ())),
-    )
-    info = ModelInfo(name="wren", preset=PRESETS["wren"], defaults=defaults)
-    return Model(
+    model = Model(
         voice_family="wren",
         frontend=open_frontend("wren", folder),
-        source=ModelSource(info, files, packed=True),
+        source=ModelSource(_info_of("wren"), files, packed=True),
         default_voice=Voice.load(folder / wren.VOICES / f"{card['default_voice']}.safetensors"),
         fingerprint=card["fingerprint"],
         voices=folder / wren.VOICES,
     )
+    silence_ids = frozenset(card.get("silence_ids", ()))
+    return model.with_defaults(sampling=Sampling(**card["sampling"]), silence_ids=silence_ids)
 
 
 def _read_card(path: Path) -> dict[str, Any]:
@@ -108,12 +150,11 @@ def _read_card(path: Path) -> dict[str, Any]:
 def _load_official(name: str | Path, *, offline: bool, options: Mapping[str, Any]) -> Model:
     files = locate(name, offline=offline, **options)
     card = files.card
-    info = ModelInfo(name=card.name, preset=PRESETS[card.name], defaults=MODEL_DEFAULTS[card.name])
-    conds = files.get("conds")
+    conds = files.paths.get("conds")
     return Model(
         voice_family=card.family,
-        frontend=open_frontend(card.name, files["tokenizer"].parent),
-        source=ModelSource(info, files.paths),
+        frontend=open_frontend(card.name, files.paths["tokenizer"].parent),
+        source=ModelSource(_info_of(card.name), files.paths),
         default_voice=Voice.from_conds_pt(conds, family=card.family) if conds else None,
         fingerprint=files.fingerprint,
     )
@@ -121,21 +162,20 @@ def _load_official(name: str | Path, *, offline: bool, options: Mapping[str, Any
 
 def plan_named(name: str | Path | None, profile: Profile, *, device: str) -> tuple[Plan, str | None]:
     """Return the plan of a model by its name or folder, and which of its weights are missing, in words."""
-    name = default_model() if name is None else name
-    missing = None
-    if name == "noise":
-        info = NOISE
-    else:
-        if (folder := _wren_folder(name)) is not None:
-            name = "wren"
-            if absent := wren.missing(folder):
-                missing = f"no {', '.join(absent)} in {folder}"
-        else:
-            try:
-                name = locate(name, offline=True).card.name
-            except ModelMissing as error:
-                if name not in PRESETS:
-                    raise
-                missing = f"{error.got}; {error.fix}"
-        info = ModelInfo(name=str(name), preset=PRESETS[str(name)], defaults=MODEL_DEFAULTS[str(name)])
+    name, missing = default_model() if name is None else name, None
+    if (folder := _wren_folder(name)) is not None:
+        name, absent = "wren", wren.missing(folder)
+        missing = f"no {', '.join(absent)} in {folder}" if absent else None
+    elif name != "noise":
+        try:
+            name = locate(name, offline=True).card.name
+        except ModelMissing as error:
+            if name not in PRESETS:
+                raise
+            missing = f"{error.got}; {error.fix}"
+    info = NOISE if name == "noise" else _info_of(str(name))
     return select(BACKENDS, info, find_machine(BACKENDS, device), profile), missing
+
+
+def _info_of(name: str) -> ModelInfo:
+    return ModelInfo(name=name, preset=PRESETS[name], defaults=MODEL_DEFAULTS[name])

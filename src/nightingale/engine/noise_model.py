@@ -1,57 +1,38 @@
-"""The model "noise": no weights, test signals only (backends/noise)."""
+"""The parts of the model "noise": no weights, test signals only (backends/noise)."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 
-from nightingale.backends.base import ModelInfo, ModelSource
-from nightingale.engine.model import Model
-from nightingale.models.chatterbox.encoders.config import SpeechTokenizerConfig, VoiceEncoderConfig
-from nightingale.models.chatterbox.hift.config import HiftConfig
-from nightingale.models.chatterbox.presets import Preset
-from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES, FlowConfig
-from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
+from nightingale.backends.base import ModelInfo
+from nightingale.models.chatterbox.presets import ENGLISH
+from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES
+from nightingale.models.chatterbox.t3.config import LlamaConfig
 from nightingale.models.defaults import MODEL_DEFAULTS
-from nightingale.text.frontend import Frontend
 from nightingale.voices.voice import Voice
 
 NOTICE = "the model 'noise' has no weights: its output is a test signal, not speech."
-NOISE_PRESET = Preset(
-    t3=T3Config(
-        backbone=LlamaConfig(layers=2, width=32, heads=2, ffn=64, rope_scaling=None),
-        text_vocab=256,
-        speech_vocab=SPEECH_CODES + 2,
-        prompt_tokens=16,
-        start_text=255,
-        stop_text=0,
-        starts=2,
-        learned_positions=(2050, 1100),
-        perceiver=True,
-        head_bias=False,
-        speaker_width=16,
+SPEAKER_WIDTH = PROMPT_TOKENS = 16
+NOISE = ModelInfo(
+    name="noise",
+    # Sizes that requests and voices are checked against; no network has them.
+    preset=replace(
+        ENGLISH,
+        t3=replace(
+            ENGLISH.t3,
+            backbone=LlamaConfig(layers=2, width=32, heads=2, ffn=64, rope_scaling=False),
+            text_vocab=256,
+            speech_vocab=SPEECH_CODES + 2,
+            prompt_tokens=PROMPT_TOKENS,
+            speaker_width=SPEAKER_WIDTH,
+        ),
+        flow=replace(ENGLISH.flow, speaker_width=SPEAKER_WIDTH),
     ),
-    flow=FlowConfig(
-        speaker_width=16,
-        encoder_width=32,
-        encoder_heads=2,
-        encoder_blocks=1,
-        encoder_up_blocks=1,
-        encoder_ffn=64,
-        estimator_width=32,
-        estimator_heads=1,
-        estimator_mid_stages=1,
-        estimator_stage_blocks=1,
-        meanflow=True,
-    ),
-    hift=HiftConfig(base_channels=32, resblock_kernels=(3,), source_kernels=(3, 3, 3), f0_channels=16),
-    speech_tokenizer=SpeechTokenizerConfig(width=64, heads=1, blocks=1),
-    voice_encoder=VoiceEncoderConfig(width=16, layers=1, embedding=16),
-    xvector=None,
+    defaults=MODEL_DEFAULTS["noise"],
+    synthetic=True,
 )
-"""Sizes that requests and voices are checked against; no network has them."""
-NOISE = ModelInfo(name="noise", preset=NOISE_PRESET, defaults=MODEL_DEFAULTS["noise"], synthetic=True)
 
 
 class ByteTokenizer:
@@ -63,26 +44,16 @@ class ByteTokenizer:
         return list(text.encode("utf-8", "ignore"))
 
 
-def load_noise() -> Model:
-    """Return the model, the same on every machine."""
+def noise_voice() -> Voice:
+    """Return a voice of random numbers, the same on every machine."""
     rng = np.random.Generator(np.random.PCG64(0))
-    width, bands = NOISE_PRESET.t3.speaker_width, NOISE_PRESET.flow.mel_bands
-    voice = Voice.checked(
+    return Voice.checked(
         name="noise",
         family="wren",
-        speaker=rng.normal(size=width),
-        prompt_ids=rng.integers(SPEECH_CODES, size=16),
+        speaker=rng.normal(size=SPEAKER_WIDTH),
+        prompt_ids=rng.integers(SPEECH_CODES, size=PROMPT_TOKENS),
         flow_prompt_ids=rng.integers(SPEECH_CODES, size=8),
-        flow_prompt_mel=rng.normal(size=(16, bands)),
-        flow_speaker=rng.normal(size=width),
+        flow_prompt_mel=rng.normal(size=(16, NOISE.preset.flow.mel_bands)),
+        flow_speaker=rng.normal(size=SPEAKER_WIDTH),
         provenance="random numbers",
-    )
-    return Model(
-        voice_family="wren",
-        frontend=Frontend(tokenizer=ByteTokenizer()),
-        source=ModelSource(NOISE, {}),
-        default_voice=voice,
-        fingerprint="noise",
-        voices=Path(__file__).with_name("noise_voices"),  # does not exist: wren's voices do not fit
-        notice=NOTICE,
     )

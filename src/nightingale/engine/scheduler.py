@@ -10,16 +10,8 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from nightingale.errors import QueueFull
-
-
-class Move(NamedTuple):
-    """State that must be moved from slot `source` to slot `target`."""
-
-    source: int
-    target: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -53,15 +45,11 @@ class Scheduler:
 
     @property
     def can_admit(self) -> bool:
-        """Whether a request waits and has a free slot and free memory. A request alone may always try."""
+        """True if a request waits and has a free slot and free memory. A request alone may always try."""
         if not self.waiting or len(self.running) >= self.slots:
             return False
-        needed = self.used_bytes + self.needs_bytes.get(self.waiting[0], 0)
+        needed = sum(self.needs_bytes.get(request, 0) for request in (*self.running, self.waiting[0]))
         return not self.budget_bytes or not self.running or needed <= self.budget_bytes
-
-    @property
-    def used_bytes(self) -> int:
-        return sum(self.needs_bytes.get(request, 0) for request in self.running)
 
     def admit(self) -> tuple[int, int] | None:
         """Give the first waiting request a slot and return (request, slot), or None if it must wait."""
@@ -70,8 +58,8 @@ class Scheduler:
         self.running.append(self.waiting.popleft())
         return self.running[-1], len(self.running) - 1
 
-    def remove(self, request: int) -> Move | None:
-        """Remove a request, waiting or running, and return the move that closes the gap it leaves."""
+    def remove(self, request: int) -> tuple[int, int] | None:
+        """Remove a request. If its slot must be filled, return the slot to move from and the slot to move to."""
         self.needs_bytes.pop(request, None)
         if request in self.waiting:
             self.waiting.remove(request)
@@ -79,9 +67,5 @@ class Scheduler:
             slot, last = self.running.index(request), self.running.pop()
             if last != request:
                 self.running[slot] = last
-                return Move(source=len(self.running), target=slot)
+                return len(self.running), slot
         return None
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.waiting and not self.running

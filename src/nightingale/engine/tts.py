@@ -10,10 +10,11 @@ import logging
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -22,18 +23,22 @@ from nightingale.backends.base import DraftModel
 from nightingale.backends.profiles import Profile, profile_named
 from nightingale.backends.selection import Plan, check_precision, find_machine, select
 from nightingale.clocks import CLOCKS
-from nightingale.engine.load import default_model, load_model
-from nightingale.engine.model import Model
-from nightingale.engine.requests.controls import Control, available_controls, build_request
-from nightingale.engine.requests.live import LiveSession
-from nightingale.engine.requests.segment_queue import SegmentQueue
-from nightingale.engine.requests.segments import MAX_CHARS, TextSegment, segment_text
-from nightingale.engine.requests.stream_handle import Stream
-from nightingale.engine.session import Session, Timing
+from nightingale.engine.load import Model, default_model, load_model
+from nightingale.engine.requests.controls import (
+    Control,
+    RequestOptions,
+    available_controls,
+    build_request,
+    show_options,
+)
+from nightingale.engine.requests.incremental_text import IncrementalSegmenter
+from nightingale.engine.requests.live import LiveSession, Stream
+from nightingale.engine.requests.segments import MAX_CHARS, SegmentQueue, TextSegment, segment_text
+from nightingale.engine.session import Request, Session, Timing
 from nightingale.engine.voice_lookup import VoiceResolver
 from nightingale.engine.worker import Worker
-from nightingale.text.frontend import Frontend
 from nightingale.text.languages import LANGUAGES, check_language
+from nightingale.text.sentences import DEFAULT_SPAN_CHARS
 from nightingale.types import Audio, AudioChunk
 from nightingale.voices.voice import Voice
 
@@ -117,12 +122,10 @@ class TTS:
         for warning in plan.warnings:
             log.warning("%s, %s: %s", model.name, profile.name, warning)
         self._voices = VoiceResolver(model, plan.renderer.setup)
-        renderer = plan.renderer.backend.open_renderer(
-            model.source, replace(plan.renderer.setup, voice=model.default_voice)
-        )
-        setup = replace(
-            plan.decoder.setup, threads=renderer.decoder_threads, draft=_draft_model(profile, model)
-        )
+        setup = replace(plan.renderer.setup, voice=model.default_voice)
+        renderer = plan.renderer.backend.open_renderer(model.source, setup)
+        draft = _draft_model(profile, model)
+        setup = replace(plan.decoder.setup, threads=renderer.decoder_threads, draft=draft)
         decoder = plan.decoder.backend.open_decoder(model.source, setup)
         self._worker = Worker(model, profile, decoder, renderer)
         # A TTS that is garbage-collected must not leave its thread behind.
@@ -139,7 +142,7 @@ class TTS:
 
     @property
     def notice(self) -> str | None:
-        """What a user must know before listening, if anything."""
+        """A note that users must read before they listen; None if there is none."""
         return self._model.notice
 
     @property
@@ -173,8 +176,9 @@ class TTS:
 
     @property
     def occupancy(self) -> Occupancy:
-        line = self._worker.scheduler
-        return Occupancy(waiting=len(line.waiting), speaking=len(line.running), slots=line.slots)
+        scheduler = self._worker.scheduler
+        waiting, speaking = len(scheduler.waiting), len(scheduler.running)
+        return Occupancy(waiting=waiting, speaking=speaking, slots=scheduler.slots)
 
     @property
     def at_once(self) -> int:
@@ -182,68 +186,28 @@ class TTS:
         of the queue is for other callers."""
         return self._profile.slots + min(self._profile.slots, self._profile.queue_limit)
 
-    def stream(
-        self,
-        text: str,
-        *,
-        voice: Voice | str | Path | None = None,
-        language: str | None = None,
-        seed: int | None = None,
-        normalize: bool = True,
-        **controls: float | None,
-    ) -> Stream:
-        """Return audio as it is rendered; leaving the loop cancels the request.
+    @show_options
+    def stream(self, text: str, **request: Unpack[RequestOptions]) -> Stream:
+        """Return audio as it is rendered, for a text of any length; leaving the loop cancels the request."""
+        return Stream(self.open(text, **request), self)
 
-        Args:
-            text: Text of any length.
-            voice: A voice, its name, a voice file, or a clip to clone. None is the model's own voice.
-            language: A language code, for multilingual models.
-            seed: The same text, voice, seed and controls give the same samples: in the profile "exact" always,
-                in others if the engine runs no other request meanwhile.
-            normalize: Write digits and symbols out in words first, where the model has that step.
-            controls: temperature, top_p, min_p, top_k, repetition_penalty, cfg_weight, exaggeration, speed.
-                None, or left out, is the model's default.
-        """
-        session = self.open(text, voice=voice, language=language, seed=seed, normalize=normalize, **controls)
-        return Stream(session, self)
+    @show_options
+    def say(self, text: str, **request: Unpack[RequestOptions]) -> Audio:
+        """Return the whole audio: the joined stream."""
+        return _joined(self.open(text, **request))
 
-    def say(
-        self,
-        text: str,
-        *,
-        voice: Voice | str | Path | None = None,
-        language: str | None = None,
-        seed: int | None = None,
-        normalize: bool = True,
-        **controls: float | None,
-    ) -> Audio:
-        """Return the whole audio: the joined stream. The arguments are those of `stream`."""
-        return _joined(
-            self.open(text, voice=voice, language=language, seed=seed, normalize=normalize, **controls)
-        )
-
-    def say_many(
-        self,
-        texts: Iterable[str],
-        *,
-        voice: Voice | str | Path | None = None,
-        language: str | None = None,
-        seed: int | None = None,
-        normalize: bool = True,
-        **controls: float | None,
-    ) -> list[Audio]:
+    @show_options
+    def say_many(self, texts: Iterable[str], **request: Unpack[RequestOptions]) -> list[Audio]:
         """Return the audio of several texts, decoded in batches. Each is what `say` returns with the same seed,
         up to rounding where the profile is not "exact"."""
         spoken: list[Audio] = []
         opened: deque[Session] = deque()
-        request: dict[str, Any] = {"voice": voice, "language": language, "seed": seed, **controls}
         try:
             for text in texts:
                 if len(opened) == self.at_once:
                     spoken.append(_joined(opened.popleft()))
-                opened.append(self.open(text, normalize=normalize, **request))
-            while opened:
-                spoken.append(_joined(opened.popleft()))
+                opened.append(self.open(text, **request))
+            spoken += map(_joined, opened)
         finally:
             for session in opened:
                 session.cancel()
@@ -267,28 +231,15 @@ class TTS:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def open(
-        self,
-        text: str,
-        *,
-        voice: Voice | str | Path | None = None,
-        language: str | None = None,
-        seed: int | None = None,
-        normalize: bool = True,
-        **controls: float | None,
-    ) -> Session:
-        """Queue a request and return its session. Invalid requests are refused here. See `stream`."""
-        defaults = self._model.defaults
-        session = self._session(voice, seed, controls)
-        segments = segment_text(
-            self._frontend(normalize),
+    @show_options
+    def open(self, text: str, **request: Unpack[RequestOptions]) -> Session:
+        """Queue a request and return its session. Invalid requests are refused here."""
+        defaults, session = self._model.defaults, self._session(request)
+        segments = self._segmenter(request, session)(
             text,
-            language,
             split_chars=defaults.split_chars,
             fill=defaults.fill_segments,
-            max_ids=defaults.max_text_ids,
             max_chars=self._max_chars,
-            speed=session.request.speed,
             closing_ms=defaults.closing_pause_ms,
         )
         session.timing.record("text", session.timing.opened_s)
@@ -296,52 +247,49 @@ class TTS:
         self._worker.submit(session, SegmentQueue(timed, reached=session.reached))
         return session
 
-    def session(
-        self,
-        *,
-        voice: Voice | str | Path | None = None,
-        language: str | None = None,
-        seed: int | None = None,
-        normalize: bool = True,
-        **controls: float | None,
-    ) -> LiveSession:
-        """Open a request whose text still arrives. The arguments are those of `stream`."""
-        session = self._session(voice, seed, controls)
+    @show_options
+    def session(self, **request: Unpack[RequestOptions]) -> LiveSession:
+        """Open a request whose text still arrives."""
+        session = self._session(request)
         segments = SegmentQueue(reached=session.reached)
         self._worker.submit(session, segments)
+        split_chars = self._model.defaults.split_chars or DEFAULT_SPAN_CHARS
+        segmenter = self._segmenter(request, session)
         return LiveSession(
             session,
             segments,
-            frontend=self._frontend(normalize),
-            defaults=self._model.defaults,
-            language=language,
+            text=IncrementalSegmenter(max_chars=split_chars, language=request.get("language")),
+            segment=partial(segmenter, split_chars=split_chars, fill=True, continues=True),
             max_chars=self._max_chars,
             wake=self._worker.wake,
             owner=self,
         )
 
-    def check(
-        self,
-        *,
-        voice: Voice | str | Path | None = None,
-        language: str | None = None,
-        seed: int | None = None,
-        **controls: float | None,
-    ) -> None:
+    @show_options
+    def check(self, **request: Unpack[RequestOptions]) -> None:
         """Raise the error that `session` would raise, without opening one."""
-        build_request(self._model.defaults, self._voices.resolve(voice), seed, controls)
+        self._request(request)
+        language = request.get("language")
         if language is not None and (language or len(self.languages) == 1):
             check_language(language, self.languages)
 
-    def _frontend(self, normalize: bool) -> Frontend:
-        frontend = self._model.frontend
-        return frontend if normalize else replace(frontend, spell_out=None)
+    def _segmenter(self, request: RequestOptions, session: Session) -> Callable[..., Iterator[TextSegment]]:
+        """Return `segment_text` with the options that all texts of a request share."""
+        frontend, max_ids = self._model.frontend, self._model.defaults.max_text_ids
+        if not request.get("normalize", True):
+            frontend = replace(frontend, spell_out=None)
+        language, speed = request.get("language"), session.request.speed
+        return partial(segment_text, frontend, language=language, max_ids=max_ids, speed=speed)
 
-    def _session(
-        self, voice: Voice | str | Path | None, seed: int | None, controls: dict[str, float | None]
-    ) -> Session:
-        request = build_request(self._model.defaults, self._voices.resolve(voice), seed, controls)
-        return Session(request, ahead_seconds=self._profile.ahead_seconds, on_change=self._worker.wake)
+    def _request(self, request: RequestOptions) -> Request:
+        voice = self._voices.resolve(request.get("voice"))
+        names = request.keys() - {"voice", "language", "seed", "normalize"}
+        controls = {name: value for name, value in request.items() if name in names}
+        return build_request(self._model.defaults, voice, request.get("seed"), controls)
+
+    def _session(self, request: RequestOptions) -> Session:
+        ahead_seconds = self._profile.ahead_seconds
+        return Session(self._request(request), ahead_seconds=ahead_seconds, on_change=self._worker.wake)
 
 
 def _draft_model(profile: Profile, model: Model) -> DraftModel | None:
@@ -354,14 +302,12 @@ def _draft_model(profile: Profile, model: Model) -> DraftModel | None:
 
 
 def _timed(segments: Iterator[TextSegment], timing: Timing) -> Iterator[TextSegment]:
-    """Yield segments and book the time they take on the stage "text"."""
-    while True:
-        started = time.perf_counter()
-        segment = next(segments, None)
+    """Yield segments and record the time they take as the stage "text"."""
+    started = time.perf_counter()
+    for segment in segments:
         timing.record("text", started)
-        if segment is None:
-            return
         yield segment
+        started = time.perf_counter()
 
 
 def audio_of(session: Session, chunks: Iterable[AudioChunk]) -> Audio:

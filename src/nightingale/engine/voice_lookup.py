@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Final
 
-from nightingale.audio.read import MAX_SECONDS
+from nightingale.audio.read import MAX_SECONDS, read_audio
 from nightingale.backends import BACKENDS
 from nightingale.backends.base import Encoders, Setup
-from nightingale.engine.cloning import clone_file
-from nightingale.engine.model import Model
+from nightingale.engine.cloning import clone
+from nightingale.engine.load import Model
 from nightingale.errors import VoiceError, VoiceNotFound
 from nightingale.voices import library
 from nightingale.voices.cache import enrolled
@@ -58,24 +59,17 @@ class VoiceResolver:
         elif path.suffix == ".pt":
             voice = Voice.from_conds_pt(path, family=model.voice_family, name=path.stem)
         else:
-            voice = enrolled(
-                path, model.voice_family, model.fingerprint, lambda: self.learn(path, name=path.stem)
-            )
+            make = partial(self.learn, path, name=path.stem)
+            voice = enrolled(path, model.voice_family, model.fingerprint, make)
         self._check_fits(voice)
         return voice
 
     def learn(self, clip: Path | bytes, *, name: str, max_seconds: float = MAX_SECONDS) -> Voice:
         """Make a voice from a clip, without looking for it in the cache or storing it there."""
-        model = self._model
-        voice, _ = clone_file(
-            clip,
-            name=name,
-            family=model.voice_family,
-            encoders=self._encoders(),
-            info=model.info,
-            max_seconds=max_seconds,
-        )
-        return voice
+        samples, rate_hz = read_audio(clip, max_seconds=max_seconds)
+        source = clip.name if isinstance(clip, Path) else name
+        family, info, encoders = self._model.voice_family, self._model.info, self._encoders()
+        return clone(samples, rate_hz, name=name, source=source, family=family, encoders=encoders, info=info)
 
     def _encoders(self) -> Encoders:
         """Open the encoders of the first backend that has them."""
@@ -91,8 +85,7 @@ class VoiceResolver:
         )
 
     def _check_fits(self, voice: Voice) -> None:
-        model = self._model
-        preset = model.info.preset
+        model, preset = self._model, self._model.info.preset
         widths = (preset.t3.speaker_width, preset.flow.speaker_width)
         sizes = (len(voice.speaker), len(voice.flow_speaker))
         if voice.family != model.voice_family or sizes != widths:

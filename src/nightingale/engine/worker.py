@@ -14,31 +14,31 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nightingale.backends.base import Block, Decoder, Renderer, RenderFuture
 from nightingale.backends.profiles import Profile
 from nightingale.decoding.host_decoder import DecodeRow
-from nightingale.decoding.seeds import nth_seed
+from nightingale.decoding.philox import nth_seed
 from nightingale.engine.faults import engine_closed, engine_failed
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.engine.rendering.utterance import Utterance
-from nightingale.engine.requests.segment_queue import SegmentQueue, TextSegment
+from nightingale.engine.requests.segments import SegmentQueue, TextSegment
 from nightingale.engine.scheduler import Scheduler
 from nightingale.engine.session import Session
 from nightingale.errors import NightingaleError, QueueFull
 from nightingale.types import Samples
 
 
-@dataclass(frozen=True, slots=True)
-class InFlight:
-    """Blocks that are being rendered, and the requests they belong to."""
+class BlockRow(NamedTuple):
+    """A block, and the request and utterance that it belongs to."""
 
-    rows: list[tuple[int, Utterance, Block]]
-    future: RenderFuture
+    request: int
+    utterance: Utterance
+    block: Block
 
 
 @dataclass(slots=True)
@@ -58,10 +58,9 @@ class Job:
 
     @property
     def may_resume(self) -> bool:
-        """Whether a parked job can continue: its listener caught up, or its text changed."""
-        if not self.parked:
-            return False
-        return self.segments.waiting if self.segment is None else not self.session.is_ahead
+        """True if a parked job can continue: its listener caught up, or its text changed."""
+        can_continue = self.segments.waiting if self.segment is None else not self.session.is_ahead
+        return self.parked and can_continue
 
 
 class Worker:
@@ -76,7 +75,7 @@ class Worker:
         self._ids = count()
         self._ready: deque[int] = deque()
         """Requests whose next block waits to be rendered."""
-        self._in_flight: deque[InFlight] = deque()
+        self._in_flight: deque[tuple[list[BlockRow], RenderFuture]] = deque()
         self._changed = threading.Condition()
         self._stopped = False
         self._thread: threading.Thread | None = None
@@ -137,20 +136,15 @@ class Worker:
                 admitted = self.scheduler.admit()
             if admitted is None:
                 break
-            self._guarded(admitted[0], partial(self._start, *admitted))
+            self._guarded(admitted[0], self._start, *admitted)
         self._decode()
         self.renderer.decoder_busy(self._is_decoding())
         self._render()
         self._deliver()
 
     def _has_work(self) -> bool:
-        return (
-            bool(self._ready)
-            or bool(self._in_flight)
-            or self.scheduler.can_admit
-            or self._is_decoding()
-            or any(job.session.cancelled or job.may_resume for job in self._jobs.values())
-        )
+        busy = self._ready or self._in_flight or self.scheduler.can_admit or self._is_decoding()
+        return bool(busy) or any(job.session.cancelled or job.may_resume for job in self._jobs.values())
 
     def _check_stalled(self) -> None:
         """Refuse requests while too many listeners stall: each holds buffered audio. Needs the lock."""
@@ -174,49 +168,40 @@ class Worker:
                 self._continue(request, job)
 
     def _reserve_next(self) -> None:
-        """Where KV cache bytes are limited, compute what the first waiting request needs."""
+        """Compute the bytes that the first waiting request needs, if KV cache bytes are limited."""
+        scheduler = self.scheduler
         with self._changed:
-            waiting, limited = self.scheduler.waiting, self.scheduler.budget_bytes
-            request = (
-                waiting[0] if limited and waiting and waiting[0] not in self.scheduler.needs_bytes else None
-            )
-        if request is not None:
-            job = self._jobs[request]
-            job.segment = job.segment or job.segments.next()
-            self.scheduler.needs_bytes[request] = self._reserved_bytes(job)
-
-    def _reserved_bytes(self, job: Job) -> int:
+            request = scheduler.waiting[0] if scheduler.budget_bytes and scheduler.waiting else None
+        if request is None or request in scheduler.needs_bytes:
+            return
+        job = self._jobs[request]
+        job.segment = job.segment or job.segments.next()
         asked, ids = job.session.request, job.segment.text_ids if job.segment else []
         rows = 2 if asked.sampling.cfg_weight > 0 else 1
-        return self.decoder.kv_budget.reserved_bytes(len(ids), asked.voice, rows=rows)
+        needed = self.decoder.kv_budget.reserved_bytes(len(ids), asked.voice, rows=rows)
+        scheduler.needs_bytes[request] = needed
 
     def _start(self, request: int, slot: int) -> None:
         """Prefill the prompt of a request's next segment."""
         job = self._jobs[request]
         job.segment = job.segment or job.segments.next()
-        timing, started = job.session.timing, time.perf_counter()
+        timing = job.session.timing
         if job.segment is not None:
-            timing.admitted_s = timing.admitted_s or started
-            if not job.segment.text_ids:  # a pause and nothing else
-                job.session.put(np.zeros(job.segment.pause_samples, np.float32))
-                job.segment = None
-            else:
+            timing.admitted_s = timing.admitted_s or time.perf_counter()
+            if job.segment.text_ids:
                 self._prefill(request, slot, job, job.segment)
                 return
+            job.session.put(np.zeros(job.segment.pause_samples, np.float32))  # a pause and nothing else
+            job.segment = None
         self._release(request)
         self._continue(request, job)
 
     def _prefill(self, request: int, slot: int, job: Job, segment: TextSegment) -> None:
         timing, started, asked = job.session.timing, time.perf_counter(), job.session.request
         seed = nth_seed(asked.seed, job.started)
+        stream = self.renderer.open(asked.voice, seed=seed)
         job.utterance = Utterance(
-            self.model,
-            self.profile,
-            segment,
-            asked,
-            seed=seed,
-            stream=self.renderer.open(asked.voice, seed=seed),
-            stats=timing.drafts,
+            self.model, self.profile, segment, asked, seed=seed, stream=stream, stats=timing.drafts
         )
         job.started, job.segment = job.started + 1, None
         tokens = self.decoder.prefill(slot, job.utterance.decoding)
@@ -233,22 +218,21 @@ class Worker:
 
     def _decode(self) -> None:
         """Advance every running utterance."""
-        rows, requests = [], []
+        rows = {}
         for slot, request in enumerate(self.scheduler.running):
             if self._may_decode(request):
                 utterance = self._utterance(request)
-                rows.append(DecodeRow(slot, utterance.decoding, utterance.last_token))
-                requests.append(request)
+                rows[request] = DecodeRow(slot, utterance.decoding, utterance.last_token)
         if not rows:
             return
         started = time.perf_counter()
         # All tokens first: accepting one may end an utterance and move another one to its slot.
-        for request, tokens in zip(requests, self.decoder.decode(rows), strict=True):
+        for request, tokens in zip(rows, self.decoder.decode(list(rows.values())), strict=True):
             self._jobs[request].session.timing.record("t3", started)
             if isinstance(tokens, Exception):
                 self._drop(request, engine_failed(tokens))
             else:
-                self._guarded(request, partial(self._accept, request, tokens))
+                self._guarded(request, self._accept, request, tokens)
 
     def _accept(self, request: int, tokens: list[int]) -> None:
         utterance = self._utterance(request)
@@ -282,29 +266,26 @@ class Worker:
             alike = [r for r in self._ready if self._utterance(r).batch_key == key]
             requests += alike[: self.renderer.max_batch - 1]
             self._ready = deque(request for request in self._ready if request not in requests)
-        concurrent = self._concurrency() > 1
+        with self._changed:
+            concurrent = sum(not job.parked for job in self._jobs.values()) > 1
         rows = []
         for request in requests:
             utterance = self._utterance(request)
             utterance.concurrent = concurrent
-            rows.append((request, utterance, utterance.take_block(self._jobs[request].session.timing)))
+            block = utterance.take_block(self._jobs[request].session.timing)
+            rows.append(BlockRow(request, utterance, block))
         if len(rows) > 1:
             try:
                 return self._submit(rows)
             except Exception:
                 pass  # one by one below, to find the request that is at fault
         for row in rows:
-            self._guarded(row[0], partial(self._submit, [row]))
+            self._guarded(row.request, self._submit, [row])
 
-    def _submit(self, rows: list[tuple[int, Utterance, Block]]) -> None:
-        self._in_flight.append(InFlight(rows, self.renderer.render([block for _, _, block in rows])))
-        for request, utterance, _ in rows:  # not sooner: the next cut depends on what was submitted
-            self._enqueue_block(request, utterance)
-
-    def _concurrency(self) -> int:
-        """Return the number of requests that run or are about to run; parked ones do not count."""
-        with self._changed:
-            return sum(not job.parked for job in self._jobs.values())
+    def _submit(self, rows: list[BlockRow]) -> None:
+        self._in_flight.append((rows, self.renderer.render([row.block for row in rows])))
+        for row in rows:  # not sooner: the next cut depends on what was submitted
+            self._enqueue_block(row.request, row.utterance)
 
     def _utterance(self, request: int) -> Utterance:
         utterance = self._jobs[request].utterance
@@ -315,7 +296,7 @@ class Worker:
         return len(self._in_flight) < self.renderer.max_in_flight
 
     def _has_other_work(self) -> bool:
-        """Whether there is something to do before the next audio is ready."""
+        """Return whether there is something to do before the next audio is ready."""
         with self._changed:
             waiting = self.scheduler.can_admit
         return waiting or self._is_decoding() or (bool(self._ready) and self._can_render())
@@ -323,28 +304,27 @@ class Worker:
     def _deliver(self) -> None:
         """Hand out rendered audio; wait for it only if there is nothing else to do."""
         while self._in_flight:
-            oldest = self._in_flight[0]
-            if not oldest.future.done() and self._has_other_work():
+            rows, future = self._in_flight[0]
+            if not future.done() and self._has_other_work():
                 return
             self._in_flight.popleft()
             try:
-                rendered: list[Samples | Exception] = list(oldest.future.result())
+                rendered: list[Samples | Exception] = list(future.result())
             except Exception as error:
-                rendered = [error] * len(oldest.rows)
-            for (request, utterance, block), samples in zip(oldest.rows, rendered, strict=True):
-                job = self._jobs.get(request)
-                if job is None or job.utterance is not utterance:
-                    continue  # the request was cancelled
-                if isinstance(samples, Exception):
-                    self._drop(request, engine_failed(samples))
-                else:
-                    self._guarded(request, partial(self._put, request, job, block, samples))
+                rendered = [error] * len(rows)
+            for row, samples in zip(rows, rendered, strict=True):
+                self._guarded(row.request, self._put, row, samples)
 
-    def _put(self, request: int, job: Job, block: Block, samples: Samples) -> None:
-        job.session.put(self._utterance(request).finish(block, samples))
-        if block.final:
+    def _put(self, row: BlockRow, samples: Samples | Exception) -> None:
+        job = self._jobs.get(row.request)
+        if job is None or job.utterance is not row.utterance:
+            return  # the request was cancelled
+        if isinstance(samples, Exception):
+            raise samples
+        job.session.put(row.utterance.finish(row.block, samples))
+        if row.block.final:
             job.utterance = None
-            self._continue(request, job)
+            self._continue(row.request, job)
 
     def _continue(self, request: int, job: Job) -> None:
         """Queue a request for its next segment, park it until text or its listener arrives, or end it.
@@ -376,7 +356,7 @@ class Worker:
         if slot is not None:
             self.decoder.release(slot)
         if move is not None:
-            self.decoder.move(move.source, move.target)
+            self.decoder.move(*move)
 
     def _drop(self, request: int, error: NightingaleError | None = None) -> None:
         """Remove a request and free all it holds."""
@@ -390,11 +370,10 @@ class Worker:
         if job is not None:
             job.session.end(error)
 
-    def _guarded(self, request: int, action: Callable[[], None]) -> None:
+    def _guarded(self, request: int, action: Callable[..., None], *arguments: Any) -> None:
         """Run an action for one request; if it fails, end that request alone."""
         try:
-            action()
-        except NightingaleError as error:
-            self._drop(request, error)
+            action(*arguments)
         except Exception as error:
-            self._drop(request, engine_failed(error))
+            fault = error if isinstance(error, NightingaleError) else engine_failed(error)
+            self._drop(request, fault)

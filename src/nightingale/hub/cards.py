@@ -9,9 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-GB: Final = 1_000_000_000
-MB: Final = 1_000_000
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileCard:
@@ -46,15 +43,17 @@ class Card:
         return next(file for file in self.files if file.role == role)
 
     @property
-    def approx_bytes(self) -> int:
-        return sum(file.approx_bytes for file in self.files)
+    def t3_names(self) -> frozenset[str]:
+        """The names of all T3 files, variants included."""
+        variants = self.variants.get("t3", {}).values()
+        return frozenset(name for names in (self.file("t3").names, *variants) for name in names)
 
 
 _BASE_REPO: Final = "ResembleAI/chatterbox"
 _BASE_REVISION: Final = "5bb1f6ee58e50c3b8d408bc82a6d3740c2db6e18"
 
-_S3GEN = FileCard(role="s3gen", names=("s3gen.safetensors", "s3gen.pt"), approx_bytes=int(1.06 * GB))
-_VOICE_ENCODER = FileCard(role="voice_encoder", names=("ve.safetensors", "ve.pt"), approx_bytes=int(5.7 * MB))
+_S3GEN = FileCard(role="s3gen", names=("s3gen.safetensors", "s3gen.pt"), approx_bytes=1_060_000_000)
+_VOICE_ENCODER = FileCard(role="voice_encoder", names=("ve.safetensors", "ve.pt"), approx_bytes=5_700_000)
 _CONDS = FileCard(role="conds", names=("conds.pt",), needed=False)
 
 # Differs from s3gen only in the vocoder. Nothing upstream loads it by default, so neither do we.
@@ -68,7 +67,7 @@ ENGLISH: Final = Card(
     revision=_BASE_REVISION,
     revision_prefix=_BASE_REVISION,
     files=(
-        FileCard(role="t3", names=("t3_cfg.safetensors", "t3_cfg.pt"), approx_bytes=int(2.13 * GB)),
+        FileCard(role="t3", names=("t3_cfg.safetensors", "t3_cfg.pt"), approx_bytes=2_130_000_000),
         _S3GEN,
         _VOICE_ENCODER,
         FileCard(role="tokenizer", names=("tokenizer.json",)),
@@ -82,7 +81,7 @@ MULTILINGUAL: Final = replace(
     name="multilingual",
     summary="23 languages, 0.5 B parameters, guidance and exaggeration",
     files=(
-        FileCard(role="t3", names=("t3_mtl23ls_v2.safetensors",), approx_bytes=int(2.14 * GB)),
+        FileCard(role="t3", names=("t3_mtl23ls_v2.safetensors",), approx_bytes=2_140_000_000),
         _S3GEN,
         _VOICE_ENCODER,
         FileCard(role="tokenizer", names=("grapheme_mtl_merged_expanded_v1.json",)),
@@ -105,9 +104,9 @@ TURBO: Final = Card(
     revision="main",
     revision_prefix="749d1c1a",
     files=(
-        FileCard(role="t3", names=("t3_turbo_v1.safetensors",), approx_bytes=int(1.92 * GB)),
-        FileCard(role="s3gen", names=("s3gen_meanflow.safetensors",), approx_bytes=int(1.07 * GB)),
-        FileCard(role="voice_encoder", names=("ve.safetensors",), approx_bytes=int(5.7 * MB)),
+        FileCard(role="t3", names=("t3_turbo_v1.safetensors",), approx_bytes=1_920_000_000),
+        FileCard(role="s3gen", names=("s3gen_meanflow.safetensors",), approx_bytes=1_070_000_000),
+        FileCard(role="voice_encoder", names=("ve.safetensors",), approx_bytes=5_700_000),
         FileCard(role="tokenizer", names=("vocab.json",)),
         FileCard(role="merges", names=("merges.txt",)),
         FileCard(role="added_tokens", names=("added_tokens.json",)),
@@ -122,7 +121,7 @@ NANO: Final = replace(
     repo="ResembleAI/chatterbox-nano",
     revision_prefix="71ccd1d0",
     files=(
-        FileCard(role="t3", names=("t3_nano_v1.safetensors",), approx_bytes=int(0.87 * GB)),
+        FileCard(role="t3", names=("t3_nano_v1.safetensors",), approx_bytes=870_000_000),
         *TURBO.files[1:],
     ),
 )

@@ -7,16 +7,17 @@ cache. One error lists all missing files with the command that downloads them.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 from nightingale.errors import ConfigError, ModelMissing, UnknownModel
 from nightingale.hub import hub_cache
 from nightingale.hub.cards import CARDS, Card, FileCard
-
-OnFile = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +28,6 @@ class ModelFiles:
     paths: Mapping[str, Path]
     """Role -> file. An optional role that was not found is absent."""
 
-    def __getitem__(self, role: str) -> Path:
-        return self.paths[role]
-
-    def get(self, role: str) -> Path | None:
-        return self.paths.get(role)
-
     @property
     def folder(self) -> Path:
         """The folder of the T3 weights."""
@@ -40,10 +35,9 @@ class ModelFiles:
 
     @property
     def fingerprint(self) -> str:
-        """A digest that changes with the files that turn a clip into a voice.
+        """A digest of the names, sizes and times of the files that turn a clip into a voice.
 
-        It hashes names and sizes, not contents. Files of the hub cache resolve to blobs named by their
-        digest, so for them contents count.
+        Files of the hub cache resolve to blobs named by their digest, so for them contents count.
         """
         digest = hashlib.sha256(self.card.family.encode())
         for role in ("s3gen", "voice_encoder"):
@@ -65,7 +59,7 @@ class ModelRequest:
         choice = self.chosen.get(file.role, file.names)
         return (choice.name,) if isinstance(choice, Path) else choice
 
-    def on_disk(self, file: FileCard, cache_dir: Path | None) -> Path | None:
+    def on_disk(self, file: FileCard) -> Path | None:
         """Return the file from the user's own path, the user's folder or the hub cache."""
         choice = self.chosen.get(file.role)
         if isinstance(choice, Path):
@@ -76,7 +70,7 @@ class ModelRequest:
                     return self.folder / name
             if file.role == "t3":  # the T3 defines the folder; only other files may come from the cache
                 return None
-        cached = (hub_cache.in_cache(self.card, name, cache_dir) for name in self.names(file))
+        cached = (hub_cache.in_cache(self.card, name) for name in self.names(file))
         return next((path for path in cached if path is not None), None)
 
 
@@ -89,24 +83,17 @@ def resolve(
 ) -> ModelRequest:
     """Interpret the user's model and options, without looking up files other than the ones named.
 
-    Args:
-        model: The name of a card, or a folder with the official files.
-        kind: The card of a folder that could be several.
-        t3: A variant ("v3") or a file.
-        s3gen: A variant or a file.
-
-    Raises:
-        UnknownModel: There is no such card or folder.
-        ConfigError: An option does not fit the model.
-        ModelMissing: The folder holds no T3 weights.
+    `model` is the name of a card, or a folder with the official files; `kind` is the card of a folder that could
+    be several; `t3` and `s3gen` are a variant ("v3") or a file each. Raises UnknownModel if there is no such card
+    or folder, ConfigError if an option does not fit, and ModelMissing if the folder holds no T3 weights.
     """
     chosen: dict[str, Path | tuple[str, ...]] = {}
+    folder: Path | None = None
     if str(model) in CARDS and not isinstance(model, Path):
         if kind not in (None, model):
             raise ConfigError("a named model has its own kind", got=f"kind={kind!r}", allowed=repr(model))
-        card, folder = CARDS[str(model)], None
-    elif Path(model).expanduser().is_dir():
-        folder = Path(model).expanduser()
+        card = CARDS[model]
+    elif (folder := Path(model).expanduser()).is_dir():
         card, found_t3 = _identify(folder, kind, t3)
         if found_t3 is not None:
             chosen["t3"] = found_t3
@@ -122,51 +109,40 @@ def locate(
     model: str | Path,
     *,
     offline: bool = False,
-    kind: str | None = None,
-    t3: str | Path | None = None,
-    s3gen: str | Path | None = None,
-    cache_dir: Path | None = None,
-    on_file: OnFile | None = None,
+    optional: bool = False,
+    on_file: Callable[[str], None] = lambda _: None,
+    **options: Any,
 ) -> ModelFiles:
     """Return the files of a model, after downloading needed ones that are missing.
 
-    Args:
-        model: As for `resolve`, like `kind`, `t3` and `s3gen`.
-        offline: Raise `ModelMissing` instead of downloading.
-        cache_dir: The hub cache, if not the default one.
-        on_file: Called with the name of each file before its download.
+    The options are those of `resolve`. `offline`, like HF_HUB_OFFLINE, raises `ModelMissing` instead of
+    downloading; `optional` also downloads files that the model works without. `on_file` is called with the name
+    of each file before its download.
     """
-    request = resolve(model, kind=kind, t3=t3, s3gen=s3gen)
-    paths, missing = _look_up(request, cache_dir)
-    if missing:
-        # The user's folder is completed from the cache, never from the network.
-        if request.folder is not None or hub_cache.is_offline(offline):
-            raise _missing_files(request, missing, cache_dir)
-        _download(request, paths, cache_dir, on_file)
+    request = resolve(model, **options)
+    paths, missing = _look_up(request)
+    # The user's folder is completed from the cache, never from the network.
+    offline = offline or os.environ.get("HF_HUB_OFFLINE", "").lower() in {"1", "true", "yes", "on"}
+    local = request.folder is not None or offline
+    if missing and local:
+        raise _missing_files(request, missing)
+    for file in request.card.files if missing or (optional and not local) else ():
+        if file.role not in paths:
+            on_file(request.names(file)[0])
+            with nullcontext() if file.needed else suppress(ModelMissing):
+                paths[file.role] = hub_cache.download(request.card, request.names(file))
     return ModelFiles(card=request.card, paths=paths)
 
 
-def pull(
-    model: str,
-    *,
-    t3: str | Path | None = None,
-    s3gen: str | Path | None = None,
-    cache_dir: Path | None = None,
-    on_file: OnFile | None = None,
-) -> tuple[ModelFiles, list[str]]:
-    """Download what is not cached, verify known digests, and return the files and remarks about them."""
+def pull(model: str, **options: Any) -> tuple[ModelFiles, list[str]]:
+    """Download what is not cached (see `locate`), verify known digests, and return files and remarks."""
     if model not in CARDS:
         raise _unknown_model(model)
-    request = resolve(model, t3=t3, s3gen=s3gen)
-    paths, missing = _look_up(request, cache_dir)
-    if hub_cache.is_offline() and missing:
-        raise _missing_files(request, missing, cache_dir)
-    if len(paths) < len(request.card.files):
-        _download(request, paths, cache_dir, on_file)
-    found = ModelFiles(card=request.card, paths=paths)
-    verified = sum(hub_cache.verify(request.card, path) for path in paths.values())
+    found = locate(model, optional=True, **options)
+    card, paths = found.card, found.paths
+    verified = sum(hub_cache.verify(card, path) for path in paths.values())
     remarks = [f"{verified} of {len(paths)} files have a known digest, and it matches"]
-    revision, tested = found.folder.name, request.card.revision_prefix
+    revision, tested = found.folder.name, card.revision_prefix
     if not revision.startswith(tested):
         remarks.append(f"revision {revision} is newer than the one tested ({tested}…)")
     return found, remarks
@@ -174,20 +150,19 @@ def pull(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelState:
-    """The part of one model that is on this machine."""
+    """The part of one model that is on this machine; `bytes_to_get` is approximate."""
 
     name: str
     summary: str
     complete: bool
     bytes_here: int
     bytes_to_get: int
-    """Approximate."""
     missing: tuple[str, ...]
 
 
-def state(card: Card, cache_dir: Path | None = None) -> ModelState:
+def state(card: Card) -> ModelState:
     """Return how much of a model the hub cache holds. It looks at file names only."""
-    paths, missing = _look_up(ModelRequest(card=card, chosen={}), cache_dir)
+    paths, missing = _look_up(ModelRequest(card=card, chosen={}))
     return ModelState(
         name=card.name,
         summary=card.summary,
@@ -198,27 +173,11 @@ def state(card: Card, cache_dir: Path | None = None) -> ModelState:
     )
 
 
-def _look_up(request: ModelRequest, cache_dir: Path | None) -> tuple[dict[str, Path], list[FileCard]]:
+def _look_up(request: ModelRequest) -> tuple[dict[str, Path], list[FileCard]]:
     """Return the files on disk by role, and the needed files that are missing."""
-    found = {file.role: request.on_disk(file, cache_dir) for file in request.card.files}
+    found = {file.role: request.on_disk(file) for file in request.card.files}
     missing = [file for file in request.card.files if file.needed and found[file.role] is None]
     return {role: path for role, path in found.items() if path is not None}, missing
-
-
-def _download(
-    request: ModelRequest, paths: dict[str, Path], cache_dir: Path | None, on_file: OnFile | None
-) -> None:
-    """Add the missing files to `paths`."""
-    for file in request.card.files:
-        if file.role in paths:
-            continue
-        if on_file is not None:
-            on_file(request.names(file)[0])
-        try:
-            paths[file.role] = hub_cache.download(request.card, request.names(file), cache_dir)
-        except ModelMissing:
-            if file.needed:
-                raise
 
 
 def _identify(folder: Path, kind: str | None, t3: str | Path | None) -> tuple[Card, Path | None]:
@@ -227,21 +186,18 @@ def _identify(folder: Path, kind: str | None, t3: str | Path | None) -> tuple[Ca
         if kind not in CARDS:
             raise _unknown_model(kind)
         return CARDS[kind], None
-    official = {
-        card.name: card
-        for card in CARDS.values()
-        if any((folder / name).is_file() for names in _t3_names(card).values() for name in names)
-    }
-    if t3 is not None:  # the name of a T3 says which card of a shared folder is meant
-        named = {name: card for name, card in official.items() if _has_t3(card, str(t3))}
-        official = named or official
+    official = [card for card in CARDS.values() if any((folder / name).is_file() for name in card.t3_names)]
+    # The name of a T3 says which card of a shared folder is meant.
+    named = [card for card in official if str(t3) in {*card.t3_names, *card.variants.get("t3", {})}]
+    official = named or official
     if len(official) == 1:
-        return next(iter(official.values())), None
-    if len(official) > 1:
+        return official[0], None
+    if official:
+        first = min(card.name for card in official)
         raise ConfigError(
             f"{folder} holds more than one model",
-            got=", ".join(sorted(official)),
-            fix=f"Say which, such as kind={min(official)!r} (command line: -O kind={min(official)}).",
+            got=", ".join(sorted(card.name for card in official)),
+            fix=f"Say which, such as kind={first!r} (command line: -O kind={first}).",
         )
     tuned = sorted(folder.glob("t3_*.safetensors"))
     multilingual = CARDS["multilingual"]
@@ -253,16 +209,6 @@ def _identify(folder: Path, kind: str | None, t3: str | Path | None) -> tuple[Ca
         allowed=", ".join(card.file("t3").names[0] for card in CARDS.values()),
         fix="Put the official files there, or say kind=… and t3=… for a file with another name.",
     )
-
-
-def _t3_names(card: Card) -> dict[str, tuple[str, ...]]:
-    """Return the names of T3 files by variant; the default has no variant name."""
-    return {"": card.file("t3").names, **card.variants.get("t3", {})}
-
-
-def _has_t3(card: Card, t3: str) -> bool:
-    variants = _t3_names(card)
-    return t3 in variants or any(t3 in names for names in variants.values())
 
 
 def _choose(card: Card, folder: Path | None, role: str, option: str | Path) -> Path | tuple[str, ...]:
@@ -292,7 +238,7 @@ def _unknown_model(name: str) -> UnknownModel:
     )
 
 
-def _missing_files(request: ModelRequest, missing: list[FileCard], cache_dir: Path | None) -> ModelMissing:
+def _missing_files(request: ModelRequest, missing: list[FileCard]) -> ModelMissing:
     """Name the missing files, the places searched, and the command that downloads them."""
     card, folder = request.card, request.folder
     names = ", ".join(" or ".join(request.names(file)) for file in missing)
@@ -303,7 +249,7 @@ def _missing_files(request: ModelRequest, missing: list[FileCard], cache_dir: Pa
         if choice == variant_names
     )
     command = f"`nightingale models pull {card.name}{options}`"
-    revisions = hub_cache.revisions_in_cache(card, cache_dir)
+    revisions = hub_cache.revisions_in_cache(card)
     others = [revision for revision in revisions if not revision.startswith(card.revision_prefix)]
     hint = ""
     if folder and "s3gen" in {file.role for file in missing} and list(folder.glob("s3gen_v3.*")):
@@ -312,7 +258,7 @@ def _missing_files(request: ModelRequest, missing: list[FileCard], cache_dir: Pa
         hint = f" The cache holds another revision ({others[0][:8]}…); its folder can be given as the model."
     return ModelMissing(
         f"files of {card.name!r} are missing",
-        got=f"no {names} in {f'{folder} and ' if folder else ''}{hub_cache.cache_root(cache_dir)}",
+        got=f"no {names} in {f'{folder} and ' if folder else ''}{hub_cache.cache_root()}",
         allowed=f"the files of {card.repo} at revision {card.revision}",
         fix=f"{f'Put the files there, or run {command}' if folder else f'Run {command} while online'}.{hint}",
     )

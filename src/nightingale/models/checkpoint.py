@@ -91,15 +91,10 @@ def load(
     unused: frozenset[str] = frozenset(),
     unread: Callable[[str], bool] = lambda _: False,
 ) -> Net:
-    """Return a network in evaluation mode that holds exactly `tensors`.
+    """Return a network in evaluation mode that holds exactly `tensors`, which came from the file `source`.
 
-    Args:
-        build: Builds the network.
-        tensors: Its weights by name.
-        source: The file they came from, for the error.
-        unused: Names that may be present and are ignored.
-        unread: Tells the names whose values are not read: only their shapes are checked, and in the network
-            they stay on the meta device, because a backend computes with its own copy.
+    `unused` names may be present and are ignored. Of `unread` names only the shapes are checked; they stay on
+    the meta device, because a backend computes with its own copy.
 
     Raises:
         CheckpointError: Tensors are missing, extra, misshapen or not finite.
@@ -120,7 +115,7 @@ def load(
     if any(faults.values()):
         raise CheckpointError(
             f"the weights do not fit {type(net).__name__}",
-            got=f"{source} with " + "; ".join(_list(kind, names) for kind, names in faults.items() if names),
+            got=f"{source} with {'; '.join(_list(*fault) for fault in faults.items() if fault[1])}",
             allowed="exactly the tensors of this network, all finite",
             fix="Check that the file belongs to this model and its variant, or pull it again.",
         )

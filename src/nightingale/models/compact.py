@@ -1,14 +1,8 @@
 """The compact format of weights in the package: int8 for large matrices, float16 for the rest.
 
-A package that is cloned, cached and installed many times should be small: wren in float16 would be almost
-twice, in float32 four times as large. A large matrix w is stored as integers q from -127 to 127 and one scale
-per row, named like the matrix + ".scale". A row is axis 0: the output channel of a linear layer or a
-convolution, the input channel of a transposed one, the entry of an embedding table.
-
-    w ≈ q · s,    s = max|row| / 127, rounded up to float16
-
-The format makes files small, not arithmetic fast: the networks compute with the float32 that `unpack`
-returns. `nightingale_lab.train.pack_weights` writes it.
+It makes files small, not arithmetic fast: the networks compute with the float32 that `unpack` returns. A large
+matrix w is stored as integers q from -127 to 127 and one scale for each index of axis 0, named like the matrix
++ ".scale":  w ≈ q · s,  s = max|row| / 127, rounded up to float16. `nightingale_lab.train.pack_weights` writes it.
 """
 
 from __future__ import annotations

@@ -50,9 +50,9 @@ class ModelDefaults:
     drop_last_token: bool = False
     """Cut the audio of the last token before the stop, which is 40 ms of noise."""
     prompt_seconds: float = 6.0
-    """How much of the reference clip becomes T3's prompt."""
+    """The length of the reference clip that becomes T3's prompt."""
     flow_prompt_seconds: float = 10.0
-    """How much of the reference clip becomes the flow's prompt."""
+    """The length of the reference clip that becomes the flow's prompt."""
     reference_longer_than_s: float = 1.0
     reference_loudness_lufs: float | None = None
 

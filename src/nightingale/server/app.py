@@ -1,21 +1,25 @@
-"""The ASGI application: its routes, its middleware, and the lifetime of the engine."""
+"""The ASGI application: its middleware, the lifetime of the engine, and the routes for operators."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
+from prometheus_client import generate_latest
 from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import JSONResponse, Response
 
 from nightingale import __version__
-from nightingale.server import health, http_errors
 from nightingale.server.elevenlabs import elevenlabs_routes
-from nightingale.server.middleware import AuthMiddleware, BodyLimitMiddleware, RequestLogMiddleware
-from nightingale.server.openai import model_routes, speech_routes, voice_routes
+from nightingale.server.http_errors import HANDLED, ErrorEnvelope, answer_error
+from nightingale.server.middleware import check_access, limit_bodies, log_requests
+from nightingale.server.openai import catalog_routes, speech_routes
 from nightingale.server.realtime import speech_socket
-from nightingale.server.service.speech_service import SpeechService, log
+from nightingale.server.service.speech_service import Service, SpeechService, log
 from nightingale.server.settings import ServerSettings
 from nightingale.server.web import web_routes
 
@@ -29,6 +33,8 @@ EXPOSED_HEADERS = [
 ]
 """Response headers that scripts of other origins may read."""
 
+router = APIRouter(tags=["operation"])
+
 
 def create_app(settings: ServerSettings, service: SpeechService | None = None) -> FastAPI:
     """Create the server, with a service of its own by default. The model is loaded after it has started."""
@@ -39,23 +45,23 @@ def create_app(settings: ServerSettings, service: SpeechService | None = None) -
         summary="Text to speech on your own machine, compatible with OpenAI's clients.",
         lifespan=_lifespan,
         # One declaration for all routes; it also replaces FastAPI's own schema of validation errors.
-        responses={"default": {"model": http_errors.ErrorEnvelope, "description": "An error."}},
+        responses={"default": {"model": ErrorEnvelope, "description": "An error."}},
         docs_url=None,  # FastAPI's page loads scripts from another host; web_routes has our own
         redoc_url=None,
     )
     app.state.service, app.state.settings = service, settings
-    # Read once: routes and sockets must accept the same keys, even if the key file changes.
-    app.state.keys = settings.keys
-    http_errors.install_handlers(app)
-    for module in (speech_routes, voice_routes, model_routes, speech_socket, elevenlabs_routes, health):
+    for handled in HANDLED:
+        app.add_exception_handler(handled, answer_error)
+    for module in (speech_routes, catalog_routes, speech_socket, elevenlabs_routes):
         app.include_router(module.router)
+    app.include_router(router)
     app.include_router(web_routes.docs_router)
     if settings.page:
         app.include_router(web_routes.router)
     # The last one added is the outermost.
-    app.add_middleware(BodyLimitMiddleware, settings=settings)
-    app.add_middleware(AuthMiddleware, settings=settings, keys=app.state.keys)
-    app.add_middleware(RequestLogMiddleware, metrics=service.metrics)
+    app.add_middleware(limit_bodies, settings=settings)
+    app.add_middleware(check_access, settings=settings, keys=settings.keys)
+    app.add_middleware(log_requests, metrics=service.metrics)
     if settings.cors:  # outside of the others, so that allowed pages can read error responses, too
         app.add_middleware(
             CORSMiddleware,
@@ -73,22 +79,50 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: SpeechService = app.state.service
     settings: ServerSettings = app.state.settings
     async with contextlib.AsyncExitStack() as stack:
-        starting = asyncio.create_task(_start(service))
+        starting = asyncio.create_task(service.start())
+        starting.add_done_callback(_log_failure)
         if settings.wyoming:
             from nightingale.server.wyoming.wyoming_server import serve_wyoming  # optional package
 
-            await stack.enter_async_context(
-                serve_wyoming(
-                    service, settings.wyoming, insecure=settings.insecure, max_chars=settings.max_text_chars
-                )
-            )
+            await stack.enter_async_context(serve_wyoming(service, settings.wyoming))
         yield
         starting.cancel()
         await service.stop(settings.grace)
 
 
-async def _start(service: SpeechService) -> None:
-    try:
-        await service.start()
-    except Exception as error:  # `nightingale serve` exits because of it; until then /ready says "failed"
+def _log_failure(starting: asyncio.Task[None]) -> None:
+    """Log why the model could not be loaded: `nightingale serve` exits, and until then /ready says "failed"."""
+    if not starting.cancelled() and (error := starting.exception()) is not None:
         log.error("the model could not be loaded", extra={"error": str(error)})
+
+
+@router.get("/health")
+async def health() -> dict[str, str]:
+    """200 while the process is up, whatever the state of the model."""
+    return {"status": "ok"}
+
+
+@router.get("/ready", responses={503: {"description": "Loading, failed or shutting down."}})
+async def ready(service: Service) -> Response:
+    """200 once the model is loaded and warmed up; 503 until then and during a shutdown."""
+    status = {"ready": service.ready, "state": service.state, "model": service.model.id}
+    return JSONResponse(status | asdict(service.occupancy), 200 if service.ready else 503)
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(service: Service) -> Response:
+    """Metrics for Prometheus."""
+    return Response(
+        generate_latest(service.metrics.registry), media_type="text/plain; version=0.0.4; charset=utf-8"
+    )
+
+
+@router.get("/version")
+async def version(service: Service) -> dict[str, Any]:
+    """Versions of the package and of the model."""
+    return {
+        "version": __version__,
+        "model": service.model.id,
+        "sample_rate": service.sample_rate_hz,
+        "notice": service.model.notice,
+    }

@@ -1,7 +1,4 @@
-"""Log formats of the server: lines on a terminal, JSON elsewhere.
-
-The text of a request is logged at DEBUG only. The command line installs the result of `log_config`.
-"""
+"""Log formats of the server. The command line installs the result of `log_config`."""
 
 from __future__ import annotations
 
@@ -11,12 +8,7 @@ import logging
 import time
 from typing import Any, Final
 
-_STANDARD: Final = set(logging.makeLogRecord({}).__dict__) | {
-    "message",
-    "asctime",
-    "color_message",
-    "taskName",
-}
+_STANDARD: Final = {*logging.makeLogRecord({}).__dict__, "message", "asctime", "color_message", "taskName"}
 NOT_ERRORS: Final = ("without completing handshake", "timeout graceful shutdown exceeded")
 """Parts of uvicorn's error messages about refused sockets and about requests that a shutdown ends."""
 
@@ -47,18 +39,14 @@ class TextFormatter(logging.Formatter):
     """Writes time, level, message and fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        fields = " ".join(f"{key}={_printable(value)}" for key, value in extras(record).items())
-        stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
-        line = f"{stamp} {record.levelname.lower():<7} {record.getMessage()}" + (
-            f"  {fields}" if fields else ""
+        texts = {key: str(value) for key, value in extras(record).items()}
+        # Line breaks and control sequences, which a path in a request may contain, are escaped.
+        fields = " ".join(
+            f"{key}={text if text.isprintable() else ascii(text)}" for key, text in texts.items()
         )
+        stamp = time.strftime("%H:%M:%S", time.localtime(record.created))
+        line = f"{stamp} {record.levelname.lower():<7} {record.getMessage()}  {fields}".rstrip()
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
-
-
-def _printable(value: Any) -> str:
-    """Escape line breaks and control sequences, which a path in a request may contain."""
-    text = str(value)
-    return text if text.isprintable() else ascii(text)
 
 
 class FalseErrorFilter(logging.Filter):

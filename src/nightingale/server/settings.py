@@ -56,7 +56,7 @@ def parse_pairs(value: Any) -> Any:
 
 
 def lowercase_aliases(aliases: dict[str, str]) -> dict[str, str]:
-    """Lowercase both sides, because voice names in requests are lowercased (voice_aliases.parse_blend)."""
+    """Lowercase both sides, because voice names in requests are lowercased (voice_registry.parse_blend)."""
     lowered = {alias.lower(): voice.lower() for alias, voice in aliases.items()}
     if any(lowered[alias.lower()] != voice.lower() for alias, voice in aliases.items()):
         raise PydanticCustomError("aliases", "aliases that differ in more than upper and lower case")
@@ -102,22 +102,16 @@ class ServerSettings(BaseSettings):
         {}, description="More names for voices, as ALIAS=VOICE; case is ignored."
     )
 
-    api_key: SecretStr | None = Field(
-        None, description="Key that clients must send. Not available as a flag."
-    )
+    api_key: SecretStr | None = Field(None, description="Key that clients must send; not a flag.")
     api_key_file: Path | None = Field(None, description="File with accepted keys, one per line.")
     insecure: bool = Field(False, description="Allow an address other than loopback without a key.")
     cors: StringList = Field([], description="Origins whose pages may call, such as https://chat.example.")
 
     slots: int = Field(8, ge=1, le=256, description="Requests that are decoded at the same time.")
     max_queue: int = Field(64, ge=0, le=100_000, description="Requests that may wait; more are answered 429.")
-    keep_alive: Seconds = Field(
-        -1.0, ge=-1, description="Unload the model after this long without requests (5m); -1: never."
-    )
+    keep_alive: Seconds = Field(-1.0, ge=-1, description="Unload an idle model after this long; -1: never.")
     grace: Seconds = Field(20.0, ge=0, description="How long a shutdown waits for running requests.")
-    send_timeout: Seconds = Field(
-        60.0, gt=0, description="Disconnect a stalled client that has read nothing for this long."
-    )
+    send_timeout: Seconds = Field(60.0, gt=0, description="Disconnect clients that stall for this long.")
 
     max_text_chars: int = Field(10_000, ge=1, description="Maximum length of one request's text.")
     max_body_bytes: int = Field(MIB, ge=1024, description="Maximum request body, except uploads.")
@@ -205,14 +199,13 @@ class ServerSettings(BaseSettings):
 def unknown_keys(config: Path | None = None) -> list[str]:
     """Return names in the environment and the files that no setting has; they are probably misspelled."""
     known = set(ServerSettings.model_fields)
-
-    def is_unknown(name: str) -> bool:
-        return name.startswith(PREFIX) and name.removeprefix(PREFIX).lower() not in known
-
-    found = [name for name in os.environ if is_unknown(name) and name not in NOT_SETTINGS]
+    names = {PREFIX + name.upper() for name in known}
+    found = [
+        name for name in os.environ if name.startswith(PREFIX) and name.upper() not in names | NOT_SETTINGS
+    ]
     # pydantic gives the names of the .env file in lower case.
     dotenv = [name.upper() for name in DotEnvSettingsSource(ServerSettings).env_vars]
-    found += [f"{name} in {ENV_FILE}" for name in dotenv if is_unknown(name)]
+    found += [f"{name} in {ENV_FILE}" for name in dotenv if name.startswith(PREFIX) and name not in names]
     path = config or default_config()
     if path.is_file():
         found += [f"{key} in {path}" for key in tomllib.loads(path.read_text("utf-8")) if key not in known]

@@ -1,4 +1,4 @@
-"""Helpers that all WebSocket routes share: access control, sending with a timeout, and the receive loop.
+"""Helpers that all WebSocket routes share: sending with a timeout, and the receive loop.
 
 Sending waits for a slow client, but not longer than the timeout. Messages are read one at a time, so a client
 that sends faster than it is served is held back by TCP.
@@ -7,8 +7,6 @@ that sends faster than it is served is held back by TCP.
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import contextlib
 import json
 from collections.abc import Awaitable, Callable
@@ -16,15 +14,10 @@ from typing import Any, Final
 
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
-from nightingale.errors import ConfigError, NightingaleError
-from nightingale.server import auth
-from nightingale.server.http_errors import http_error
+from nightingale.errors import ConfigError
 from nightingale.server.service.speech_turns import ClientGone
 
 SUBPROTOCOL: Final = "nightingale.v1"
-KEY_SUBPROTOCOL: Final = "nightingale.key."
-"""Browsers cannot set headers on a WebSocket. They can offer subprotocols, which are not logged as URLs
-are: `new WebSocket(url, ["nightingale.v1", "nightingale.key." + base64url(key)])`."""
 CLOSE_TIMEOUT_S: Final = 5.0
 
 _GONE: Final = (TimeoutError, OSError, RuntimeError, WebSocketDisconnect)
@@ -82,42 +75,11 @@ class ClientSocket:
                 await asyncio.wait_for(self._websocket.close(code), CLOSE_TIMEOUT_S)
 
 
-def subprotocol_key(websocket: WebSocket) -> str | None:
-    """Return the key among the offered subprotocols, or None."""
-    for offer in websocket.scope.get("subprotocols", []):
-        if offer.startswith(KEY_SUBPROTOCOL):
-            coded = offer.removeprefix(KEY_SUBPROTOCOL)
-            try:
-                return base64.urlsafe_b64decode(coded + "=" * (-len(coded) % 4)).decode()
-            except (binascii.Error, ValueError):
-                return ""
-    return None
-
-
-async def authorize(websocket: WebSocket) -> bool:
-    """Check key and origin, and deny the handshake if one of them is wrong."""
-    state = websocket.app.state
-    key = auth.request_key(websocket.headers)
-    if not auth.is_valid_key(state.keys, subprotocol_key(websocket) if key is None else key):
-        await websocket.send_denial_response(auth.UNAUTHORIZED.response)
-    elif auth.is_foreign_origin(websocket.headers, state.settings):
-        await websocket.send_denial_response(auth.FORBIDDEN_ORIGIN.response)
-    else:
-        return True
-    return False
-
-
 async def accept(websocket: WebSocket) -> ClientSocket:
     """Complete the handshake, with our subprotocol if the client offers it."""
     offered = websocket.scope.get("subprotocols", [])
     await websocket.accept(subprotocol=SUBPROTOCOL if SUBPROTOCOL in offered else None)
     return ClientSocket(websocket, websocket.app.state.settings.send_timeout)
-
-
-async def deny(websocket: WebSocket, error: NightingaleError) -> None:
-    """Answer the handshake with an HTTP error."""
-    retry_after_ms = websocket.app.state.service.retry_after_ms
-    await websocket.send_denial_response(http_error(error, retry_after_ms).response)
 
 
 def parse_object(message: str | bytes) -> dict[str, Any]:

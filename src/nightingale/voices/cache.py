@@ -1,7 +1,7 @@
-"""Reference clips are turned into voices once: the result is kept under the clip's content hash.
+"""Voices of reference clips, computed once and cached by content.
 
-The key holds the bytes of the clip, the family, and a fingerprint of the weights that listened, so an edited
-clip or another checkpoint never meets a stale voice, and a renamed clip meets its own again.
+The key holds the bytes of the clip, the family, and a fingerprint of the encoders' weights. So an edited clip or
+another checkpoint never finds an outdated voice, and a renamed clip finds its own.
 """
 
 from __future__ import annotations
@@ -16,29 +16,21 @@ from nightingale.voices.home import cache_folder
 from nightingale.voices.voice import Voice
 
 
-def cache_key(clip: Path, family: str, fingerprint: str) -> str:
+def enrolled(clip: Path, family: str, fingerprint: str, make: Callable[[], Voice]) -> Voice:
+    """Return the voice of a clip from the cache, or make it and cache it."""
     try:
         contents = clip.read_bytes()
     except OSError as error:
-        raise BadReference(
-            "the reference clip cannot be read",
-            got=f"{error.strerror or error} for {clip}",
-            allowed="a readable wav, flac, ogg or mp3 file",
-            fix="Check the path.",
-        ) from error
+        got = f"{error.strerror or error} for {clip}"
+        raise BadReference("the reference clip cannot be read", got=got, fix="Check the path.") from error
     digest = hashlib.sha256(hashlib.sha256(contents).digest())
     digest.update(f"|{family}|{fingerprint}".encode())
-    return digest.hexdigest()
-
-
-def enrolled(clip: Path, family: str, fingerprint: str, make: Callable[[], Voice]) -> Voice:
-    """The voice of a clip: from the cache, or made now and remembered."""
-    path = cache_folder() / f"{cache_key(clip, family, fingerprint)}.safetensors"
+    path = cache_folder() / f"{digest.hexdigest()}.safetensors"
     if path.is_file():
         with contextlib.suppress(VoiceError):  # a damaged entry is made again
             return Voice.load(path)
     voice = make()
-    # The cache saves time; a full or read-only disk must not cost the user the voice itself.
+    # A full or read-only disk only costs the time that the cache would have saved.
     with contextlib.suppress(OSError, OutputError):
         path.parent.mkdir(parents=True, exist_ok=True)
         voice.save(path)

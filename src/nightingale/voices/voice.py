@@ -54,7 +54,7 @@ class Voice:
     flow_speaker: Floats
     """(192,): the flow's speaker embedding."""
     provenance: str
-    """Where the voice came from, for people."""
+    """The origin of the voice, for people to read."""
     content_hash: str
     """Hash of family and arrays; renaming a voice does not change it."""
 
@@ -86,37 +86,29 @@ class Voice:
             raise _bad(name, f"family {family!r}", ", ".join(FAMILIES))
         bare = family not in SIZES
         parts: dict[str, Any] = {
-            "speaker": _floats(name, "speaker", speaker, dims=1),
-            "prompt_ids": _ids(name, "prompt_ids", prompt_ids, may_be_empty=bare),
-            "flow_prompt_ids": _ids(name, "flow_prompt_ids", flow_prompt_ids, may_be_empty=bare),
-            "flow_prompt_mel": _floats(name, "flow_prompt_mel", flow_prompt_mel, dims=2, may_be_empty=bare),
-            "flow_speaker": _floats(name, "flow_speaker", flow_speaker, dims=1),
+            "speaker": _array(name, "speaker", speaker),
+            "prompt_ids": _array(name, "prompt_ids", prompt_ids, ids=True, may_be_empty=bare),
+            "flow_prompt_ids": _array(name, "flow_prompt_ids", flow_prompt_ids, ids=True, may_be_empty=bare),
+            "flow_prompt_mel": _array(name, "flow_prompt_mel", flow_prompt_mel, dims=2, may_be_empty=bare),
+            "flow_speaker": _array(name, "flow_speaker", flow_speaker),
         }
-        frames, tokens = parts["flow_prompt_mel"].shape[0], parts["flow_prompt_ids"].shape[0]
+        frames, tokens = len(parts["flow_prompt_mel"]), len(parts["flow_prompt_ids"])
         if frames != FRAMES_PER_TOKEN * tokens:
-            raise _bad(
-                name, f"{frames} mel frames for {tokens} ids", f"{FRAMES_PER_TOKEN} frames for each id"
-            )
+            got = f"{frames} mel frames for {tokens} ids"
+            raise _bad(name, got, f"{FRAMES_PER_TOKEN} frames for each id")
         if family in SIZES:
             _check_sizes(name, family, parts)
-        return cls(
-            name=name,
-            family=family,
-            provenance=provenance,
-            content_hash=_content_hash(family, parts),
-            **parts,
-        )
+        digest = hashlib.sha256(family.encode())
+        for key in _ARRAYS:
+            digest.update(f"{key}{parts[key].shape}".encode())
+            digest.update(parts[key].tobytes())
+        content_hash = digest.hexdigest()
+        return cls(name=name, family=family, provenance=provenance, content_hash=content_hash, **parts)
 
     def save(self, path: Path | str) -> None:
         """Write the voice as safetensors, atomically."""
-        metadata = {
-            "format": FORMAT,
-            "version": FORMAT_VERSION,
-            "name": self.name,
-            "family": self.family,
-            "provenance": self.provenance,
-            "content_hash": self.content_hash,
-        }
+        metadata = {"format": FORMAT, "version": FORMAT_VERSION}
+        metadata |= {key: getattr(self, key) for key in ("name", "family", "provenance", "content_hash")}
         write_whole(Path(path), to_safetensors({key: getattr(self, key) for key in _ARRAYS}, metadata))
 
     @classmethod
@@ -146,11 +138,7 @@ class Voice:
 
     @classmethod
     def from_conds_pt(cls, path: Path | str, *, family: str, name: str = "default") -> Voice:
-        """Read upstream's built-in voice: {"t3": {...}, "gen": {...}}, each array with a batch axis of one.
-
-        Raises:
-            VoiceError: The file is damaged, or is something else.
-        """
+        """Read upstream's built-in voice; raise VoiceError if the file is damaged or something else."""
         path = Path(path)
         try:
             conds = read_tensors(path)
@@ -171,53 +159,32 @@ class Voice:
 
 
 def _check_sizes(name: str, family: str, parts: dict[str, NDArray[Any]]) -> None:
-    speaker, flow_speaker, mel_bands, max_ids = SIZES[family]
-    for part, size, axis in (
-        ("speaker", speaker, 0),
-        ("flow_speaker", flow_speaker, 0),
-        ("flow_prompt_mel", mel_bands, 1),
-    ):
-        if parts[part].shape[axis] != size:
+    *sizes, max_ids = SIZES[family]
+    for part, size in zip(("speaker", "flow_speaker", "flow_prompt_mel"), sizes, strict=True):
+        if parts[part].shape[-1] != size:
             raise _bad(name, f"{part} of shape {parts[part].shape}", f"{size} numbers for {family!r}")
     if len(parts["prompt_ids"]) > max_ids:
         raise _bad(name, f"{len(parts['prompt_ids'])} prompt ids", f"at most {max_ids} for {family!r}")
 
 
-def _floats(name: str, part: str, value: Any, *, dims: int, may_be_empty: bool = False) -> Floats:
+def _array(
+    name: str, part: str, value: Any, *, dims: int = 1, ids: bool = False, may_be_empty: bool = False
+) -> NDArray[Any]:
+    """Return a read-only copy of finite floats, or of speech tokens."""
     array = np.asarray(value)
     empty = array.size == 0 and not may_be_empty
-    if array.ndim != dims or empty or array.dtype.kind != "f":
-        expected = f"floats with {dims} axes" + ("" if may_be_empty else ", not empty")
+    if array.ndim != dims or empty or array.dtype.kind not in ("iu" if ids else "f"):
+        expected = f"a {dims}-d array of {'integers' if ids else 'floats'}"
+        expected += "" if may_be_empty else ", not empty"
         raise _bad(name, f"{part} of shape {array.shape}, {array.dtype}", expected)
-    if not np.isfinite(array).all():
-        raise _bad(name, f"{part} with NaN or infinite numbers", "finite numbers")
-    return _frozen(array.astype(np.float32))
-
-
-def _ids(name: str, part: str, value: Any, *, may_be_empty: bool) -> Ids:
-    array = np.asarray(value)
-    empty = array.size == 0 and not may_be_empty
-    if array.ndim != 1 or empty or array.dtype.kind not in "iu":
-        expected = "integers with one axis" + ("" if may_be_empty else ", not empty")
-        raise _bad(name, f"{part} of shape {array.shape}, {array.dtype}", expected)
-    if len(array) and (array.min() < 0 or array.max() >= SPEECH_CODES):
+    if ids and array.size and (array.min() < 0 or array.max() >= SPEECH_CODES):
         got = f"{part} from {array.min()} to {array.max()}"
         raise _bad(name, got, f"speech tokens from 0 to {SPEECH_CODES - 1}")
-    return _frozen(array.astype(np.int64))
-
-
-def _frozen(array: NDArray[Any]) -> NDArray[Any]:
-    array = np.ascontiguousarray(array)
+    if not np.isfinite(array).all():
+        raise _bad(name, f"{part} with NaN or infinite numbers", "finite numbers")
+    array = np.ascontiguousarray(array.astype(np.int64 if ids else np.float32))
     array.flags.writeable = False
     return array
-
-
-def _content_hash(family: str, parts: dict[str, NDArray[Any]]) -> str:
-    digest = hashlib.sha256(family.encode())
-    for key in _ARRAYS:
-        digest.update(f"{key}{parts[key].shape}".encode())
-        digest.update(parts[key].tobytes())
-    return digest.hexdigest()
 
 
 def _bad(name: str, got: str, allowed: str) -> VoiceError:

@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,10 @@ import torch
 from torch import Tensor
 
 from nightingale.decoding.kv_retention import AttentionTable, table_paths
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale_lab import reference
 from nightingale_lab.bench.sentences import sentences
-from nightingale_lab.train.hidden_states import spoken
+from nightingale_lab.train.hidden_states import decode_text
 
 FEWEST = 16
 """A query counts only after this many speech positions."""
@@ -58,9 +59,9 @@ class RecordingCache:
 def record(model: Model, text: str, seed: int, device: str) -> list[Tensor]:
     """Return the attention of each layer for one sentence: (heads, queries, speech positions)."""
     t3 = reference.networks_of(model, device).t3
-    one = spoken(model, text, voice=None, seed=seed, device=device)
-    layers = [RecordingCache(one.prompt) for _ in range(t3.config.backbone.layers)]
-    t3.tfmr(one.read, layers)
+    one = decode_text(model, text, voice=None, seed=seed, device=device)
+    layers = [RecordingCache(one.prompt_length) for _ in range(t3.config.backbone.layers)]
+    t3.tfmr(one.inputs, layers)
     return [layer.shares for layer in layers]
 
 
@@ -119,6 +120,14 @@ def lost(seen: list[list[Tensor]], windows: Sequence[Sequence[int]], *, best: bo
     return outside / queries
 
 
+def save(table: AttentionTable, path: Path) -> None:
+    rounded = asdict(table) | {
+        name: [[round(value, 4) for value in layer] for layer in getattr(table, name)]
+        for name in ("entropy", "spoken")
+    }
+    path.write_text(json.dumps(rounded, indent=1) + "\n", encoding="utf-8")
+
+
 def summary(table: AttentionTable, seen: list[list[Tensor]]) -> dict[str, Any]:
     heads = len(table.entropy[0])
     rows: dict[str, Any] = {"model": table.model, "tokens": table.tokens, "sentences": table.sentences}
@@ -147,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     table, seen = measure(model, texts, options.device)
     out = options.out or table_paths(model.name, None)[-1]
     out.parent.mkdir(parents=True, exist_ok=True)
-    table.save(out)
+    save(table, out)
     sys.stdout.write(f"{out}\n{json.dumps(summary(table, seen))}\n")
 
 

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 
-from nightingale.audio.encoders.wav import wav_bytes
 from nightingale.audio.read import read_audio
 from nightingale.audio.resample import resample
+from nightingale.audio.samples import wav_bytes
 from nightingale.backends.torch.weights import load_voice_encoders
 from nightingale.clocks import ANALYSIS_RATE_HZ, CLOCKS
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.models.layers.mel import FlowMel
 from nightingale.types import Samples
 from nightingale_lab import reference

@@ -149,7 +149,7 @@ def unit_of_work() -> Callable[[], object]:
 
 
 def quantities(model: Any) -> dict[str, Callable[[int], float]]:
-    """Return the measured quantities of a nightingale.engine.model.Model."""
+    """Return the measured quantities of a nightingale.engine.load.Model."""
     from nightingale.engine.tts import TTS
 
     streaming, exact = TTS.over(model, "balanced"), TTS.over(model, "exact")
@@ -165,8 +165,8 @@ def quantities(model: Any) -> dict[str, Callable[[int], float]]:
 
     def batched(seed: int) -> float:
         begun = time.perf_counter()
-        spoken = streaming.say_many([text] * BATCH, seed=seed)
-        return (time.perf_counter() - begun) / sum(audio.seconds for audio in spoken)
+        audios = streaming.say_many([text] * BATCH, seed=seed)
+        return (time.perf_counter() - begun) / sum(audio.seconds for audio in audios)
 
     return {
         "first audio": first_audio,

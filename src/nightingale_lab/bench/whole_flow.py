@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nightingale.backends.cuda.flow.flow_steps import FRAMES, FlowSteps
-from nightingale.backends.cuda.graphs import GraphedFunction, GraphMode, bucket_for, default_mode, graph_pool
+from nightingale.backends.cuda.graphs import GraphCache, GraphedFunction, GraphMode, bucket_for
 from nightingale.backends.cuda.random import normal
-from nightingale.models.layers.masks import attention_mask
+from nightingale.models.chatterbox.s3gen.token_encoder import attention_mask
 
 
 class WholeFlow:
@@ -24,9 +24,7 @@ class WholeFlow:
         mode: GraphMode | None = None,
     ) -> None:
         self.steps, self.flow, self.batches, self.tokens = steps, steps.flow, batches, tokens
-        self._mode = mode or default_mode(steps.device)
-        self._graphs: dict[tuple[int, int], GraphedFunction[Tensor]] = {}
-        self._pool = graph_pool(self._mode)
+        self._graphs: GraphCache[Tensor] = GraphCache(steps.device, mode)
 
     @torch.inference_mode()
     def __call__(
@@ -72,10 +70,8 @@ class WholeFlow:
                 "speaker": torch.ones(batch, config.speaker_width, dtype=dtype),
                 "key": torch.zeros(batch, dtype=torch.int64),
             }
-            name, device = f"flow, {batch} of {tokens} tokens", self.steps.device
-            self._graphs[batch, tokens] = GraphedFunction(
-                name, self.render, inputs, mode=self._mode, device=device, pool=self._pool
-            )
+            name = f"flow, {batch} of {tokens} tokens"
+            self._graphs.capture((batch, tokens), name, self.render, inputs)
         return self._graphs[batch, tokens]
 
     def render(self, ids: Tensor, lengths: Tensor, cond: Tensor, speaker: Tensor, key: Tensor) -> Tensor:
@@ -84,11 +80,6 @@ class WholeFlow:
         valid = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
         valid_frames = torch.arange(frames, device=ids.device) < FRAMES * lengths[:, None]
         noise = normal(key, torch.zeros_like(lengths), frames, flow.config.mel_bands)
-        mel = self.steps.solve(
-            noise.to(cond.dtype),
-            mu=flow.encode(ids, valid),
-            speaker=flow.speaker(speaker),
-            cond=cond,
-            mask=attention_mask(valid_frames, None),
-        )
+        given = self.steps.join_inputs(flow.encode(ids, valid), speaker, cond)
+        mel = self.steps.solve(noise.to(cond.dtype), given, attention_mask(valid_frames, None))
         return flow.denormalize_mel(mel)

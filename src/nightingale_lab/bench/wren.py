@@ -184,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     def some(name: str) -> list[str]:
         lines = sentences(name)[:: 10 if args.quick else 1]
-        return lines[:TINY_SENTENCES] if args.tiny else lines
+        return sorted(lines, key=len)[:TINY_SENTENCES] if args.tiny else lines
 
     def references(voice: str) -> list[Path]:
         return sorted(args.references.glob(f"{voice}*.wav")) if args.references else []

@@ -205,16 +205,18 @@ def _measure_peers(
     """Measure the same texts with other engines, with the same number of threads."""
     import torch
 
-    from nightingale_lab.bench.peers.beside import Setting, beside
+    from nightingale_lab.bench.peers.measure_peers import PeerSettings, measure_peers
 
-    setting = Setting(
+    settings = PeerSettings(
         threads=torch.get_num_threads(),
         profiles=profiles,
         device=device,
         upstream_python=upstream_python,
-        say=(lambda _: None) if quiet else note,
+        report=(lambda _: None) if quiet else note,
     )
-    beside(result, plan, peers, setting, lambda who: counter(f"measuring {who}", plan.requests, quiet=quiet))
+    measure_peers(
+        result, plan, peers, settings, lambda who: counter(f"measuring {who}", plan.requests, quiet=quiet)
+    )
 
 
 def parse_levels(spelled: str) -> list[int]:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from nightingale.models.chatterbox.build import load_encoders, load_networks
+from nightingale.models.chatterbox.build import load_encoders, load_s3gen, load_t3
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale_lab.parity.stages import (
     cloning_stage,
@@ -34,6 +34,7 @@ from nightingale_lab.parity.stages import (
 )
 from nightingale_lab.parity.table import ParityRow, Rows, render
 from nightingale_lab.parity.upstream_weights import build
+from nightingale_lab.random_models import Networks
 from nightingale_lab.upstream.families import FAMILIES, Family
 from nightingale_lab.upstream.networks import apply_head_changes, save_networks
 
@@ -51,7 +52,9 @@ def compare_family(family: Family, folder: Path) -> list[ParityRow]:
     files = save_networks(family, roles, folder)
     preset = PRESETS[family.name]
     progress(f"{family.name}: loading ours from {folder}")
-    ours, our_encoders = load_networks(preset, files), load_encoders(preset, files)
+    flow, hift = load_s3gen(preset, files["s3gen"])
+    ours = Networks(t3=load_t3(preset.t3, files["t3"]), flow=flow, hift=hift)
+    our_encoders = load_encoders(preset, files)
     rows = Rows(family.name)
     progress(f"{family.name}: encoders")
     encoders_stage.compare(rows, theirs, our_encoders)

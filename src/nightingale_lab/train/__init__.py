@@ -1,1 +1,1 @@
-"""How wren is made: data, targets and one training stage per network. Never imported by the product."""
+"""Training of wren: data, distillation targets and one stage per network. The product never imports it."""

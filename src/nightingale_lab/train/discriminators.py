@@ -1,8 +1,8 @@
-"""The critics of the vocoder: one looks at the wave folded by periods, one at spectra of three resolutions.
+"""The discriminators of the vocoder: multi-period on the waveform, and on spectra of three resolutions.
 
-They exist in training only. Shapes are chosen for tensor cores: bfloat16, channels last, channel counts that
-are multiples of eight; the two places where a channel count must be 1 or 2 (the way in and the way out) are
-matrix products or patches instead of convolutions, because cuDNN is slow at those.
+They are used in training only. Shapes suit tensor cores: bfloat16, channels last, channel counts that are
+multiples of eight. The first and last layers, with 1 or 2 channels, are matrix products or patches, because cuDNN
+is slow at such convolutions.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor, nn
 PERIODS = (2, 3, 5, 7, 11)
 SLOPE = 0.1
 PATCH_BINS = 4
-"""Neighbouring frequency bins that enter the spectral critic as channels of one position."""
+"""Neighbouring frequency bins that are the channels of one position."""
 COMPRESSION_FLOOR = 1e-4
 
-Verdict = tuple[Tensor, list[Tensor]]
+DiscriminatorOutput = tuple[Tensor, list[Tensor]]
 """Logits (1 is real, 0 is fake) and the feature maps on the way to them."""
 
 
@@ -50,7 +50,7 @@ def _score(head: nn.Linear, x: Tensor) -> Tensor:
     return F.linear(x.permute(0, 2, 3, 1).float(), head.weight, head.bias)
 
 
-class PeriodCritic(nn.Module):
+class PeriodDiscriminator(nn.Module):
     """The wave as rows of `period` samples, convolved down each column."""
 
     KERNEL, STRIDE = 5, 3
@@ -66,7 +66,7 @@ class PeriodCritic(nn.Module):
         )
         self.head = nn.Linear(channels[-1], 1)
 
-    def forward(self, audio: Tensor) -> Verdict:
+    def forward(self, audio: Tensor) -> DiscriminatorOutput:
         rows = audio.shape[1] // self.period
         folded = audio[:, : rows * self.period].reshape(-1, rows, self.period)
         half = self.KERNEL // 2
@@ -82,8 +82,8 @@ class PeriodCritic(nn.Module):
         return _score(self.head, x), features
 
 
-class SpectralCritic(nn.Module):
-    """A complex spectrogram, its loudness compressed so that quiet highs are seen too."""
+class SpectralDiscriminator(nn.Module):
+    """A discriminator of complex spectrograms, with magnitudes compressed so that quiet high bands count."""
 
     def __init__(self, channels: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -98,11 +98,11 @@ class SpectralCritic(nn.Module):
         )
         self.head = nn.Linear(channels, 1)
 
-    def forward(self, spectrum: Tensor) -> Verdict:
+    def forward(self, spectrum: Tensor) -> DiscriminatorOutput:
         """spectrum: (batch, frames, bins, 2), scaled so that unit noise has unit power."""
         batch, frames, bins, _ = spectrum.shape
         groups = bins // PATCH_BINS
-        kept = spectrum[:, :, : groups * PATCH_BINS]  # the bin at half the sample rate is left out
+        kept = spectrum[:, :, : groups * PATCH_BINS]  # without the Nyquist bin
         power = kept.square().sum(-1, keepdim=True)
         small = kept * (power + COMPRESSION_FLOOR).pow(-0.3)
         x = small.reshape(batch, frames, groups, 2 * PATCH_BINS).to(self.dtype).permute(0, 3, 1, 2)
@@ -113,35 +113,37 @@ class SpectralCritic(nn.Module):
         return _score(self.head, x), features
 
 
-class Critics(nn.Module):
-    """All of them."""
+class Discriminators(nn.Module):
+    """All discriminators."""
 
     def __init__(
         self, *, resolutions: int, period_channels: Sequence[int], spectral_channels: int, dtype: torch.dtype
     ) -> None:
         super().__init__()
-        self.periods = nn.ModuleList(PeriodCritic(p, period_channels, dtype) for p in PERIODS)
-        self.spectra = nn.ModuleList(SpectralCritic(spectral_channels, dtype) for _ in range(resolutions))
+        self.periods = nn.ModuleList(PeriodDiscriminator(p, period_channels, dtype) for p in PERIODS)
+        self.spectra = nn.ModuleList(
+            SpectralDiscriminator(spectral_channels, dtype) for _ in range(resolutions)
+        )
 
-    def forward(self, audio: Tensor, spectra: Sequence[Tensor]) -> list[Verdict]:
-        return [critic(audio) for critic in self.periods] + [
-            critic(spectrum) for critic, spectrum in zip(self.spectra, spectra, strict=True)
+    def forward(self, audio: Tensor, spectra: Sequence[Tensor]) -> list[DiscriminatorOutput]:
+        return [discriminator(audio) for discriminator in self.periods] + [
+            discriminator(spectrum) for discriminator, spectrum in zip(self.spectra, spectra, strict=True)
         ]
 
 
-def critic_loss(real: list[Verdict], fake: list[Verdict]) -> Tensor:
-    """Least squares: real towards 1, fake towards 0, summed over critics."""
+def discriminator_loss(real: list[DiscriminatorOutput], fake: list[DiscriminatorOutput]) -> Tensor:
+    """Return the least-squares loss, real towards 1 and fake towards 0, summed over discriminators."""
     losses = [(1 - r).square().mean() + f.square().mean() for (r, _), (f, _) in zip(real, fake, strict=True)]
     return torch.stack(losses).sum()
 
 
-def deception_loss(fake: list[Verdict]) -> Tensor:
-    """What the generator wants: fake towards 1."""
-    return torch.stack([(1 - scores).square().mean() for scores, _ in fake]).sum()
+def generator_loss(fake: list[DiscriminatorOutput]) -> Tensor:
+    """Return the adversarial loss of the generator, fake towards 1."""
+    return torch.stack([(1 - logits).square().mean() for logits, _ in fake]).sum()
 
 
-def feature_loss(real: list[Verdict], fake: list[Verdict]) -> Tensor:
-    """Mean distance of feature maps, summed over critics and layers."""
+def feature_loss(real: list[DiscriminatorOutput], fake: list[DiscriminatorOutput]) -> Tensor:
+    """Return the mean distance of feature maps, summed over discriminators and layers."""
     distances = [
         (r - f).abs().mean(dtype=torch.float32)
         for (_, reals), (_, fakes) in zip(real, fake, strict=True)

@@ -1,11 +1,11 @@
-"""Stage `export`: what training left in a folder becomes the files that ship in the package.
+"""Stage `export`: pack the outputs of training into the files that ship in the package.
 
     in   t3, flow.refine, vocoder, tokenizer, voice_encoder (.safetensors, under the networks' own names),
-         wren_tokenizer.json, voices.safetensors (nightingale_lab.train.cast)
+         wren_tokenizer.json, voices.safetensors (nightingale_lab.train.speakers)
     out  the files of `nightingale.wren`, compact, with the official file's prefixes in s3gen
 
-Everything is made and checked in memory first: each network must take its packed weights, the vocabulary must
-read capitals, and the whole must fit `LIMIT_BYTES`. Only then is anything written.
+Everything is built and checked in memory before it is written: each network must load its packed weights, the
+vocabulary must encode capitals, and the total size must not exceed `LIMIT_BYTES`.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ from nightingale.models.compact import unpack
 from nightingale.text.bpe import BPETokenizer
 from nightingale.types import Sampling
 from nightingale.voices.voice import Voice
-from nightingale_lab.train.cast import CastVoice, read_cast
 from nightingale_lab.train.pack_weights import pack
 from nightingale_lab.train.silence import read_clips, silence_ids
+from nightingale_lab.train.speakers import BuiltInVoice, read_built_in_voices
 
 LIMIT_BYTES: Final = 40 * 2**20
-KEEP_HALF: Final = ("mel2wav.[!f]*",)
-"""The vocoder's error is heard directly. Its f0_predictor alone is packed: in float16 the whole would be
-0.3 MiB over the limit."""
+KEEP_FLOAT16: Final = ("mel2wav.[!f]*",)
+"""Quantization errors of the vocoder are audible. Only its f0_predictor is int8, because the total would otherwise
+exceed the limit by 0.3 MiB."""
 FORMAT: Final = {"format": "nightingale-compact", "version": "1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One network on its way into the package."""
+    """One network to pack."""
 
     source: str
     target: str
-    """A role of wren.FILES."""
+    """Key of its file in wren.FILES."""
     prefix: str
     build: Callable[[Preset], nn.Module]
 
@@ -79,14 +79,14 @@ PARTS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What was written."""
+    """Sizes and packing errors of what was written."""
 
     bytes: Mapping[str, int]
-    """By file."""
+    """Size of each file."""
     parameters: Mapping[str, int]
-    """By network."""
+    """Parameters of each network."""
     loss: Mapping[str, float]
-    """By network: size of the packing error against the size of the weights."""
+    """Relative packing error of each network."""
 
     @property
     def total_bytes(self) -> int:
@@ -108,70 +108,70 @@ def export(
     default_voice: str = "heart",
     sampling: Sampling = wren.SAMPLING,
     references: Sequence[Path] = (),
-    keep_half: Sequence[str] = KEEP_HALF,
+    keep_float16: Sequence[str] = KEEP_FLOAT16,
     limit_bytes: int = LIMIT_BYTES,
 ) -> Report:
     """Write wren from the training outputs in `source` to the folder `out`.
 
-    references: recordings of speech, in which it is measured what silence between words sounds like.
+    references: recordings of speech, to find the tokens of silence between words.
     """
     packed: dict[str, dict[str, Tensor]] = {}
     parameters, loss = {}, {}
     for part in PARTS:
         path = source / f"{part.source}.safetensors"
-        tensors = read_tensors(_there(path))
-        named = pack({part.prefix + name: t for name, t in tensors.items()}, keep_half)
+        tensors = read_tensors(_require(path))
+        named = pack({part.prefix + name: t for name, t in tensors.items()}, keep_float16)
         back = {name.removeprefix(part.prefix): t for name, t in unpack(named).items()}
         net = load(lambda part=part: part.build(preset), back, source=path)  # type: ignore[misc]
         if isinstance(net, SpeechTokenizer):
-            quiet = silence_ids(net, read_clips(references))
+            silence = silence_ids(net, read_clips(references))
         packed.setdefault(part.target, {}).update(named)
         parameters[part.source] = sum(t.numel() for t in tensors.values())
         loss[part.source] = _loss(tensors, back)
     files = {wren.FILES[role]: to_safetensors(tensors, FORMAT) for role, tensors in packed.items()}
-    files[wren.FILES["tokenizer"]] = reading_capitals(_there(source / "wren_tokenizer.json")).encode()
-    cast = read_cast(_there(source / "voices.safetensors"), default_voice)
+    files[wren.FILES["tokenizer"]] = with_lowercasing(_require(source / "wren_tokenizer.json")).encode()
+    built_in = read_built_in_voices(_require(source / "voices.safetensors"), default_voice)
     sizes = {name: len(data) for name, data in files.items()}
     card: dict[str, Any] = {
         "name": "wren",
         "default_voice": default_voice,
-        "voices": [voice.name for voice in cast],
+        "voices": [voice.name for voice in built_in],
         "sampling": asdict(sampling),
-        "silence_ids": quiet,
+        "silence_ids": silence,
         "parameters": parameters,
         "packing_loss": {name: round(value, 5) for name, value in loss.items()},
         "bytes": sizes,
         "fingerprint": _fingerprint(files),
     }
     files[wren.FILES["card"]] = (json.dumps(card, indent=1) + "\n").encode()
-    voices = {voice.name: _voice(voice) for voice in cast}
+    voices = {voice.name: _voice(voice) for voice in built_in}
     report = Report(bytes={n: len(d) for n, d in files.items()}, parameters=parameters, loss=loss)
     _check_size(report, voices, limit_bytes)
-    _write(out, files, cast, voices)
-    _write_guess(source / wren.DRAFT_FILE, out / wren.DRAFT_FILE)
+    _write(out, files, built_in, voices)
+    _write_draft_head(source / wren.DRAFT_FILE, out / wren.DRAFT_FILE)
     return report
 
 
-def reading_capitals(path: Path) -> str:
-    """The vocabulary with a normalizer in front: small letters without accents, tags left as they are.
+def with_lowercasing(path: Path) -> str:
+    """Return the vocabulary with a normalizer that lowercases and strips accents, but leaves tags as they are.
 
-    Wren's pieces are all lower case, and the family's tokenizer hands over a capital first letter.
+    Wren's vocabulary is lower case, and the family's tokenizer passes a capital first letter.
     """
     try:
-        held = json.loads(path.read_text(encoding="utf-8"))
-        held["normalizer"] = {
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        stored["normalizer"] = {
             "type": "Sequence",
             "normalizers": [{"type": "NFD"}, {"type": "StripAccents"}, {"type": "Lowercase"}],
         }
-        text = json.dumps(held, ensure_ascii=False)
-        pieces = BPETokenizer(held)
+        text = json.dumps(stored, ensure_ascii=False)
+        tokenizer = BPETokenizer(stored)
     except (NightingaleError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _bad_vocabulary(path, str(error)) from error
-    # A tag is found before its letters are made small only if it was added with normalized=False.
-    names = {number: name for name, number in held["model"]["vocab"].items()}
-    heard = [names[number] for number in pieces.encode("Ab[SPACE]Éa")]
-    if "".join(heard) != "ab[SPACE]ea" or "[SPACE]" not in heard:
-        raise _bad_vocabulary(path, f"'Ab[SPACE]Éa' read as {' '.join(heard)}")
+    # A tag is matched before lowercasing only if it was added with normalized=False.
+    names = {number: name for name, number in stored["model"]["vocab"].items()}
+    tokens = [names[number] for number in tokenizer.encode("Ab[SPACE]Éa")]
+    if "".join(tokens) != "ab[SPACE]ea" or "[SPACE]" not in tokens:
+        raise _bad_vocabulary(path, f"'Ab[SPACE]Éa' encoded as {' '.join(tokens)}")
     return text
 
 
@@ -179,15 +179,15 @@ def _bad_vocabulary(path: Path, got: str) -> CheckpointError:
     return CheckpointError(
         "the vocabulary cannot be shipped",
         got=f"{path}: {got}",
-        allowed="byte pairs of small letters, with tags added as normalized=false",
-        fix="Make it again: nightingale_lab.train.prepare.train_vocabulary.",
+        allowed="byte pairs of lower-case letters, with tags added as normalized=false",
+        fix="Build it again: nightingale_lab.train.prepare.train_vocabulary.",
     )
 
 
-def _there(path: Path) -> Path:
+def _require(path: Path) -> Path:
     if not path.is_file():
         raise ConfigError(
-            "a stage has left nothing to export",
+            "an output of training is missing",
             got=f"no {path.name} in {path.parent}",
             allowed=", ".join(f"{p.source}.safetensors" for p in PARTS)
             + ", voices.safetensors, wren_tokenizer.json",
@@ -197,7 +197,7 @@ def _there(path: Path) -> Path:
 
 
 def _loss(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
-    """Relative error over all weights of a network."""
+    """Return the relative error over all weights of a network."""
     error = sum(
         float((after[name] - t.float()).square().sum(dtype=torch.float64)) for name, t in before.items()
     )
@@ -206,15 +206,15 @@ def _loss(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> float:
 
 
 def _fingerprint(files: Mapping[str, bytes]) -> str:
-    """Of the weights that make a voice from a clip."""
+    """Return a digest of the weights that make a voice from a clip."""
     digest = hashlib.sha256()
     for role in ("s3gen", "voice_encoder"):
         digest.update(files[wren.FILES[role]])
     return digest.hexdigest()[:16]
 
 
-def _voice(voice: CastVoice) -> Voice:
-    """The speaker vector serves T3 and the flow; neither needs a prompt."""
+def _voice(voice: BuiltInVoice) -> Voice:
+    """Return a voice whose speaker vector serves T3 and the flow; neither has a prompt."""
     return Voice.checked(
         name=voice.name,
         family="wren",
@@ -228,20 +228,22 @@ def _voice(voice: CastVoice) -> Voice:
 
 
 def _check_size(report: Report, voices: Mapping[str, Voice], limit_bytes: int) -> None:
-    # A voice file is a header and two vectors; its exact size is not worth writing it twice.
+    # A voice file is a header and two vectors; an estimate of its size is enough.
     total = report.total_bytes + sum(2048 + 8 * len(voice.speaker) for voice in voices.values())
     if total > limit_bytes:
         raise ConfigError(
             "wren is too large to ship",
             got=f"{total / 2**20:.2f} MiB\n{report}",
             allowed=f"{limit_bytes / 2**20:.2f} MiB",
-            fix="Make a network smaller, or keep less of it in float16.",
+            fix="Use a smaller network, or keep less of it in float16.",
         )
 
 
-def _write_guess(source: Path, target: Path) -> None:
-    """Beside the voice, and not counted as its: speech is the same without it. One made for another T3 would
-    guess nothing, so an old one goes."""
+def _write_draft_head(source: Path, target: Path) -> None:
+    """Write the draft head, or delete an old one, which would not fit the new T3.
+
+    It does not count towards the size limit, since it changes the speed only.
+    """
     if not source.is_file():
         target.unlink(missing_ok=True)
         return
@@ -251,16 +253,16 @@ def _write_guess(source: Path, target: Path) -> None:
 
 
 def _write(
-    out: Path, files: Mapping[str, bytes], cast: Sequence[CastVoice], voices: Mapping[str, Voice]
+    out: Path, files: Mapping[str, bytes], built_in: Sequence[BuiltInVoice], voices: Mapping[str, Voice]
 ) -> None:
     folder = out / wren.VOICES
     folder.mkdir(parents=True, exist_ok=True)
     for old in [*folder.glob("*.safetensors"), *folder.glob("*.md")]:
         if old.stem not in voices:
             old.unlink()
-    for member in cast:
-        voices[member.name].save(folder / f"{member.name}.safetensors")
-        write_whole(folder / f"{member.name}.md", member.card().encode())
-    # The card last: a copy without it is not taken for a model.
+    for voice in built_in:
+        voices[voice.name].save(folder / f"{voice.name}.safetensors")
+        write_whole(folder / f"{voice.name}.md", voice.card().encode())
+    # The card is written last: a folder without it is not a model.
     for name, data in files.items():
         write_whole(out / name, data)

@@ -1,13 +1,13 @@
-"""Stage `flow`: speech tokens and a speaker to mel, first as a plain flow, then in two steps.
+"""Stage `flow`: train the network from speech tokens and a speaker to mel, by flow matching, then in two steps.
 
-1. *Matching.* The estimator learns the velocity that carries noise to mel along straight lines. The token
-   encoder's output is also asked to be near the mel.
-2. *Refining.* Two steps from nothing instead of noise, trained together to arrive at the recorded mel: tokens
-   and speaker say nearly all of it, and what they leave open the vocoder learns to fill in, since it ends its
-   training on these mels. (Distilling guided steps was tried: words were lost. dev/LOG.md.)
+1. *Matching.* The estimator learns the velocity from noise to mel along straight lines (flow matching). An
+   auxiliary loss keeps the output of the token encoder close to the mel.
+2. *Refining.* Two steps from zeros instead of noise are trained end to end to reach the recorded mel. Tokens and
+   speaker determine most of it; the vocoder, which ends its training on these mels, learns to fill in the rest.
+   (Distilling guided steps was tried and lost words: dev/LOG.md.)
 
-Attention is block-causal with block sizes drawn at random, so that any chunking of a stream, and the whole
-utterance, are things the network has seen.
+Attention is block-causal with random block sizes, so the network is trained for any chunk size of a stream and
+for whole utterances.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale_lab.train.corpus import Corpus, whole_clips
 from nightingale_lab.train.flow_step import FlowTraining
 from nightingale_lab.train.loop import (
-    Every,
     GraphedStep,
     JsonlLog,
     Schedule,
-    Watch,
-    load_state,
+    TimeBudget,
+    ignore_progress,
+    resume,
+    run_steps,
     save_state,
-    silent,
+    save_weights,
 )
-from nightingale_lab.train.weights import save_half
 
 RENDER_BLOCK_TOKENS = 25
 RENDER_BATCH_TOKENS = 12_800
@@ -57,61 +57,48 @@ def train_flow(
     eager: bool = False,
     peak_lr: float = 6e-4,
     start_from: Path | None = None,
-    say: Callable[[dict[str, Any]], None] = silent,
+    on_progress: Callable[[dict[str, Any]], None] = ignore_progress,
 ) -> None:
-    """Both phases; their seconds are the whole plan, over all calls. A call goes on where the last one ended,
-    and lasts `budget_s` at most: the next may bring more speech.
+    """Run both phases. `match_s` and `refine_s` are the seconds of all calls together.
 
-    `flow.refine.safetensors` is the two-step model. start_from: a flow of another machine, used when `out`
-    holds no state.
+    A call resumes from the state in `out` and lasts `budget_s` at most. `flow.refine.safetensors` is the
+    two-step model. start_from: weights to start from when `out` holds no state.
     """
-    begun_s = time.monotonic()
+    started_s = time.monotonic()
     training = FlowTraining(corpus, tokens, config, device=device, batch=batch, eager=eager)
     log, state_path = JsonlLog(out / "flow.jsonl"), out / "flow.state.pt"
-    done: dict[str, Any] = {"step": 0, "match": 0.0, "refine": 0.0}
-    if state_path.exists():
-        state = load_state(state_path, device)
-        training.load_state_dict(state)
-        done = state["done"]
-    elif start_from is not None and start_from.exists():
-        training.net.load_state_dict({k: v.float() for k, v in load_file(start_from).items()})
-        training.ema.reset()
+    done = {"step": 0, "match": 0.0, "refine": 0.0, **resume(training, state_path, start_from)}
 
     def run(phase: str, advance: GraphedStep, schedule: Schedule, plan_s: float) -> None:
-        left_s = min(plan_s - done[phase], begun_s + budget_s - time.monotonic())
-        watch = Watch(left_s, plan_s=plan_s, elapsed_s=done[phase])
-        fresh, report, keep = 0, Every(15, watch.begun_s), Every(60, watch.begun_s)
+        left_s = min(plan_s - done[phase], started_s + budget_s - time.monotonic())
+        clock = TimeBudget(left_s, plan_s=plan_s, elapsed_s=done[phase])
+        first_step = done["step"]
 
-        def note() -> None:
+        def log_progress() -> None:
             first, second = training.losses.tolist()
-            record = {"phase": phase, "step": done["step"], "seconds": watch.elapsed_s}
-            record |= {"first": first, "second": second, **training.measure()}
-            log.write(record | {"refusal": advance.refusal})
-            say(record)
+            record = {"phase": phase, "step": done["step"], "seconds": clock.elapsed_s}
+            record |= {"first": first, "second": second, **training.validate()}
+            log.write(record | {"capture_error": advance.capture_error})
+            on_progress(record)
 
         def save() -> None:
-            done[phase] = watch.elapsed_s
-            save_half(training.averaged(), out / f"flow.{phase}.safetensors")
+            done[phase] = clock.elapsed_s
+            save_weights(training.averaged(), out / f"flow.{phase}.safetensors")
             save_state(state_path, {"done": done, **training.state_dict()})
 
-        while not watch.over():
-            training.optimizer.lr.fill_(schedule.at(fresh, watch.progress))
+        def step() -> None:
+            training.optimizer.lr.fill_(schedule.at(int(done["step"] - first_step), clock.progress))
             advance()
-            done["step"], fresh = done["step"] + 1, fresh + 1
-            now = watch.begun_s + watch.spent_s
-            if report(now):
-                note()
-            if keep(now):
-                save()
-        note()
-        save()
+            done["step"] += 1
+
+        run_steps(step, clock, log=log_progress, save=save, log_every_s=15)
 
     if done["match"] < match_s:
         run("match", training.match, Schedule(peak=peak_lr, warmup_steps=300), match_s)
     if done["refine"] < refine_s:
         if not training.refining:
-            training.begin_refining()
-        training.match.forget()  # its memory goes to the second graph
+            training.start_refining()
+        training.match.forget()  # free its memory for the second graph
         run("refine", training.refine, Schedule(peak=peak_lr, warmup_steps=100), refine_s)
 
 
@@ -119,9 +106,9 @@ def train_flow(
 def render_mels(
     weights: Path, corpus: Corpus, tokens: Tensor, config: FlowConfig, *, device: torch.device, seed: int = 0
 ) -> NDArray[np.float16]:
-    """What the two-step model makes of the corpus's true tokens: (frames, bands), for the vocoder to learn.
+    """Render the corpus's tokens with the two-step model: mels (frames, bands) to train the vocoder on.
 
-    Frame for frame beside the audio, since tokens and audio share a clock.
+    They are aligned with the audio frame by frame.
     """
     net = Flow(config).to(device).eval()
     net.load_state_dict({k: v.float() for k, v in load_file(weights).items()})
@@ -145,6 +132,6 @@ def render_mels(
                 blocks=(place // RENDER_BLOCK_TOKENS)[None],
             )
         frame = torch.arange(2 * length, device=device)
-        keep = frame[None] < 2 * real[:, None]
-        out[(2 * start[:, None] + frame)[keep]] = mel.transpose(1, 2)[keep].half()
+        inside = frame[None] < 2 * real[:, None]
+        out[(2 * start[:, None] + frame)[inside]] = mel.transpose(1, 2)[inside].half()
     return out.cpu().numpy()

@@ -1,4 +1,4 @@
-"""The two kinds of step that train the flow, in tensors only; flow.py says what they are for."""
+"""The two kinds of training steps of the flow, as tensor operations; flow.py explains the phases."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from torch.nn import functional as F
 
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.layers.masks import attention_mask
+from nightingale.models.chatterbox.s3gen.token_encoder import attention_mask
 from nightingale.models.layers.mel import FlowMel
-from nightingale_lab.train.codes import begin_with_digits
+from nightingale_lab.train.code_init import init_from_digits
 from nightingale_lab.train.corpus import Corpus, Windows, audio_of
 from nightingale_lab.train.loop import Ema, GraphedStep, Optimizer
 
 WINDOW_TOKENS = 128
 BLOCK_TOKENS = (6, 8, 12, 16, 25, 50, 128, 128)
-"""Streaming block sizes to draw from; the last two are the whole window."""
+"""Streaming block sizes to sample from; the last two are the whole window."""
 FIRST_WEIGHT = 0.5
-"""Of the first step's guess, beside the second's."""
-MEASURED_STEPS = 8
-"""Of a flow that is not refined yet, when it is measured."""
-NEAR_WEIGHT = 0.2
-"""Of the token encoder's own guess of the mel."""
-MEASURED_WINDOWS = 64
+"""Loss weight of the first step, relative to the second."""
+VALIDATION_STEPS = 8
+"""Euler steps of the validation before refining."""
+PRIOR_WEIGHT = 0.2
+"""Loss weight of the token encoder's own prediction of the mel."""
+VALIDATION_WINDOWS = 64
 
 
 class FlowTraining:
-    """Weights, optimizer, and the two kinds of step."""
+    """Weights, optimizer, and the two kinds of steps."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class FlowTraining:
     ) -> None:
         self.config, self.device, self.batch = config, device, batch
         self.net = Flow(config).to(device)
-        begin_with_digits(self.net.input_embedding.weight)
+        init_from_digits(self.net.input_embedding.weight)
         with torch.no_grad():
             for name, weight in self.net.decoder["estimator"].named_parameters():
                 if name.startswith("final_proj"):
-                    weight.zero_()  # the first guess is no motion at all
+                    weight.zero_()  # the initial velocity is zero
         self.refining = False
         out = corpus.held_out
         self.windows = Windows(corpus, device, tokens=WINDOW_TOKENS, chosen=~out)
@@ -58,18 +58,18 @@ class FlowTraining:
         self.optimizer = Optimizer(self.net.parameters(), betas=(0.9, 0.98))
         self.ema = Ema(self.net.parameters(), decay=0.999)
         self.losses = torch.zeros(2, device=device)
-        self.probe: dict[str, Tensor] | None = None
+        self.validation_batch: dict[str, Tensor] | None = None
         if out.any():
             with torch.no_grad():
-                unseen = Windows(corpus, device, tokens=WINDOW_TOKENS, chosen=out)
-                self.probe = self._draw(unseen, min(MEASURED_WINDOWS, batch))
-                self.probe["noise"] = torch.randn_like(self.probe["mel"])
+                held_out = Windows(corpus, device, tokens=WINDOW_TOKENS, chosen=out)
+                self.validation_batch = self._batch(held_out, min(VALIDATION_WINDOWS, batch))
+                self.validation_batch["noise"] = torch.randn_like(self.validation_batch["mel"])
         self.match = GraphedStep(self._match, eager=eager)
         self.refine = GraphedStep(self._refine, eager=eager)
 
-    def _draw(self, windows: Windows, batch: int) -> dict[str, Tensor]:
-        """A batch: ids, valid, blocks, normalized mel, cond, each frame's share of the loss, speaker."""
-        clip, start, real = windows.draw(batch)
+    def _batch(self, windows: Windows, batch: int) -> dict[str, Tensor]:
+        """Return a batch: ids, valid, blocks, normalized mel, cond, share of each frame in the loss, speaker."""
+        clip, start, real = windows.sample(batch)
         audio = audio_of(windows, self.audio, start, real)
         mel = (self.flow_mel(audio) - self.config.mel_mean) / self.config.mel_std
         place = torch.arange(WINDOW_TOKENS, device=self.device)
@@ -78,12 +78,12 @@ class FlowTraining:
         shift = (torch.rand(batch, 1, device=self.device) * size).long()
         blocks = (place[None] + shift) // size
         speaker = windows.speaker[clip].float()
-        # A speaker vector measured on another clip differs a little; so does our own encoder's.
+        # Vectors of other clips of the speaker, and of our own encoder, differ a little.
         speaker = F.normalize(speaker + 0.02 * torch.randn_like(speaker), dim=1)
-        # Half of the time the first part of the window is shown, as a voice's prompt would be.
-        shown = torch.rand(batch, 1, device=self.device) * 0.6 - 0.3
+        # In half of the rows the first part of the window is given, like the prompt of a voice.
+        prompt_share = torch.rand(batch, 1, device=self.device) * 0.6 - 0.3
         frames = torch.arange(2 * WINDOW_TOKENS, device=self.device)[None]
-        prompt = frames < shown.clamp(min=0) * 2 * real[:, None]
+        prompt = frames < prompt_share.clamp(min=0) * 2 * real[:, None]
         frame_valid = valid.repeat_interleave(2, dim=1)
         return {
             "ids": windows.gather(self.tokens, start, real, per_token=1).long(),
@@ -103,68 +103,71 @@ class FlowTraining:
 
     def _match(self) -> None:
         with torch.no_grad():
-            b = self._draw(self.windows, self.batch)
+            b = self._batch(self.windows, self.batch)
             noise = torch.randn_like(b["mel"])
             t = torch.sigmoid(torch.randn(self.batch, device=self.device))
             t = torch.where(torch.rand_like(t) < 0.2, torch.rand_like(t), t)
-            told = (torch.rand(self.batch, 1, 1, device=self.device) > 0.1).float()
+            is_conditioned = (torch.rand(self.batch, 1, 1, device=self.device) > 0.1).float()
             along = t[:, None, None]
             x = (1 - along) * noise + along * b["mel"]
         with torch.autocast(self.device.type, torch.bfloat16):
             mu = self.net.encode(b["ids"], b["valid"], b["blocks"])
-            guess = self.net.decoder["estimator"](
+            predicted = self.net.decoder["estimator"](
                 x,
-                mu=mu * told,
-                speaker=self.net.speaker(b["speaker"]) * told[:, :, 0],
-                cond=b["cond"] * told,
+                mu=mu * is_conditioned,
+                speaker=self.net.speaker(b["speaker"]) * is_conditioned[:, :, 0],
+                cond=b["cond"] * is_conditioned,
                 t=t,
                 r=t,
                 mask=self._mask(b),
             )
-        flow_loss = ((guess.float() - (b["mel"] - noise)).square() * b["share"]).sum() / self.config.mel_bands
-        near_loss = ((mu.float() - b["mel"]).abs() * b["share"]).sum() / self.config.mel_bands
-        self.optimizer.step(flow_loss + NEAR_WEIGHT * near_loss)
+        error = predicted.float() - (b["mel"] - noise)
+        flow_loss = (error.square() * b["share"]).sum() / self.config.mel_bands
+        prior_loss = ((mu.float() - b["mel"]).abs() * b["share"]).sum() / self.config.mel_bands
+        self.optimizer.step(flow_loss + PRIOR_WEIGHT * prior_loss)
         self.ema.update()
-        self.losses.lerp_(torch.stack([flow_loss.detach(), near_loss.detach()]), 0.05)
+        self.losses.lerp_(torch.stack([flow_loss.detach(), prior_loss.detach()]), 0.05)
 
-    def begin_refining(self) -> None:
-        """From here on the two deterministic steps are trained, from the averaged weights."""
+    def start_refining(self) -> None:
+        """Switch to training the two deterministic steps, starting from the averaged weights."""
         with torch.no_grad():
             torch._foreach_copy_([p.data for p in self.net.parameters()], self.ema.average)
         self.refining = True
 
     def _two_steps(self, b: dict[str, Tensor], cond: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The encoder's own guess, the first step's, and the mel that two steps from nothing arrive at."""
+        """Return the encoder's prediction, the first step's, and the mel after two steps from zeros."""
         zero, half, one = (torch.full((len(cond),), v, device=self.device) for v in (0.0, 0.5, 1.0))
         mu = self.net.encode(b["ids"], b["valid"], b["blocks"])
-        told = {"mu": mu, "speaker": self.net.speaker(b["speaker"]), "cond": cond, "mask": self._mask(b)}
+        speaker = self.net.speaker(b["speaker"])
+        conditioning = {"mu": mu, "speaker": speaker, "cond": cond, "mask": self._mask(b)}
         estimator = self.net.decoder["estimator"]
-        first = estimator(torch.zeros_like(cond), t=zero, r=half, **told).float()
+        first = estimator(torch.zeros_like(cond), t=zero, r=half, **conditioning).float()
         half_way = 0.5 * first
-        second = estimator(half_way, t=half, r=one, **told).float()
+        second = estimator(half_way, t=half, r=one, **conditioning).float()
         return mu.float(), first, half_way + 0.5 * second
 
     def _refine(self) -> None:
         with torch.no_grad():
-            b = self._draw(self.windows, self.batch)
+            b = self._batch(self.windows, self.batch)
         with torch.autocast(self.device.type, torch.bfloat16):
-            near, first, mel = self._two_steps(b, b["cond"])
-        # From nothing, the straight way's velocity is the mel itself: the first step has the same aim.
-        near_loss, first_loss, loss = (
-            ((guess - b["mel"]).abs() * b["share"]).sum() / self.config.mel_bands
-            for guess in (near, first, mel)
+            prior, first, mel = self._two_steps(b, b["cond"])
+        # From zeros, the velocity of the straight line is the mel itself, so both steps have the same target.
+        prior_loss, first_loss, loss = (
+            ((predicted - b["mel"]).abs() * b["share"]).sum() / self.config.mel_bands
+            for predicted in (prior, first, mel)
         )
-        self.optimizer.step(loss + FIRST_WEIGHT * first_loss + NEAR_WEIGHT * near_loss)
+        self.optimizer.step(loss + FIRST_WEIGHT * first_loss + PRIOR_WEIGHT * prior_loss)
         self.ema.update()
         self.losses.lerp_(torch.stack([first_loss.detach(), loss.detach()]), 0.05)
 
     @torch.no_grad()
-    def measure(self) -> dict[str, float]:
-        """Mean distance of the averaged model's mel from the true one, true tokens given, on unseen lines.
+    def validate(self) -> dict[str, float]:
+        """Return the mean distance of the averaged model's mel from the true one, on held-out lines.
 
-        In units of the scaled mel. Unrefined: in small steps from noise; refined: in its two from nothing.
+        The unit is that of the normalized mel. Before refining, the mel is integrated in small steps from noise;
+        after it, in two steps from zeros.
         """
-        b = self.probe
+        b = self.validation_batch
         if b is None:
             return {}
         x, cond = b["noise"], torch.zeros_like(b["mel"])
@@ -173,14 +176,14 @@ class FlowTraining:
                 mu, _, x = self._two_steps(b, cond)
             else:
                 mu = self.net.encode(b["ids"], b["valid"], b["blocks"])
-                told = {"mu": mu, "speaker": self.net.speaker(b["speaker"]), "cond": cond}
-                for i in range(MEASURED_STEPS):
-                    t = torch.full((len(x),), i / MEASURED_STEPS, device=self.device)
-                    v = self.net.decoder["estimator"](x, t=t, r=t, mask=self._mask(b), **told)
-                    x = x + v.float() / MEASURED_STEPS
+                conditioning = {"mu": mu, "speaker": self.net.speaker(b["speaker"]), "cond": cond}
+                for i in range(VALIDATION_STEPS):
+                    t = torch.full((len(x),), i / VALIDATION_STEPS, device=self.device)
+                    v = self.net.decoder["estimator"](x, t=t, r=t, mask=self._mask(b), **conditioning)
+                    x = x + v.float() / VALIDATION_STEPS
         bands = self.config.mel_bands
         distances = [((y.float() - b["mel"]).abs() * b["share"]).sum() / bands for y in (x, mu)]
-        return dict(zip(("unseen_mel", "unseen_prior"), torch.stack(distances).tolist(), strict=True))
+        return dict(zip(("validation_mel", "validation_prior"), torch.stack(distances).tolist(), strict=True))
 
     def state_dict(self) -> dict[str, Any]:
         return {

@@ -1,4 +1,4 @@
-"""Hidden states of T3, captured while it decodes: the training data of a draft head (overheard.py)."""
+"""Capture T3's hidden states while it decodes: the training data of a draft head (draft_head_from_states.py)."""
 
 from __future__ import annotations
 
@@ -9,58 +9,65 @@ import torch
 from torch import Tensor
 
 from nightingale.backends.torch.runner import generate
-from nightingale.decoding.seeds import nth_seed
-from nightingale.engine.model import Model
+from nightingale.decoding.philox import nth_seed
+from nightingale.engine.load import Model
 from nightingale.errors import ConfigError
 from nightingale.voices.voice import Voice
 from nightingale_lab import reference
 from nightingale_lab.no_kv_cache import NoKVCache
 
-FARTHEST = 6e4
+MAX_STATE = 6e4
+"""Hidden states are clipped here, near the largest float16."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
-    """A text as a model says it, with its own settings: what T3 has read when the last token is drawn."""
+class DecodedText:
+    """A text decoded with the model's own settings."""
 
-    read: Tensor
-    """(rows, time, width)."""
-    prompt: int
-    """So many of them before the first token."""
+    inputs: Tensor
+    """(rows, time, width): the embeddings that T3 has read when it samples the last token."""
+    prompt_length: int
+    """Input positions before the first speech token."""
     tokens: list[int]
 
 
 @torch.inference_mode()
-def spoken(model: Model, text: str, *, voice: Voice | None, seed: int, device: str = "cpu") -> Spoken:
-    """voice: the model's own, if not told."""
+def decode_text(
+    model: Model, text: str, *, voice: Voice | None, seed: int, device: str = "cpu"
+) -> DecodedText:
+    """Decode a text, with the model's default voice unless one is given."""
     t3 = reference.networks_of(model, device).t3
     decoding = reference.decoding_of(model, text, seed=seed, voice=voice)
     tokens = list(generate(t3, decoding))
     prompt = reference.prompt_embeddings(model, t3, decoding)
-    said = torch.tensor([tokens[:-1]] * len(prompt), device=prompt.device)
-    return Spoken(torch.cat([prompt, t3.embed_speech(said, 1)], dim=1), prompt.shape[1], tokens)
+    speech = torch.tensor([tokens[:-1]] * len(prompt), device=prompt.device)
+    return DecodedText(torch.cat([prompt, t3.embed_speech(speech, 1)], dim=1), prompt.shape[1], tokens)
 
 
 @torch.inference_mode()
-def overhear(
+def capture_hidden_states(
     model: Model, texts: Iterable[str], *, voice: Voice | None, seed: int, device: str = "cpu"
 ) -> dict[str, Tensor]:
-    """The texts as this model would say them. Of each row of each utterance, in order: its tokens, and what
-    T3 thought before each (`Verifier.thought`); and T3's tables, in float32."""
+    """Decode the texts and return what a draft head is trained on.
+
+    For each row of each utterance, in order: its tokens, and T3's hidden state before each of them, as a
+    backend hands it to a draft head; and T3's output head and embeddings in float32.
+    """
     t3 = reference.networks_of(model, device).t3
-    memory = [NoKVCache()] * t3.config.backbone.layers
-    thoughts, tokens, counts = list[Tensor](), list[Tensor](), list[int]()
+    caches = [NoKVCache()] * t3.config.backbone.layers
+    states, tokens, counts = list[Tensor](), list[Tensor](), list[int]()
     for number, text in enumerate(texts):
-        one = spoken(model, text, voice=voice, seed=nth_seed(seed, number), device=device)
-        heard = torch.cat([part[:, one.prompt - 1 :] for part in t3.hidden_states(one.read, memory)], dim=-1)
-        # A stream may grow further than float16 goes; nothing is read that exactly there.
-        for row in heard.clamp(-FARTHEST, FARTHEST).half().cpu():
-            thoughts.append(row)
-            tokens.append(torch.tensor(one.tokens, dtype=torch.int32))
+        decoded = decode_text(model, text, voice=voice, seed=nth_seed(seed, number), device=device)
+        parts = t3.hidden_states(decoded.inputs, caches)
+        captured = torch.cat([part[:, decoded.prompt_length - 1 :] for part in parts], dim=-1)
+        # The residual stream may exceed float16; the head needs no precision there.
+        for row in captured.clamp(-MAX_STATE, MAX_STATE).half().cpu():
+            states.append(row)
+            tokens.append(torch.tensor(decoded.tokens, dtype=torch.int32))
             counts.append(len(row))
     if not counts:
         raise ConfigError(
-            "nothing was said", got="no lines of text", allowed="one line or more", fix="Pass some text."
+            "no text to decode", got="no lines", allowed="one line or more", fix="Pass some text."
         )
     tables = {"head.weight": t3.speech_head.weight, "embedding": t3.speech_emb.weight}
     if t3.speech_head.bias is not None:
@@ -68,7 +75,7 @@ def overhear(
     if t3.config.learned_positions is not None:
         tables["positions"] = t3.speech_pos_emb.emb.weight
     return {
-        "thoughts": torch.cat(thoughts),
+        "hidden_states": torch.cat(states),
         "tokens": torch.cat(tokens),
         "counts": torch.tensor(counts, dtype=torch.int32),
         **{name: table.detach().float().cpu().contiguous() for name, table in tables.items()},

@@ -1,9 +1,8 @@
-"""What every training stage shares: a schedule, averaged weights, safe checkpoints, a log, and captured
-steps.
+"""Parts that all training stages use: schedule, averaged weights, checkpoints, log, CUDA graphs of steps.
 
 A stage is a class with step functions that touch only tensors it owns (no `.item()`, no shape that changes).
-`GraphedStep` then runs them as CUDA graphs, because a host that launches kernels one by one cannot keep a
-fast GPU busy; on a CPU, or when asked, the same functions run as they are.
+`GraphedStep` runs them as CUDA graphs, because launching kernels one by one cannot keep a fast GPU busy. On a
+CPU, or with `eager`, it calls them directly.
 """
 
 from __future__ import annotations
@@ -12,48 +11,49 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
 from nightingale.errors import CheckpointError
 
 GRAPH_WARMUP_CALLS = 3
 SYNC_EVERY_CALLS = 4
-"""The host may run this far ahead of the GPU; further, and its clock would say nothing about work done."""
+"""The host may be this many steps ahead of the GPU; with more, its clock would not measure finished work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """Linear warm-up by steps, then a cosine over the whole plan down to `floor` of the peak."""
+    """Linear warm-up in steps, then a cosine decay over the whole plan down to `floor` of the peak."""
 
     peak: float
     warmup_steps: int
     floor: float = 0.05
 
     def at(self, fresh_steps: int, progress: float) -> float:
-        """fresh_steps: since the optimizer was created; progress: 0 to 1 through the plan."""
+        """Return the learning rate after `fresh_steps` of this optimizer, at `progress` (0 to 1) of the plan."""
         warm = min(1.0, (fresh_steps + 1) / self.warmup_steps)
         cosine = 0.5 * (1.0 + math.cos(math.pi * min(1.0, max(0.0, progress))))
         return self.peak * warm * (self.floor + (1.0 - self.floor) * cosine)
 
 
-class Watch:
-    """A stage's clock: what this call may take, and how far the whole plan has come over all its calls."""
+class TimeBudget:
+    """The time of a stage: the budget of this call, and the progress of the plan over all its calls."""
 
     def __init__(self, budget_s: float, *, plan_s: float | None = None, elapsed_s: float = 0.0) -> None:
-        """plan_s: of all calls together (default: this one); elapsed_s: of the calls before."""
-        self.begun_s, self.before_s = time.monotonic(), elapsed_s
+        """plan_s: seconds of all calls together (default: this one). elapsed_s: seconds of earlier calls."""
+        self.started_s, self.before_s = time.monotonic(), elapsed_s
         self.budget_s, self.plan_s = budget_s, plan_s or elapsed_s + budget_s
 
     @property
     def spent_s(self) -> float:
-        return time.monotonic() - self.begun_s
+        return time.monotonic() - self.started_s
 
     @property
     def elapsed_s(self) -> float:
@@ -68,7 +68,7 @@ class Watch:
 
 
 class Ema:
-    """A running average of parameters, updated in one launch per group."""
+    """An exponential moving average of parameters, updated by one kernel launch per group."""
 
     def __init__(self, parameters: Iterable[Tensor], decay: float) -> None:
         self.live = [p.detach() for p in parameters]
@@ -86,7 +86,7 @@ class Ema:
 
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
-        """Inside, the network computes with its average."""
+        """Within the context, the network computes with the averaged weights."""
         kept = [p.clone() for p in self.live]
         torch._foreach_copy_(self.live, self.average)
         try:
@@ -96,10 +96,10 @@ class Ema:
 
 
 class Optimizer:
-    """AdamW that a CUDA graph can hold: rate, clipping and the skipping of broken steps are all tensors.
+    """AdamW in a form that a CUDA graph can capture: rate, clipping and skipped steps are tensors.
 
-    Gradients are clipped at `slack` times their own running norm, so nothing has to be known about the loss's
-    scale. A step with a gradient that is not finite changes nothing.
+    Gradients are clipped at `slack` times their own running norm, so the scale of the loss does not matter. A
+    step whose gradient is not finite changes nothing.
     """
 
     def __init__(
@@ -126,16 +126,15 @@ class Optimizer:
         self.slack = slack
         self.usual_norm = torch.zeros((), device=device)
         self.skip = torch.zeros((), device=device)
-        # The fused kernel reads this flag on the device, so a broken step is skipped without asking the host.
+        # The fused kernel reads this flag on the device, so skipping a step needs no synchronization.
         self.adamw.found_inf = self.skip  # type: ignore[attr-defined]
 
     def step(self, loss: Tensor, *, retain_graph: bool = False) -> Tensor:
-        """Update from the gradient of `loss`; the gradient's norm before clipping."""
+        """Update the parameters from `loss`; return the norm of its gradient before clipping."""
         gradients = torch.autograd.grad(loss, self.parameters, retain_graph=retain_graph)
         own: list[Tensor] = [p.grad for p in self.parameters if p.grad is not None]
-        torch._foreach_copy_(
-            own, gradients
-        )  # own layout: the fused kernel wants parameter and gradient alike
+        # Keep the own layout: the fused kernel needs the same one for parameter and gradient.
+        torch._foreach_copy_(own, gradients)
         norm = torch.nn.utils.get_total_norm(own)
         finite = torch.isfinite(norm)
         self.skip.copy_(1.0 - finite.float())
@@ -154,21 +153,21 @@ class Optimizer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.adamw.load_state_dict(state["adamw"])
         for group in self.adamw.param_groups:
-            group["lr"] = self.lr  # loading puts a copy there, which nobody would turn
+            group["lr"] = self.lr  # loading replaces the tensor that stages write the rate to
         self.usual_norm.copy_(state["usual_norm"])
 
 
 class GraphedStep:
-    """A step function that is captured as a CUDA graph after a few plain calls, and replayed from then on.
+    """A step function that is captured as a CUDA graph after a few eager calls, and replayed from then on.
 
-    The plain calls are real steps; they let cuDNN, cuFFT, Triton and the allocator settle. If the capture
-    fails the step goes on uncaptured and `refusal` says why.
+    The eager calls are real steps; they warm up cuDNN, cuFFT, Triton and the allocator. If the capture fails,
+    the step stays eager and `capture_error` holds the reason.
     """
 
     def __init__(self, step: Callable[[], None], *, eager: bool) -> None:
         self.step, self.eager = step, eager
         self.calls = 0
-        self.refusal: str | None = None
+        self.capture_error: str | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.side = None if eager else torch.cuda.Stream()
 
@@ -189,7 +188,7 @@ class GraphedStep:
             self._capture()
 
     def forget(self) -> None:
-        """Capture anew: what the step reads was replaced."""
+        """Drop the graph, so that the step is captured again; needed when its inputs were replaced."""
         self.graph, self.calls = None, 0
 
     def _capture(self) -> None:
@@ -198,7 +197,7 @@ class GraphedStep:
             with torch.cuda.graph(graph, stream=self.side):
                 self.step()
         except RuntimeError as error:
-            self.refusal, self.eager = str(error).splitlines()[0], True
+            self.capture_error, self.eager = str(error).splitlines()[0], True
             torch.cuda.synchronize()
             self.step()
             return
@@ -206,13 +205,13 @@ class GraphedStep:
         graph.replay()
 
 
-def silent(record: dict[str, Any]) -> None:
-    """The listener of a stage that nobody listens to."""
+def ignore_progress(record: dict[str, Any]) -> None:
+    """Ignore a progress record."""
     del record
 
 
 class JsonlLog:
-    """One JSON object per line, appended, readable while training runs."""
+    """A log of one JSON object per line, which can be read while training runs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -228,20 +227,20 @@ def read_log(path: Path) -> list[dict[str, Any]]:
 
 
 def _short(value: Any) -> Any:
-    """Six digits are enough for a curve; JSON has no word for a number that is not finite."""
+    """Round to six digits; JSON has no infinity and no NaN, so they become null."""
     if not isinstance(value, float):
         return value
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
 def progress_line(record: dict[str, Any]) -> str:
-    """`step 120 | mel 0.53 | …`, for a terminal."""
+    """Format a record for a terminal: `step 120 | mel 0.53 | …`."""
     return " | ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items())
 
 
 def draw_curves(log: Path, png: Path, keys: Sequence[str], *, across: str = "step") -> None:
-    """Loss curves from a JSONL log, one panel per key."""
-    import matplotlib  # here, because the training machine has none
+    """Draw curves from a JSONL log, one panel per key."""
+    import matplotlib  # imported here, because the training machine does not have it
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
@@ -260,7 +259,7 @@ def draw_curves(log: Path, png: Path, keys: Sequence[str], *, across: str = "ste
 
 
 def save_state(path: Path, state: dict[str, Any]) -> None:
-    """Write all of it or nothing: a job killed at its time limit leaves the previous file whole."""
+    """Write the file atomically: a job that is killed while writing leaves the previous file intact."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     torch.save(state, partial)
@@ -280,8 +279,64 @@ def load_state(path: Path, device: torch.device) -> dict[str, Any]:
     return state
 
 
+def save_weights(
+    tensors: Mapping[str, Tensor], path: Path, dtype: torch.dtype | None = torch.float16
+) -> None:
+    """Write copies of the weights atomically, as `dtype` (None keeps their own)."""
+    partial = path.with_name(path.name + ".partial")
+    save_file({name: t.detach().to("cpu", dtype).contiguous() for name, t in tensors.items()}, partial)
+    partial.replace(path)
+
+
+class Resumable(Protocol):
+    """The state of a stage."""
+
+    ema: Ema
+    device: torch.device
+
+    @property
+    def net(self) -> nn.Module: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def resume(training: Resumable, state: Path, start_from: Path | None) -> dict[str, Any]:
+    """Load the state file if there is one, and return its counters; else load the weights of `start_from`."""
+    if state.exists():
+        loaded = load_state(state, training.device)
+        training.load_state_dict(loaded)
+        counters: dict[str, Any] = loaded["done"]
+        return counters
+    if start_from is not None and start_from.exists():
+        training.net.load_state_dict({k: v.float() for k, v in load_file(start_from).items()})
+        training.ema.reset()
+    return {}
+
+
+def run_steps(
+    step: Callable[[], None],
+    clock: TimeBudget,
+    *,
+    log: Callable[[], None],
+    save: Callable[[], None],
+    log_every_s: float,
+    save_every_s: float = 60.0,
+) -> None:
+    """Call `step` until the time is up; log and save at intervals and at the end."""
+    log_due, save_due = Every(log_every_s, clock.started_s), Every(save_every_s, clock.started_s)
+    while not clock.over():
+        step()
+        now = clock.started_s + clock.spent_s
+        if log_due(now):
+            log()
+        if save_due(now):
+            save()
+    log()
+    save()
+
+
 class Every:
-    """True once per `seconds`, by a clock that the stage passes in."""
+    """A timer that is true once per `seconds`, by the clock values that the stage passes in."""
 
     def __init__(self, seconds: float, now_s: float) -> None:
         self.seconds, self.due_s = seconds, now_s + seconds

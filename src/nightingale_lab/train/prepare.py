@@ -1,8 +1,8 @@
-"""What is made on a CPU before any GPU is touched: texts, their phonemes, wren's vocabulary.
+"""Text data, prepared on a CPU: lines, their phonemes, wren's vocabulary.
 
 gather           free text and templates -> unique clean lines, without the test sentences
-phoneme_ids      lines -> ids in Kokoro's alphabet, by hibari's front end (a training-time tool)
-Lines            both together in one small file that travels to the GPU
+phoneme_ids      lines -> ids of Kokoro's phonemes, by hibari's front end
+Lines            both in one small file for the GPU machine
 train_vocabulary lines -> byte pairs in the family's tokenizer format
 """
 
@@ -21,18 +21,18 @@ from numpy.typing import NDArray
 
 from nightingale.errors import ConfigError
 from nightingale_lab.train.teachers.hibari import phonemize_all
-from nightingale_lab.train.templates import Writer
+from nightingale_lab.train.templates import TemplateWriter
 from nightingale_lab.train.texts import Exclusion, book_lines, clean, missing_words, unique, vocabulary
 
 MAX_PHONEMES = 460
-"""Kokoro's style table has 510 rows; what is left over is margin for its own start and stop."""
+"""Kokoro's style table has 510 rows; the rest is a margin for its start and stop."""
 
 SPACE_PHONEME = 16
 
 MARKS = "!\"',-.:;?"
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 START_ID = 255
-"""The family's fixed place of [START]."""
+"""The id of [START] in the family."""
 
 
 def gather(
@@ -46,9 +46,9 @@ def gather(
     generated: int,
     seed: int,
 ) -> list[str]:
-    """All lines to train on, shuffled. `frequent_words` that free text lacks are worked in by templates.
+    """Return all training lines, shuffled. Templates add `frequent_words` that free text lacks.
 
-    Of the books only `book_share` of the lines is taken, so that they do not drown the rest.
+    Only `book_share` of the lines of books are used, so that they do not dominate.
     """
     rng = random.Random(seed)
     excluded, seen = Exclusion(held_out), set[str]()
@@ -57,11 +57,11 @@ def gather(
     chapters = (line for path in book_files for line in book_lines(path.read_text(encoding="utf-8"), rng))
     lines += unique((c for c in chapters if rng.random() < book_share), excluded=excluded, seen=seen)
     missing = missing_words(vocabulary(lines), frequent_words)
-    # Words that nothing else contains get three lines each; `rare_words` colour the templates further.
-    writer = Writer(rng, [*missing, *rare_words])
+    # Missing words get three lines each; `rare_words` add variety to the templates.
+    writer = TemplateWriter(rng, [*missing, *rare_words])
     forced = (writer.about(word) for word in missing for _ in range(3))
     lines += unique(forced, excluded=excluded, seen=seen)
-    # One- and two-word lines repeat often, so more are drawn than are asked for.
+    # One- and two-word lines repeat often, so more are generated than requested.
     for line in unique(writer.lines(3 * generated), excluded=excluded, seen=seen):
         if generated == 0:
             break
@@ -74,7 +74,7 @@ def gather(
 def phoneme_ids(
     lines: Sequence[str], hibari: Path, *, british: bool = False, workers: int = 2
 ) -> Iterator[NDArray[np.uint8]]:
-    """Kokoro ids of each line, without the end pads; empty where the line cannot be spoken in one breath."""
+    """Yield Kokoro's ids of each line, without padding; none where the line is too long."""
     for parts in phonemize_all(lines, hibari, workers=workers, british=british):
         ids = [phoneme for part in parts for phoneme in (SPACE_PHONEME, *part)][1:]
         yield np.asarray(ids if len(ids) <= MAX_PHONEMES else [], dtype=np.uint8)
@@ -82,7 +82,7 @@ def phoneme_ids(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """Texts with their phoneme ids. `british` has readings for some lines only; its other rows are empty."""
+    """Texts with their phoneme ids. `british` has ids for some lines only; its other rows are empty."""
 
     texts: list[str]
     american: list[NDArray[np.uint8]]
@@ -92,7 +92,7 @@ class Lines:
         return len(self.texts)
 
     def write(self, path: Path) -> None:
-        """One npz, packed by LZMA: a third smaller than deflate, and numpy reads it as it is."""
+        """Write an npz with LZMA compression: a third smaller than deflate, and numpy can read it."""
         arrays = {"texts": np.frombuffer("\n".join(self.texts).encode(), dtype=np.uint8)}
         for name, rows in (("american", self.american), ("british", self.british)):
             arrays[name] = np.concatenate([np.zeros(0, np.uint8), *rows])
@@ -107,40 +107,40 @@ class Lines:
 
     @classmethod
     def read(cls, path: Path) -> Lines:
-        with np.load(path, allow_pickle=False) as held:
-            texts = held["texts"].tobytes().decode().split("\n")
+        with np.load(path, allow_pickle=False) as stored:
+            texts = stored["texts"].tobytes().decode().split("\n")
             rows = {
-                name: np.split(held[name], np.cumsum(held[f"{name}_lengths"].astype(np.int64))[:-1])
+                name: np.split(stored[name], np.cumsum(stored[f"{name}_lengths"].astype(np.int64))[:-1])
                 for name in ("american", "british")
             }
         if len(texts) != len(rows["american"]):
             raise ConfigError(
-                "texts and phonemes do not belong together",
+                "texts and phonemes do not match",
                 got=f"{len(texts)} texts, {len(rows['american'])} phoneme rows in {path}",
-                allowed="as many of the one as of the other",
+                allowed="equal numbers",
                 fix="Build the file again.",
             )
         return cls(texts=texts, american=rows["american"], british=rows["british"])
 
 
 def train_vocabulary(lines: Iterable[str], *, size: int = 512) -> str:
-    """A tokenizer file of `size` ids: [STOP] [UNK] [SPACE], marks, letters, then merges in the order learned.
+    """Return a tokenizer file of `size` ids: [STOP] [UNK] [SPACE], marks, letters, then merges in their order.
 
-    Only words are shown to the trainer, so a mark never merges with a letter: whatever the punctuation,
-    the word is the same pieces.
+    It is trained on words only, so a mark never merges with a letter, and a word has the same ids whatever
+    punctuation follows.
     """
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
-    learner = Tokenizer(models.BPE())
-    learner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fixed = ["[STOP]", "[UNK]", "[SPACE]", *MARKS, *LETTERS]
-    pieces = size - len(fixed) - 1 + len(LETTERS)
-    trainer = trainers.BpeTrainer(vocab_size=pieces, initial_alphabet=list(LETTERS), show_progress=False)
+    merged_size = size - len(fixed) - 1 + len(LETTERS)
+    trainer = trainers.BpeTrainer(vocab_size=merged_size, initial_alphabet=list(LETTERS), show_progress=False)
     counted = vocabulary(lines)
     words = (" ".join([word.replace("'", " ")] * min(count, 4000)) for word, count in counted.items())
-    learner.train_from_iterator(words, trainer)
-    learned = json.loads(learner.to_str())["model"]
-    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in learned["merges"]]
+    tokenizer.train_from_iterator(words, trainer)
+    model = json.loads(tokenizer.to_str())["model"]
+    merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model["merges"]]
     names = fixed + [merge.replace(" ", "") for merge in merges]
     names.insert(START_ID, "[START]")
     special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}

@@ -1,20 +1,19 @@
-"""Stage `references`: the teacher's named voices as recordings, for the judges to compare wren's with.
+"""Stage `references`: recordings of the teacher's named voices, to compare wren's with.
 
-Named as wren names them (`heart_0.wav`), from lines that nothing trains on. A CPU is enough: Kokoro speaks
-about as fast as real time there.
+They have wren's names (`heart_0.wav`) and held-out lines. A CPU is enough: Kokoro runs about in real time there.
 """
 
 from __future__ import annotations
 
-import wave
 from pathlib import Path
 
 import numpy as np
 
+from nightingale.audio.samples import wav_bytes
 from nightingale.clocks import CLOCKS
 from nightingale_lab.train.asset_files import Assets
-from nightingale_lab.train.cast import SHARES
 from nightingale_lab.train.corpus import held_out
+from nightingale_lab.train.speakers import SPEAKER_SHARES
 from nightingale_lab.train.stages import make_teacher
 from nightingale_lab.train.teachers.kokoro import Line
 
@@ -28,9 +27,8 @@ def write_references(assets: Assets, out: Path, *, each: int, device: str) -> No
     chosen = [i for i in unseen if len(lines.american[i]) in WANTED_PHONEMES][:each]
     teacher = make_teacher(assets, device)
     out.mkdir(parents=True, exist_ok=True)
-    for name in SHARES:
-        spoken = teacher.speak_many([Line(tuple(lines.american[i].tolist()), name) for i in chosen])
-        for number, samples in enumerate(spoken):
-            with wave.open(str(out / f"{name.partition('_')[2]}_{number}.wav"), "wb") as file:
-                file.setparams((1, 2, CLOCKS.sample_rate_hz, 0, "NONE", ""))
-                file.writeframes((samples.clamp(-1, 1).numpy() * 32767).astype("<i2").tobytes())
+    for name in SPEAKER_SHARES:
+        clips = teacher.speak_many([Line(tuple(lines.american[i].tolist()), name) for i in chosen])
+        for number, samples in enumerate(clips):
+            path = out / f"{name.partition('_')[2]}_{number}.wav"
+            path.write_bytes(wav_bytes(samples.clamp(-1, 1).numpy(), CLOCKS.sample_rate_hz))

@@ -1,4 +1,4 @@
-"""24 kHz to 16 kHz in torch, in batches, on whatever device: the twin of audio.resample's windowed sinc."""
+"""Batched resampling from 24 kHz to 16 kHz in torch, with the windowed sinc of audio.resample."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DOWN, UP = 3, 2
 
 
 class To16k(torch.nn.Module):
-    """(batch, samples at 24 kHz) -> (batch, samples · 2 / 3)."""
+    """Resamples (batch, samples at 24 kHz) to (batch, samples · 2 / 3)."""
 
     filters: Tensor
 

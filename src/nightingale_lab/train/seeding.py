@@ -1,4 +1,4 @@
-"""Seeded construction of networks, without touching the process's own randomness."""
+"""Seeded construction of networks that leaves the global generator unchanged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Inside, constructors on the CPU draw from `seed`; afterwards the global generator is as it was."""
+    """Within the context, the global CPU generator is seeded; afterwards it is restored."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.set_state(torch.Generator().manual_seed(seed).get_state())
         yield

@@ -1,4 +1,4 @@
-"""The stages behind the command line: arguments in, work done, a progress line on stderr."""
+"""The stages of the command line, with progress lines on stderr."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 
 from nightingale.errors import ConfigError
 
-TOKENS, BANK, OWN_SPEECH = "tokens.npy", "bank.safetensors", "own_speech.safetensors"
+TOKENS, BANK, SELF_GENERATED = "tokens.npy", "bank.safetensors", "self_generated.safetensors"
 LINES_PER_HOUR = 1800
-"""More than the teacher speaks (1,100), so that lines never run out; casting them all would take seconds."""
+"""More than the teacher speaks (1,100), so that lines never run out; assigning speakers to all takes seconds."""
 
 
-def say(record: dict[str, Any]) -> None:
-    """The progress line."""
+def print_progress(record: dict[str, Any]) -> None:
+    """Write a progress line to stderr."""
     from nightingale_lab.train.loop import progress_line
 
     sys.stderr.write(progress_line(record) + "\n")
@@ -39,61 +39,65 @@ def run_data(args: argparse.Namespace) -> None:
     import torch
 
     from nightingale_lab.train.asset_files import Assets
-    from nightingale_lab.train.cast import BLENDS, SHARES
     from nightingale_lab.train.corpus import READY
-    from nightingale_lab.train.synthesize import Casting, cast_lines, synthesize
-    from nightingale_lab.train.vocoder_feed import DONE
+    from nightingale_lab.train.speakers import BLENDED_SPEAKERS, SPEAKER_SHARES
+    from nightingale_lab.train.synthesize import SpeakerMix, assign_speakers, synthesize
+    from nightingale_lab.train.vocoder_data import DONE
     from nightingale_lab.train.voice_encoder import speaker_vectors
 
     assets, device = Assets(args.assets), torch.device(args.device)
     before = len(list(args.out.glob(f"part*/{READY}")))
     lines, limit = assets.lines, args.limit or int(args.hours * LINES_PER_HOUR)
     order = np.random.default_rng(args.seed).permutation(len(lines))
-    # A second call speaks other lines: it starts where the first one's would have ended.
+    # A second call takes other lines: it starts where those of the first one end.
     order = np.roll(order, -before * limit - args.after)[:limit]
     teacher = make_teacher(assets, args.device)
-    requests = cast_lines(
+    requests = assign_speakers(
         order.tolist(),
         [{"american": lines.american[i], "british": lines.british[i]} for i in order],
-        Casting(shares=SHARES, pool=sorted(n for n in teacher.voices if n[0] in "ab"), blends=BLENDS),
+        SpeakerMix(
+            shares=SPEAKER_SHARES,
+            pool=sorted(n for n in teacher.voices if n[0] in "ab"),
+            blends=BLENDED_SPEAKERS,
+        ),
         seed=args.seed,
     )
-    listener = assets.listener().to(device)
-    (args.out / "names.json").write_text(json.dumps(list(SHARES)), encoding="utf-8")
+    encoder = assets.teacher_voice_encoder().to(device)
+    (args.out / "names.json").write_text(json.dumps(list(SPEAKER_SHARES)), encoding="utf-8")
     parts = synthesize(
         teacher, requests, assets.encode, budget_s=args.budget_s, first_hours=args.first_hours,
-        part_hours=args.part_hours, most_hours=args.hours, seconds_per_batch=args.batch_seconds,
-        seed=args.seed, say=say,
+        part_hours=args.part_hours, max_hours=args.hours, seconds_per_batch=args.batch_seconds,
+        seed=args.seed, on_progress=print_progress,
     )  # fmt: skip
     for number, corpus in enumerate(parts, before):
-        heard = speaker_vectors(listener, corpus, device=device)
-        replace(corpus, speaker=heard.numpy()).save(args.out / f"part{number:02d}")
-        say({"part": number, "clips": corpus.bank.clips, "hours": corpus.bank.seconds / 3600})
+        vectors = speaker_vectors(encoder, corpus, device=device)
+        replace(corpus, speaker=vectors.numpy()).save(args.out / f"part{number:02d}")
+        print_progress({"part": number, "clips": corpus.bank.clips, "hours": corpus.bank.seconds / 3600})
     (args.out / DONE).touch()
 
 
-def run_bulk(args: argparse.Namespace) -> None:
+def run_single_speaker(args: argparse.Namespace) -> None:
     import torch
     from safetensors.torch import load_file
 
     from nightingale.models.chatterbox.presets import PRESETS
     from nightingale_lab.train.asset_files import Assets
-    from nightingale_lab.train.bulk import VOICE, lines_from_the_end, make_bulk
-    from nightingale_lab.train.cast import HEARD_BY_TEACHER
+    from nightingale_lab.train.single_speaker import VOICE, lines_from_the_end, synthesize_tokens
+    from nightingale_lab.train.speakers import TEACHER_SUFFIX
     from nightingale_lab.train.teachers.hibari import HibariTeacher
     from nightingale_lab.train.tokenizer import load_tokenizer
 
     lines = Assets(args.assets).lines
-    make_bulk(
+    synthesize_tokens(
         HibariTeacher(args.hibari),
         load_tokenizer(args.tokenizer, PRESETS["wren"].speech_tokenizer, torch.device("cpu")),
         lines.american,
         lines_from_the_end(len(lines), seed=args.seed, shard=args.shard, shards=args.shards),
-        load_file(args.voices)[VOICE + HEARD_BY_TEACHER].half().numpy(),
-        args.out / f"bulk{args.shard}.safetensors",
+        load_file(args.voices)[VOICE + TEACHER_SUFFIX].half().numpy(),
+        args.out / f"single_speaker{args.shard}.safetensors",
         budget_s=args.budget_s,
         seed=args.seed + args.shard,
-        say=say,
+        on_progress=print_progress,
     )
 
 
@@ -102,28 +106,30 @@ def run_voice_encoder(args: argparse.Namespace) -> None:
     from safetensors.torch import save_file
 
     from nightingale_lab.train.asset_files import Assets
-    from nightingale_lab.train.cast import HEARD_BY_TEACHER, mean_speakers
     from nightingale_lab.train.corpus import Corpus
+    from nightingale_lab.train.speakers import TEACHER_SUFFIX, mean_speakers
     from nightingale_lab.train.voice_encoder import speaker_vectors, train_voice_encoder
 
     corpus, device = Corpus.load(args.corpus), torch.device(args.device)
     net = train_voice_encoder(
         corpus,
-        Assets(args.assets).listener(),
+        Assets(args.assets).teacher_voice_encoder(),
         args.out,
         budget_s=args.budget_s,
         plan_s=args.plan_s,
         device=device,
-        say=say,
+        on_progress=print_progress,
         **_batch(args),
     )
-    own, taught = speaker_vectors(net, corpus, device=device), torch.from_numpy(corpus.speaker)
-    alike, out = (own.float() * taught.float()).sum(1), torch.from_numpy(corpus.held_out)
-    say({"clips": len(own), "cosine": float(alike.mean()), "unseen_cosine": float(alike[out].mean())})
+    own, teacher = speaker_vectors(net, corpus, device=device), torch.from_numpy(corpus.speaker)
+    cosine, out = (own.float() * teacher.float()).sum(1), torch.from_numpy(corpus.held_out)
+    print_progress(
+        {"clips": len(own), "cosine": float(cosine.mean()), "validation_cosine": float(cosine[out].mean())}
+    )
     names, voice = json.loads((args.corpus / "names.json").read_text()), torch.from_numpy(corpus.voice)
-    theirs = {name + HEARD_BY_TEACHER: v for name, v in mean_speakers(taught, voice, names).items()}
+    targets = {name + TEACHER_SUFFIX: v for name, v in mean_speakers(teacher, voice, names).items()}
     partial = args.out / "voices.partial"
-    save_file(mean_speakers(own, voice, names) | theirs, partial)
+    save_file(mean_speakers(own, voice, names) | targets, partial)
     partial.replace(args.out / "voices.safetensors")
 
 
@@ -135,7 +141,7 @@ def run_tokenizer(args: argparse.Namespace) -> None:
     from nightingale_lab.train.tokenizer import train_tokenizer
 
     corpus = Corpus.load(args.corpus)
-    with _searching(args.device):
+    with _cudnn_benchmark(args.device):
         train_tokenizer(
             corpus,
             args.out,
@@ -146,7 +152,7 @@ def run_tokenizer(args: argparse.Namespace) -> None:
             eager=args.eager,
             seed=args.seed,
             start_from=args.start_from,
-            say=say,
+            on_progress=print_progress,
             **_batch(args),
         )
 
@@ -159,45 +165,44 @@ def run_tokens(args: argparse.Namespace) -> None:
     from nightingale_lab.train.corpus import Corpus, ready_parts
     from nightingale_lab.train.token_bank import TokenBank
     from nightingale_lab.train.tokenizer import code_entropy_bits, load_tokenizer, tokenize_corpus
-    from nightingale_lab.train.vocoder_feed import DONE
+    from nightingale_lab.train.vocoder_data import DONE
 
-    device, begun = torch.device(args.device), time.monotonic()
+    device, started_s = torch.device(args.device), time.monotonic()
     net = load_tokenizer(args.out / "tokenizer.safetensors", PRESETS["wren"].speech_tokenizer, device)
     banks: dict[Path, TokenBank] = {}
     while True:
-        whole = (args.corpus / DONE).exists() or time.monotonic() - begun > args.budget_s
+        whole = (args.corpus / DONE).exists() or time.monotonic() - started_s > args.budget_s
         for part in ready_parts(args.corpus):
             if part not in banks:
                 corpus = Corpus.load(part)
                 tokens = tokenize_corpus(net, corpus, device=device)
                 np.save(part / TOKENS, tokens.cpu().numpy())
                 banks[part] = TokenBank.of(corpus, tokens.cpu().numpy())
-                say({"tokens": len(tokens), "bits": code_entropy_bits(tokens)})
+                print_progress({"tokens": len(tokens), "bits": code_entropy_bits(tokens)})
         if whole:
             break
         time.sleep(0.2)
     TokenBank.join([banks[part] for part in sorted(banks)]).save(args.out / BANK)
 
 
-def run_own_speech(args: argparse.Namespace) -> None:
+def run_self_generated(args: argparse.Namespace) -> None:
     import torch
 
     from nightingale.models.chatterbox.presets import PRESETS
     from nightingale_lab.train.asset_files import Assets
-    from nightingale_lab.train.own_speech import speak_lines
-    from nightingale_lab.train.token_bank import TokenBank
+    from nightingale_lab.train.self_generated import generate_speech
 
     assets = Assets(args.assets)
-    spoken = speak_lines(
-        TokenBank.join([TokenBank.load(path, assets.encode) for path in args.bank or [args.out / BANK]]),
+    generated = generate_speech(
+        _banks(args, assets),
         PRESETS["wren"].t3,
         target=args.target or args.out / "t3.safetensors",
         budget_s=args.budget_s,
         device=torch.device(args.device),
         seed=args.seed,
     )
-    spoken.save(args.out / OWN_SPEECH)
-    say({"clips": spoken.clips, "tokens": len(spoken.tokens)})
+    generated.save(args.out / SELF_GENERATED)
+    print_progress({"clips": generated.clips, "tokens": len(generated.tokens)})
 
 
 def run_draft(args: argparse.Namespace) -> None:
@@ -205,30 +210,34 @@ def run_draft(args: argparse.Namespace) -> None:
 
     from nightingale.models.chatterbox.presets import PRESETS
     from nightingale_lab.train.asset_files import Assets
-    from nightingale_lab.train.draft import train_draft
-    from nightingale_lab.train.guess import train_guess
-    from nightingale_lab.train.overheard import train_overheard
-    from nightingale_lab.train.token_bank import TokenBank
+    from nightingale_lab.train.draft_head import train_draft_head
+    from nightingale_lab.train.draft_head_from_states import train_from_hidden_states
+    from nightingale_lab.train.draft_model import train_draft_model
 
     device = torch.device(args.device)
-    if args.thoughts:
-        train_overheard(
-            args.thoughts, args.out, budget_s=args.budget_s, device=device, seed=args.seed, say=say
+    if args.hidden_states:
+        train_from_hidden_states(
+            args.hidden_states,
+            args.out,
+            budget_s=args.budget_s,
+            device=device,
+            seed=args.seed,
+            on_progress=print_progress,
         )
         return
     if args.assets is None:
         raise ConfigError(
-            "nothing to learn from",
-            got="neither --thoughts nor --assets",
-            allowed="a file of thoughts, or a bank and its assets",
-            fix="Make one: nightingale train think --model NAME --out FILE.",
+            "no training data",
+            got="neither --hidden-states nor --assets",
+            allowed="a file of hidden states, or a bank and its assets",
+            fix="Make one: nightingale train capture --model NAME --out FILE.",
         )
     assets = Assets(args.assets)
-    train: Callable[..., None] = train_guess
+    train: Callable[..., None] = train_draft_head
     if args.kind == "layers":
-        train = partial(train_draft, layers=args.layers)
+        train = partial(train_draft_model, layers=args.layers)
     train(
-        TokenBank.join([TokenBank.load(path, assets.encode) for path in args.bank or [args.out / BANK]]),
+        _banks(args, assets),
         args.out,
         PRESETS["wren"].t3,
         target=args.target or args.out / "t3.safetensors",
@@ -239,7 +248,7 @@ def run_draft(args: argparse.Namespace) -> None:
         eager=args.eager,
         seed=args.seed,
         start_from=args.start_from,
-        say=say,
+        on_progress=print_progress,
     )
 
 
@@ -252,10 +261,10 @@ def run_t3(args: argparse.Namespace) -> None:
     from nightingale_lab.train.token_bank import TokenBank
 
     assets = Assets(args.assets)
-    bank = TokenBank.join([TokenBank.load(path, assets.encode) for path in args.bank or [args.out / BANK]])
-    # Every clip is shown in its usual pieces and once more in others.
-    bank = TokenBank.join([bank, bank.respelled(assets.encode_varied)])
-    recipe = {name: getattr(args, name) for name in ("dropout", "smoothing", "slip", "weight_decay")}
+    bank = _banks(args, assets)
+    # Every clip is used with its usual text ids and once more with BPE-dropout.
+    bank = TokenBank.join([bank, bank.reencoded(assets.encode_with_dropout)])
+    recipe = {name: getattr(args, name) for name in ("dropout", "smoothing", "corruption", "weight_decay")}
     train_t3(
         bank,
         args.out,
@@ -268,7 +277,7 @@ def run_t3(args: argparse.Namespace) -> None:
         seed=args.seed,
         recipe=T3Recipe(**{name: value for name, value in recipe.items() if value is not None}),
         start_from=args.start_from,
-        say=say,
+        on_progress=print_progress,
     )
 
 
@@ -278,8 +287,8 @@ def run_flow(args: argparse.Namespace) -> None:
     from nightingale.models.chatterbox.presets import PRESETS
     from nightingale_lab.train.flow import train_flow
 
-    corpus, tokens = _told(args.corpus)
-    with _searching(args.device):
+    corpus, tokens = _corpus_with_tokens(args.corpus)
+    with _cudnn_benchmark(args.device):
         train_flow(
             corpus,
             tokens,
@@ -291,7 +300,7 @@ def run_flow(args: argparse.Namespace) -> None:
             device=torch.device(args.device),
             eager=args.eager,
             start_from=args.start_from,
-            say=say,
+            on_progress=print_progress,
             **_batch(args),
         )
 
@@ -303,10 +312,10 @@ def run_mels(args: argparse.Namespace) -> None:
     from nightingale.models.chatterbox.presets import PRESETS
     from nightingale_lab.train.corpus import ready_parts
     from nightingale_lab.train.flow import render_mels
-    from nightingale_lab.train.vocoder_feed import MELS
+    from nightingale_lab.train.vocoder_data import MELS
 
     for part in ready_parts(args.corpus)[: args.parts]:
-        corpus, tokens = _told(part)
+        corpus, tokens = _corpus_with_tokens(part)
         mels = render_mels(
             args.out / "flow.refine.safetensors",
             corpus,
@@ -317,7 +326,7 @@ def run_mels(args: argparse.Namespace) -> None:
         )
         np.save(part / "mels.partial.npy", mels)
         (part / "mels.partial.npy").replace(part / MELS)
-        say({"part": part.name, "frames": len(mels)})
+        print_progress({"part": part.name, "frames": len(mels)})
 
 
 def run_export(args: argparse.Namespace) -> None:
@@ -349,8 +358,15 @@ def run_curves(args: argparse.Namespace) -> None:
         draw_curves(log, log.with_suffix(".png"), sorted(numbers - {"seconds", "elapsed_s"}))
 
 
-def _told(folder: Path) -> tuple[Any, Any]:
-    """A corpus, and the tokens that the stage `tokens` left beside its parts."""
+def _banks(args: argparse.Namespace, assets: Any) -> Any:
+    """Return the token banks of `--bank`, or the one in `--out`, joined."""
+    from nightingale_lab.train.token_bank import TokenBank
+
+    return TokenBank.join([TokenBank.load(path, assets.encode) for path in args.bank or [args.out / BANK]])
+
+
+def _corpus_with_tokens(folder: Path) -> tuple[Any, Any]:
+    """Return a corpus, and the tokens that the stage `tokens` wrote beside its parts."""
     import numpy as np
     import torch
 
@@ -362,8 +378,8 @@ def _told(folder: Path) -> tuple[Any, Any]:
     return Corpus.join([Corpus.load(part) for part in parts]), torch.from_numpy(tokens)
 
 
-def _searching(device: str) -> Any:
-    """For stages of fixed shapes, where searching for the fastest kernels pays. Elsewhere it costs dear."""
+def _cudnn_benchmark(device: str) -> Any:
+    """Enable cuDNN's benchmark mode, for stages of fixed shapes; with varying shapes it is slow."""
     import torch
 
     return torch.backends.cudnn.flags(enabled=True, benchmark=device != "cpu", allow_tf32=True)

@@ -1,8 +1,7 @@
-"""Stage `data`, on the GPU: lines of text to a Corpus, spoken by the teacher.
+"""Stage `data`, on the GPU: synthesize lines of text with the teacher into a Corpus.
 
-The teacher gives more than sound: it knows which phoneme it speaks in every frame and at what pitch, so
-neither has to be guessed from the audio. Silence at both ends is cut to a fixed margin, and every clip to
-whole tokens.
+Besides audio, the teacher gives the phoneme and the pitch of every frame, so neither has to be estimated.
+Silence at both ends is trimmed to a fixed margin, and every clip to whole tokens.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nightingale.clocks import CLOCKS
-from nightingale_lab.train.bank import AudioBank
+from nightingale_lab.train.bank import AudioBank, offsets_of
 from nightingale_lab.train.corpus import Corpus
-from nightingale_lab.train.loop import silent
+from nightingale_lab.train.loop import ignore_progress
 from nightingale_lab.train.teachers.kokoro import Line
-from nightingale_lab.train.teachers.kokoro_net import Spoken
+from nightingale_lab.train.teachers.kokoro_net import AlignedSpeech
 
 Clip = tuple[NDArray[np.int16], NDArray[np.float16], NDArray[np.uint8]]
 """Samples, pitch and phonemes of one line."""
@@ -32,61 +31,61 @@ TRIM_HOP = 240
 """10 ms."""
 TRIM_DB = 42.0
 HEAD_HOPS, TAIL_HOPS = 6, 12
-"""Silence kept before the first and after the last sound, in hops."""
+"""Silence that is kept before and after the speech, in hops."""
 PEAK = 0.95
-PACES = (0.94, 1.08)
+SPEEDS = (0.94, 1.08)
 BATCH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Few, because the GPU library plans every new shape anew."""
+"""A few sizes only, because cuDNN plans every new shape anew."""
 PHONEME_SECONDS = 0.075
-"""Rough; only sizes the batches."""
+"""An estimate, used for batch sizes only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """One line to be spoken."""
+class SynthesisRequest:
+    """One line to synthesize."""
 
     number: int
-    """Which line of the text."""
+    """Number of the line in the text."""
     line: Line
     voice: int
-    """A number for the voice, kept with the clip."""
+    """Number of the voice, stored with the clip."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Casting:
-    """Who speaks how much: named voices by share, the rest by blends drawn at random."""
+class SpeakerMix:
+    """The shares of the speakers: named voices by share, the rest by random blends."""
 
     shares: Mapping[str, float]
     pool: Sequence[str]
-    """Voices that blends are made of."""
+    """Voices to blend."""
     blends: int
-    """How many different blends."""
+    """Number of different blends."""
 
 
-def cast_lines(
+def assign_speakers(
     numbers: Sequence[int],
     readings: Sequence[Mapping[str, NDArray[np.uint8]]],
-    casting: Casting,
+    mix: SpeakerMix,
     *,
     seed: int,
-) -> list[Request]:
-    """A voice and a pace for every line. readings: per line, phoneme ids by accent: american, british."""
+) -> list[SynthesisRequest]:
+    """Assign a voice and a speed to every line. readings: phoneme ids of each line by accent, american and british."""
     rng = np.random.default_rng(seed)
-    names = list(casting.shares)
-    blends = [_blend(casting.pool, rng) for _ in range(casting.blends)]
-    chance = np.array([casting.shares[n] for n in names] + [1 - sum(casting.shares.values())])
+    names = list(mix.shares)
+    blends = [_blend(mix.pool, rng) for _ in range(mix.blends)]
+    chance = np.array([mix.shares[n] for n in names] + [1 - sum(mix.shares.values())])
     picks = rng.choice(len(chance), size=len(numbers), p=chance / chance.sum())
-    which, paces = rng.integers(len(blends), size=len(numbers)), rng.uniform(*PACES, size=len(numbers))
+    which, speeds = rng.integers(len(blends), size=len(numbers)), rng.uniform(*SPEEDS, size=len(numbers))
     requests = []
-    for number, reading, pick, other, pace in zip(numbers, readings, picks, which, paces, strict=True):
+    for number, reading, pick, other, speed in zip(numbers, readings, picks, which, speeds, strict=True):
         named = pick < len(names)
         voice: str | dict[str, float] = names[pick] if named else blends[other]
         accent = "british" if _is_british(voice) and len(reading["british"]) else "american"
-        spoken = reading[accent]
-        if len(spoken):
-            line = Line(tuple(spoken.tolist()), voice, float(pace))
+        phonemes = reading[accent]
+        if len(phonemes):
+            line = Line(tuple(phonemes.tolist()), voice, float(speed))
             speaker = int(pick) if named else len(names) + int(other)
-            requests.append(Request(number=number, line=line, voice=speaker))
+            requests.append(SynthesisRequest(number=number, line=line, voice=speaker))
     return requests
 
 
@@ -101,10 +100,12 @@ def _is_british(voice: str | Mapping[str, float]) -> bool:
     return sum(w for name, w in weights.items() if name.startswith("b")) > 0.5 * sum(weights.values())
 
 
-def batches(requests: Sequence[Request], seconds: float, seed: int) -> Iterator[list[Request]]:
-    """Lines of like length, about `seconds` of speech a batch, in random order of batches."""
+def batch_by_length(
+    requests: Sequence[SynthesisRequest], seconds: float, seed: int
+) -> Iterator[list[SynthesisRequest]]:
+    """Yield batches of lines of similar length, with about `seconds` of speech each, in random order."""
     order = sorted(range(len(requests)), key=lambda i: len(requests[i].line.ids))
-    groups: list[list[Request]] = [[]]
+    groups: list[list[SynthesisRequest]] = [[]]
     for i in order:
         size = (len(requests[i].line.ids) + 8) * PHONEME_SECONDS
         if groups[-1] and len(groups[-1]) >= max(n for n in BATCH_SIZES if n == 1 or n * size <= seconds):
@@ -114,49 +115,49 @@ def batches(requests: Sequence[Request], seconds: float, seed: int) -> Iterator[
         yield groups[int(g)]
 
 
-class Teacher(Protocol):
-    """What speaks: KokoroTeacher, or a test's stand-in."""
+class AligningTeacher(Protocol):
+    """KokoroTeacher, or a test's substitute."""
 
-    def render_aligned(self, lines: Sequence[Line], *, seed: int | None = 0) -> Spoken: ...
+    def render_aligned(self, lines: Sequence[Line], *, seed: int | None = 0) -> AlignedSpeech: ...
 
 
 def synthesize(
-    teacher: Teacher,
-    requests: Sequence[Request],
+    teacher: AligningTeacher,
+    requests: Sequence[SynthesisRequest],
     encode: Callable[[int], Sequence[int]],
     *,
     budget_s: float,
     first_hours: float,
     part_hours: float,
-    most_hours: float,
+    max_hours: float,
     seconds_per_batch: float = 400.0,
     seed: int = 0,
-    say: Callable[[dict[str, Any]], None] = silent,
+    on_progress: Callable[[dict[str, Any]], None] = ignore_progress,
 ) -> Iterator[Corpus]:
-    """Speak until lines, hours or seconds run out, handing over a part of the corpus whenever it is full.
+    """Synthesize until lines, hours or seconds run out, and yield each part of the corpus when it is full.
 
-    encode: a line's number -> its text ids. The first part is smaller, so that what waits for it can start.
-    Speaker vectors are zeros until a listener fills them.
+    encode: maps the number of a line to its text ids. The first part is smaller, so that other stages can start
+    early. Speaker vectors are zeros; the caller computes them.
     """
-    begun, spoken_s, part_s, full_s = time.monotonic(), 0.0, 0.0, 3600 * first_hours
+    started_s, audio_s, part_s, full_s = time.monotonic(), 0.0, 0.0, 3600 * first_hours
     clips: list[Clip] = []
-    kept: list[Request] = []
-    for number, batch in enumerate(batches(requests, seconds_per_batch, seed)):
-        spent = time.monotonic() - begun
-        if number and (spent > budget_s or spoken_s >= 3600 * most_hours):
+    kept: list[SynthesisRequest] = []
+    for number, batch in enumerate(batch_by_length(requests, seconds_per_batch, seed)):
+        spent = time.monotonic() - started_s
+        if number and (spent > budget_s or audio_s >= 3600 * max_hours):
             break
         try:
-            made = _speak(teacher, batch, seed + number)
+            made = _synthesize_batch(teacher, batch, seed + number)
         except torch.OutOfMemoryError:
             torch.cuda.empty_cache()
             continue
         clips += made
         kept += batch
         seconds = sum(len(clip[0]) for clip in made) / CLOCKS.sample_rate_hz
-        spoken_s, part_s = spoken_s + seconds, part_s + seconds
+        audio_s, part_s = audio_s + seconds, part_s + seconds
         if number % 20 == 0:
-            record = {"batches": number + 1, "seconds": spent, "hours": spoken_s / 3600}
-            say(record | {"times_real": spoken_s / (time.monotonic() - begun)})
+            record = {"batches": number + 1, "seconds": spent, "hours": audio_s / 3600}
+            on_progress(record | {"times_real": audio_s / (time.monotonic() - started_s)})
         if part_s >= full_s:
             yield _corpus(clips, kept, encode)
             clips, kept, part_s, full_s = [], [], 0.0, 3600 * part_hours
@@ -165,7 +166,7 @@ def synthesize(
 
 
 def _corpus(
-    clips: Sequence[Clip], requests: Sequence[Request], encode: Callable[[int], Sequence[int]]
+    clips: Sequence[Clip], requests: Sequence[SynthesisRequest], encode: Callable[[int], Sequence[int]]
 ) -> Corpus:
     good = [i for i, clip in enumerate(clips) if len(clip[0])]
     kept = [requests[i] for i in good]
@@ -174,7 +175,7 @@ def _corpus(
         bank=AudioBank.join((clips[i][0], clips[i][1]) for i in good),
         phones=np.concatenate([clips[i][2] for i in good]),
         text_ids=np.concatenate(text_ids),
-        text_offsets=np.cumsum([0, *map(len, text_ids)]).astype(np.int64),
+        text_offsets=offsets_of(text_ids),
         line=np.array([request.number for request in kept], dtype=np.int32),
         voice=np.array([request.voice for request in kept], dtype=np.int16),
         speed=np.array([request.line.speed for request in kept], dtype=np.float16),
@@ -182,25 +183,25 @@ def _corpus(
     )
 
 
-def _speak(teacher: Teacher, batch: Sequence[Request], seed: int) -> list[Clip]:
-    """Samples, pitch and phoneme per mel frame of each line."""
-    spoken = teacher.render_aligned([request.line for request in batch], seed=seed)
-    start, tokens = trim(spoken.samples, spoken.counts.to(spoken.samples.device))
+def _synthesize_batch(teacher: AligningTeacher, batch: Sequence[SynthesisRequest], seed: int) -> list[Clip]:
+    """Return samples, pitch and phonemes per mel frame of each line."""
+    speech = teacher.render_aligned([request.line for request in batch], seed=seed)
+    start, tokens = trim(speech.samples, speech.counts.to(speech.samples.device))
     longest = int(tokens.max())
-    if not bool(torch.isfinite(spoken.samples).all()):
+    if not bool(torch.isfinite(speech.samples).all()):
         return [(np.zeros(0, np.int16), np.zeros(0, np.float16), np.zeros(0, np.uint8)) for _ in batch]
-    device = spoken.samples.device
+    device = speech.samples.device
     at = start[:, None] + torch.arange(longest * CLOCKS.samples_per_token, device=device)
-    samples = F.pad(spoken.samples, (0, longest * CLOCKS.samples_per_token)).gather(1, at)
+    samples = F.pad(speech.samples, (0, longest * CLOCKS.samples_per_token)).gather(1, at)
     samples = samples * (PEAK / samples.abs().amax(1, keepdim=True).clamp(min=PEAK))
     centre = start[:, None] + CLOCKS.samples_per_frame * (
         torch.arange(longest * CLOCKS.frames_per_token, device=device) + 0.5
     )
-    ids = spoken.ids
-    tick = (centre / 600).long()  # the teacher's phonemes run at 40 Hz, its pitch at 80 Hz
-    place = torch.searchsorted(spoken.ends, tick, right=True).clamp(max=ids.shape[1] - 1)
+    ids = speech.ids
+    tick = (centre / 600).long()  # the teacher has phonemes at 40 Hz and pitch at 80 Hz
+    place = torch.searchsorted(speech.ends, tick, right=True).clamp(max=ids.shape[1] - 1)
     phones = ids.gather(1, place).to(torch.uint8)
-    f0 = spoken.f0_hz.gather(1, (centre / 300).long().clamp(max=spoken.f0_hz.shape[1] - 1))
+    f0 = speech.f0_hz.gather(1, (centre / 300).long().clamp(max=speech.f0_hz.shape[1] - 1))
     f0 = torch.where(f0 > 30, f0, 0.0).half()
     pcm, pitch, phone = (
         (samples * 32767).round().to(torch.int16).cpu().numpy(),
@@ -218,7 +219,7 @@ def _speak(teacher: Teacher, batch: Sequence[Request], seed: int) -> list[Clip]:
 
 
 def trim(samples: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """First sample and number of whole tokens of each row's speech, with its margins: (batch,), (batch,)."""
+    """Return the first sample and the number of whole tokens of each row's speech with its margins, each (batch,)."""
     hops = samples.shape[1] // TRIM_HOP
     power = samples[:, : hops * TRIM_HOP].unflatten(1, (hops, TRIM_HOP)).square().mean(2)
     index = torch.arange(hops, device=samples.device)

@@ -1,10 +1,9 @@
-"""Stage `t3`: text ids and a speaker vector to speech tokens.
+"""Stage `t3`: train the network from text ids and a speaker vector to speech tokens.
 
-Plain next-token training. What keeps a small model from running on or stopping short is what it is shown:
-sentences of every length, pairs of sentences of one speaker joined, text with and without a final mark, and a
-stop token that counts more than others. What keeps it from learning its clips by heart: dropout, smoothed
-targets, slips in what it hears of itself, and lines it never sees, on which the average is measured; the best
-average is the result.
+This is next-token prediction. Against runaways and early stops, the data has sentences of every length, joined
+pairs of sentences of one speaker, and text with and without a final mark, and the stop token has a higher
+weight. Against overfitting there are dropout, label smoothing, corrupted input tokens, and validation on
+held-out lines: the averaged weights with the lowest validation loss are the result.
 """
 
 from __future__ import annotations
@@ -16,55 +15,54 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale_lab.no_kv_cache import NoKVCache
-from nightingale_lab.train.codes import begin_with_digits
+from nightingale_lab.train.code_init import init_from_digits
 from nightingale_lab.train.loop import (
     Ema,
-    Every,
     GraphedStep,
     JsonlLog,
     Optimizer,
     Schedule,
-    Watch,
-    load_state,
+    TimeBudget,
+    ignore_progress,
+    resume,
+    run_steps,
     save_state,
-    silent,
+    save_weights,
 )
 from nightingale_lab.train.t3_rows import Bucket, build_buckets
 from nightingale_lab.train.token_bank import TokenBank
-from nightingale_lab.train.weights import save_half
 
 BATCH_IDS = 24_576
-"""Ids per step; a bucket's batch is as many rows as fill it."""
+"""Ids per step; the batch of a bucket has as many rows as fit."""
 STOP_WEIGHT = 4.0
-MEASURE_EVERY_S = 15.0
+VALIDATE_EVERY_S = 15.0
 RESIDUAL_OUTPUTS = ("o_proj", "down_proj")
-"""What is added to the residual stream: initialized small, and dropped out."""
+"""Projections whose output is added to the residual stream: they get small initial weights and dropout."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class T3Recipe:
-    """How, apart from how long."""
+    """Hyperparameters of T3's training."""
 
     peak_lr: float = 1.5e-3
     warmup_steps: int = 400
     joined_share: float = 0.15
-    """Pairs of clips, as a share of the clips."""
-    slip: float = 0.05
-    """Share of input speech tokens replaced by others: the model must go on after its own slips."""
+    """Number of joined pairs of clips, as a share of the clips."""
+    corruption: float = 0.05
+    """Share of input speech tokens that are replaced at random, so that the model recovers from its own errors."""
     dropout: float = 0.1
     smoothing: float = 0.05
     weight_decay: float = 0.05
 
 
 class T3Training:
-    """Weights, optimizer, and one captured step per bucket."""
+    """Weights, optimizer, and one captured step per bucket of sequence lengths."""
 
     def __init__(
         self,
@@ -79,7 +77,7 @@ class T3Training:
     ) -> None:
         self.device, self.recipe = device, recipe
         out = bank.held_out
-        self.buckets, self.unseen = (
+        self.buckets, self.validation = (
             build_buckets(
                 bank, config, chosen=chosen, marks=marks, joined_share=share, seed=seed, device=device
             )
@@ -87,7 +85,7 @@ class T3Training:
         )
         self.speaker = torch.from_numpy(bank.speaker).to(device)
         self.net = self.make_net(config).to(device)
-        self.dropping = True
+        self.dropout_on = True
         for name, module in self.net.named_modules():
             if name.endswith(RESIDUAL_OUTPUTS):
                 module.register_forward_hook(self._drop)
@@ -98,48 +96,48 @@ class T3Training:
         self.losses = torch.zeros(3, device=device)
         """Running loss, accuracy, and accuracy of the stop."""
         self.steps = {size: GraphedStep(self._step_of(size), eager=eager) for size in self.buckets}
-        # Short buckets hold more rows a step, so drawing by ids shows every clip equally often.
+        # A step of a short bucket has more rows, so sampling buckets by ids uses every clip equally often.
         weight = np.array([len(b.ids) * size for size, b in self.buckets.items()], dtype=np.float64)
         self.chance = weight / weight.sum()
 
     def make_net(self, config: T3Config) -> nn.Module:
-        """What is trained, as it begins."""
+        """Return the initialized network."""
         net = T3(config)
         _initialize(net, config.backbone.layers)
         for table in (net.speech_emb, net.speech_head):
-            begin_with_digits(table.weight)
+            init_from_digits(table.weight)
         return net
 
-    def _drop(self, module: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> Tensor:
-        del module, given
-        return F.dropout(result, self.recipe.dropout, self.dropping)
+    def _drop(self, module: nn.Module, inputs: tuple[Tensor, ...], result: Tensor) -> Tensor:
+        del module, inputs
+        return F.dropout(result, self.recipe.dropout, self.dropout_on)
 
     def _step_of(self, size: int) -> Callable[[], None]:
         return lambda: self._step(self.buckets[size], _rows(self.buckets[size], size))
 
     def _step(self, bucket: Bucket, rows: int) -> None:
-        loss, hit, stop_hit = self.loss(
+        loss, accuracy, stop_accuracy = self.loss(
             bucket,
             torch.randint(len(bucket.ids), (rows,), device=self.device),
-            slip=self.recipe.slip,
+            corruption=self.recipe.corruption,
             smoothing=self.recipe.smoothing,
         )
         self.optimizer.step(loss)
         self.ema.update()
-        self.losses.lerp_(torch.stack([loss.detach(), hit, stop_hit]), 0.02)
+        self.losses.lerp_(torch.stack([loss.detach(), accuracy, stop_accuracy]), 0.02)
 
     def loss(
-        self, bucket: Bucket, pick: Tensor, *, slip: float, smoothing: float
+        self, bucket: Bucket, pick: Tensor, *, corruption: float, smoothing: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean loss over speech tokens, accuracy, and accuracy of the stop token."""
+        """Return the mean loss over speech tokens, the accuracy, and the accuracy of the stop token."""
         ids = bucket.ids[pick].long()
-        given, counts = self.shown(bucket, pick, slip=slip)
+        inputs, counts = self.batch(bucket, pick, corruption=corruption)
         assert isinstance(self.net, T3)
-        scores = self.scores(self.net, *given)
+        logits = self.logits(self.net, *inputs)
         is_stop = ids == STOP_SPEECH
         weight = counts * torch.where(is_stop, STOP_WEIGHT, 1.0)
-        each = self.error(scores, ids, given, smoothing)
-        right = (scores.detach().argmax(-1) == ids).float()
+        each = self.token_loss(logits, ids, inputs, smoothing)
+        right = (logits.detach().argmax(-1) == ids).float()
         stops = (counts & is_stop).float()
         return (
             (each * weight).sum() / weight.sum(),
@@ -147,60 +145,67 @@ class T3Training:
             (right * stops).sum() / stops.sum().clamp(min=1),
         )
 
-    def shown(
-        self, bucket: Bucket, pick: Tensor, *, slip: float
+    def batch(
+        self, bucket: Bucket, pick: Tensor, *, corruption: float
     ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
-        """What is text, ids with slips and speakers of these rows; and which ids count, the spoken ones."""
+        """Return the inputs of these rows, and where the loss counts: at speech tokens.
+
+        The inputs are a mask of text positions, the ids, partly corrupted, and the speaker vectors.
+        """
         ids, text_count, count = bucket.ids[pick].long(), bucket.text_count[pick], bucket.count[pick]
         place = torch.arange(ids.shape[1], device=self.device)[None]
         random = torch.randint(START_SPEECH, ids.shape, device=self.device)
-        slipped = (torch.rand(ids.shape, device=self.device) < slip) & (place > text_count[:, None])
+        corrupted = (torch.rand(ids.shape, device=self.device) < corruption) & (place > text_count[:, None])
         speaker = self.speaker[bucket.clip[pick]].float()
         speaker = F.normalize(speaker + 0.02 * torch.randn_like(speaker), dim=1)
         counts = (place > text_count[:, None]) & (place < count[:, None])
-        return (place < text_count[:, None], torch.where(slipped, random, ids), speaker), counts
+        return (place < text_count[:, None], torch.where(corrupted, random, ids), speaker), counts
 
-    def inputs(self, net: T3, is_text: Tensor, ids: Tensor, speaker: Tensor) -> Tensor:
-        """(rows, time, width). What follows input i is id i, because the speaker stands in front."""
-        told = net.text_emb(torch.where(is_text, ids, 0))
-        spoken = net.speech_emb(torch.where(is_text, 0, ids))
-        x = torch.where(is_text[..., None], told, spoken)
+    def embed(self, net: T3, is_text: Tensor, ids: Tensor, speaker: Tensor) -> Tensor:
+        """Return input embeddings (rows, time, width); input i predicts id i, since the speaker comes first."""
+        text = net.text_emb(torch.where(is_text, ids, 0))
+        speech = net.speech_emb(torch.where(is_text, 0, ids))
+        x = torch.where(is_text[..., None], text, speech)
         return torch.cat([net.cond_enc.spkr_enc(speaker)[:, None].to(x.dtype), x[:, :-1]], dim=1)
 
-    def scores(self, net: T3, is_text: Tensor, ids: Tensor, speaker: Tensor) -> Tensor:
+    def logits(self, net: T3, is_text: Tensor, ids: Tensor, speaker: Tensor) -> Tensor:
         """(rows, time, vocab)."""
         with torch.autocast(self.device.type, torch.bfloat16):
-            return net(self.inputs(net, is_text, ids, speaker), [NoKVCache()] * net.config.backbone.layers)
+            return net(self.embed(net, is_text, ids, speaker), [NoKVCache()] * net.config.backbone.layers)
 
-    def error(
+    def token_loss(
         self,
-        scores: Tensor,
+        logits: Tensor,
         ids: Tensor,
-        given: tuple[Tensor, Tensor, Tensor],  # noqa: ARG002, what a distilled one asks its target about
+        inputs: tuple[Tensor, Tensor, Tensor],  # noqa: ARG002, the inputs of the target in distillation
         smoothing: float,
     ) -> Tensor:
-        """Of each id, (rows, time)."""
+        """Return the loss of each id, (rows, time)."""
         return F.cross_entropy(
-            scores.float().flatten(0, 1), ids.flatten(), reduction="none", label_smoothing=smoothing
+            logits.float().flatten(0, 1), ids.flatten(), reduction="none", label_smoothing=smoothing
         ).view_as(ids)
 
     @torch.no_grad()
-    def measure(self) -> dict[str, float]:
-        """Loss and accuracy of the average on lines it never saw; the best average so far is kept."""
-        if not self.unseen:
+    def validate(self) -> dict[str, float]:
+        """Validate the averaged weights on held-out lines, and keep them if they are the best so far."""
+        if not self.validation:
             self.best = [p.clone() for p in self.ema.average]
             return {}
-        self.dropping, results = False, []
+        self.dropout_on, results = False, []
         with self.ema.swapped_in():
-            for size, bucket in self.unseen.items():
+            for size, bucket in self.validation.items():
                 rows = torch.arange(min(len(bucket.ids), _rows(bucket, size)), device=self.device)
-                results.append(torch.stack(self.loss(bucket, rows, slip=0.0, smoothing=0.0)))
-        self.dropping = True
-        loss, hit, stop_hit = torch.stack(results).mean(0).tolist()
+                results.append(torch.stack(self.loss(bucket, rows, corruption=0.0, smoothing=0.0)))
+        self.dropout_on = True
+        loss, accuracy, stop_accuracy = torch.stack(results).mean(0).tolist()
         if loss < self.best_loss:
             self.best_loss = loss
             torch._foreach_copy_(self.best, self.ema.average)
-        return {"unseen_loss": loss, "unseen_hit": hit, "unseen_stop_hit": stop_hit}
+        return {
+            "validation_loss": loss,
+            "validation_accuracy": accuracy,
+            "validation_stop_accuracy": stop_accuracy,
+        }
 
     def best_average(self) -> dict[str, Tensor]:
         return dict(zip((name for name, _ in self.net.named_parameters()), self.best, strict=True))
@@ -227,11 +232,11 @@ def _rows(bucket: Bucket, size: int) -> int:
 
 
 def _initialize(net: nn.Module, layers: int) -> None:
-    """Small normal weights; what is added to the residual stream is smaller the more layers add to it."""
+    """Initialize with small normal weights; residual outputs are smaller the more layers there are."""
     for name, weight in net.named_parameters():
         if weight.dim() > 1:
-            inward = name.removesuffix(".weight").endswith(RESIDUAL_OUTPUTS)
-            nn.init.normal_(weight, std=0.02 / (2 * layers) ** 0.5 if inward else 0.02)
+            residual = name.removesuffix(".weight").endswith(RESIDUAL_OUTPUTS)
+            nn.init.normal_(weight, std=0.02 / (2 * layers) ** 0.5 if residual else 0.02)
         elif name.endswith("bias"):
             nn.init.zeros_(weight)
 
@@ -249,55 +254,39 @@ def train_t3(
     seed: int = 0,
     recipe: T3Recipe | None = None,
     start_from: Path | None = None,
-    say: Callable[[dict[str, Any]], None] = silent,
+    on_progress: Callable[[dict[str, Any]], None] = ignore_progress,
     make: Callable[..., T3Training] = T3Training,
     name: str = "t3",
 ) -> None:
-    """Train for `budget_s` seconds, resuming from what `out` holds; `t3.safetensors` is the best average.
+    """Train for `budget_s` seconds, resuming from the state in `out`; `t3.safetensors` is the best average.
 
-    start_from: a t3.safetensors of another machine, used when `out` holds no state. make, name: what is
-    trained, and what its files are called.
+    start_from: weights to start from when `out` holds no state. make, name: the kind of training, and the
+    stem of its files.
     """
     recipe = recipe or T3Recipe()
     training = make(bank, config, recipe, marks=marks, device=device, eager=eager, seed=seed)
     log, state_path = JsonlLog(out / f"{name}.jsonl"), out / f"{name}.state.pt"
-    done = {"step": 0, "elapsed_s": 0.0}
-    if state_path.exists():
-        state = load_state(state_path, device)
-        training.load_state_dict(state)
-        done = state["done"]
-    elif start_from is not None and start_from.exists():
-        training.net.load_state_dict({k: v.float() for k, v in load_file(start_from).items()})
-        training.ema.reset()
+    done = {"step": 0, "elapsed_s": 0.0, **resume(training, state_path, start_from)}
     schedule = Schedule(peak=recipe.peak_lr, warmup_steps=recipe.warmup_steps)
-    rng, sizes = np.random.default_rng(seed + int(done["step"])), list(training.buckets)
-    watch = Watch(budget_s, plan_s=plan_s, elapsed_s=done["elapsed_s"])
-    step = int(done["step"])
-    report, keep = Every(MEASURE_EVERY_S, watch.begun_s), Every(60, watch.begun_s)
+    rng, sizes = np.random.default_rng(seed + done["step"]), list(training.buckets)
+    clock = TimeBudget(budget_s, plan_s=plan_s, elapsed_s=done["elapsed_s"])
+
+    def step() -> None:
+        training.optimizer.lr.fill_(schedule.at(done["step"], clock.progress))
+        training.steps[int(rng.choice(sizes, p=training.chance))]()
+        done["step"] += 1
 
     def save() -> None:
-        save_half(training.best_average(), out / f"{name}.safetensors")
-        save_state(
-            state_path,
-            {"done": {"step": step, "elapsed_s": watch.elapsed_s}, **training.state_dict()},
-        )
+        done["elapsed_s"] = clock.elapsed_s
+        save_weights(training.best_average(), out / f"{name}.safetensors")
+        save_state(state_path, {"done": done, **training.state_dict()})
 
-    def note() -> None:
-        loss, hit, stop_hit = training.losses.tolist()
-        refusals = {r for s in training.steps.values() if (r := s.refusal)}
-        record = {"step": step, "seconds": watch.elapsed_s, "loss": loss, "hit": hit, "stop_hit": stop_hit}
-        record |= training.measure() | {"refusal": "; ".join(sorted(refusals)) or None}
+    def log_progress() -> None:
+        errors = {r for s in training.steps.values() if (r := s.capture_error)}
+        losses = dict(zip(("loss", "accuracy", "stop_accuracy"), training.losses.tolist(), strict=True))
+        record = {"step": done["step"], "seconds": clock.elapsed_s, **losses, **training.validate()}
+        record["capture_error"] = "; ".join(sorted(errors)) or None
         log.write(record)
-        say(record)
+        on_progress(record)
 
-    while not watch.over():
-        training.optimizer.lr.fill_(schedule.at(step, watch.progress))
-        training.steps[int(rng.choice(sizes, p=training.chance))]()
-        step += 1
-        now = watch.begun_s + watch.spent_s
-        if report(now):
-            note()
-        if keep(now):
-            save()
-    note()
-    save()
+    run_steps(step, clock, log=log_progress, save=save, log_every_s=VALIDATE_EVERY_S)

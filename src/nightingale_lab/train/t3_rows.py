@@ -1,4 +1,4 @@
-"""The sequences that T3 is shown: text, speech, stop; filed by length, so that a few shapes hold them all."""
+"""The training sequences of T3 (text, speech, stop), bucketed by length so that to_device are few shapes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nightingale_lab.train.token_bank import TokenBank
 BUCKETS = (64, 96, 128, 160, 192, 224, 256, 320, 384, 512, 640)
 SPACE_ID = 2
 NO_FINAL_MARK = 0.125
-"""How often the last mark is left out: users leave it out too."""
+"""Probability that the final punctuation mark is left out, as users leave it out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,11 +27,11 @@ class Bucket:
     ids: Tensor
     """(rows, length) int16."""
     text_count: Tensor
-    """(rows,) framed text ids at the front."""
+    """(rows,): number of text ids, start and stop included."""
     count: Tensor
-    """(rows,) ids in all, the stop included."""
+    """(rows,): number of all ids, the stop token included."""
     clip: Tensor
-    """(rows,) whose speaker vector."""
+    """(rows,): the clip that has the speaker vector."""
 
 
 def build_buckets(
@@ -44,51 +44,51 @@ def build_buckets(
     seed: int,
     device: torch.device,
 ) -> dict[int, Bucket]:
-    """Every chosen clip once, and `joined_share` as many pairs of clips of one voice, filed by length."""
+    """Bucket every chosen clip, and `joined_share` times as many joined pairs of clips of one voice, by length."""
     rng = np.random.default_rng(seed)
-    filed: dict[int, list[tuple[NDArray[np.int16], int, int, int]]] = {}
-    for plan in _plans(bank.voice, np.flatnonzero(chosen), joined_share, rng):
-        told = _text(bank, plan)
-        if int(told[-1]) in marks and len(told) > 1 and rng.random() < NO_FINAL_MARK:
-            told = told[:-1]
-        spoken = [bank.tokens[bank.token_offsets[i] : bank.token_offsets[i + 1]] for i in plan]
+    buckets: dict[int, list[tuple[NDArray[np.int16], int, int, int]]] = {}
+    for clips_of_row in _clips_of_rows(bank.voice, np.flatnonzero(chosen), joined_share, rng):
+        text = _text(bank, clips_of_row)
+        if int(text[-1]) in marks and len(text) > 1 and rng.random() < NO_FINAL_MARK:
+            text = text[:-1]
+        speech = [bank.tokens[bank.token_offsets[i] : bank.token_offsets[i + 1]] for i in clips_of_row]
         row = np.concatenate(
-            [[config.start_text], told, [config.stop_text, START_SPEECH], *spoken, [STOP_SPEECH]]
+            [[config.start_text], text, [config.stop_text, START_SPEECH], *speech, [STOP_SPEECH]]
         )
         size = next((bucket for bucket in BUCKETS if len(row) <= bucket), None)
         if size is not None:
             padded = np.pad(row.astype(np.int16), (0, size - len(row)))
-            filed.setdefault(size, []).append((padded, len(told) + 2, len(row), plan[0]))
+            buckets.setdefault(size, []).append((padded, len(text) + 2, len(row), clips_of_row[0]))
 
-    def there(values: list[Any], dtype: type) -> Tensor:
+    def to_device(values: list[Any], dtype: type) -> Tensor:
         return torch.from_numpy(np.asarray(values, dtype=dtype)).to(device)
 
     return {
         size: Bucket(
-            ids=there([r[0] for r in rows], np.int16),
-            text_count=there([r[1] for r in rows], np.int64),
-            count=there([r[2] for r in rows], np.int64),
-            clip=there([r[3] for r in rows], np.int64),
+            ids=to_device([r[0] for r in rows], np.int16),
+            text_count=to_device([r[1] for r in rows], np.int64),
+            count=to_device([r[2] for r in rows], np.int64),
+            clip=to_device([r[3] for r in rows], np.int64),
         )
-        for size, rows in sorted(filed.items())
+        for size, rows in sorted(buckets.items())
     }
 
 
-def _plans(
+def _clips_of_rows(
     voice: NDArray[np.int16], clips: NDArray[np.int64], joined_share: float, rng: np.random.Generator
 ) -> list[tuple[int, ...]]:
-    """Which clips make up each sequence."""
+    """Return the clips of each sequence."""
     by_voice: dict[int, list[int]] = {}
     for i in rng.permutation(clips):
         by_voice.setdefault(int(voice[i]), []).append(int(i))
-    pairs = [(a, b) for mine in by_voice.values() for a, b in pairwise(mine)]
+    pairs = [(a, b) for clips_of_voice in by_voice.values() for a, b in pairwise(clips_of_voice)]
     joined = rng.permutation(len(pairs))[: int(joined_share * len(clips))]
     return [(int(i),) for i in clips] + [pairs[i] for i in joined]
 
 
-def _text(bank: TokenBank, plan: tuple[int, ...]) -> NDArray[np.int16]:
+def _text(bank: TokenBank, clips_of_row: tuple[int, ...]) -> NDArray[np.int16]:
     parts: list[NDArray[np.int16]] = []
-    for i in plan:
+    for i in clips_of_row:
         if parts:
             parts.append(np.array([SPACE_ID], dtype=np.int16))
         parts.append(bank.text_ids[bank.text_offsets[i] : bank.text_offsets[i + 1]])

@@ -1,9 +1,8 @@
-"""Sentences of our own for what free text is short of: numbers in words, dates, money, names, letters,
+"""Sentences from templates for what free text lacks: numbers in words, dates, money, names, letters,
 one-word fragments, lists, and rare words.
 
-They are what the English normalizer emits ("nineteen eighty-four", "F B I", "dot com"), so wren meets in
-training the forms it will be given. Patterns are in patterns.txt, words in words.txt, and everything is drawn
-from the generator that the caller seeds.
+They have the form that the English normalizer emits ("nineteen eighty-four", "F B I", "dot com"), which is the
+input at inference. Patterns are in patterns.txt, words in words.txt; all choices come from the caller's generator.
 """
 
 from __future__ import annotations
@@ -13,58 +12,20 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 
-_ONES = (
-    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
-    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
-)  # fmt: skip
-_TENS = ("", "ten", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
-_ORDINAL = {
-    "one": "first", "two": "second", "three": "third", "five": "fifth", "eight": "eighth", "nine": "ninth",
-    "twelve": "twelfth",
-}  # fmt: skip
+from nightingale.text.english.words import cardinal, ordinal, year
+
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def number(value: int) -> str:
-    """`value` (below a billion) in words."""
-    for size, name in ((1_000_000, "million"), (1_000, "thousand")):
-        if value >= size:
-            rest = value % size
-            return f"{number(value // size)} {name}" + (f" {number(rest)}" if rest else "")
-    if value >= 100:
-        rest = value % 100
-        return f"{_ONES[value // 100]} hundred" + (f" {number(rest)}" if rest else "")
-    if value < 20:
-        return _ONES[value]
-    return _TENS[value // 10] + (f"-{_ONES[value % 10]}" if value % 10 else "")
-
-
-def ordinal(value: int) -> str:
-    """`value` as a rank, in words."""
-    head, gap, last = re.fullmatch(r"(?:(.*)([ -]))?([a-z]+)", number(value)).groups("")  # type: ignore[union-attr]
-    regular = last[:-1] + "ieth" if last.endswith("y") else last + "th"
-    return head + gap + _ORDINAL.get(last, regular)
-
-
-def year(value: int) -> str:
-    """`value` as a year is read, pairs of digits where that is the custom."""
-    if 2000 <= value < 2010 or value % 1000 == 0:
-        return number(value)
-    if value % 100 == 0:
-        return f"{number(value // 100)} hundred"
-    low = value % 100
-    return f"{number(value // 100)} {'oh ' + number(low) if low < 10 else number(low)}"
-
-
 def clock(hour: int, minute: int) -> str:
-    """A time of day on a twelve-hour clock."""
+    """Return a time of day on a twelve-hour clock."""
     if minute == 0:
-        return f"{number(hour)} o'clock"
-    return f"{number(hour)} {'oh ' + number(minute) if minute < 10 else number(minute)}"
+        return f"{cardinal(hour)} o'clock"
+    return f"{cardinal(hour)} {'oh ' + cardinal(minute) if minute < 10 else cardinal(minute)}"
 
 
 def _sections(name: str) -> dict[str, list[str]]:
-    """The parts of a text file under their [headings], without comments and blank lines."""
+    """Return the lines of a text file by their [headings], without comments and blank lines."""
     found: dict[str, list[str]] = {}
     for line in (files("nightingale_lab.train") / name).read_text(encoding="utf-8").splitlines():
         if heading := re.fullmatch(r"\[(.+)\]", line):
@@ -74,8 +35,8 @@ def _sections(name: str) -> dict[str, list[str]]:
     return found
 
 
-class Writer:
-    """Decoder sentences; `rare` are words that free text lacks and that must be heard."""
+class TemplateWriter:
+    """Generates sentences; `rare` are words that free text lacks."""
 
     def __init__(self, rng: random.Random, rare: Sequence[str] = ()) -> None:
         self._rng, self._rare = rng, rare
@@ -88,9 +49,9 @@ class Writer:
             self._kinds[kind] = patterns if rare else [p for p in patterns if "{rare" not in p]
             self._shares[kind] = int(share) if self._kinds[kind] else 0
         self._made: dict[str, Callable[[], str]] = {
-            "n": lambda: number(self._amount()), "small": lambda: number(rng.randint(1, 99)),
-            "digit": lambda: _ONES[rng.randint(1, 9)], "ordinal": lambda: ordinal(rng.randint(1, 130)),
-            "decimal": self._decimal, "year": lambda: year(rng.randint(1066, 2040)), "date": self._date,
+            "n": lambda: cardinal(self._amount()), "small": lambda: cardinal(rng.randint(1, 99)),
+            "digit": lambda: cardinal(rng.randint(1, 9)), "ordinal": lambda: ordinal(rng.randint(1, 130)),
+            "decimal": self._decimal, "year": lambda: year(str(rng.randint(1066, 2040))), "date": self._date,
             "time": self._time, "money": self._money, "name": self._name,
             "letter": lambda: rng.choice(_LETTERS),
             "letters": lambda: " ".join(rng.choices(_LETTERS, k=rng.randint(1, 6))),
@@ -101,12 +62,12 @@ class Writer:
         }  # fmt: skip
 
     def lines(self, count: int) -> Iterator[str]:
-        """`count` sentences, every kind in its share."""
+        """Yield `count` sentences, each kind with its share."""
         for kind in self._rng.choices(list(self._kinds), list(self._shares.values()), k=count):
             yield self._fill(self._rng.choice(self._kinds[kind]))
 
     def about(self, word: str) -> str:
-        """A line with `word` in it: pronunciation is learned even where the sense is thin."""
+        """Return a line that contains `word`, to train its pronunciation."""
         return self._fill(self._rng.choice(self._kinds["words"]), rare=word)
 
     def _fill(self, pattern: str, **given: str) -> str:
@@ -128,19 +89,19 @@ class Writer:
 
     def _digits(self, count: int) -> str:
         zero = self._rng.choice(("zero", "oh"))
-        return " ".join((zero, *_ONES[1:])[self._rng.randrange(10)] for _ in range(count))
+        return " ".join(cardinal(d) if (d := self._rng.randrange(10)) else zero for _ in range(count))
 
     def _phone(self) -> str:
         return ", ".join(self._digits(count) for count in (3, 3, 4))
 
     def _decimal(self) -> str:
-        places = " ".join(_ONES[self._rng.randrange(10)] for _ in range(self._rng.randint(1, 3)))
-        return f"{number(self._rng.randrange(100))} point {places}"
+        places = " ".join(cardinal(self._rng.randrange(10)) for _ in range(self._rng.randint(1, 3)))
+        return f"{cardinal(self._rng.randrange(100))} point {places}"
 
     def _date(self) -> str:
         day, month = ordinal(self._rng.randint(1, 31)), self._word("month")
         date = self._rng.choice((f"{month} {day}", f"the {day} of {month}"))
-        return date + (f", {year(self._rng.randint(1500, 2030))}" if self._rng.random() < 0.5 else "")
+        return date + (f", {year(str(self._rng.randint(1500, 2030)))}" if self._rng.random() < 0.5 else "")
 
     def _time(self) -> str:
         minute = self._rng.choice((0, 0, 5, 10, 15, 20, 30, 45, self._rng.randint(1, 59)))
@@ -148,10 +109,10 @@ class Writer:
         return time if minute == 0 else time + self._rng.choice(("", " A M", " P M"))
 
     def _money(self) -> str:
-        r, small = self._rng, number(self._rng.randint(2, 99))
+        r, small = self._rng, cardinal(self._rng.randint(2, 99))
         return r.choice((
-            f"{number(self._amount() + 1)} dollars", f"{number(r.randint(2, 300))} dollars and {small} cents",
-            f"{number(self._amount() + 1)} euros", f"{small} pounds", f"{small} cents",
+            f"{cardinal(self._amount() + 1)} dollars", f"{cardinal(r.randint(2, 300))} dollars and {small} cents",
+            f"{cardinal(self._amount() + 1)} euros", f"{small} pounds", f"{small} cents",
             f"{self._decimal()} {r.choice(('million', 'billion'))} dollars",
         ))  # fmt: skip
 

@@ -1,12 +1,12 @@
-"""Sentences to train on: raw public-domain text in, clean speakable lines out.
+"""Text for training: raw public-domain text is turned into clean lines.
 
 Wren reads what the English normalizer emits: letters, spaces and nine punctuation marks, never a digit
-or a symbol. A raw line is either turned into that form here or dropped; a doubtful line is dropped,
+or a symbol. A raw line is either turned into that form here or dropped; an ambiguous line is dropped,
 because there is more free text than training time. Case is kept, since the teachers' phonemizer uses it
 ("Polish", "F B I"); wren itself sees the lower-cased line.
 
 Sources: Common Voice sentence lists (CC0), Standard Ebooks (US public domain, edition CC0) and our own
-templates (`nightingale_lab.train.templates`). The sentences that judge wren are excluded from all of them.
+templates (`nightingale_lab.train.templates`). The test sentences are excluded from all of them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,7 @@ from collections.abc import Collection, Iterable, Iterator
 MAX_WORDS = 60
 
 _ALLOWED = re.compile(r"[A-Za-z .,!?;:'\"-]+")
-_QUOTES = str.maketrans(
-    {
-        "“": '"',
-        "”": '"',
-        "„": '"',
-        "«": '"',
-        "»": '"',
-        "’": "'",
-        "ʼ": "'",
-        "‘": "‘",
-        "\u2060": "",
-        "\u00ad": "",
-    }
-)
+_QUOTES = str.maketrans("“”„«»’ʼ", '"""""\'\'', "\u2060\u00ad")
 _TITLES = {
     "Mr": "Mister", "Mrs": "Missus", "Ms": "Miss", "Dr": "Doctor", "St": "Saint", "Prof": "Professor",
     "Capt": "Captain", "Col": "Colonel", "Gen": "General", "Lt": "Lieutenant", "Sgt": "Sergeant",
@@ -54,7 +41,7 @@ _SPELLED = frozenset({
     "CIA", "UFO", "USB", "API", "CPU", "GPU", "URL", "IBM", "ATM", "DNA", "RNA", "ESPN", "HIV", "UCLA", "NYU",
     "MIT", "OK", "IOU", "LA", "EP", "GI", "YMCA", "UV", "SUV", "EST", "PHD",
 })  # fmt: skip
-# Slurs and strong language that old novels carry; wren need not practise them.
+# Slurs and strong language of old novels are left out.
 _UNWANTED = re.compile(
     r"\b(?:nigg\w*|darkies|darky|chinam[ae]n|chinks?|kikes?|coons?|squaws?|wops?|dagos?|faggots?|fuck\w*"
     r"|shit\w*|cunts?|bitch\w*|whores?|rap(?:e|ed|ist)|bastards?|sluts?|porn\w*|wank\w*)\b",
@@ -63,12 +50,12 @@ _UNWANTED = re.compile(
 
 
 def key(text: str) -> str:
-    """The identity of a sentence: its lower-cased letters, so that punctuation cannot hide a repeat."""
+    """Return the lower-cased letters of a sentence, which identify it whatever its punctuation."""
     return " ".join(re.sub(r"[^a-z]+", " ", text.lower().replace("'", "")).split())
 
 
 def clean(raw: str, *, max_words: int = MAX_WORDS) -> str | None:
-    """`raw` in the alphabet wren reads, or None when it cannot be had without guessing."""
+    """Return `raw` in the alphabet that wren reads, or None when that would be ambiguous."""
     text = html.unescape(raw).translate(_QUOTES)
     text = _single_quotes(text)
     text = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
@@ -81,7 +68,7 @@ def clean(raw: str, *, max_words: int = MAX_WORDS) -> str | None:
     if not text or not _ALLOWED.fullmatch(text) or _UNWANTED.search(text):
         return None
     if re.search(r"[A-Za-z]\.[A-Za-z]|\b[A-Z]\.|\.\s+[a-z]|[a-z][A-Z]", text):
-        return None  # initials, abbreviations, CamelCase: nobody knows how they are read
+        return None  # initials, abbreviations, CamelCase: their reading is ambiguous
     spelled = _acronyms(text)
     if spelled is None:
         return None
@@ -132,7 +119,7 @@ def _tidy_marks(text: str) -> str:
 
 
 def _acronyms(text: str) -> str | None:
-    """Capitals spelled letter by letter where a reader would; None where only a reader could tell."""
+    """Spell out acronyms that are read letter by letter; return None where the reading is ambiguous."""
     if any(
         word not in _SAID_AS_WORD | _SPELLED and re.search("[AEIOUY]", word)
         for word in _CAPITALS.findall(text)
@@ -147,7 +134,7 @@ def _acronyms(text: str) -> str | None:
 
 
 def sentences(paragraph: str) -> list[str]:
-    """Raw sentences of one paragraph; a title's full stop does not end one."""
+    """Split a paragraph into raw sentences; the full stop of a title does not end one."""
     guarded = _TITLE.sub(
         lambda m: m[0] if _NOT_TITLE.match(m[0]) else _TITLES[m[1]], paragraph.translate(_QUOTES)
     )
@@ -159,7 +146,7 @@ def sentences(paragraph: str) -> list[str]:
 
 
 def paragraphs(xhtml: str) -> Iterator[str]:
-    """Text of the `<p>` elements of a Standard Ebooks chapter, without notes and markup."""
+    """Yield the text of the `<p>` elements of a Standard Ebooks chapter, without notes and markup."""
     body = re.sub(r"<a [^>]*noteref[^>]*>.*?</a>", "", xhtml, flags=re.DOTALL)
     for match in re.finditer(r"<p(?:\s[^>]*)?>(.*?)</p>", body, flags=re.DOTALL):
         text = re.sub(r"<br\s*/?>", " ", match[1])
@@ -167,9 +154,9 @@ def paragraphs(xhtml: str) -> Iterator[str]:
 
 
 def book_lines(xhtml: str, rng: random.Random, *, run_share: float = 0.2) -> Iterator[str]:
-    """Clean lines of a chapter: mostly single sentences, and runs of consecutive ones up to 60 words.
+    """Yield clean lines of a chapter: mostly single sentences, and runs of consecutive ones up to 60 words.
 
-    Runs teach pauses between sentences and long inputs; runaways come from lengths never seen.
+    Runs have pauses between sentences, and lengths without training data cause runaways.
     """
     for paragraph in paragraphs(xhtml):
         parts = [c for c in map(clean, sentences(paragraph)) if c]
@@ -187,7 +174,7 @@ def book_lines(xhtml: str, rng: random.Random, *, run_share: float = 0.2) -> Ite
 
 
 class Exclusion:
-    """Refuses lines that give away a test sentence: the same words, or the sentence inside a longer line."""
+    """Detects lines that contain a test sentence, as a whole or inside a longer line."""
 
     def __init__(self, held_out: Iterable[str]) -> None:
         whole: set[str] = set()
@@ -215,7 +202,7 @@ class Exclusion:
 
 
 def unique(lines: Iterable[str], *, excluded: Exclusion, seen: set[str] | None = None) -> Iterator[str]:
-    """`lines` without repeats and without held-out sentences, in their order."""
+    """Yield `lines` without repeats and without held-out sentences, in order."""
     known = set() if seen is None else seen
     for line in lines:
         identity = key(line)
@@ -225,7 +212,7 @@ def unique(lines: Iterable[str], *, excluded: Exclusion, seen: set[str] | None =
 
 
 def vocabulary(lines: Iterable[str]) -> dict[str, int]:
-    """How often each lower-cased word occurs."""
+    """Return the number of occurrences of each lower-cased word."""
     counts: dict[str, int] = {}
     for line in lines:
         for word in re.findall(r"[a-z]+(?:'[a-z]+)*", line.lower()):
@@ -234,5 +221,5 @@ def vocabulary(lines: Iterable[str]) -> dict[str, int]:
 
 
 def missing_words(counts: Collection[str], wanted: Iterable[str]) -> list[str]:
-    """The words of `wanted` that no line contains."""
+    """Return the words of `wanted` that no line contains."""
     return [word for word in wanted if word.lower() not in counts]

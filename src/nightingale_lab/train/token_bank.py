@@ -1,8 +1,8 @@
-"""What T3 learns from: speech tokens of every clip, who spoke which line, and no audio.
+"""The training data of T3: speech tokens, line and speaker of every clip, without audio.
 
-A bank is small (0.4 MB an hour) and travels between machines, so speech that a teacher made once and a
-tokenizer read once serves every later training of T3 with the same tokenizer. Text is kept as line numbers:
-its ids are made anew, by the code that makes them at inference.
+A bank is small (0.4 MB per hour of speech) and easy to transfer, so speech that was synthesized and tokenized
+once serves every later training of T3 with the same tokenizer. Text is stored as line numbers; its ids are
+computed on loading, by the code that computes them at inference.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from nightingale_lab.train.bank import chain_offsets
-from nightingale_lab.train.cast import BLENDS, SHARES
+from nightingale_lab.train.bank import chain_offsets, offsets_of
 from nightingale_lab.train.corpus import Corpus, held_out
+from nightingale_lab.train.speakers import BLENDED_SPEAKERS, SPEAKER_SHARES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +51,11 @@ class TokenBank:
 
     @classmethod
     def join(cls, banks: Sequence[TokenBank]) -> TokenBank:
-        """All clips, in order. Blends of different banks are different speakers and get different numbers."""
+        """Return one bank of all clips, in order. Blended speakers of different banks get different numbers."""
         voices = [
-            np.where(bank.voice < len(SHARES), bank.voice, bank.voice + i * BLENDS).astype(np.int16)
+            np.where(bank.voice < len(SPEAKER_SHARES), bank.voice, bank.voice + i * BLENDED_SPEAKERS).astype(
+                np.int16
+            )
             for i, bank in enumerate(banks)
         ]
         flat = ("tokens", "text_ids", "line", "speed", "speaker")
@@ -64,22 +66,22 @@ class TokenBank:
             **{name: np.concatenate([getattr(bank, name) for bank in banks]) for name in flat},
         )
 
-    def respelled(self, encode: Callable[[int], Sequence[int]]) -> TokenBank:
-        """The clips to learn from, with other text ids; those held out only measure, and are left out."""
+    def reencoded(self, encode: Callable[[int], Sequence[int]]) -> TokenBank:
+        """Return the training clips with other text ids, without the stored-out ones."""
         chosen = np.flatnonzero(~self.held_out)
         spans = [self.tokens[self.token_offsets[i] : self.token_offsets[i + 1]] for i in chosen]
         texts = [np.asarray(encode(int(self.line[i])), dtype=np.int16) for i in chosen]
         return replace(
             self,
             tokens=np.concatenate([np.zeros(0, np.int16), *spans]),
-            token_offsets=np.cumsum([0, *map(len, spans)]).astype(np.int64),
+            token_offsets=offsets_of(spans),
             text_ids=np.concatenate([np.zeros(0, np.int16), *texts]),
-            text_offsets=np.cumsum([0, *map(len, texts)]).astype(np.int64),
+            text_offsets=offsets_of(texts),
             **{name: getattr(self, name)[chosen] for name in ("line", "voice", "speed", "speaker")},
         )
 
     def save(self, path: Path) -> None:
-        """Speaker vectors as integers of 8 bits, text as line numbers."""
+        """Write the bank, with speaker vectors as int8 and text as line numbers."""
         scale = max(float(np.abs(self.speaker.astype(np.float32)).max(initial=0)), 1e-6) / 127
         vectors = np.round(self.speaker.astype(np.float32) / scale).astype(np.int8)
         arrays = {
@@ -97,17 +99,17 @@ class TokenBank:
 
     @classmethod
     def load(cls, path: Path, encode: Callable[[int], Sequence[int]]) -> TokenBank:
-        """encode: a line's number -> its text ids."""
-        held: Mapping[str, Tensor] = load_file(path)
-        line = held["line"].numpy()
+        """Read a bank. encode: maps the number of a line to its text ids."""
+        stored: Mapping[str, Tensor] = load_file(path)
+        line = stored["line"].numpy()
         texts = [np.asarray(encode(int(number)), dtype=np.int16) for number in line]
         return cls(
-            tokens=held["tokens"].numpy(),
-            token_offsets=np.cumsum([0, *held["counts"].tolist()]).astype(np.int64),
+            tokens=stored["tokens"].numpy(),
+            token_offsets=np.cumsum([0, *stored["counts"].tolist()]).astype(np.int64),
             text_ids=np.concatenate([np.zeros(0, np.int16), *texts]),
-            text_offsets=np.cumsum([0, *map(len, texts)]).astype(np.int64),
+            text_offsets=offsets_of(texts),
             line=line,
-            voice=held["voice"].numpy(),
-            speed=held["speed"].numpy(),
-            speaker=(held["speaker"].float() * held["scale"]).half().numpy(),
+            voice=stored["voice"].numpy(),
+            speed=stored["speed"].numpy(),
+            speaker=(stored["speaker"].float() * stored["scale"]).half().numpy(),
         )

@@ -1,13 +1,13 @@
-"""Training of wren's vocoder: first by mel distance alone, then against critics, in pieces that resume.
+"""Stage `vocoder`: train on mel losses alone, then against discriminators, in resumable calls.
 
     python -m nightingale_lab.train.vocoder --bank DIR --out DIR --budget-s 500 --plan-s 1500 --resume
 
-`--budget-s` is what this call may take; `--plan-s` is the whole training, over all calls, and decides the
-phases and the learning rate, so a plan cut into pieces is the same plan.
+`--budget-s` is the time of this call; `--plan-s` is that of all calls together and determines the phases and the
+learning rate, so the number of calls does not matter.
 
-    state.pt               everything, exact; stays on the machine (about 130 MB)
+    state.pt               the exact state; stays on the machine (about 130 MB)
     vocoder.safetensors    averaged generator, loads into Hift
-    critics.safetensors    critics in bfloat16; with the file above enough to go on elsewhere
+    discriminators.safetensors   in bfloat16; with the file above enough to continue elsewhere
     log.jsonl              one line every few seconds
 """
 
@@ -40,7 +40,7 @@ from nightingale_lab.train.loop import (
     progress_line,
     save_state,
 )
-from nightingale_lab.train.vocoder_feed import Feed, Material
+from nightingale_lab.train.vocoder_data import VocoderData, VocoderDataSource
 from nightingale_lab.train.vocoder_net import Compile
 from nightingale_lab.train.vocoder_step import STATS, VocoderPlan, VocoderStage
 
@@ -62,17 +62,17 @@ def train_vocoder(
     resume_from: Path | None = None,
     compile_mode: Compile = "none",
     mels: NDArray[np.float16] | None = None,
-    newer: Callable[[], Material | None] | None = None,
+    newer: Callable[[], VocoderData | None] | None = None,
     log_every_s: float = 5.0,
     save_every_s: float = 60.0,
     on_progress: Callable[[str], None] | None = None,
 ) -> Hift:
-    """Train until the budget or the plan ends; the averaged network.
+    """Train until the budget or the plan ends; return the averaged network.
 
-    plan_s: seconds of the whole training (default: this budget). plan_steps: count progress in steps instead,
-    for a run that repeats exactly. max_steps: stop this call after so many. state_dir: where the large exact
-    state lives (default: out_dir). resume_from: files of another machine, used when no exact state is found;
-    their seconds count. newer: asked now and then for better material to learn from.
+    plan_s: seconds of the whole training (default: this budget). plan_steps: measure progress in steps instead,
+    for a run that is reproducible. max_steps: steps of this call at most. state_dir: folder of the large exact
+    state (default: out_dir). resume_from: files of another machine, used when there is no exact state; their
+    seconds count. newer: called from time to time to get better data.
     """
     started = time.monotonic()
     plan = plan or VocoderPlan()
@@ -84,7 +84,7 @@ def train_vocoder(
         done.update(_resume(stage, state_path, resume_from or out_dir))
     log = JsonlLog(out_dir / "log.jsonl")
     g_rate = Schedule(peak=plan.lr, warmup_steps=plan.warmup_steps)
-    d_rate = Schedule(peak=plan.critic_lr, warmup_steps=plan.warmup_steps)
+    d_rate = Schedule(peak=plan.discriminator_lr, warmup_steps=plan.warmup_steps)
     mel_step = GraphedStep(stage.mel_step, eager=eager)
     gan_step = GraphedStep(stage.gan_step, eager=eager)
     before_s, first_step, now = done["elapsed_s"], done["step"], time.monotonic()
@@ -101,8 +101,8 @@ def train_vocoder(
             spent = time.monotonic() - started
             if progress >= 1 or spent >= budget_s or (max_steps and done["step"] - first_step >= max_steps):
                 break
-            critical = progress >= plan.mel_only_share
-            if critical and not done["gan_step"]:
+            adversarial = progress >= plan.mel_only_share
+            if adversarial and not done["gan_step"]:
                 stage.ema.reset()
                 mel_step.forget()  # its memory goes to the second graph
             ramp = (progress - plan.mel_only_share) / max(1e-9, plan.predicted_f0_share - plan.mel_only_share)
@@ -113,19 +113,19 @@ def train_vocoder(
             stage.opt_d.lr.fill_(
                 d_rate.at(int(min(done["gan_step"], done["step"] - done["fresh_step"])), progress)
             )
-            stage.draw()
-            (gan_step if critical else mel_step)()
+            stage.sample()
+            (gan_step if adversarial else mel_step)()
             done["step"] += 1
-            done["gan_step"] += critical
+            done["gan_step"] += adversarial
             now = time.monotonic()
             done["elapsed_s"] = before_s + now - started
             if log_due(now):
-                if newer and (material := newer()):
-                    stage.take(material.bank, material.mels)
+                if newer and (data := newer()):
+                    stage.set_data(data.bank, data.mels)
                     mel_step.forget()
                     gan_step.forget()
-                refusal = (gan_step if critical else mel_step).refusal
-                record = _record(stage, done, logged, rate, now, refusal)
+                capture_error = (gan_step if adversarial else mel_step).capture_error
+                record = _record(stage, done, logged, rate, now, capture_error)
                 log.write(record)
                 if on_progress:
                     on_progress(progress_line(record))
@@ -144,47 +144,50 @@ def _record(
     logged: tuple[int, float],
     rate: float,
     now: float,
-    refusal: str | None,
+    capture_error: str | None,
 ) -> dict[str, Any]:
-    """Means since the last record, which start anew."""
+    """Return the means since the last record, and reset them."""
     steps = done["step"] - logged[0]
     means = (stage.stats / max(1, steps)).tolist()
     stage.stats.zero_()
     speed = steps / max(1e-9, now - logged[1])
     record = {"step": done["step"], "seconds": done["elapsed_s"], "steps_per_s": speed, "lr": rate}
-    if refusal:
-        record["graph_refused"] = refusal
+    if capture_error:
+        record["capture_error"] = capture_error
     return record | dict(zip(STATS, means, strict=True))
 
 
 def averaged_network(stage: VocoderStage) -> Hift:
-    """A fresh network with the averaged weights, on the CPU."""
+    """Return a network with the averaged weights, on the CPU."""
     net = Hift(stage.plan.network)
     net.load_state_dict({name: tensor.cpu() for name, tensor in stage.averaged().items()})
     return net.eval()
 
 
 def export(stage: VocoderStage, out_dir: Path, done: dict[str, Any]) -> None:
-    """The two small files that travel between machines."""
+    """Write the two small files from which training can continue on another machine."""
     counts = {name: str(value) for name, value in done.items()}
     averaged = {name: t.float().cpu().contiguous() for name, t in stage.averaged().items()}
-    critics = {
-        name: t.to("cpu", torch.bfloat16).contiguous() for name, t in stage.critics.state_dict().items()
+    discriminators = {
+        name: t.to("cpu", torch.bfloat16).contiguous()
+        for name, t in stage.discriminators.state_dict().items()
     }
-    for name, tensors in (("vocoder", averaged), ("critics", critics)):
+    for name, tensors in (("vocoder", averaged), ("discriminators", discriminators)):
         partial = out_dir / f"{name}.partial"
         save_file(tensors, partial, metadata=counts)
         partial.replace(out_dir / f"{name}.safetensors")
 
 
 def _resume(stage: VocoderStage, state_path: Path, exported: Path) -> dict[str, Any]:
-    """The exact state if it is here, else what travelled, else nothing."""
+    """Load the exact state, or else the exported files, if there are any."""
     if state_path.is_file():
         state = load_state(state_path, stage.device)
         stage.load_state_dict(state)
         done: dict[str, Any] = state["done"]
         return done
-    generator, critics = exported / "vocoder.safetensors", exported / "critics.safetensors"
+    generator, discriminators = exported / "vocoder.safetensors", exported / "discriminators.safetensors"
+    if not discriminators.is_file():
+        discriminators = exported / "critics.safetensors"  # its former name
     if not generator.is_file():
         return {}
     stage.net.load_state_dict(load_file(generator))
@@ -192,12 +195,12 @@ def _resume(stage: VocoderStage, state_path: Path, exported: Path) -> dict[str, 
     with safe_open(generator, framework="pt") as file:
         meta = file.metadata()
     step = int(meta["step"])
-    stage.generator.manual_seed(stage.generator.initial_seed() + step)  # not the same crops again
-    if critics.is_file():
-        stage.critics.load_state_dict(load_file(critics))
+    stage.generator.manual_seed(stage.generator.initial_seed() + step)  # other crops than before
+    if discriminators.is_file():
+        stage.discriminators.load_state_dict(load_file(discriminators))
     return {
         "step": step,
-        "gan_step": int(meta["gan_step"]) if critics.is_file() else 0,
+        "gan_step": int(meta["gan_step"]) if discriminators.is_file() else 0,
         "fresh_step": step,
         "elapsed_s": float(meta["elapsed_s"]),
     }
@@ -205,8 +208,7 @@ def _resume(stage: VocoderStage, state_path: Path, exported: Path) -> dict[str, 
 
 @torch.inference_mode()
 def copy_synthesis(net: Hift, samples: Tensor, seed: int = 0) -> Tensor:
-    """(batch, 480·T) recorded samples -> the vocoder's rendering of their mel: what this stage is judged
-    by."""
+    """Return the vocoder's rendering of the mel of recorded samples, (batch, 480·T)."""
     generator = torch.Generator().manual_seed(seed)
     mel = FlowMel()(samples)
     phase = (torch.rand(len(samples), net.config.harmonics, 1, generator=generator) * 2 - 1) * torch.pi
@@ -219,7 +221,7 @@ def copy_synthesis(net: Hift, samples: Tensor, seed: int = 0) -> Tensor:
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m nightingale_lab.train.vocoder")
-    parser.add_argument("--bank", type=Path, required=True, help="a corpus folder; its parts may still come")
+    parser.add_argument("--bank", type=Path, required=True, help="a corpus folder, which may still grow")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--budget-s", type=float, required=True)
     parser.add_argument("--plan-s", type=float)
@@ -245,10 +247,10 @@ def main(arguments: list[str] | None = None) -> None:
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
 
-    feed = Feed(args.bank)
-    material = feed.now()
+    source = VocoderDataSource(args.bank)
+    data = source.current()
     train_vocoder(
-        material.bank,
+        data.bank,
         args.out,
         budget_s=args.budget_s,
         seed=args.seed,
@@ -261,8 +263,8 @@ def main(arguments: list[str] | None = None) -> None:
         state_dir=args.state_dir,
         resume_from=args.resume_from,
         compile_mode=args.compile,
-        mels=np.load(args.mels) if args.mels else material.mels,
-        newer=feed.newer,
+        mels=np.load(args.mels) if args.mels else data.mels,
+        newer=source.newer,
         on_progress=report,
     )
 

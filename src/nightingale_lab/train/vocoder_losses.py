@@ -1,7 +1,7 @@
-"""How far a rendering is from the recording: log-mel distances at four resolutions, and f0.
+"""Losses of the vocoder: log-mel distances at four resolutions, and f0.
 
-The family's own mel ends at 8 kHz; a vocoder judged by it alone lets the highs go dull. The three others
-reach 12 kHz and are also what the spectral critics look at, so each spectrum is computed once.
+The family's own mel ends at 8 kHz; with it alone, high frequencies become dull. The three others reach 12 kHz.
+Their spectra are also the input of the spectral discriminators, so each spectrum is computed once.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ MELS = (
     MelConfig(sample_rate_hz=24_000, fft_samples=2048, hop_samples=512, bands=128, high_hz=12_000.0),
     FLOW_MEL,
 )
-CRITIC_RESOLUTIONS = 3
-"""The first of MELS also feed the critics."""
+DISCRIMINATOR_RESOLUTIONS = 3
+"""The discriminators get the spectra of this many of the first MELS."""
 
 
 class Analysis(nn.Module):
-    """(batch, samples) -> spectra (batch, frames, bins, 2) and log-mels, one per entry of MELS.
+    """Spectra (batch, frames, bins, 2) and log-mels of (batch, samples), one per entry of MELS.
 
-    Only frames that fit are taken. Windows unfold instead of `torch.stft`: the gradient of its overlapping
-    view is a scatter over indices, that of unfold a plain kernel.
+    There is no padding. Windows are made by `unfold` instead of `torch.stft`, because the gradient of the
+    latter's overlapping view is a scatter over indices.
     """
 
     def __init__(self) -> None:
@@ -51,13 +51,13 @@ class Analysis(nn.Module):
             for i, s in enumerate(spectra)
         ]
 
-    def for_critics(self, spectra: list[Tensor]) -> list[Tensor]:
-        """The first spectra, scaled so that unit noise has unit power (a Hann window keeps 3/8 of it)."""
-        pairs = zip(spectra[:CRITIC_RESOLUTIONS], MELS[:CRITIC_RESOLUTIONS], strict=True)
-        return [s * (config.fft_samples * 0.375) ** -0.5 * CRITIC_GAIN for s, config in pairs]
+    def for_discriminators(self, spectra: list[Tensor]) -> list[Tensor]:
+        """Return the first spectra, scaled so that unit noise has unit power (a Hann window keeps 3/8 of it)."""
+        pairs = zip(spectra[:DISCRIMINATOR_RESOLUTIONS], MELS[:DISCRIMINATOR_RESOLUTIONS], strict=True)
+        return [s * (config.fft_samples * 0.375) ** -0.5 * DISCRIMINATOR_GAIN for s, config in pairs]
 
 
-CRITIC_GAIN = 10.0
+DISCRIMINATOR_GAIN = 10.0
 """Speech is about 20 dB below unit noise."""
 
 
@@ -70,7 +70,7 @@ def mel_loss(real: list[Tensor], fake: list[Tensor]) -> Tensor:
 
 
 def f0_loss(predicted_hz: Tensor, target_hz: Tensor) -> Tensor:
-    """Distance on a scale linear near zero and logarithmic above, plus a margin at the voicing threshold."""
+    """Return the distance on a scale linear near zero and logarithmic above, plus a voicing margin."""
     distance = (torch.log1p(predicted_hz / 50.0) - torch.log1p(target_hz / 50.0)).abs().mean()
     too_low = F.relu(2 * VOICED_ABOVE_HZ - predicted_hz)
     too_high = F.relu(predicted_hz - VOICED_ABOVE_HZ / 2)
@@ -79,12 +79,12 @@ def f0_loss(predicted_hz: Tensor, target_hz: Tensor) -> Tensor:
 
 
 def voicing_error(predicted_hz: Tensor, target_hz: Tensor) -> Tensor:
-    """Share of frames on the wrong side of the threshold."""
+    """Return the share of frames on the wrong side of the voicing threshold."""
     return ((predicted_hz > VOICED_ABOVE_HZ) != (target_hz > VOICED_ABOVE_HZ)).float().mean()
 
 
 def pitch_error(predicted_hz: Tensor, target_hz: Tensor) -> Tensor:
-    """Mean relative error where both are voiced."""
+    """Return the mean relative error of frames where both are voiced."""
     both = ((predicted_hz > VOICED_ABOVE_HZ) & (target_hz > VOICED_ABOVE_HZ)).float()
     relative = (predicted_hz - target_hz).abs() / target_hz.clamp(min=1.0)
     return (relative * both).sum() / both.sum().clamp(min=1.0)

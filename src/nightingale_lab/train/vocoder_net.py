@@ -1,13 +1,12 @@
-"""Hift's arithmetic over Hift's own weights, laid out for training on a GPU.
+"""Hift's forward pass over Hift's own weights, laid out for training on a GPU.
 
-Three things differ from models/chatterbox/hift/generator.py, none of them the result
-(tests/train/test_vocoder.py holds the two together):
-- time is the width of a channels-last image, because cuDNN's bfloat16 kernels want that layout and would
+It computes the same as models/chatterbox/hift/generator.py (tests/lab/train/test_vocoder.py) with three differences:
+- time is the width of a channels-last image, because cuDNN's bfloat16 kernels need that layout and would
   otherwise transpose around every convolution;
-- the tiny transforms (16 points) are matrix products with a fixed window sum: torch.istft asks the host
-  whether its window is safe, and a CUDA graph cannot ask;
-- precision is explicit: the trunk in bfloat16; f0, the first and the last layer, the source and the
-  transforms in single precision, since a rounding of a log-magnitude is heard.
+- the small transforms (16 points) are matrix products with a fixed window sum, because torch.istft checks its
+  window on the host, which a CUDA graph cannot capture;
+- precision is explicit: the trunk is in bfloat16; f0, the first and the last layer, the source and the
+  transforms are in float32, since rounding of log-magnitudes is audible.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from nightingale.models.layers.conv import UpsamplingConv1d
 
 Compile = Literal["none", "parts", "full"]
 ALIGNED_CHANNELS = 24
-"""The 18 channels of a spectrum, padded with zeros to what tensor cores take."""
+"""The 18 channels of a spectrum, zero-padded to a multiple of eight for tensor cores."""
 
 
 def snake(x: Tensor, alpha: Tensor) -> Tensor:
-    """Snake over (batch, channels, 1, time), computed in single precision, kept in x's."""
+    """Apply Snake to (batch, channels, 1, time), in float32; return the dtype of x."""
     alpha, wide = alpha[None, :, None, None], x.float()
     return (wide + torch.sin(wide * alpha).square() / (alpha + 1e-9)).to(x.dtype)
 
@@ -114,7 +113,7 @@ class TrainingHift(nn.Module):
 
 
 def _conv(x: Tensor, layer: nn.Module, *, outputs: int | None = None) -> Tensor:
-    """A Conv1d of Hift applied to (batch, channels, 1, time); missing input channels count as zeros."""
+    """Apply a Conv1d of Hift to (batch, channels, 1, time); additional input channels have zero weights."""
     assert isinstance(layer, nn.Conv1d)
     weight, bias = layer.weight, _bias(layer)
     extra_in, extra_out = x.shape[1] - layer.in_channels, (outputs or layer.out_channels) - layer.out_channels
@@ -137,8 +136,7 @@ def _upsample(x: Tensor, layer: nn.Module) -> Tensor:
 
 
 def _transforms(window: Tensor) -> tuple[Tensor, Tensor]:
-    """Windowed forward (16, 18) and inverse (18, 16) transforms of real samples; columns are real ‖
-    imaginary."""
+    """Return the windowed DFT (16, 18) and its inverse (18, 16); real parts come before imaginary parts."""
     n = torch.arange(ISTFT_SIZE, dtype=torch.float64)
     k = torch.arange(BINS, dtype=torch.float64)
     angle = 2 * math.pi * n[:, None] * k[None] / ISTFT_SIZE
@@ -150,7 +148,7 @@ def _transforms(window: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def overlap_add(frames: Tensor) -> Tensor:
-    """(batch, count, 16) every 4 samples -> (batch, 4·count + 12)."""
+    """Overlap-add (batch, count, 16) frames with a hop of 4 samples to (batch, 4·count + 12)."""
     overlap = ISTFT_SIZE // ISTFT_HOP
     parts = frames.reshape(*frames.shape[:2], overlap, ISTFT_HOP)
     total = F.pad(parts[:, :, 0], (0, 0, 0, overlap - 1))
@@ -161,7 +159,7 @@ def overlap_add(frames: Tensor) -> Tensor:
 
 @torch.no_grad()
 def initialise(net: Hift) -> None:
-    """Start near a quiet, harmonic sound: residual branches small, log-magnitudes at a speech-like level."""
+    """Initialize near a quiet harmonic sound: small residual branches, log-magnitudes at the level of speech."""
     for module in net.modules():
         if isinstance(module, ResBlock):
             for conv in module.convs1:
@@ -169,20 +167,20 @@ def initialise(net: Hift) -> None:
             for conv in module.convs2:
                 _spread(conv, 0.2)
         elif isinstance(module, UpsamplingConv1d):
-            _spread(module, 1.2)  # what leaky_relu takes away
+            _spread(module, 1.2)  # compensates for leaky_relu
     nn.init.normal_(net.conv_pre.weight, std=0.01)
     _spread(net.conv_post, 0.1)
     _bias(net.conv_post)[:BINS] = -2.5
     nn.init.constant_(net.m_source.l_linear.weight, 1.2 / math.sqrt(net.config.harmonics))
     nn.init.zeros_(net.m_source.l_linear.bias)
-    # A wide random read-out in Hz: the layers below learn to steer it, in steps of their size, not of Hz.
-    # Five times wider learned slower (voicing error 0.08 against 0.02 after 300 steps on synthetic tones).
+    # Wide random weights, since the output is in Hz. Five times wider was slower to train (voicing error 0.08
+    # instead of 0.02 after 300 steps on synthetic tones).
     nn.init.normal_(net.f0_predictor.classifier.weight, std=30.0 / math.sqrt(net.config.f0_channels))
     nn.init.constant_(net.f0_predictor.classifier.bias, 100.0)
 
 
 def _spread(layer: nn.Module, gain: float) -> None:
-    """Weights that scale a unit input by about `gain`, and no bias."""
+    """Initialize weights that scale a unit input by about `gain`, with zero bias."""
     assert isinstance(layer, nn.Conv1d | nn.ConvTranspose1d)
     taps = layer.in_channels * layer.kernel_size[0]
     if isinstance(layer, nn.ConvTranspose1d):
@@ -192,6 +190,6 @@ def _spread(layer: nn.Module, gain: float) -> None:
 
 
 def _bias(layer: nn.Conv1d | nn.ConvTranspose1d) -> Tensor:
-    """Every convolution of Hift has one."""
+    """Return the bias, which every convolution of Hift has."""
     assert layer.bias is not None
     return layer.bias

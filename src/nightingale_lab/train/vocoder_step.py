@@ -1,8 +1,8 @@
-"""One step of vocoder training, in tensors only: crop, render, compare, update.
+"""The steps of vocoder training as tensor operations: crop, render, loss, update.
 
-Everything a step reads is on the device before it starts and has a fixed address and shape: the bank, the
-random numbers (drawn in place, outside the graph, from the stage's own generator), the learning rates, the
-share of rows whose excitation comes from predicted f0. So the two steps below can be captured as they are.
+All inputs of a step are on the device, with fixed address and shape: the bank, the random numbers (sampled in
+place, outside the graph, from the stage's own generator), the learning rates, and the share of rows whose
+excitation comes from predicted f0. So CUDA graphs can capture both steps.
 """
 
 from __future__ import annotations
@@ -20,14 +20,18 @@ from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.hift.config import CAUSAL_LOOKAHEAD_FRAMES, NOISY_HARMONICS, HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import PRESETS
-from nightingale.models.layers.mel import FLOW_MEL, FlowMel
-from nightingale.models.layers.stft import spectrum
+from nightingale.models.layers.mel import FLOW_MEL, FlowMel, spectrum
 from nightingale_lab.train.bank import HOP, AudioBank, BankSampler, Crops
-from nightingale_lab.train.discriminators import Critics, critic_loss, deception_loss, feature_loss
+from nightingale_lab.train.discriminators import (
+    Discriminators,
+    discriminator_loss,
+    feature_loss,
+    generator_loss,
+)
 from nightingale_lab.train.loop import Ema, Optimizer
 from nightingale_lab.train.seeding import seeded
 from nightingale_lab.train.vocoder_losses import (
-    CRITIC_RESOLUTIONS,
+    DISCRIMINATOR_RESOLUTIONS,
     LOG_FLOOR,
     Analysis,
     f0_loss,
@@ -45,31 +49,31 @@ STATS = ("mel", "f0", "unvoiced_err", "pitch_err", "g_adv", "g_feat", "d", "g_no
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocoderPlan:
-    """The recipe. What a run may cost is not here but in the call."""
+    """Hyperparameters of the vocoder's training."""
 
     network: HiftConfig = field(default_factory=lambda: WREN_VOCODER)
     batch: int = 128
     window_frames: int = 25
     before_frames: int = 8
-    """History the causal network gets before the window that losses see."""
+    """Context of the causal network before the window of the losses."""
     after_frames: int = CAUSAL_LOOKAHEAD_FRAMES
     period_channels: tuple[int, ...] = (32, 64, 192, 384, 384)
     spectral_channels: int = 64
     lr: float = 4e-4
     f0_lr: float = 1e-3
-    critic_lr: float = 2e-4
+    discriminator_lr: float = 2e-4
     warmup_steps: int = 200
     mel_weight: float = 45.0
     feature_weight: float = 2.0
     ema_decay: float = 0.999
     mel_only_share: float = 0.1
-    """This share of the plan trains without critics, and with the tracker's f0."""
+    """Share of the plan that trains without discriminators, and with the recorded f0."""
     predicted_f0_share: float = 0.3
-    """From here on every excitation comes from predicted f0, as when the voice speaks."""
+    """From this share of the plan on, every excitation comes from predicted f0, as at inference."""
 
 
 class VocoderStage:
-    """Networks, optimizers and the two steps. `draw()`, then a step, then `stats` has grown by one row."""
+    """Networks, optimizers and the two steps. Call `sample()` before each step; `stats` sums its losses."""
 
     def __init__(
         self,
@@ -83,27 +87,26 @@ class VocoderStage:
     ) -> None:
         self.plan, self.device = plan, device
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self.take(bank, mels)
+        self.set_data(bank, mels)
         with seeded(seed):
             net = Hift(plan.network)
             initialise(net)
-            critics = Critics(
-                resolutions=CRITIC_RESOLUTIONS,
+            discriminators = Discriminators(
+                resolutions=DISCRIMINATOR_RESOLUTIONS,
                 period_channels=plan.period_channels,
                 spectral_channels=plan.spectral_channels,
                 dtype=dtype,
             )
-        self.net, self.critics = net.to(device), critics.to(device)
+        self.net, self.discriminators = net.to(device), discriminators.to(device)
         frames = self.sampler.crop_frames
         self.render = TrainingHift(self.net, frames, dtype, compile_mode=compile_mode)
         self.analysis, self.flow_mel = Analysis().to(device), FlowMel().to(device)
         pitch = list(self.net.f0_predictor.parameters())
         ids = {id(p) for p in pitch}
-        # The predictor has its own optimizer, so that its gradient in Hz does not decide when the rest is
-        # clipped.
+        # The predictor has its own optimizer: its gradient in Hz must not affect the clipping of the others.
         self.opt_f0 = Optimizer(pitch)
         self.opt_g = Optimizer(p for p in self.net.parameters() if id(p) not in ids)
-        self.opt_d = Optimizer(self.critics.parameters())
+        self.opt_d = Optimizer(self.discriminators.parameters())
         self.ema = Ema(self.net.parameters(), plan.ema_decay)
         self.generator = torch.Generator(device).manual_seed(seed)
         self.pick = torch.zeros(plan.batch, dtype=torch.int64, device=device)
@@ -115,8 +118,8 @@ class VocoderStage:
         self.zero = torch.zeros((), device=device)
         self.window_frame_range = torch.arange(plan.window_frames, device=device)
 
-    def take(self, bank: AudioBank, mels: NDArray[np.float16] | None) -> None:
-        """Learn from this bank from now on. A captured step must be captured anew."""
+    def set_data(self, bank: AudioBank, mels: NDArray[np.float16] | None) -> None:
+        """Train on this bank from now on. A captured step must be captured again."""
         plan = self.plan
         self.sampler = BankSampler(
             bank,
@@ -128,8 +131,8 @@ class VocoderStage:
         )
         self.mels = None if mels is None else torch.from_numpy(_checked(mels, bank)).to(self.device)
 
-    def draw(self) -> None:
-        """Fresh random numbers, in place."""
+    def sample(self) -> None:
+        """Sample new random numbers in place."""
         self.pick.random_(0, self.sampler.total_windows, generator=self.generator)
         if not self.plan.network.in_phase:
             self.phase.uniform_(-math.pi, math.pi, generator=self.generator)
@@ -138,14 +141,14 @@ class VocoderStage:
         self.mix.uniform_(generator=self.generator)
 
     def mel_of(self, crops: Crops) -> Tensor:
-        """(batch, bands, crop frames): true frames computed from the audio, or the ones that were given."""
+        """Return mels (batch, bands, crop frames): the given ones, or those of the audio."""
         if self.mels is not None:
             return self.mels[crops.frame_index].float().transpose(1, 2)
         bins = spectrum(crops.wide_audio, self.flow_mel.window, FLOW_MEL.hop_samples)
         return torch.log((self.flow_mel.filters @ magnitude(torch.view_as_real(bins))).clamp(min=LOG_FLOOR))
 
     def _rendered(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Real and fake windows (batch, samples), predicted and true f0 (batch, window frames)."""
+        """Return real and fake windows (batch, samples), predicted and true f0 (batch, window frames)."""
         with torch.no_grad():
             crops = self.sampler.crops(self.pick)
             mel = self.mel_of(crops)
@@ -158,7 +161,7 @@ class VocoderStage:
         return crops.audio, fake, f0_hz.gather(1, frame), crops.f0_hz.gather(1, frame)
 
     def mel_step(self) -> None:
-        """Without critics."""
+        """Train the generator on mel and f0 losses, without discriminators."""
         real, fake, f0_hz, true_f0_hz = self._rendered()
         with torch.no_grad():
             real_mels = self.analysis.log_mels(self.analysis.spectra(real))
@@ -169,25 +172,26 @@ class VocoderStage:
         self._note(mel, *f0, self.zero, self.zero, self.zero, norm, self.zero)
 
     def gan_step(self) -> None:
-        """Critics first, on the rendering as it is; then the generator against the critics as they became."""
+        """Train the discriminators, then the generator against the updated discriminators."""
         real, fake, f0_hz, true_f0_hz = self._rendered()
         fake_spectra = self.analysis.spectra(fake)
         with torch.no_grad():
             real_spectra = self.analysis.spectra(real)
             real_mels = self.analysis.log_mels(real_spectra)
-            seen = self.analysis.for_critics(real_spectra)
+            real_inputs = self.analysis.for_discriminators(real_spectra)
             both = [
-                torch.cat(pair) for pair in zip(seen, self.analysis.for_critics(fake_spectra), strict=True)
+                torch.cat(pair)
+                for pair in zip(real_inputs, self.analysis.for_discriminators(fake_spectra), strict=True)
             ]
-        verdicts = self.critics(torch.cat([real, fake.detach()]), both)
-        scores = [s.chunk(2) for s, _ in verdicts]
-        d = critic_loss([(r, []) for r, _ in scores], [(f, []) for _, f in scores])
+        outputs = self.discriminators(torch.cat([real, fake.detach()]), both)
+        logits = [s.chunk(2) for s, _ in outputs]
+        d = discriminator_loss([(r, []) for r, _ in logits], [(f, []) for _, f in logits])
         d_norm = self.opt_d.step(d)
         with torch.no_grad():
-            real_verdicts = self.critics(real, seen)
-        fake_verdicts = self.critics(fake, self.analysis.for_critics(fake_spectra))
+            real_outputs = self.discriminators(real, real_inputs)
+        fake_outputs = self.discriminators(fake, self.analysis.for_discriminators(fake_spectra))
         mel = mel_loss(real_mels, self.analysis.log_mels(fake_spectra))
-        g_adv, g_feat = deception_loss(fake_verdicts), feature_loss(real_verdicts, fake_verdicts)
+        g_adv, g_feat = generator_loss(fake_outputs), feature_loss(real_outputs, fake_outputs)
         f0 = self._step_f0(f0_hz, true_f0_hz)
         norm = self.opt_g.step(self.plan.mel_weight * mel + g_adv + self.plan.feature_weight * g_feat)
         self.ema.update()
@@ -202,7 +206,7 @@ class VocoderStage:
         self.stats.add_(torch.stack([v.detach() for v in values]))
 
     def averaged(self) -> dict[str, Tensor]:
-        """The weights to ship, by Hift's names."""
+        """Return the averaged weights, by Hift's names."""
         names = [name for name, _ in self.net.named_parameters()]
         return dict(zip(names, self.ema.average, strict=True))
 
@@ -210,7 +214,7 @@ class VocoderStage:
         return {
             "net": self.net.state_dict(),
             "ema": self.averaged(),
-            "critics": self.critics.state_dict(),
+            "discriminators": self.discriminators.state_dict(),
             "opt_f0": self.opt_f0.state_dict(),
             "opt_g": self.opt_g.state_dict(),
             "opt_d": self.opt_d.state_dict(),
@@ -221,7 +225,7 @@ class VocoderStage:
         self.net.load_state_dict(state["net"])
         for name, average in self.averaged().items():
             average.copy_(state["ema"][name])
-        self.critics.load_state_dict(state["critics"])
+        self.discriminators.load_state_dict(state["discriminators"])
         for name in ("opt_f0", "opt_g", "opt_d"):
             getattr(self, name).load_state_dict(state[name])
         self.generator.set_state(state["generator"].cpu())

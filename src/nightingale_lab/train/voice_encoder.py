@@ -1,11 +1,10 @@
-"""Stage `voice-encoder`: our own speaker encoder, taught to give Resemblyzer's vectors.
+"""Stage `voice-encoder`: distill Resemblyzer into a speaker encoder of our own.
 
-Same architecture, fresh weights; the teacher's weights are a training-time tool and are not shipped. Speed
-changes (which shift pitch and formants together) widen the range of speakers it hears beyond the corpus.
+The architecture is the same, the weights are new; the teacher's weights are not shipped. Speed changes, which
+shift pitch and formants together, give more speakers than the corpus has.
 
-The network is one LSTM: its steps in time cannot be made parallel, so speed comes from wide batches. Features
-and the teacher's answers are made once for a pool of windows; the student then takes several batches from the
-pool before the next is made.
+The network is an LSTM, whose time steps are sequential, so throughput comes from wide batches. Features and the
+teacher's vectors are computed once for a pool of windows, from which the student takes several batches.
 """
 
 from __future__ import annotations
@@ -26,26 +25,26 @@ from nightingale_lab.train.loop import (
     JsonlLog,
     Optimizer,
     Schedule,
-    Watch,
+    TimeBudget,
+    ignore_progress,
     load_state,
     save_state,
-    silent,
+    save_weights,
 )
 from nightingale_lab.train.resample import To16k
-from nightingale_lab.train.weights import save_half
 
 WINDOW_TOKENS = 64
 """2.56 s, one and a half of the encoder's windows."""
 POOL_BATCHES = 4
 POOL_USES = 2
 BATCH_TOKENS = 25_600
-"""Whole clips are heard so many tokens (17 minutes) at a time."""
+"""Tokens (17 minutes) per batch when whole clips are encoded."""
 HEAD_FRAMES = 8
-"""Of the mel before the window: the first frames of a cut see its edge."""
+"""Mel frames that are dropped at the start of a crop, since its edge affects them."""
 
 
-def warped(wav: Tensor, rate: Tensor) -> Tensor:
-    """Each row at its own speed, cut or padded to the same length: pitch and formants move together."""
+def change_speed(wav: Tensor, rate: Tensor) -> Tensor:
+    """Resample each row to its own speed, crops or padded to the same length; pitch and formants shift together."""
     samples = wav.shape[1]
     where = torch.arange(samples, device=wav.device)[None] * rate[:, None]
     left = where.floor().long()
@@ -56,7 +55,7 @@ def warped(wav: Tensor, rate: Tensor) -> Tensor:
 
 
 class Pool:
-    """Mel windows and the teacher's vectors for them, drawn anew by `fill`."""
+    """Random mel windows and the teacher's vectors for them; `fill` samples new ones."""
 
     def __init__(self, corpus: Corpus, teacher: VoiceEncoder, *, size: int, device: torch.device) -> None:
         self.teacher, self.size, self.device = teacher, size, device
@@ -66,20 +65,20 @@ class Pool:
 
     @torch.no_grad()
     def fill(self) -> tuple[Tensor, Tensor]:
-        """(size, frames, bands) and (size, embedding)."""
-        mels, wanted = [], []
+        """Return mels (size, frames, bands) and target vectors (size, embedding)."""
+        mels, targets = [], []
         for rows in torch.arange(self.size).split(1024):
             count = len(rows)
-            _, start, real = self.windows.draw(count)
+            _, start, real = self.windows.sample(count)
             wav = self.to16k(audio_of(self.windows, self.audio, start, real))
             plain = torch.rand(count, device=self.device) < 0.5
             rate = torch.where(plain, 1.0, 0.8 + 0.45 * torch.rand(count, device=self.device))
-            wav = warped(wav, rate) * 10 ** (torch.rand(count, 1, device=self.device) - 0.7)
+            wav = change_speed(wav, rate) * 10 ** (torch.rand(count, 1, device=self.device) - 0.7)
             frames = self.teacher.config.window_frames
             mel = self.teacher.mel(wav)[:, HEAD_FRAMES : HEAD_FRAMES + frames]
             mels.append(mel)
-            wanted.append(self.teacher(mel))
-        return torch.cat(mels), torch.cat(wanted)
+            targets.append(self.teacher(mel))
+        return torch.cat(mels), torch.cat(targets)
 
 
 def train_voice_encoder(
@@ -92,9 +91,9 @@ def train_voice_encoder(
     device: torch.device,
     batch: int = 1024,
     peak_lr: float = 2e-3,
-    say: Callable[[dict[str, Any]], None] = silent,
+    on_progress: Callable[[dict[str, Any]], None] = ignore_progress,
 ) -> VoiceEncoder:
-    """Train for `budget_s` seconds, resuming from `out`; `voice_encoder.safetensors` is the average."""
+    """Train for `budget_s` seconds, resuming from the state in `out`; the averaged weights are the result."""
     teacher = teacher.to(device).eval()
     net = VoiceEncoder(teacher.config).to(device)
     _open_forget_gates(net)
@@ -109,39 +108,39 @@ def train_voice_encoder(
         optimizer.load_state_dict(state["optimizer"])
         ema.load(state["ema"])
         done = state["done"]
-    step, watch = int(done["step"]), Watch(budget_s, plan_s=plan_s, elapsed_s=done["elapsed_s"])
-    report, similarity = Every(5, watch.begun_s), torch.zeros((), device=device)
-    while not watch.over():
-        mels, wanted = pool.fill()
+    step, clock = int(done["step"]), TimeBudget(budget_s, plan_s=plan_s, elapsed_s=done["elapsed_s"])
+    log_due, similarity = Every(5, clock.started_s), torch.zeros((), device=device)
+    while not clock.over():
+        mels, targets = pool.fill()
         for pick in torch.randperm(POOL_USES * len(mels), device=device).split(batch):
-            optimizer.lr.fill_(schedule.at(step, watch.progress))
-            goal = wanted[pick % len(mels)]
-            # No autocast: cuDNN has no bfloat16 LSTM, and runs this one in TF32 as it is.
-            got = net(mels[pick % len(mels)])
-            cosine = (got * goal).sum(1).mean()
-            # Both have length one, so squared distance is cosine again; the absolute one mends small errors.
-            optimizer.step(1 - cosine + 0.5 * (got - goal).abs().sum(1).mean() / len(goal[0]) ** 0.5)
+            optimizer.lr.fill_(schedule.at(step, clock.progress))
+            target = targets[pick % len(mels)]
+            # No autocast: cuDNN has no bfloat16 LSTM; this one runs in TF32.
+            output = net(mels[pick % len(mels)])
+            cosine = (output * target).sum(1).mean()
+            # For unit vectors the squared distance equals the cosine; the L1 term reduces small errors.
+            optimizer.step(1 - cosine + 0.5 * (output - target).abs().sum(1).mean() / len(target[0]) ** 0.5)
             ema.update()
             similarity.lerp_(cosine.detach(), 0.1)
             step += 1
-            if watch.over():
+            if clock.over():
                 break
-        if report(watch.begun_s + watch.spent_s):
-            record = {"step": step, "seconds": watch.elapsed_s, "cosine": float(similarity)}
+        if log_due(clock.started_s + clock.spent_s):
+            record = {"step": step, "seconds": clock.elapsed_s, "cosine": float(similarity)}
             log.write(record)
-            say(record)
-    done = {"step": step, "elapsed_s": watch.elapsed_s}
+            on_progress(record)
+    done = {"step": step, "elapsed_s": clock.elapsed_s}
     state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "ema": ema.average, "done": done}
     save_state(state_path, state)
     with torch.no_grad():
         torch._foreach_copy_([p.data for p in trained], ema.average)
-    save_half(dict(net.state_dict()), out / "voice_encoder.safetensors")
+    save_weights(net.state_dict(), out / "voice_encoder.safetensors")
     return net.eval()
 
 
 @torch.no_grad()
 def _open_forget_gates(net: VoiceEncoder) -> None:
-    """A bias of one: what a window's beginning said must last 160 frames before training can use it."""
+    """Set the forget gate biases to one, so that gradients reach the start of a window of 160 frames."""
     width = net.config.width
     for layer in range(net.config.layers):
         bias: Tensor = getattr(net.lstm, f"bias_ih_l{layer}")
@@ -150,7 +149,7 @@ def _open_forget_gates(net: VoiceEncoder) -> None:
 
 @torch.no_grad()
 def speaker_vectors(net: VoiceEncoder, corpus: Corpus, *, device: torch.device) -> Tensor:
-    """One unit vector per clip, the mean over its windows: (clips, 256) float16."""
+    """Return one unit vector per clip, the mean over its windows: (clips, 256) float16."""
     audio = torch.from_numpy(corpus.bank.audio).to(device)
     to16k = To16k().to(device)
     offsets = torch.from_numpy(corpus.token_offsets)
@@ -161,9 +160,9 @@ def speaker_vectors(net: VoiceEncoder, corpus: Corpus, *, device: torch.device) 
         real = counts[rows].to(device)
         mel = net.mel(to16k(clip_audio(audio, offsets[rows].to(device), real, length)))
         mel = F.pad(mel, (0, 0, 0, max(0, size - mel.shape[1])))
-        cut = mel.unfold(1, size, step).transpose(2, 3)  # (rows, windows, frames, bands)
-        each = net(cut.flatten(0, 1)).view(len(rows), -1, net.config.embedding)
-        begins = torch.arange(each.shape[1], device=device) * step
-        heard = (begins[None] + 0.75 * size <= real[:, None] * 4) | (begins[None] == 0)
-        out[rows] = F.normalize((each * heard[..., None]).sum(1), dim=1).half().cpu()
+        crops = mel.unfold(1, size, step).transpose(2, 3)  # (rows, windows, frames, bands)
+        each = net(crops.flatten(0, 1)).view(len(rows), -1, net.config.embedding)
+        starts = torch.arange(each.shape[1], device=device) * step
+        inside = (starts[None] + 0.75 * size <= real[:, None] * 4) | (starts[None] == 0)
+        out[rows] = F.normalize((each * inside[..., None]).sum(1), dim=1).half().cpu()
     return out

@@ -1,8 +1,7 @@
-"""Results on their way off a machine that gives back only a few files of limited size.
+"""Transfer of results from a machine that returns only a few files of limited size.
 
-Networks are split between volumes by tensors, so a volume is an ordinary safetensors file: `t3::tfmr.…` is a
-tensor of t3. Every volume names what was sent and how many tensors that has, so that a set which is not
-complete is found out.
+Networks are split into volumes by tensors, so a volume is an ordinary safetensors file: `t3::tfmr.…` is a tensor
+of t3. Every volume lists the files and their numbers of tensors, so that a missing volume is detected.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ VOLUME_BYTES = 31 * 2**19
 """15.5 MiB."""
 TOTAL_BYTES = 62 * 2**20
 LOGS = "log"
-BETWEEN = "::"
+SEPARATOR = "::"
 
 
 def pack(
@@ -31,32 +30,32 @@ def pack(
     logs: Sequence[Path],
     folder: Path,
     *,
-    halved: frozenset[str] = frozenset(),
+    as_float16: frozenset[str] = frozenset(),
     volume_bytes: int = VOLUME_BYTES,
     total_bytes: int = TOTAL_BYTES,
 ) -> list[str]:
-    """Write as many of the files as fit, in order; names of those that were sent. Logs always travel.
+    """Write the logs and as many of the files as fit, in order; return the names of those that were written.
 
-    files: safetensors, named by their stems. halved: names whose float32 tensors travel as float16.
+    files: safetensors, named by their stems. as_float16: names whose float32 tensors are sent as float16.
     """
     tensors: dict[str, Tensor] = {}
     for log in logs:
         text = np.frombuffer(log.read_bytes(), dtype=np.uint8)
         if len(text):
-            tensors[f"{LOGS}{BETWEEN}{log.name}"] = torch.from_numpy(text.copy())
+            tensors[f"{LOGS}{SEPARATOR}{log.name}"] = torch.from_numpy(text.copy())
     sent: dict[str, dict[str, object]] = {}
-    room = total_bytes - sum(_size(t) for t in tensors.values())
+    free_bytes = total_bytes - sum(_size(t) for t in tensors.values())
     for path in files:
-        name, held = path.stem, load_file(path)
-        if name in halved:
-            held = {k: t.half() if t.dtype == torch.float32 else t for k, t in held.items()}
-        size = sum(_size(t) + 200 for t in held.values())  # and its line in the header
-        if size > room:
+        name, loaded = path.stem, load_file(path)
+        if name in as_float16:
+            loaded = {k: t.half() if t.dtype == torch.float32 else t for k, t in loaded.items()}
+        size = sum(_size(t) + 200 for t in loaded.values())  # with its entry in the header
+        if size > free_bytes:
             continue
-        room -= size
+        free_bytes -= size
         with safe_open(path, framework="pt") as opened:
-            sent[name] = {"tensors": len(held), "metadata": opened.metadata() or {}}
-        tensors |= {f"{name}{BETWEEN}{key}": t for key, t in held.items()}
+            sent[name] = {"tensors": len(loaded), "metadata": opened.metadata() or {}}
+        tensors |= {f"{name}{SEPARATOR}{key}": t for key, t in loaded.items()}
     folder.mkdir(parents=True, exist_ok=True)
     volumes = _spread(tensors, volume_bytes)
     for number, volume in enumerate(volumes):
@@ -74,7 +73,7 @@ def _size(tensor: Tensor) -> int:
 
 
 def _spread(tensors: Mapping[str, Tensor], volume_bytes: int) -> list[dict[str, Tensor]]:
-    """Largest first, each into the first volume with room for it."""
+    """Assign the largest tensors first, each to the first volume that it fits into."""
     volumes: list[dict[str, Tensor]] = []
     filled: list[int] = []
     for name in sorted(tensors, key=lambda n: -_size(tensors[n])):
@@ -89,29 +88,29 @@ def _spread(tensors: Mapping[str, Tensor], volume_bytes: int) -> list[dict[str, 
 
 
 def unpack(folders: Sequence[Path], out: Path) -> dict[str, int]:
-    """The files of all deliveries, a later one replacing an earlier one's; name -> bytes."""
+    """Write the files of all deliveries, later ones over earlier ones; return the size of each."""
     sizes: dict[str, int] = {}
     for folder in folders:
         tensors: dict[str, Tensor] = {}
-        told: set[str] = set()
+        contents: set[str] = set()
         for volume in sorted(folder.glob("volume*.safetensors")):
             tensors |= load_file(volume)
             with safe_open(volume, framework="pt") as opened:
-                told.add((opened.metadata() or {}).get("sent", ""))
-        if len(told) != 1:
-            raise _broken(folder, f"{len(told)} different deliveries")
-        for name, facts in json.loads(told.pop()).items():
-            prefix = name + BETWEEN
-            mine = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
-            if len(mine) != facts["tensors"]:
-                raise _broken(folder, f"{len(mine)} of {facts['tensors']} tensors of {name}")
-            sizes[name] = sum(map(_size, mine.values()))
+                contents.add((opened.metadata() or {}).get("sent", ""))
+        if len(contents) != 1:
+            raise _broken(folder, f"{len(contents)} different deliveries")
+        for name, entry in json.loads(contents.pop()).items():
+            prefix = name + SEPARATOR
+            own = {k.removeprefix(prefix): t for k, t in tensors.items() if k.startswith(prefix)}
+            if len(own) != entry["tensors"]:
+                raise _broken(folder, f"{len(own)} of {entry['tensors']} tensors of {name}")
+            sizes[name] = sum(map(_size, own.values()))
             out.mkdir(parents=True, exist_ok=True)
-            save_file(mine, out / f"{name}.safetensors", metadata=facts["metadata"])
+            save_file(own, out / f"{name}.safetensors", metadata=entry["metadata"])
         for key, text in tensors.items():
-            if key.startswith(LOGS + BETWEEN):
+            if key.startswith(LOGS + SEPARATOR):
                 (out / "logs").mkdir(parents=True, exist_ok=True)
-                (out / "logs" / key.partition(BETWEEN)[2]).write_bytes(text.numpy().tobytes())
+                (out / "logs" / key.partition(SEPARATOR)[2]).write_bytes(text.numpy().tobytes())
     return sizes
 
 

@@ -14,7 +14,7 @@ import pytest
 import soundfile
 
 from nightingale.audio.encoders.recording import FILE_FORMATS, WavRecorder, recording
-from nightingale.audio.encoders.wav import wav_bytes
+from nightingale.audio.samples import wav_bytes
 from nightingale.errors import ConfigError, OutputError
 
 RATE = 24_000

@@ -15,9 +15,8 @@ import pytest
 import soundfile
 
 from nightingale import files
-from nightingale.audio.encoders import save
-from nightingale.audio.encoders.recording import FILE_FORMATS, check_suffix
-from nightingale.audio.encoders.wav import wav_bytes
+from nightingale.audio.encoders.recording import FILE_FORMATS, check_suffix, save
+from nightingale.audio.samples import wav_bytes
 from nightingale.errors import ConfigError, OutputError
 from nightingale.types import AudioChunk
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from nightingale.audio.encoders.streaming import FORMATS, OPUS_RATES_HZ, RATES_HZ, check_format, open_encoder
+from nightingale.audio.samples import wav_header
 from nightingale.errors import ConfigError
 from nightingale.types import Samples
 
@@ -110,14 +111,31 @@ def test_the_bit_rate_can_be_set() -> None:
     assert len(encoded("mp3", tone(), bit_rate=32_000)[0]) < 0.7 * len(encoded("mp3", tone())[0])
 
 
-def test_an_encoder_without_samples_can_finish() -> None:
-    for name in FORMATS:
-        assert isinstance(open_encoder(name).finish(), bytes)
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_encoder_without_samples_writes_at_most_a_header(name: str) -> None:
+    data = open_encoder(name).finish()
+    if name == "wav":
+        assert data == wav_header(RATE_HZ)
+    elif name == "flac":
+        assert data.startswith(b"fLaC")
+        with av.open(io.BytesIO(data)) as file:
+            assert file.streams.audio[0].rate == RATE_HZ
+            assert not list(file.decode(audio=0))
+    else:
+        assert data == b""
 
 
-@pytest.mark.parametrize(("name", "rate_hz"), [("opus", 44_100), ("mp3", 7), ("pcm", 0), ("ogg", 24_000)])
-def test_unknown_formats_and_rates_are_refused(name: str, rate_hz: int) -> None:
-    with pytest.raises(ConfigError):
+@pytest.mark.parametrize(
+    ("name", "rate_hz", "message"),
+    [
+        ("opus", 44_100, "opus cannot have that sample rate: got 44100 Hz"),
+        ("mp3", 7, "mp3 cannot have that sample rate: got 7 Hz"),
+        ("pcm", 0, "pcm cannot have that sample rate: got 0 Hz"),
+        ("ogg", 24_000, "no such format: got 'ogg'"),
+    ],
+)
+def test_unknown_formats_and_rates_are_refused(name: str, rate_hz: int, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         check_format(name, rate_hz)
 
 

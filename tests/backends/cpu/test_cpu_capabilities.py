@@ -32,7 +32,7 @@ def supported(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine on which the kernels run."""
     monkeypatch.setattr(target, "detect_target", lambda: target.NEON)
     monkeypatch.setattr(capability_checks, "find_spec", lambda name: name)
-    monkeypatch.setattr(capabilities, "t3_test_error", lambda config, open_runner: 0.01)
+    monkeypatch.setattr(capabilities, "t3_test_error", lambda config: 0.01)
     capabilities._t3_reason.cache_clear()
     yield
     capabilities._t3_reason.cache_clear()
@@ -85,13 +85,13 @@ def test_without_the_package_the_reason_says_what_to_install(monkeypatch: pytest
 def test_kernels_that_fail_their_self_test_are_not_used(
     monkeypatch: pytest.MonkeyPatch, error: float
 ) -> None:
-    monkeypatch.setattr(capabilities, "t3_test_error", lambda config, open_runner: error)
+    monkeypatch.setattr(capabilities, "t3_test_error", lambda config: error)
     assert "failed their self-test" in reason(MULTILINGUAL)
 
 
 @pytest.mark.usefixtures("supported")
 def test_a_compiler_that_fails_gives_a_reason_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_config: object, _open_runner: object) -> float:
+    def fails(_config: object) -> float:
         raise RuntimeError("LLVM IR parsing error\n<string>:170:18: error: unknown intrinsic\n")
 
     monkeypatch.setattr(capabilities, "t3_test_error", fails)
@@ -101,9 +101,7 @@ def test_a_compiler_that_fails_gives_a_reason_of_one_line(monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("supported")
 def test_the_self_test_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     tested: list[object] = []
-    monkeypatch.setattr(
-        capabilities, "t3_test_error", lambda config, open_runner: float(tested.append(config) or 0.01)
-    )
+    monkeypatch.setattr(capabilities, "t3_test_error", lambda config: float(tested.append(config) or 0.01))
     for _ in range(3):
         reason(MULTILINGUAL)
     assert len(tested) == 1
@@ -118,7 +116,7 @@ def test_the_self_test_detects_a_missing_position(rotary: bool) -> None:
 
     def open_runner(t3: T3, folder: Path, first: int) -> OnnxRunner:
         packed = pack(t3.config, t3.state_dict(), OnnxFormat(), cache_dir=folder, source="test")
-        runner = OnnxRunner(t3, packed.folder / GRAPH_FILE, **capabilities.TEST_POOL)
+        runner = OnnxRunner(t3, packed / GRAPH_FILE, **capabilities.TEST_POOL)
         prefill = runner.prefill_embeddings
         runner.prefill_embeddings = lambda slot, x: prefill(slot, x[:, first:])  # type: ignore[method-assign]
         return runner

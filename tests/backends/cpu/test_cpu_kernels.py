@@ -27,7 +27,7 @@ from nightingale.backends.cpu.kernels.int8_gemm import (
     emit_gemm,
     emit_quantize_row,
 )
-from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_cached
+from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_module
 from nightingale.backends.cpu.kernels.llvm_builder import F32, I64, Function
 from nightingale.backends.cpu.kernels.t3_attention import emit_attention
 from nightingale.backends.cpu.kernels.target import detect_target
@@ -46,8 +46,8 @@ def compiled(emit: Callable[[ir.Module], object], name: str, arg_count: int) -> 
     """Return the function `name` of a module that `emit` fills."""
     module = ir.Module("test")
     emit(module)
-    code = compile_cached(lambda: module, TARGET, name="test", cache_dir=None)
-    return CompiledModule(code, TARGET).function(name, arg_count)
+    optimized, machine = compile_module(module, TARGET)
+    return CompiledModule(machine.emit_object(optimized), TARGET).function(name, arg_count)
 
 
 def at(array: NDArray[Any]) -> int:

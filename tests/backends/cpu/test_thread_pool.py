@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import threading
 import time
 from dataclasses import replace
@@ -19,7 +20,7 @@ from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_cached,
 from nightingale.backends.cpu.kernels.llvm_builder import WORDS, Function
 from nightingale.backends.cpu.kernels.t3_operations import emit_t3_step
 from nightingale.backends.cpu.kernels.target import AVX512, AVX_VNNI, detect_target
-from nightingale.backends.cpu.kernels.thread_pool import JobField, OpField, ThreadPool, address_of
+from nightingale.backends.cpu.kernels.thread_pool import JobField, ThreadPool, address_of
 
 TARGET = detect_target()
 if isinstance(TARGET, str):
@@ -49,8 +50,12 @@ def test_other_processors_get_code_with_their_instructions(register: str, rotary
     assert "prefetcht0" in assembly
 
 
-def test_code_is_compiled_once_and_again_if_the_file_is_damaged(tmp_path: Path) -> None:
+def test_code_is_compiled_once_and_again_if_the_file_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     emitted: list[int] = []
+    monkeypatch.setenv("NIGHTINGALE_HOME", str(tmp_path))
+    folder = tmp_path / "cache" / "code"
 
     def emit() -> ir.Module:
         emitted.append(1)
@@ -61,36 +66,37 @@ def test_code_is_compiled_once_and_again_if_the_file_is_damaged(tmp_path: Path) 
         return module
 
     def answer() -> int:
-        code = compile_cached(emit, TARGET, name="one", cache_dir=tmp_path / "code")
         x = np.zeros(1, np.int64)
-        CompiledModule(code, TARGET).function("one", 1)(address_of(x))
+        compile_cached(emit, TARGET, name="one").function("one", 1)(address_of(x))
         return int(x[0])
 
     assert [answer(), answer()] == [7, 7]
     assert len(emitted) == 1
-    (kept,) = (tmp_path / "code").iterdir()
+    (kept,) = folder.iterdir()
     good = kept.read_bytes()
     for bad in (good[:-1], good[:40] + bytes([good[40] ^ 1]) + good[41:], b""):
         kept.write_bytes(bad)
         assert answer() == 7
         assert kept.read_bytes() == good
     assert len(emitted) == 4
-    compile_cached(emit, TARGET, name="two", cache_dir=tmp_path / "code")
+    compile_cached(emit, TARGET, name="two")
     assert len(emitted) == 5, "another name is another file"
-    compile_cached(emit, TARGET, name="one", cache_dir=kept)  # not a folder, so nothing is kept
-    assert len(emitted) == 6
+    shutil.rmtree(folder)
+    folder.write_text("not a folder, so nothing is kept")
+    assert [answer(), answer()] == [7, 7]
+    assert len(emitted) == 7
 
 
 @pytest.fixture(scope="module")
 def t3_module() -> CompiledModule:
     emit = partial(emit_t3_step, TARGET, head_dim=HEAD_DIM, rotary=True)
-    return CompiledModule(compile_cached(emit, TARGET, name="t3", cache_dir=None), TARGET)
+    return compile_cached(emit, TARGET, name="t3")
 
 
 def barriers_only(module: CompiledModule, threads: int) -> ThreadPool:
     """Return a pool with operations of an unknown opcode: the threads only pass the barriers."""
-    pool = ThreadPool(module, threads, max_ops=5, claims=True)
-    pool.set_operations(*[{OpField.OPCODE: -1}] * 5)
+    pool = ThreadPool(module, threads, max_ops=5)
+    pool.set_operations(*[(-1, {})] * 5)
     return pool
 
 

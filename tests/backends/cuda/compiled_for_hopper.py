@@ -19,8 +19,7 @@ from triton.runtime.jit import JITFunction
 from nightingale.backends.cuda import random_kernels
 from nightingale.backends.cuda.flow import fused_estimator
 from nightingale.backends.cuda.flow.flow_blocks import FlowBlocks
-from nightingale.backends.cuda.flow.flow_steps import FlowSteps
-from nightingale.backends.cuda.flow.voice_prompt import cache_prompt
+from nightingale.backends.cuda.flow.flow_steps import FlowSteps, cache_prompt
 from nightingale.backends.cuda.t3 import t3_kernels
 from nightingale.backends.cuda.triton_support import Tuning
 from nightingale.backends.shared.paged_attention import paged_attention
@@ -96,7 +95,7 @@ def compile_flow() -> None:
     blocks(
         prompt,
         torch.zeros(1, 15, dtype=torch.int64),
-        15 * one,
+        lengths=15 * one,
         cond=torch.zeros(1, 80, 24),
         speaker=torch.ones(1, config.speaker_width),
         key=one,

@@ -8,7 +8,7 @@ from nightingale.backends import BACKENDS
 from nightingale.backends.base import Machine, Setup
 from nightingale.backends.profiles import PROFILES, Profile
 from nightingale.backends.selection import Choice, Plan, select
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 
 CPU = Machine(device="cpu", name="cpu", instructions="")
 FAST = replace(PROFILES["fast"], slots=4)

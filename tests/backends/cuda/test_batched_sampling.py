@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from parity.tiny import gaussian
+from torch import Tensor
 
 from nightingale.backends.cuda.t3.batched_sampling import (
-    BatchedSampling,
+    DecodeState,
     SamplerOrder,
     apply_guidance,
     needs_sorting,
@@ -36,22 +37,23 @@ REQUESTS = [
 CPU = torch.device("cpu")
 
 
-def params_of(requests: list[Sampling], vocab: int = VOCAB) -> BatchedSampling:
-    params = BatchedSampling.off(len(requests), vocab, CPU)
+def state_of(requests: list[Sampling], seen: Tensor | None = None, *, vocab: int = VOCAB) -> DecodeState:
+    """Return a state with a request in each slot; seen: (slots, vocab)."""
+    state = DecodeState.empty(slots=len(requests), rows=1, vocab=vocab, steps=1, device=CPU)
     for slot, sampling in enumerate(requests):
-        params.set(slot, sampling, key=slot, vocab=vocab)
-    return params
+        state.set_sampling(slot, sampling, key=slot)
+    return state if seen is None else replace(state, seen=seen)
 
 
 @pytest.mark.parametrize("order", ["chatterbox", "turbo"])
 def test_every_family_processes_logits_as_on_the_host(order: SamplerOrder) -> None:
     logits = 4 * gaussian((len(REQUESTS), VOCAB), 1)
     seen = gaussian((len(REQUESTS), VOCAB), 2) > 1
-    processed = process_logits(logits, seen, params_of(REQUESTS), order=order, sorting=True)
+    processed = process_logits(logits, state_of(REQUESTS, seen), order=order, sorting=True)
     for row, sampling in enumerate(REQUESTS):
         if order == "turbo":
             sampling = replace(sampling, min_p=0.0)
-        expected = host.compose_sampler(order, sampling)(logits[row].numpy(), seen[row].numpy())
+        expected = host.process_logits(logits[row].numpy(), seen[row].numpy(), order, sampling)
         torch.testing.assert_close(
             processed[row], torch.from_numpy(expected), msg=lambda m, s=sampling: f"{s}: {m}"
         )
@@ -62,7 +64,7 @@ def test_without_top_k_and_top_p_sorting_changes_nothing(order: SamplerOrder) ->
     requests = [s for s in REQUESTS if not needs_sorting(s)]
     logits, seen = gaussian((len(requests), VOCAB), 1), gaussian((len(requests), VOCAB), 2) > 1
     one, other = (
-        process_logits(logits, seen, params_of(requests), order=order, sorting=sorting)
+        process_logits(logits, state_of(requests, seen), order=order, sorting=sorting)
         for sorting in (False, True)
     )
     torch.testing.assert_close(one, other)
@@ -78,9 +80,10 @@ def test_each_request_has_its_own_guidance() -> None:
 def test_samples_follow_the_probabilities() -> None:
     count = 20_000
     logits = torch.tensor([-torch.inf, 0.0, 2.0, -torch.inf, 1.0, -1.0, -torch.inf])
-    params = params_of([OFF], 7)
+    state = state_of([OFF] * 100, vocab=7)
+    state = replace(state, sampled=torch.arange(100))
     tokens = torch.cat(
-        [sample(logits.expand(100, -1), _wide(params, 100, k), torch.arange(100)) for k in range(200)]
+        [sample(logits.expand(100, -1), replace(state, key=torch.full((100,), 1000 + k))) for k in range(200)]
     )
     shares = torch.bincount(tokens, minlength=7) / count
     # Four standard deviations of the largest share.
@@ -88,17 +91,9 @@ def test_samples_follow_the_probabilities() -> None:
     assert shares[[0, 3, 6]].tolist() == [0, 0, 0]
 
 
-def _wide(params: BatchedSampling, rows: int, key: int) -> BatchedSampling:
-    wide = BatchedSampling(**{name: value.expand(rows).clone() for name, value in params.tensors().items()})
-    wide.key[:] = 1000 + key
-    return wide
-
-
 def test_greedy_takes_the_most_likely_id() -> None:
-    params = params_of([replace(OFF, temperature=0.0)] * 2, 5)
-    assert sample(
-        torch.tensor([[0.0, 3, 1, 2, 0], [5.0, 3, 1, 2, 0]]), params, torch.tensor([0, 1])
-    ).tolist() == [1, 0]
+    state = state_of([replace(OFF, temperature=0.0)] * 2, vocab=5)
+    assert sample(torch.tensor([[0.0, 3, 1, 2, 0], [5.0, 3, 1, 2, 0]]), state).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("order", ["chatterbox", "turbo"])
@@ -106,13 +101,13 @@ def test_greedy_takes_the_most_likely_id() -> None:
 def test_tokens_are_those_of_the_sampler_on_the_host(order: SamplerOrder, vocab: int) -> None:
     """The same logits, seed and draw number give the same token, however a request samples."""
     requests = [replace(s, min_p=0.0) if order == "turbo" else s for s in REQUESTS]
-    params = params_of(requests, vocab)
+    state = state_of(requests, vocab=vocab)
     for number in range(60):
         logits = 4 * gaussian((len(requests), vocab), number)
         seen = gaussian((len(requests), vocab), 1000 + number) > 1
-        processed = process_logits(logits, seen, params, order=order, sorting=True)
-        tokens = sample(processed, params, torch.full((len(requests),), number)).tolist()
+        state = replace(state, seen=seen, sampled=torch.full((len(requests),), number))
+        tokens = sample(process_logits(logits, state, order=order, sorting=True), state).tolist()
         for row, sampling in enumerate(requests):
-            left = host.compose_sampler(order, sampling)(logits[row].numpy(), seen[row].numpy())
+            left = host.process_logits(logits[row].numpy(), seen[row].numpy(), order, sampling)
             key = None if host.is_greedy(sampling) else row
             assert tokens[row] == host.draw(left, key, number), f"{sampling}, draw {number}"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nightingale.backends.cuda.block_renderer import BlockRenderer
+from nightingale.backends.cuda.graph_renderer import CudaRenderStream
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 
 BLOCKS, CONTEXT = (8, 16, 32, 64), 8
@@ -16,25 +16,24 @@ BLOCKS, CONTEXT = (8, 16, 32, 64), 8
 
 def cuts_of(total: int, rng: random.Random) -> list[tuple[int, bool]]:
     """Return the cuts of an utterance whose tokens arrive, and are asked for, at random times."""
-    renderer: Any = SimpleNamespace(blocks=BLOCKS)
-    utterance: Any = SimpleNamespace(unrendered=0, started=False)
+    stream: Any = SimpleNamespace(blocks=BLOCKS, unrendered=0, started=False)
     arrived, waiting, wanted, finished, cuts = 0, 0, BLOCKS[0], False, []
     while not cuts or not cuts[-1][1]:
         fresh = min(total - arrived, rng.randrange(0, 40))
         arrived, waiting = arrived + fresh, waiting + fresh
         # The end is known with the last token, or a while after it.
         finished = finished or (arrived == total and rng.random() < 0.4)
-        cut = BlockRenderer.next_cut(renderer, utterance, waiting, finished=finished, wanted=wanted)
+        cut = CudaRenderStream.next_cut(stream, waiting, finished=finished, wanted=wanted)
         if cut is None:
             continue
         ids, final = cut
         assert 0 <= ids <= waiting
-        size = utterance.unrendered + ids - (0 if final else LOOKAHEAD_TOKENS)
+        size = stream.unrendered + ids - (0 if final else LOOKAHEAD_TOKENS)
         assert 0 <= size <= BLOCKS[-1], "larger than any graph"
         assert final or size in BLOCKS
         cuts.append(cut)
         waiting -= ids
-        utterance = SimpleNamespace(unrendered=0 if final else LOOKAHEAD_TOKENS, started=True)
+        stream.unrendered, stream.started = 0 if final else LOOKAHEAD_TOKENS, True
         wanted = min(2 * wanted, BLOCKS[-1])
     assert waiting == 0
     assert sum(ids for ids, _ in cuts) == total

@@ -12,12 +12,10 @@ from parity.tiny import TINY_FLOW, TINY_MEANFLOW, fill, gaussian, ids
 from torch import Tensor
 
 from nightingale.backends.cuda.flow.flow_blocks import FlowBlocks
-from nightingale.backends.cuda.flow.flow_steps import FlowSteps
-from nightingale.backends.cuda.flow.voice_prompt import VoicePromptCache, cache_prompt
+from nightingale.backends.cuda.flow.flow_steps import FlowSteps, VoicePromptCache, cache_prompt
 from nightingale.backends.cuda.random import normal
 from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.chatterbox.s3gen.incremental import FlowState, render_block
+from nightingale.models.chatterbox.s3gen.flow import Flow, FlowState, render_block
 
 PROMPT, CACHED, CONTEXT = 9, 6, 4
 VOICE_KEY, KEY = torch.tensor([7]), torch.tensor([8])
@@ -98,7 +96,7 @@ def push(
     rendered, conv_state = blocks(
         prompt,
         given,
-        torch.full((many,), length, device=mel.device),
+        lengths=torch.full((many,), length, device=mel.device),
         cond=cond,
         speaker=speaker.expand(many, -1),
         key=torch.cat([stream.key for stream in streams]).to(mel.device),
@@ -145,11 +143,11 @@ def test_another_voice_in_between_changes_nothing(flow: Flow) -> None:
     blocks, prompt = blocks_of(flow, (CACHED + 5,))
     tokens, mel, speaker = inputs_of(flow)
     other = mel[0].repeat(1, 2)[:, :22].T
-    stranger = cache_prompt(blocks.steps, tokens[0, 3:14], other, -speaker[0], key=int(KEY))
+    other_prompt = cache_prompt(blocks.steps, tokens[0, 3:14], other, -speaker[0], key=int(KEY))
     stream = Stream(KEY, prompt.conv_state, [])
     for number in range(len(BLOCKS)):
         push(flow, blocks, prompt, number, [stream])
-        push(flow, blocks, stranger, 1, [Stream(KEY, stranger.conv_state, [])])
+        push(flow, blocks, other_prompt, 1, [Stream(KEY, other_prompt.conv_state, [])])
     for one, other in zip(stream.mels, reference(flow), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
 
@@ -181,7 +179,7 @@ def test_a_block_of_another_size_is_refused(flow: Flow) -> None:
     blocks, prompt = blocks_of(flow)
     one = torch.zeros(1, dtype=torch.int64)
     with pytest.raises(ConfigError, match="no graph was captured"):
-        blocks(prompt, torch.zeros(1, 11, dtype=torch.int64), one, cond=one, speaker=one, key=one,
+        blocks(prompt, torch.zeros(1, 11, dtype=torch.int64), lengths=one, cond=one, speaker=one, key=one,
                first_frame=one, conv_state=one)  # fmt: skip
 
 

@@ -10,8 +10,7 @@ import torch
 from parity.tiny import TINY_FLOW, TINY_MEANFLOW, fill, gaussian, ids
 
 from nightingale.backends.cuda.flow.flow_blocks import FlowBlocks
-from nightingale.backends.cuda.flow.flow_steps import FlowSteps
-from nightingale.backends.cuda.flow.voice_prompt import cache_prompt
+from nightingale.backends.cuda.flow.flow_steps import FlowSteps, cache_prompt
 from nightingale.backends.cuda.graphs import GraphMode
 from nightingale.backends.cuda.triton_support import KernelChoice
 from nightingale.models.chatterbox.s3gen.flow import Flow
@@ -36,11 +35,11 @@ def block_of(
     blocks._load(prompt)
     for buffer in blocks._buffers[7]:
         buffer[:, :, : -prompt.tokens * buffer.shape[2] // 7] = 100.0
-    assert blocks.kernels == kernels
+    assert blocks.kernels.name == kernels
     return blocks(
         prompt,
         torch.stack([ids(TOKENS + 3, seed)[0] for seed in range(utterances)]).to(DEVICE),
-        torch.tensor(lengths, device=DEVICE),
+        lengths=torch.tensor(lengths, device=DEVICE),
         cond=gaussian((utterances, 80, 2 * TOKENS), 5).to(DEVICE),
         speaker=speaker.expand(utterances, -1),
         key=torch.arange(utterances, device=DEVICE),

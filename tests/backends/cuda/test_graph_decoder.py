@@ -13,7 +13,7 @@ from nightingale import TTS
 from nightingale.backends.cuda import graph_decoder
 from nightingale.backends.cuda.graph_decoder import GraphDecoder
 from nightingale.decoding.decoding import Prompt
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.errors import EngineFault
 
@@ -96,10 +96,10 @@ def test_an_attempt_that_is_given_up_leaves_no_token_behind(
     tiny_model: Model, drawn: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The guard sees the fourth token when four more are under way."""
-    heed, seen = Utterance._apply, []
+    apply, seen = Utterance._apply, []
 
     def once(self: Utterance, guard: Any) -> None:
-        heed(self, guard)
+        apply(self, guard)
         if self._attempt == 0 and self.decoding.appended == 4:
             seen.append(list(drawn[self.request.seed]))
             self.must_restart = True
@@ -113,7 +113,7 @@ def test_an_attempt_that_is_given_up_leaves_no_token_behind(
     assert drawn[3][:3] != seen[0][:3], "another attempt draws other tokens"
 
 
-def test_scores_that_are_no_numbers_end_one_request_and_no_other(
+def test_logits_that_are_not_numbers_end_one_request_and_no_other(
     tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = graph_decoder.embed_prompt

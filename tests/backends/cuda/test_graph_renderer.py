@@ -15,13 +15,13 @@ from backends.cuda.eager import FAST, TEXTS, eager_plan
 from tiny_torch import s3gen_of, with_networks
 
 from nightingale import TTS
-from nightingale.backends.base import Block, BlockCut
-from nightingale.backends.cuda.block_renderer import BlockRenderer, PendingSamples
-from nightingale.backends.cuda.graph_renderer import CudaGraphRenderer
+from nightingale.backends.base import Block
+from nightingale.backends.cuda.graph_renderer import CudaGraphRenderer, CudaRenderStream
+from nightingale.backends.cuda.graphs import HostCopy
 from nightingale.backends.cuda.random import int64_key, normal
 from nightingale.backends.torch import mel_stream, sample_stream
 from nightingale.backends.torch.renderer import TorchRenderer
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.engine.session import Timing
 from nightingale.engine.worker import Worker
@@ -51,7 +51,7 @@ def _same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 class SmallBlocks(TorchRenderer):
     """The reference renderer with blocks of the sizes that the graphs have."""
 
-    def __init__(self, blocks: BlockRenderer, flow: Flow, hift: Hift) -> None:
+    def __init__(self, blocks: tuple[int, ...], flow: Flow, hift: Hift) -> None:
         super().__init__(flow, hift, streaming=True)
         self._blocks = blocks
 
@@ -61,9 +61,8 @@ class SmallBlocks(TorchRenderer):
         def next_cut(waiting: int, *, finished: bool, wanted: int) -> Any:
             mel = stream.mel
             unrendered = mel._start + len(mel._ids) - mel._done
-            stands: Any = SimpleNamespace(started=stream.started, unrendered=unrendered)
-            cut = self._blocks.next_cut(stands, waiting, finished=finished, wanted=wanted)
-            return None if cut is None else BlockCut(*cut)
+            cut: Any = SimpleNamespace(blocks=self._blocks, started=stream.started, unrendered=unrendered)
+            return CudaRenderStream.next_cut(cut, waiting, finished=finished, wanted=wanted)
 
         stream.next_cut = next_cut  # type: ignore[method-assign]
         return stream
@@ -87,7 +86,7 @@ def graphs(model: Model, **options: Any) -> TTS:
     return tts
 
 
-def plain(model: Model, blocks: BlockRenderer) -> TTS:
+def plain(model: Model, blocks: tuple[int, ...]) -> TTS:
     tts = engine(model)
     tts._worker.renderer = SmallBlocks(blocks, *s3gen_of(model))
     return tts
@@ -106,7 +105,7 @@ def close(one: np.ndarray, other: np.ndarray) -> None:
 @pytest.mark.usefixtures("_same_noise")
 def test_samples_are_those_of_the_reference_alone_and_in_a_batch(double: Model) -> None:
     with graphs(double) as fast:
-        with plain(double, fast._worker.renderer._blocks) as slow:  # type: ignore[attr-defined]
+        with plain(double, fast._worker.renderer.blocks) as slow:  # type: ignore[attr-defined]
             expected = [slow.say(text, seed=i).samples for i, text in enumerate(TEXTS)]
         alone = [fast.say(text, seed=i).samples for i, text in enumerate(TEXTS)]
         batched = joined([fast.stream(text, seed=i) for i, text in enumerate(TEXTS)])
@@ -121,19 +120,19 @@ def test_utterances_in_one_voice_are_rendered_together(
     tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together: list[int] = []
-    launch = BlockRenderer.launch
+    launch = CudaGraphRenderer.launch
 
-    def counted(self: BlockRenderer, blocks: Any) -> Any:
+    def counted(self: CudaGraphRenderer, blocks: Any) -> Any:
         together.append(len(blocks))
         return launch(self, blocks)
 
-    monkeypatch.setattr(BlockRenderer, "launch", counted)
-    monkeypatch.setattr(PendingSamples, "ready", False)  # as on a device that has much to do
+    monkeypatch.setattr(CudaGraphRenderer, "launch", counted)
+    monkeypatch.setattr(HostCopy, "done", lambda _: False)  # as on a device that has much to do
     with graphs(tiny_model) as tts:
         streams = [tts.stream("The same words.", seed=i) for i in range(4)]
-        sounds = joined(streams)
+        outputs = joined(streams)
     assert max(together) > 1
-    assert [len(sound) for sound in sounds] == [45 * 960] * 4
+    assert [len(samples) for samples in outputs] == [45 * 960] * 4
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 5, 8, 9, 20, 21, 24, 41])
@@ -156,7 +155,7 @@ def test_a_voice_with_hardly_a_prompt_is_rendered_plainly(tiny_model: Model) -> 
     )
     with graphs(tiny_model, tokens=9) as tts:
         mine, other = tts.stream("Hm.", seed=1, voice=short), tts.stream("Hm.", seed=1)
-        assert [len(sound) for sound in joined([mine, other])] == [9 * 960] * 2
+        assert [len(samples) for samples in joined([mine, other])] == [9 * 960] * 2
 
 
 def test_a_cancelled_request_disturbs_no_other(tiny_model: Model) -> None:
@@ -164,26 +163,26 @@ def test_a_cancelled_request_disturbs_no_other(tiny_model: Model) -> None:
         streams = [tts.stream(text, seed=i) for i, text in enumerate(TEXTS)]
         next(streams[1])
         streams[1].close()
-        assert [len(sound) for sound in joined([streams[0], *streams[2:]])] == [45 * 960] * 3
+        assert [len(samples) for samples in joined([streams[0], *streams[2:]])] == [45 * 960] * 3
     assert not tts._worker._in_flight
 
 
 def test_a_block_that_fails_in_a_batch_ends_its_own_request_only(
     tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    launch, bad = BlockRenderer.launch, int64_key(2, "flow")
+    launch, bad = CudaGraphRenderer.launch, int64_key(2, "flow")
 
-    def failing(self: BlockRenderer, blocks: Any) -> Any:
-        if any(spoken.flow_key == bad for spoken, _, _ in blocks):
+    def failing(self: CudaGraphRenderer, blocks: list[Block]) -> Any:
+        if any(block.stream.flow_key == bad for block in blocks):
             raise RuntimeError("a fault was planted here")
         return launch(self, blocks)
 
-    monkeypatch.setattr(BlockRenderer, "launch", failing)
+    monkeypatch.setattr(CudaGraphRenderer, "launch", failing)
     with graphs(tiny_model) as tts:
         streams = [tts.stream("The same words.", seed=i) for i in range(4)]
         with pytest.raises(EngineFault, match="planted"):
             list(streams[2])
-        assert [len(sound) for sound in joined([streams[0], streams[1], streams[3]])] == [45 * 960] * 3
+        assert [len(samples) for samples in joined([streams[0], streams[1], streams[3]])] == [45 * 960] * 3
 
 
 def test_everything_fast_at_once_says_the_same_each_time(tiny_model: Model) -> None:
@@ -201,14 +200,14 @@ def test_what_may_be_cut_next_is_asked_after_the_launch(
     can_render = Worker._can_render
 
     def late(self: Worker) -> bool:
-        spoken = [job.utterance for job in self._jobs.values() if job.utterance is not None]
-        waited = all(u._taken or u.decoding.finished or len(u._waiting) >= 18 for u in spoken)
+        utterances = [job.utterance for job in self._jobs.values() if job.utterance is not None]
+        waited = all(u._taken or u.decoding.finished or len(u._waiting) >= 18 for u in utterances)
         return can_render(self) and waited
 
     monkeypatch.setattr(Worker, "_can_render", late)
     with graphs(tiny_model, tokens=60) as tts:
-        sounds = joined([tts.stream("The same words.", seed=i) for i in range(4)])
-    assert [len(sound) for sound in sounds] == [60 * 960] * 4
+        outputs = joined([tts.stream("The same words.", seed=i) for i in range(4)])
+    assert [len(samples) for samples in outputs] == [60 * 960] * 4
 
 
 def test_the_second_block_is_short_because_nothing_is_in_store_yet(

@@ -11,9 +11,9 @@ from torch import Tensor
 from nightingale.backends.cuda.graphs import (
     CAPTURE_PRIORITY,
     STREAMS_PER_PRIORITY,
+    GraphCache,
     GraphedFunction,
     bucket_for,
-    default_mode,
     deterministic_cudnn,
     reserve_stream,
 )
@@ -27,8 +27,9 @@ def twice(x: Tensor, y: Tensor) -> Tensor:
 
 
 def replay_on(device: torch.device) -> GraphedFunction[Tensor]:
-    inputs = {"x": torch.ones(2, 3), "y": torch.zeros(3)}
-    return GraphedFunction("twice", twice, inputs, mode=default_mode(device), device=device)
+    graphs: GraphCache[Tensor] = GraphCache(device)
+    graphs.capture(3, "twice", twice, {"x": torch.ones(2, 3), "y": torch.zeros(3)})
+    return graphs[3]
 
 
 def test_a_call_uses_its_last_inputs() -> None:
@@ -40,7 +41,7 @@ def test_a_call_uses_its_last_inputs() -> None:
 
 def test_the_buffers_are_not_shared_with_the_caller() -> None:
     x = torch.ones(2, 3)
-    replay = GraphedFunction("twice", twice, {"x": x, "y": torch.zeros(3)}, mode="eager", device=CPU)
+    replay = GraphedFunction("twice", twice, {"x": x, "y": torch.zeros(3)}, device=CPU)
     x.fill_(7.0)
     assert replay().tolist() == [[2.0] * 3] * 2
 
@@ -54,8 +55,8 @@ def test_another_shape_is_refused(wrong: dict[str, Tensor]) -> None:
 
 
 def test_a_graph_without_a_gpu_is_refused() -> None:
-    with pytest.raises(DeviceError, match="cannot be captured"):
-        GraphedFunction("twice", twice, {"x": torch.ones(1), "y": torch.ones(1)}, mode="graph", device=CPU)
+    with pytest.raises(DeviceError, match="CUDA graphs cannot be captured: got the device 'cpu'"):
+        GraphCache(CPU, "graph")
 
 
 def test_the_smallest_bucket_that_holds_it_is_taken() -> None:
@@ -77,14 +78,22 @@ def test_cudnn_is_deterministic_during_a_capture_and_then_as_before() -> None:
     assert torch.backends.cudnn.deterministic == before
 
 
+class Owner:
+    """An owner of a reserved stream."""
+
+    def __init__(self) -> None:
+        self.number = reserve_stream(torch.device("cuda"), CAPTURE_PRIORITY, self).cuda_stream
+
+
+def numbers_of(owners: list[Owner]) -> set[int]:
+    return {owner.number for owner in owners}
+
+
 @pytest.mark.requires_cuda
 def test_a_reserved_stream_is_not_given_out_again() -> None:
-    device = torch.device("cuda")
-    reserved = [reserve_stream(device, CAPTURE_PRIORITY) for _ in range(8)]
-    later = [
-        reserve_stream(device, CAPTURE_PRIORITY).stream.cuda_stream for _ in range(40)
-    ]  # each is let go of at once
-    assert not {own.stream.cuda_stream for own in reserved} & set(later)
+    reserved = [Owner() for _ in range(8)]
+    later = {Owner().number for _ in range(40)}  # each is let go of at once
+    assert not numbers_of(reserved) & later
 
 
 def test_streams_are_handed_out_in_turn_but_never_those_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,20 +108,15 @@ def test_streams_are_handed_out_in_turn_but_never_those_in_use(monkeypatch: pyte
             self.cuda_stream = next(numbers)
 
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    device = torch.device("cuda")
-    reserved = [reserve_stream(device, CAPTURE_PRIORITY) for _ in range(8)]
-    later = [
-        reserve_stream(device, CAPTURE_PRIORITY).stream.cuda_stream for _ in range(3 * STREAMS_PER_PRIORITY)
-    ]
-    assert not {own.stream.cuda_stream for own in reserved} & set(later)
-    reserved += [reserve_stream(device, CAPTURE_PRIORITY) for _ in range(STREAMS_PER_PRIORITY - 8)]
-    assert len({own.stream.cuda_stream for own in reserved}) == STREAMS_PER_PRIORITY
+    reserved = [Owner() for _ in range(8)]
+    later = {Owner().number for _ in range(3 * STREAMS_PER_PRIORITY)}
+    assert not numbers_of(reserved) & later
+    reserved += [Owner() for _ in range(STREAMS_PER_PRIORITY - 8)]
+    assert len(numbers_of(reserved)) == STREAMS_PER_PRIORITY
     with pytest.raises(DeviceError, match="no CUDA stream is left"):
-        reserve_stream(device, CAPTURE_PRIORITY)
+        Owner()
     del reserved[3]
-    assert reserve_stream(device, CAPTURE_PRIORITY).stream.cuda_stream not in {
-        own.stream.cuda_stream for own in reserved
-    }
+    assert Owner().number not in numbers_of(reserved)
 
 
 @pytest.mark.requires_cuda
@@ -122,5 +126,5 @@ def test_a_graph_gives_the_result_of_eager_mode() -> None:
         x = torch.full((2, 3), float(number))
         assert one(x=x.cuda()).tolist() == other(x=x).tolist()
     assert one.mode == "graph"
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"x \(5,\) of float32"):
         one(x=torch.ones(5).cuda())

@@ -11,7 +11,7 @@ from nightingale.backends.cuda.graph_decoder import GraphDecoder
 from nightingale.backends.cuda.graph_renderer import CudaGraphRenderer
 from nightingale.decoding.decoding import Decoding, Prompt
 from nightingale.decoding.host_decoder import DecodeRow
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 
 ASKS = (*WAITS, "aten.item")
 
@@ -66,19 +66,19 @@ def test_on_a_gpu_the_engine_says_what_it_says_without_graphs(tiny_model: Model)
     from nightingale.engine.rendering.utterance import Utterance
 
     drawn: dict[int, list[int]] = {}
-    accept, said = Utterance.accept, []
+    accept, tokens = Utterance.accept, []
 
-    def noted(spoken: Utterance, token: int) -> None:
-        drawn.setdefault(spoken.request.seed, []).append(token)
-        accept(spoken, token)
+    def capture(utterance: Utterance, token: int) -> None:
+        drawn.setdefault(utterance.request.seed, []).append(token)
+        accept(utterance, token)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Utterance, "accept", noted)
+        patch.setattr(Utterance, "accept", capture)
         for profile in (replace(FAST, decoder=(), renderer=()), FAST):
             with TTS.over(tiny_model, profile, device="cuda", dtype="float32") as tts:
                 assert (tts.plan.decoder.backend.name == "torch") == (not profile.decoder)
                 streams = [tts.stream("Hello " * n, seed=n, temperature=0.0) for n in range(1, 5)]
                 assert all(sum(len(c.samples) for c in stream) == 50 * 960 for stream in streams)
-            said.append(dict(drawn))
+            tokens.append(dict(drawn))
             drawn.clear()
-    assert said[0] == said[1]
+    assert tokens[0] == tokens[1]

@@ -94,7 +94,7 @@ def test_the_kernel_stores_and_sums_what_the_reference_does(
             blocks=4 * plan.blocks(PROMPT, TOKENS), layout=plan, device=DEVICE, attend=attend
         )
         streams = [
-            PagedKVSequence.open(block_pool, rows=rows, prompt=prompt, tokens=TOKENS)
+            PagedKVSequence(block_pool, rows=rows, prompt=prompt, tokens=TOKENS)
             for rows, prompt in ((2, PROMPT), (1, 5))
         ]
         for stream in streams:
@@ -102,7 +102,7 @@ def test_the_kernel_stores_and_sums_what_the_reference_does(
             stream.layers[0].attend(*given)
         lengths = torch.tensor([PROMPT, PROMPT, 5, 0], dtype=torch.int32, device=DEVICE)
         both.append((block_pool, tables_of(block_pool, streams, lengths)[0]))
-    # The interpreter is slow: both come by the twin to where the rings have come round.
+    # The interpreter is slow: the reference brings both to where the rings wrap around.
     steps = 22 if windows else 4
     for step in range(steps):
         q, k, v = (gaussian((4, 3, 1, 16), 100 * n + step).to(DEVICE, dtype) for n in range(3))
@@ -110,9 +110,9 @@ def test_the_kernel_stores_and_sums_what_the_reference_does(
             for block_pool, table in both:
                 attend_reference(q, k, v, block_pool, **places(table))
         else:
-            mine, twins = (table.attend(q, k, v) for _, table in both)
+            ours, expected = (table.attend(q, k, v) for _, table in both)
             close = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 2e-2}
-            torch.testing.assert_close(mine[:3], twins[:3], **close)
+            torch.testing.assert_close(ours[:3], expected[:3], **close)
         for _, table in both:
             table.lengths[:3] += 1
     for name in ("keys", "values", "key_scales", "value_scales"):
@@ -134,21 +134,21 @@ def test_a_step_over_paged_blocks_gives_the_logits_of_the_network() -> None:
     block_pool = KVBlockPool(
         blocks=4 * plan.blocks(9, 12), layout=plan, device=DEVICE, attend=paged_attention
     )
-    streams = [PagedKVSequence.open(block_pool, rows=1, prompt=prompt, tokens=12) for prompt in (9, 4)]
+    streams = [PagedKVSequence(block_pool, rows=1, prompt=prompt, tokens=12) for prompt in (9, 4)]
     plain = [t3.new_kv_cache(rows=1, capacity=40) for _ in streams]
-    for n, (stream, memory) in enumerate(zip(streams, plain, strict=True)):
+    for n, (stream, cache) in enumerate(zip(streams, plain, strict=True)):
         prompt = gaussian((1, stream.prompt, backbone.width), n).to(DEVICE)
-        t3.next_logits(prompt, memory)
+        t3.next_logits(prompt, cache)
         t3.next_logits(prompt, stream.layers)
     rotation = rotations(t3.tfmr.inverse, torch.arange(40, device=DEVICE), torch.float32)  # type: ignore[arg-type]
-    steps = PagedDecodeStep(t3, pack_weights(t3), rotation)  # type: ignore[arg-type]
+    steps = PagedDecodeStep(t3, pack_weights(t3), rotation)
     tables = tables_of(block_pool, streams, torch.tensor([9, 4, 0], dtype=torch.int32, device=DEVICE))
     for step in range(1, 3):
         x = t3.embed_speech(torch.tensor([[step], [10 + step], [0]], device=DEVICE), step)
-        scores = steps(x[:, 0], tables)
-        for row, memory in enumerate(plain):
-            expected = t3.next_logits(x[row : row + 1], memory)[0]
-            torch.testing.assert_close(scores[row], expected, rtol=1e-3, atol=1e-4)
+        logits = steps(x[:, 0], tables)
+        for row, cache in enumerate(plain):
+            expected = t3.next_logits(x[row : row + 1], cache)[0]
+            torch.testing.assert_close(logits[row], expected, rtol=1e-3, atol=1e-4)
         tables[0].lengths[:2] += 1
 
 

@@ -53,20 +53,20 @@ def check_step(name: str, rows: int, dtype: torch.dtype, tuning: Tuning | None) 
     # Every second row of a pool, as an unguided step sees it: the rows' stride is not their size.
     shape = (2 * rows, backbone.heads, SPAN, backbone.width // backbone.heads)
     pool = [[gaussian(shape, 2 * n + k).to(DEVICE, dtype) for k in (0, 1)] for n in range(backbone.layers)]
-    twins = [[cache.clone() for cache in pair] for pair in pool]
+    copies = [[cache.clone() for cache in pair] for pair in pool]
     lengths = torch.tensor([0, 1, 64, 190, 130, 7][:rows], device=DEVICE)
     if isinstance(backbone, Gpt2Config):  # whose table of positions is short
         lengths = lengths.clamp(max=backbone.positions - 1)
     tokens, at = torch.arange(rows, device=DEVICE) + 5, torch.arange(rows, device=DEVICE)
     plain = PackedT3(t3, positions=SPAN, kernels="library")
-    expected = plain.step(tokens, at, [(k[::2], v[::2]) for k, v in twins], lengths)
+    expected = plain.step(tokens, at, [(k[::2], v[::2]) for k, v in copies], lengths)
     fused = PackedT3(t3, positions=SPAN, kernels="triton", tuning=tuning)
     ours = fused.step(tokens, at, [(k[::2], v[::2]) for k, v in pool], lengths)
     assert ours.dtype == torch.float32
     near = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 5e-2, "atol": 1e-1}
     torch.testing.assert_close(ours, expected, **near)
-    for pair, twin in zip(pool, twins, strict=True):
-        for cache, other in zip(pair, twin, strict=True):
+    for pair, copied in zip(pool, copies, strict=True):
+        for cache, other in zip(pair, copied, strict=True):
             torch.testing.assert_close(cache, other, **near)
 
 

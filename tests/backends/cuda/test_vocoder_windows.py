@@ -9,9 +9,13 @@ from parity.tiny import TINY_HIFT, fill, gaussian
 from torch import Tensor
 
 from nightingale.audio.crossfade import HOLD_FRAMES, Crossfade
+from nightingale.backends.cuda.bucketed_vocoder import (
+    EMPTY_WINDOW,
+    BucketedVocoder,
+    VocoderWindows,
+    context_frames,
+)
 from nightingale.backends.cuda.random import int64_key
-from nightingale.backends.cuda.vocoder.bucketed_vocoder import BucketedVocoder
-from nightingale.backends.cuda.vocoder.vocoder_windows import EMPTY_WINDOW, VocoderWindows, context_frames
 from nightingale.backends.torch.sample_stream import SampleStream, extrapolated_frames, harmonic_phase
 from nightingale.models.chatterbox.hift.generator import Hift
 
@@ -40,7 +44,7 @@ def plain(hift: Hift, seed: int) -> list[np.ndarray]:
 def by_windows(hift: Hift, seeds: list[int]) -> list[list[np.ndarray]]:
     most = sum(context_frames(hift)) + max(BLOCKS) + HOLD_FRAMES + extrapolated_frames(hift)
     vocoder = BucketedVocoder(hift, batches=(1, 4), frames=(40, most))
-    windows = VocoderWindows(vocoder, hold_frames=HOLD_FRAMES, extrapolated_frames=extrapolated_frames(hift))
+    windows = VocoderWindows(vocoder)
     states, crossfades = [EMPTY_WINDOW] * len(seeds), [Crossfade() for _ in seeds]
     samples_by_row: list[list[np.ndarray]] = [[] for _ in seeds]
     for number in range(len(BLOCKS)):

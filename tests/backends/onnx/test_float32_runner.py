@@ -29,7 +29,7 @@ from nightingale.decoding.drafts import HiddenStateDraft
 from nightingale.decoding.host_decoder import HostDecoder
 from nightingale.decoding.philox import uniform_rows
 from nightingale.decoding.runner import StepInput, VerifyInput
-from nightingale.decoding.sampling import Logits, compose_sampler, draw
+from nightingale.decoding.sampling import Logits, draw, process_logits
 from nightingale.decoding.speculative import SpeculativeDecoder
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, LlamaConfig
 from nightingale.models.chatterbox.t3.draft_head import TAPS, DraftHead
@@ -116,7 +116,7 @@ def test_int8_too_gives_logits_of_every_drafted_token(t3: T3, tmp_path: Path) ->
     weights = t3.state_dict()
     source = digest_of_tensors(weights)
     packed = pack(t3.config, weights, OnnxFormat(), cache_dir=tmp_path, source=source)
-    runner = OnnxRunner(t3, packed.folder / GRAPH_FILE, **POOL, threads=1)
+    runner = OnnxRunner(t3, packed / GRAPH_FILE, **POOL, threads=1)
     runner.prefill_embeddings(0, prompt(2, 9, 4))
     alone = [
         runner.step([StepInput(slot=0, token=token, position=position)])[0]
@@ -169,7 +169,7 @@ def test_a_chain_samples_what_single_drafts_would(t3: T3) -> None:
     ours = OnnxDraftChain(t3, head, threads=1, longest=4)
     # So low a temperature that few tokens are candidates, as with a trained T3 at its own temperature.
     sampling = replace(Sampling(), temperature=0.05, min_p=0.05, top_p=1.0, repetition_penalty=1.0)
-    sampler, rng = compose_sampler("chatterbox", sampling), torch.Generator().manual_seed(3)
+    rng = torch.Generator().manual_seed(3)
     same = []
     for first in range(40):
         hidden = torch.randn(1, (1 + TAPS) * t3.config.backbone.width, generator=rng).numpy()
@@ -180,7 +180,8 @@ def test_a_chain_samples_what_single_drafts_would(t3: T3) -> None:
             # Not TorchDraftHead.step: a chain embeds tokens without positions.
             state = head(state, t3.speech_emb(torch.tensor([token])))
             logits = t3.speech_head(state)[0].detach().numpy()
-            token = draw(sampler(logits, np.zeros(vocab, np.bool_)), first, number)
+            processed = process_logits(logits, np.zeros(vocab, np.bool_), "chatterbox", sampling)
+            token = draw(processed, first, number)
             same.append(token == drafted)
             if not same[-1]:
                 break

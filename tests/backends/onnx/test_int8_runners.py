@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nightingale.backends.cpu import capabilities
-from nightingale.backends.shared.packed_t3 import PackedWeights, digest_of_tensors, pack, without_backbone
+from nightingale.backends.shared.packed_t3 import digest_of_tensors, pack, without_backbone
 from nightingale.decoding.runner import StepInput
 from nightingale.errors import MemoryFull
 from nightingale.models.chatterbox.t3.model import T3
@@ -23,6 +23,7 @@ from nightingale.models.layers.kv_cache import KVCache
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("llvmlite")
+from nightingale.backends.cpu.int8_layout import TiledFormat
 from nightingale.backends.cpu.runner import Int8Runner
 from nightingale.backends.onnx.graph import GRAPH_FILE, OnnxFormat
 from nightingale.backends.onnx.runner import OnnxRunner
@@ -33,7 +34,7 @@ Runner = OnnxRunner | Int8Runner
 @dataclass(frozen=True)
 class Made:
     t3: T3
-    packed: PackedWeights
+    packed: Path
     runtime: str
 
 
@@ -43,11 +44,11 @@ RUNTIMES = ("onnxruntime", "native")
 @pytest.fixture(scope="module", params=[f"{n} {runtime}" for n in ("llama", "gpt2") for runtime in RUNTIMES])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
     name, runtime = request.param.split()
-    if runtime == "native" and (reason := capabilities._t3_reason(name == "llama", None)) is not None:
+    if runtime == "native" and (reason := capabilities._t3_reason(name == "llama")) is not None:
         pytest.skip(reason)
     t3 = small_t3(LLAMA if name == "llama" else GPT2)
     weights = t3.state_dict()
-    weight_format = capabilities.weight_format() if runtime == "native" else OnnxFormat()
+    weight_format = TiledFormat() if runtime == "native" else OnnxFormat()
     folder, digest = tmp_path_factory.mktemp("packed"), digest_of_tensors(weights)
     packed = pack(t3.config, weights, weight_format, cache_dir=folder, source=digest)
     return Made(t3, packed, runtime)
@@ -60,8 +61,8 @@ def runner_of(
     pool = {"slots": slots, "rows_per_slot": rows, "capacity": capacity, "batched": batched}
     pool |= {"max_new_tokens": 24, "threads": 1}
     if made.runtime == "native":
-        return capabilities.open_runner(light, made.packed, **pool)
-    return OnnxRunner(light, made.packed.folder / GRAPH_FILE, **pool)
+        return Int8Runner(light, made.packed, **pool)
+    return OnnxRunner(light, made.packed / GRAPH_FILE, **pool)
 
 
 def reference_logits(t3: T3, x: Tensor, tokens: list[int]) -> list[Tensor]:

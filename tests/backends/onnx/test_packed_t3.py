@@ -13,27 +13,27 @@ from torch import Tensor
 from nightingale.backends.onnx.graph import GRAPH_FILE, OnnxFormat
 from nightingale.backends.shared import packed_t3
 from nightingale.backends.shared.packed_t3 import (
-    PackedWeights,
     digest_of_file,
     digest_of_tensors,
     is_intact,
+    load_packed,
     pack,
 )
 from nightingale.backends.shared.quantize import quantize_weights
 from nightingale.errors import OutputError
 
 
-def packed_once(cache_dir: Path) -> tuple[dict[str, Tensor], PackedWeights]:
+def packed_once(cache_dir: Path) -> tuple[dict[str, Tensor], Path]:
     weights = small_t3(LLAMA).state_dict()
     return weights, pack(LLAMA, weights, OnnxFormat(), cache_dir=cache_dir, source="a")
 
 
 def test_weights_are_packed_once(tmp_path: Path) -> None:
     weights, first = packed_once(tmp_path)
-    second = pack(LLAMA, weights, OnnxFormat(), cache_dir=tmp_path, source="a")
-    assert (first.fresh, second.fresh) == (True, False)
-    assert first.folder == second.folder
-    assert pack(LLAMA, weights, OnnxFormat(), cache_dir=tmp_path, source="b").folder != first.folder
+    written_ns = (first / packed_t3.WEIGHTS).stat().st_mtime_ns
+    assert pack(LLAMA, weights, OnnxFormat(), cache_dir=tmp_path, source="a") == first
+    assert (first / packed_t3.WEIGHTS).stat().st_mtime_ns == written_ns, "it is not written again"
+    assert pack(LLAMA, weights, OnnxFormat(), cache_dir=tmp_path, source="b") != first
     assert not list(tmp_path.glob(".*")), "nothing temporary stays"
 
 
@@ -41,7 +41,7 @@ def test_weights_are_packed_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["one bit", "truncated", "missing"])
 def test_a_damaged_folder_is_detected_and_written_again(tmp_path: Path, name: str, how: str) -> None:
     weights, packed = packed_once(tmp_path)
-    path = packed.folder / name
+    path = packed / name
     data = path.read_bytes()
     if how == "missing":
         path.unlink()
@@ -49,22 +49,21 @@ def test_a_damaged_folder_is_detected_and_written_again(tmp_path: Path, name: st
         path.write_bytes(data[: len(data) // 2])
     else:
         path.write_bytes(data[:9] + bytes([data[9] ^ 1]) + data[10:])
-    assert not is_intact(packed.folder)
-    again = pack(LLAMA, weights, OnnxFormat(), cache_dir=tmp_path, source="a")
-    assert again.fresh
-    assert is_intact(again.folder)
-    assert (again.folder / name).read_bytes() == data
+    assert not is_intact(packed)
+    assert pack(LLAMA, weights, OnnxFormat(), cache_dir=tmp_path, source="a") == packed
+    assert is_intact(packed)
+    assert path.read_bytes() == data
 
 
 def test_every_tensor_is_found_where_it_was_written(tmp_path: Path) -> None:
     weights, packed = packed_once(tmp_path)
-    found = packed.load()
+    found = load_packed(packed)
     norm = "tfmr.layers.1.post_attention_layernorm.weight"
     assert found[norm].tolist() == weights[norm].tolist()
     kept = quantize_weights([weights["speech_head.weight"]])
     assert (found["logits.codes"] == kept.codes.numpy()).all()
     assert (found["logits.scales"] == kept.scales.numpy()).all()
-    assert sum(part.nbytes for part in found.values()) > 0.95 * packed.bytes
+    assert sum(part.nbytes for part in found.values()) > 0.95 * (packed / packed_t3.WEIGHTS).stat().st_size
 
 
 def test_pages_of_mapped_weights_are_released_as_they_are_packed(
@@ -74,7 +73,7 @@ def test_pages_of_mapped_weights_are_released_as_they_are_packed(
     gone: list[int] = []
     monkeypatch.setattr(packed_t3, "release_pages", lambda weight: gone.append(id(weight)))
     again = pack(LLAMA, weights, OnnxFormat(), cache_dir=tmp_path / "b", source="a", mapped=True)
-    assert (again.folder / packed_t3.WEIGHTS).read_bytes() == (packed.folder / packed_t3.WEIGHTS).read_bytes()
+    assert (again / packed_t3.WEIGHTS).read_bytes() == (packed / packed_t3.WEIGHTS).read_bytes()
     used = [name for name in weights if name.startswith("tfmr.") or name == "speech_head.weight"]
     assert len(gone) == len(set(gone)) == len(used) - packed_t3.TENSORS_PER_PRODUCT
     assert set(gone) < {id(weights[name]) for name in used}

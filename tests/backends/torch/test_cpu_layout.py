@@ -12,15 +12,15 @@ from parity import tiny
 from torch import Tensor, nn
 
 from nightingale.backends.torch.cpu_layout import SingleRowLlama, optimize_single_row
-from nightingale.models.chatterbox.build import Networks
 from nightingale.models.chatterbox.hift.generator import Hift, Snake
 from nightingale.models.chatterbox.hift.hift_stream import HiftStream
+from nightingale.models.chatterbox.s3gen.estimator import gelu, mish
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers import weight_layout as layout
-from nightingale.models.layers.activations import gelu, mish
 from nightingale.models.layers.conv import UpsamplingConv1d, convolve, same_conv, transposed_convolve
 from nightingale.models.layers.kv_cache import BatchedKVCache, DenseKVCache, KVCache
+from nightingale_lab.random_models import Networks
 
 ARM, X86 = "aarch64", "x86_64"
 ROUNDING = 1e-12
@@ -166,7 +166,7 @@ def test_two_rows_and_rows_that_differ_take_the_plain_way(monkeypatch: pytest.Mo
     guided = t3.new_kv_cache(rows=2, capacity=8)
     t3.next_logits(tiny.scatter((2, 1, 64), 1), guided)
     whole = [memory for memory in guided if isinstance(memory, DenseKVCache)]
-    rows: list[KVCache] = [*BatchedKVCache.for_layers(whole, [1], every=2)]
+    rows: list[KVCache] = [*BatchedKVCache.for_layers(whole, [1], [1], every=2)]
     t3.next_logits(tiny.scatter((1, 1, 64), 1), rows)
     with pytest.raises(TypeError):
         t3.next_logits(tiny.scatter((1, 1, 64), 1), t3.new_kv_cache(rows=1, capacity=8))

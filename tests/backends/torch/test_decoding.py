@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nightingale.backends.torch.runner import generate
 from nightingale.decoding.decoding import Decoding, Prompt
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.errors import TextTooLong
 from nightingale.models.chatterbox.t3 import config as t3_config
 from nightingale.models.chatterbox.t3.config import (
@@ -33,7 +33,7 @@ from nightingale_lab.no_kv_cache import NoKVCache
 
 LLAMA = replace(
     t3_config.ENGLISH,
-    backbone=LlamaConfig(layers=2, width=16, heads=2, ffn=32, rope_scaling=None),
+    backbone=LlamaConfig(layers=2, width=16, heads=2, ffn=32, rope_scaling=False),
     text_vocab=256,
     speech_vocab=STOP_SPEECH + 1,
     prompt_tokens=4,

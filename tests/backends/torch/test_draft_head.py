@@ -14,7 +14,7 @@ from nightingale import TTS
 from nightingale.backends.base import ModelSource
 from nightingale.backends.torch.draft_heads import TorchDraftHead
 from nightingale.backends.torch.speculation import find_draft_head
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.t3.draft_head import TAPS, DraftHead
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from nightingale import TTS
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 
 
 @pytest.fixture

@@ -22,10 +22,11 @@ from nightingale.backends.torch.runner import TorchRunner
 from nightingale.decoding import kv_retention as budgets
 from nightingale.decoding.host_decoder import HostDecoder
 from nightingale.decoding.kv_retention import MIN_WINDOW, WINDOW_STEP, AttentionTable
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.engine.scheduler import Scheduler
 from nightingale.errors import CheckpointError, ConfigError, MemoryFull
 from nightingale.models.layers.kv_blocks import KVBlockLayout
+from nightingale_lab.bench import attention
 
 TABLE = AttentionTable(
     model="noise",
@@ -52,7 +53,7 @@ def open_decoder(model: Model, profile: Profile) -> Decoder:
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AttentionTable:
     """The stand-in's, as if it had been measured."""
-    TABLE.save(tmp_path / "noise.json")
+    attention.save(TABLE, tmp_path / "noise.json")
     monkeypatch.setattr(budgets, "table_paths", lambda model, folder: [tmp_path / "noise.json"])
     return TABLE
 
@@ -109,7 +110,7 @@ def test_budgets_are_shares_of_an_utterance_and_go_where_heads_look_widely(perce
 
 
 def test_a_table_is_what_was_saved(tmp_path: Path) -> None:
-    TABLE.save(tmp_path / "t.json")
+    attention.save(TABLE, tmp_path / "t.json")
     assert AttentionTable.load(tmp_path / "t.json") == TABLE
 
 
@@ -130,7 +131,7 @@ def test_a_model_without_a_table_is_not_cut_and_says_how_to_measure_one(tiny_mod
 def test_another_models_table_is_refused(
     tiny_model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    replace(TABLE, entropy=TABLE.entropy[:1], spoken=TABLE.spoken[:1]).save(tmp_path / "t.json")
+    attention.save(replace(TABLE, entropy=TABLE.entropy[:1], spoken=TABLE.spoken[:1]), tmp_path / "t.json")
     monkeypatch.setattr(budgets, "table_paths", lambda model, folder: [tmp_path / "t.json"])
     with pytest.raises(CheckpointError, match="belongs to another model"):
         layout_of(tiny_model, replace(BALANCED, keep=50))
@@ -227,53 +228,51 @@ def test_blocks_are_freed_when_all_utterances_have_ended(short: Model) -> None:
         assert isinstance(decoder.runner, TorchRunner)
         assert isinstance(decoder.runner.pool, PagedKVPool)
         assert decoder.runner.pool.block_pool.used_bytes == 0
-        assert decoder.kv_bytes == opened.kv_bytes > 0
+        assert decoder.runner.kv_bytes == opened.runner.kv_bytes > 0
 
 
 def test_admission_is_by_bytes_where_they_are_counted() -> None:
-    line = Scheduler(slots=9, queue_limit=9, budget_bytes=100)
-    for ticket, need in ((1, 60), (2, 50), (3, 10)):
-        line.submit(ticket)
-        line.needs_bytes[ticket] = need
-    assert line.admit() == (1, 0)
-    assert line.used_bytes == 60
-    assert not line.can_admit, "the second does not fit"
-    assert line.admit() is None, "and the third does not overtake it"
-    line.remove(1)
-    assert [line.admit(), line.admit(), line.admit()] == [(2, 0), (3, 1), None]
-    assert line.used_bytes == 60
+    scheduler = Scheduler(slots=9, queue_limit=9, budget_bytes=100)
+    for request, need in ((1, 60), (2, 50), (3, 10)):
+        scheduler.submit(request)
+        scheduler.needs_bytes[request] = need
+    assert scheduler.admit() == (1, 0)
+    assert scheduler.running == [1]
+    assert not scheduler.can_admit, "the second does not fit"
+    assert scheduler.admit() is None, "and the third does not overtake it"
+    scheduler.remove(1)
+    assert [scheduler.admit(), scheduler.admit(), scheduler.admit()] == [(2, 0), (3, 1), None]
+    assert sum(scheduler.needs_bytes[request] for request in scheduler.running) == 60
 
 
-def test_alone_anybody_may_try() -> None:
-    line = Scheduler(slots=2, queue_limit=9, budget_bytes=100)
-    line.submit(1)
-    line.needs_bytes[1] = 1000
-    assert line.admit() == (1, 0)
+def test_a_request_alone_may_always_try() -> None:
+    scheduler = Scheduler(slots=2, queue_limit=9, budget_bytes=100)
+    scheduler.submit(1)
+    scheduler.needs_bytes[1] = 1000
+    assert scheduler.admit() == (1, 0)
 
 
 def test_without_a_budget_slots_alone_decide() -> None:
-    line = Scheduler(slots=2, queue_limit=9)
-    for ticket in (1, 2, 3):
-        line.submit(ticket)
-        line.needs_bytes[ticket] = 2**40
-    assert [line.admit(), line.admit(), line.admit()] == [(1, 0), (2, 1), None]
+    scheduler = Scheduler(slots=2, queue_limit=9)
+    for request in (1, 2, 3):
+        scheduler.submit(request)
+        scheduler.needs_bytes[request] = 2**40
+    assert [scheduler.admit(), scheduler.admit(), scheduler.admit()] == [(1, 0), (2, 1), None]
 
 
 def test_a_dense_stream_needs_its_slot_and_fills_its_positions(tiny_model: Model) -> None:
-    budget = kv_budget(tiny_model.source, setup_of(BALANCED), t3_of(tiny_model), None)
+    budget = kv_budget(tiny_model.info, t3_of(tiny_model), None)
     backbone = t3_of(tiny_model).config.backbone
     position = 2 * 4 * backbone.layers * backbone.width
     assert budget.used(10, 5) == 15 * position
     assert budget.reserved(10, 5) == budget.reserved(1, 1) > budget.used(10, 5)
-    pool = open_decoder(tiny_model, EXACT).kv_bytes
+    pool = open_decoder(tiny_model, EXACT).runner.kv_bytes
     assert pool == BALANCED.slots * 2 * budget.reserved(1, 1)
 
 
 @pytest.fixture
 def measured(tiny_model: Model, tmp_path: Path) -> Callable[[], AttentionTable]:
-    from nightingale_lab.bench.attention import measure
-
-    return lambda: measure(tiny_model, ["Hello there.", "And again."])[0]
+    return lambda: attention.measure(tiny_model, ["Hello there.", "And again."])[0]
 
 
 def test_a_table_is_measured_by_watching_every_head(measured: Callable[[], AttentionTable]) -> None:

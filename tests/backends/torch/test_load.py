@@ -13,6 +13,7 @@ import pytest
 import soundfile
 import torch
 from safetensors.torch import save_file
+from tiny_torch import TINY_PRESET
 from torch import Tensor
 
 from nightingale import TTS, CheckpointError, ConfigError, ModelMissing, VoiceError
@@ -22,7 +23,6 @@ from nightingale.backends.profiles import PROFILES, Preference
 from nightingale.backends.shared.packed_t3 import open_packed
 from nightingale.backends.torch.weights import in_memory, rendering_weights, t3_weights
 from nightingale.engine import load as load_module
-from nightingale.engine.noise_model import NOISE_PRESET as NOISE
 from nightingale.models.chatterbox.encoders.config import VoiceEncoderConfig, XVectorConfig
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
@@ -36,10 +36,10 @@ from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.defaults import MODEL_DEFAULTS
 
 ENGLISH = Preset(
-    t3=replace(NOISE.t3, text_vocab=300, prompt_tokens=150, speaker_width=256),
-    flow=replace(NOISE.flow, speaker_width=192, meanflow=False),
-    hift=NOISE.hift,
-    speech_tokenizer=NOISE.speech_tokenizer,
+    t3=replace(TINY_PRESET.t3, text_vocab=300, prompt_tokens=150, speaker_width=256),
+    flow=replace(TINY_PRESET.flow, speaker_width=192, meanflow=False),
+    hift=TINY_PRESET.hift,
+    speech_tokenizer=TINY_PRESET.speech_tokenizer,
     voice_encoder=VoiceEncoderConfig(width=16, layers=1, embedding=256),
     xvector=XVectorConfig(
         front_channels=4, stem_channels=8, growth=4, bottleneck=8, depths=(1, 1, 1), embedding=192
@@ -335,7 +335,7 @@ def test_a_file_chosen_by_option_is_used(english: dict[str, Tensors], tmp_path: 
 def test_layers_that_are_packed_are_left_in_their_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    t3 = replace(ENGLISH.t3, backbone=replace(NOISE.t3.backbone, width=64, heads=1, ffn=128))
+    t3 = replace(ENGLISH.t3, backbone=replace(TINY_PRESET.t3.backbone, width=64, heads=1, ffn=128))
     preset = replace(ENGLISH, t3=t3)
     monkeypatch.setattr(load_module, "PRESETS", {"english": preset})
     files = official(preset)
@@ -355,7 +355,7 @@ def test_layers_that_are_packed_are_left_in_their_file(
 def test_packed_layers_give_the_same_tokens_from_file_and_from_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    t3 = replace(ENGLISH.t3, backbone=replace(NOISE.t3.backbone, width=64, heads=1, ffn=128))
+    t3 = replace(ENGLISH.t3, backbone=replace(TINY_PRESET.t3.backbone, width=64, heads=1, ffn=128))
     preset = replace(ENGLISH, t3=t3)
     monkeypatch.setattr(load_module, "PRESETS", {"english": preset})
     profile = replace(PROFILES["fast"], decoder=(Preference("onnx", "int8"),))

@@ -9,7 +9,7 @@ import torch
 from tiny_torch import s3gen_of
 
 from nightingale.backends.torch.mel_stream import MelStream, prepare_prompt, render_mel
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.voices.voice import Voice
 

@@ -182,8 +182,8 @@ def test_each_head_sees_the_prompt_and_its_own_window_and_nothing_else(spare: in
         layers=1, heads=3, width=8, dtype=torch.float32, windows=(windows,), rewind_margin=spare
     )
     block_pool = KVBlockPool(blocks=500, layout=plan, device=CPU, attend=None)
-    PagedKVSequence.open(block_pool, rows=1, prompt=3, tokens=2)  # somebody else's
-    memory = PagedKVSequence.open(block_pool, rows=rows, prompt=prompt, tokens=tokens).layers[0]
+    PagedKVSequence(block_pool, rows=1, prompt=3, tokens=2)  # somebody else's
+    memory = PagedKVSequence(block_pool, rows=rows, prompt=prompt, tokens=tokens).layers[0]
     q, k, v = (gaussian((rows, 3, prompt + tokens, 8), seed) for seed in (1, 2, 3))
     memory.attend(q[:, :, :prompt], k[:, :, :prompt], v[:, :, :prompt])
     for at in range(prompt, prompt + tokens):

@@ -20,7 +20,7 @@ from nightingale.backends.torch.pipelined import (
 )
 from nightingale.backends.torch.renderer import TorchRenderer
 from nightingale.backends.torch.sample_stream import Excitation
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.engine.tts import TTS
 from nightingale.errors import EngineFault
 from nightingale.types import Samples

@@ -13,9 +13,9 @@ from tiny_torch import t3_of
 
 from nightingale.backends.torch.runner import TorchRunner
 from nightingale.decoding.runner import StepInput, VerifyInput
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.errors import MemoryFull
-from nightingale.models.layers.kv_cache import DenseKVCache
+from nightingale.models.layers.kv_cache import DenseKVCache, lazy_zeros
 
 CAPACITY = 24
 
@@ -141,9 +141,9 @@ def test_a_step_that_fails_for_one_is_taken_for_none(
 
 
 def test_a_new_kv_cache_is_zero_and_takes_no_memory_until_it_is_written() -> None:
-    rows = {"rows": 8, "heads": 16, "capacity": 4096, "width": 64}
+    shape = (8, 16, 4096, 64)
     before = resident_bytes()
-    memory = DenseKVCache(**rows, dtype=torch.bfloat16, device=torch.device("cpu"))
+    memory = DenseKVCache(*(lazy_zeros(shape, torch.bfloat16, torch.device("cpu")) for _ in range(2)))
     grown, size = resident_bytes() - before, 2 * memory.keys.numel() * memory.keys.element_size()
     assert grown < size / 10
     assert memory.keys.shape == (8, 16, 4096, 64)

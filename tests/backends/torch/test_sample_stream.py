@@ -17,7 +17,7 @@ from nightingale.backends.torch import mel_stream as acoustic
 from nightingale.backends.torch.mel_stream import render_mel
 from nightingale.backends.torch.sample_stream import harmonic_phase, render_samples
 from nightingale.decoding.decoding import Decoding
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.defaults import SILENCE_TOKEN
 

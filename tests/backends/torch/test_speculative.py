@@ -26,7 +26,7 @@ from nightingale.decoding.host_decoder import DecodeRow, HostDecoder
 from nightingale.decoding.kv_budget import KVBudget
 from nightingale.decoding.sampling import Logits
 from nightingale.decoding.speculative import RETRY_AFTER, Costs, DraftLength, SpeculativeDecoder
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.t3.config import T3Config
@@ -209,10 +209,8 @@ def test_speculative_decoding_says_what_plain_decoding_says(
         assert batch.accepted > 0.8 * batch.drafted, "the target drafts for itself"
 
 
-class Broken:
-    """A draft that fails for some, and guesses nonsense for others."""
-
-    kv_bytes = 0
+class Broken(Draft):
+    """A draft that fails for odd slots and proposes nonsense for the others."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -222,9 +220,6 @@ class Broken:
         if any(request.slot % 2 for request in requests):
             raise ArithmeticError("this draft knows nobody in an odd slot")
         return [[5] * request.count for request in requests]
-
-    def release(self, slot: int) -> None: ...
-    def move(self, source: int, target: int) -> None: ...
 
 
 def test_a_draft_that_fails_costs_no_utterance_a_token(nets: dict[str, T3]) -> None:
@@ -292,7 +287,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[int, list[int]]:
 
     monkeypatch.setattr(Utterance, "accept", accepted)
     monkeypatch.setattr(Utterance, "_start_attempt", begun)
-    monkeypatch.setattr(Costs, "with_draft", lambda *_: FREE)
+    monkeypatch.setattr(Costs, "gain", FREE.gain)
     return kept
 
 
@@ -380,6 +375,6 @@ def test_weights_with_fewer_layers_are_a_draft(tiny_model: Model, tmp_path: Any)
     )
     decoder = opened(tiny_model, str(tmp_path / "d.safetensors"))
     assert isinstance(decoder, SpeculativeDecoder)
-    assert decoder.kv_bytes > decoder.runner.kv_bytes
     assert isinstance(decoder._draft, ModelDraft)
+    assert decoder._draft._runner.kv_bytes > 0  # type: ignore[attr-defined]
     assert decoder._draft._runner.t3.config.backbone.layers == 1  # type: ignore[attr-defined]

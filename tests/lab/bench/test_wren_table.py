@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from nightingale import TTS
-from nightingale.audio.encoders.wav import wav_bytes
-from nightingale.engine.model import Model
+from nightingale.audio.samples import wav_bytes
+from nightingale.engine.load import Model
 from nightingale_lab.bench.endings import expected_seconds
 from nightingale_lab.bench.quality import Clip, ClipQuality, Quality, measure, measure_clip
 from nightingale_lab.bench.sentences import sentences

@@ -107,6 +107,7 @@ def test_engine_is_measured_without_a_gpu() -> None:
         assert result["checks"][f"{family}, fast: the same seed, the same samples"] is True
         assert f"{family}, fast: first audio p50, ms" in result["rows"]
         assert f"{family}, fast: T3 step, ms" in result["rows"]
+    assert {"whole sentence, 10 steps with CFG, ms", "Turbo: whole sentence, ms"} <= result["table"].keys()
     assert all(row["reached"] is not None for row in result["table"].values())
 
 

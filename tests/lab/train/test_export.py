@@ -1,4 +1,4 @@
-"""From training outputs to a folder that speaks: names, sizes, refusals, and the way back."""
+"""Export of training outputs to a model folder: names, sizes, errors, and loading it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from tiny_wren import TINY
 from nightingale import wren
 from nightingale.backends.torch.weights import load_voice_encoders
 from nightingale.clocks import CLOCKS
-from nightingale.engine.load import default_model, load_model
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model, default_model, load_model
 from nightingale.engine.tts import TTS
 from nightingale.errors import CheckpointError, ConfigError, ModelMissing
 from nightingale.models.chatterbox.presets import PRESETS
@@ -29,10 +28,10 @@ from nightingale.types import Sampling
 from nightingale.voices import library
 from nightingale.voices.voice import Voice
 from nightingale_lab.reference import networks_of
-from nightingale_lab.train.cast import mean_speakers, read_cast
 from nightingale_lab.train.export import PARTS, export
 from nightingale_lab.train.prepare import train_vocabulary
 from nightingale_lab.train.seeding import seeded
+from nightingale_lab.train.speakers import mean_speakers, read_built_in_voices
 
 WREN = PRESETS["wren"]
 
@@ -48,7 +47,7 @@ TEXT = "Hello there, this is the first sentence. And here is another one, spoken
 
 @pytest.fixture(scope="module")
 def outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What training would leave: every network, a vocabulary, two voices."""
+    """Write random outputs of training: every network, a vocabulary, two voices."""
     folder = tmp_path_factory.mktemp("outputs")
     with seeded(0):
         for part in PARTS:
@@ -113,7 +112,7 @@ def test_what_is_loaded_is_near_what_was_trained(outputs: Path, shipped: Path) -
             assert error < 0.01, f"{source} {name}: {error:.4f}"
 
 
-def test_the_exported_folder_speaks_in_pieces(tts: TTS) -> None:
+def test_the_exported_model_streams(tts: TTS) -> None:
     chunks = list(tts.stream(TEXT, seed=3))
     assert len(chunks) >= 2
     assert all(np.isfinite(chunk.samples).all() and len(chunk.samples) for chunk in chunks)
@@ -126,7 +125,7 @@ def test_the_folder_s_voices_are_found_by_name(tts: TTS) -> None:
     assert len(tts.say("Hi.", voice="heart", seed=1).samples)
 
 
-def test_the_first_piece_sounds_as_if_it_were_alone(tts: TTS) -> None:
+def test_the_first_segment_sounds_the_same_alone(tts: TTS) -> None:
     first, second = TEXT.split(". ")
     closing = MODEL_DEFAULTS["wren"].closing_pause_ms * CLOCKS.sample_rate_hz // 1000
     alone = tts.say(first + ".", seed=3).samples[:-closing]
@@ -169,7 +168,7 @@ def test_a_clip_becomes_a_voice_with_a_short_prompt(
     assert len(tts.say("Hello.", voice=voice, seed=1).samples)
 
 
-def test_capitals_accents_and_spaces_are_read(shipped: Path) -> None:
+def test_capitals_accents_and_spaces_are_encoded(shipped: Path) -> None:
     encode = open_frontend("wren", shipped).encode
     assert encode("Bad BAGEL, bén.") == encode("bad bagel, ben.")
     held = json.loads((shipped / "tokenizer.json").read_text())["model"]["vocab"]
@@ -178,7 +177,7 @@ def test_capitals_accents_and_spaces_are_read(shipped: Path) -> None:
     assert held["[UNK]"] not in ids
 
 
-def test_a_vocabulary_whose_tags_would_be_made_small_is_refused(outputs: Path, tmp_path: Path) -> None:
+def test_a_vocabulary_whose_tags_would_be_lowercased_is_refused(outputs: Path, tmp_path: Path) -> None:
     source = shutil.copytree(outputs, tmp_path / "outputs")
     held = json.loads((source / "wren_tokenizer.json").read_text())
     for tag in held["added_tokens"]:
@@ -188,7 +187,7 @@ def test_a_vocabulary_whose_tags_would_be_made_small_is_refused(outputs: Path, t
         export(source, tmp_path / "out", TINY)
 
 
-def test_the_card_says_what_this_copy_is(outputs: Path, tmp_path: Path) -> None:
+def test_the_card_describes_the_model(outputs: Path, tmp_path: Path) -> None:
     report = export(outputs, tmp_path, TINY, default_voice="george", sampling=Sampling(temperature=0.5))
     card = json.loads((tmp_path / "card.json").read_text())
     assert (card["name"], card["default_voice"], card["voices"]) == ("wren", "george", ["george", "heart"])
@@ -200,7 +199,7 @@ def test_the_card_says_what_this_copy_is(outputs: Path, tmp_path: Path) -> None:
     assert model.default_voice.name == "george"
 
 
-def test_the_card_names_the_tokens_of_silence_and_the_guards_are_told(
+def test_the_card_lists_the_tokens_of_silence_for_the_guards(
     outputs: Path, shipped: Path, tmp_path: Path
 ) -> None:
     import soundfile
@@ -231,7 +230,7 @@ def test_what_is_too_large_is_not_written(outputs: Path, tmp_path: Path) -> None
     assert not (tmp_path / "out").exists()
 
 
-def test_a_voice_that_left_the_cast_leaves_the_folder(outputs: Path, tmp_path: Path) -> None:
+def test_a_voice_that_is_no_longer_built_in_is_deleted(outputs: Path, tmp_path: Path) -> None:
     out, source = tmp_path / "out", shutil.copytree(outputs, tmp_path / "outputs")
     export(source, out, TINY)
     save_file({"af_heart": torch.ones(256)}, source / "voices.safetensors")
@@ -275,7 +274,7 @@ def test_the_default_model_is_wren_once_it_is_there(shipped: Path, monkeypatch: 
     assert default_model() == "noise"
 
 
-def test_a_voice_of_the_cast_is_the_mean_of_its_clips() -> None:
+def test_a_built_in_voice_is_the_mean_of_its_clips() -> None:
     speaker = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 2.0]])
     means = mean_speakers(speaker, torch.tensor([0, 1, 1]), ["af_heart", "am_puck"])
     assert torch.equal(means["am_puck"], torch.tensor([0.0, 1.0]))
@@ -283,7 +282,7 @@ def test_a_voice_of_the_cast_is_the_mean_of_its_clips() -> None:
         mean_speakers(speaker, torch.tensor([0, 1, 1]), ["af_heart", "am_puck", "af_bella"])
 
 
-def test_a_guess_goes_along_and_one_of_another_t3_does_not_stay(outputs: Path, tmp_path: Path) -> None:
+def test_a_draft_head_is_exported_and_that_of_another_t3_is_deleted(outputs: Path, tmp_path: Path) -> None:
     source, out = shutil.copytree(outputs, tmp_path / "outputs"), tmp_path / "out"
     head = DraftHead(TINY.t3.backbone.width, blocks=1, inner=32)
     save_file({name: t.half() for name, t in head.state_dict().items()}, source / "draft_head.safetensors")
@@ -295,7 +294,7 @@ def test_a_guess_goes_along_and_one_of_another_t3_does_not_stay(outputs: Path, t
     assert not (out / wren.DRAFT_FILE).exists()
 
 
-def test_an_odd_cast_is_refused(tmp_path: Path) -> None:
+def test_unknown_names_of_built_in_voices_are_refused(tmp_path: Path) -> None:
     save_file({"zz_heart": torch.ones(2)}, tmp_path / "voices.safetensors")
     with pytest.raises(ConfigError, match="zz_heart"):
-        read_cast(tmp_path / "voices.safetensors", "heart")
+        read_built_in_voices(tmp_path / "voices.safetensors", "heart")

@@ -16,15 +16,15 @@ from typer.testing import CliRunner
 from nightingale import TTS
 from nightingale.backends.torch.runner import TorchRunner
 from nightingale.cli.main import app
+from nightingale.decoding.philox import nth_seed
 from nightingale.decoding.runner import StepInput
-from nightingale.decoding.seeds import nth_seed
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.errors import ConfigError, VoiceNotFound
 from nightingale.models.chatterbox.t3.draft_head import TAPS
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale_lab.reference import decoding_of
-from nightingale_lab.train.hidden_states import overhear
-from nightingale_lab.train.overheard import Overheard, train_overheard
+from nightingale_lab.train.draft_head_from_states import HiddenStateDataset, train_from_hidden_states
+from nightingale_lab.train.hidden_states import capture_hidden_states
 
 LINES = ["Hello there.", "A bird sang.", "It is late.", "Good night, all."] * 3
 
@@ -36,7 +36,7 @@ def tiny_model() -> Model:
 
 @pytest.fixture(scope="module")
 def captured(tiny_model: Model) -> dict[str, torch.Tensor]:
-    return overhear(tiny_model, LINES, voice=tiny_model.default_voice, seed=3)
+    return capture_hidden_states(tiny_model, LINES, voice=tiny_model.default_voice, seed=3)
 
 
 def test_states_are_those_that_the_engine_gives_a_draft(
@@ -59,41 +59,43 @@ def test_states_are_those_that_the_engine_gives_a_draft(
         own = slice(row * count, (row + 1) * count)
         assert captured["tokens"][own].tolist() == decoding.history
         expected = torch.stack([state[row] for state in states])
-        torch.testing.assert_close(captured["thoughts"][own].float(), expected, atol=5e-3, rtol=5e-3)
-    assert captured["thoughts"].shape[1] == (1 + TAPS) * t3.config.backbone.width
+        torch.testing.assert_close(captured["hidden_states"][own].float(), expected, atol=5e-3, rtol=5e-3)
+    assert captured["hidden_states"].shape[1] == (1 + TAPS) * t3.config.backbone.width
     assert torch.equal(captured["head.weight"], t3.speech_head.weight)
 
 
 def test_a_trained_draft_head_works_in_the_engine(
     captured: dict[str, torch.Tensor], tiny_model: Model, tmp_path: Path
 ) -> None:
-    save_file(captured, tmp_path / "thoughts.safetensors")
-    train_overheard(tmp_path / "thoughts.safetensors", tmp_path, budget_s=0.1, device=torch.device("cpu"))
+    save_file(captured, tmp_path / "states.safetensors")
+    train_from_hidden_states(
+        tmp_path / "states.safetensors", tmp_path, budget_s=0.1, device=torch.device("cpu")
+    )
     profile = f"balanced+draft={tmp_path / 'draft_head.safetensors'}"
-    with TTS.over(tiny_model, "balanced") as plain, TTS.over(tiny_model, profile) as guessing:
-        said = [tts.say("Hello there.", seed=1).samples for tts in (plain, guessing)]
+    with TTS.over(tiny_model, "balanced") as plain, TTS.over(tiny_model, profile) as drafting:
+        said = [tts.say("Hello there.", seed=1).samples for tts in (plain, drafting)]
     assert (said[0] == said[1]).all()
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_family_embeds_what_was_said_as_the_engine_will(name: str, tmp_path: Path) -> None:
-    """With a table of positions, or without: what the draft is shown is what it was taught with."""
+def test_every_family_embeds_tokens_as_the_engine_does(name: str, tmp_path: Path) -> None:
+    """Embeddings in training equal those at inference, with and without position embeddings."""
     t3 = fill(T3(CONFIGS[name]))
     tables = {"head.weight": t3.speech_head.weight, "embedding": t3.speech_emb.weight}
     if t3.config.learned_positions is not None:
         tables["positions"] = t3.speech_pos_emb.emb.weight
     counts, width = [6] * 12, t3.config.backbone.width
     held = {
-        "thoughts": torch.zeros(sum(counts), (1 + TAPS) * width),
+        "hidden_states": torch.zeros(sum(counts), (1 + TAPS) * width),
         "tokens": torch.arange(sum(counts), dtype=torch.int32),
         "counts": torch.tensor(counts, dtype=torch.int32),
         **{name: table.detach().clone() for name, table in tables.items()},
     }
     save_file(held, tmp_path / "t.safetensors")
-    told = Overheard.load(tmp_path / "t.safetensors", torch.device("cpu"))
-    for draw in range(6):
-        shown = t3.embed_speech(torch.tensor([[6 + draw]]), draw + 1)[:, 0]
-        torch.testing.assert_close(told.said(torch.tensor([6 + draw])), shown)
+    dataset = HiddenStateDataset.load(tmp_path / "t.safetensors", torch.device("cpu"))
+    for index in range(6):
+        expected = t3.embed_speech(torch.tensor([[6 + index]]), index + 1)[:, 0]
+        torch.testing.assert_close(dataset.embed(torch.tensor([6 + index])), expected)
 
 
 def test_too_little_is_refused(captured: dict[str, torch.Tensor], tiny_model: Model, tmp_path: Path) -> None:
@@ -103,33 +105,25 @@ def test_too_little_is_refused(captured: dict[str, torch.Tensor], tiny_model: Mo
         {**captured, "counts": captured["counts"][:1].clone(), "tokens": captured["tokens"][:few].clone()},
         path,
     )
-    with pytest.raises(ConfigError, match="too little was overheard"):
-        Overheard.load(path, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="too few hidden states"):
+        HiddenStateDataset.load(path, torch.device("cpu"))
     with pytest.raises(VoiceNotFound, match="no voice of its own"):
-        overhear(replace(tiny_model, default_voice=None), LINES, voice=None, seed=0)
-    with pytest.raises(ConfigError, match="nothing was said"):
-        overhear(tiny_model, [], voice=tiny_model.default_voice, seed=0)
+        capture_hidden_states(replace(tiny_model, default_voice=None), LINES, voice=None, seed=0)
+    with pytest.raises(ConfigError, match="no text to decode"):
+        capture_hidden_states(tiny_model, [], voice=tiny_model.default_voice, seed=0)
 
 
-def test_the_command_line_does_both_steps(
-    tiny_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "option"), [("capture", "--hidden-states"), ("think", "--thoughts")])
+def test_the_command_line_does_both_steps_also_by_their_former_names(
+    name: str, option: str, tiny_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("nightingale.engine.load.load_model", lambda *_, **__: tiny_model)
     (tmp_path / "lines.txt").write_text("\n".join(LINES), encoding="utf-8")
-    thoughts, runner = tmp_path / "thoughts.safetensors", CliRunner()
-    words = [
-        "--model",
-        "noise",
-        "--texts",
-        str(tmp_path / "lines.txt"),
-        "--out",
-        str(thoughts),
-        "--device",
-        "cpu",
-    ]
-    done = runner.invoke(app, ["train", "think", *words])
+    states, runner = tmp_path / "states.safetensors", CliRunner()
+    words = f"--model noise --texts {tmp_path}/lines.txt --out {states} --device cpu".split()
+    done = runner.invoke(app, ["train", name, *words])
     assert done.exit_code == 0, done.output
-    given = ["--thoughts", str(thoughts), "--out", str(tmp_path), "--budget-s", "0.1", "--device", "cpu"]
+    given = [option, str(states), "--out", str(tmp_path), "--budget-s", "0.1", "--device", "cpu"]
     done = runner.invoke(app, ["train", "draft", *given])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "draft_head.safetensors").is_file()

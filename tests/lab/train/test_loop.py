@@ -149,7 +149,7 @@ def test_an_eager_step_is_called_as_it_is() -> None:
     for _ in range(5):
         step()
     assert len(calls) == 5
-    assert step.refusal is None
+    assert step.capture_error is None
 
 
 def test_every_is_true_once_per_interval() -> None:

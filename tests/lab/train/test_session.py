@@ -1,4 +1,4 @@
-"""The session: what runs when, what happens to a stage that fails, and what comes back."""
+"""Sessions: the order of stages, failures and retries, and the transfer of results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from lab.train.tiny_ground import make_everything_tiny, tiny_assets
+from lab.train.tiny_training import make_everything_tiny, tiny_assets
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -19,8 +19,8 @@ from nightingale_lab.train import session, supervisor, vocoder
 from nightingale_lab.train.__main__ import build_parser, main
 from nightingale_lab.train.loop import read_log
 from nightingale_lab.train.plan import Settings, Task, plan, table
-from nightingale_lab.train.session import begin, read_settings, watch
-from nightingale_lab.train.supervisor import Board, Launch, supervise
+from nightingale_lab.train.session import create_state, monitor, read_settings
+from nightingale_lab.train.supervisor import Launch, SessionStatus, supervise
 from nightingale_lab.train.volumes import pack, unpack
 
 
@@ -49,14 +49,14 @@ class Thread:
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(supervisor, "POLL_EVERY_S", 0.01)
 
 
 def settings(folder: Path, **given: object) -> Settings:
     made = Settings(
         assets=str(folder / "assets"), state=str(folder / "state"), plan_s=900.0, device="cpu", **given
     )  # type: ignore[arg-type]
-    begin(made)
+    create_state(made)
     return made
 
 
@@ -81,14 +81,14 @@ def test_a_whole_session_at_tiny_size_leaves_every_result(
     }
     made, before = settings(tmp_path, options=options, tokenizer_s=9.0), torch.get_rng_state()
     try:
-        board = supervise(made, plan(made), _in_threads(children := []))
+        status = supervise(made, plan(made), _in_threads(children := []))
     finally:
         torch.set_rng_state(before)
     assert not [child.error for child in children if child.code]
-    assert {row.state for row in board.rows.values()} == {"done"}
+    assert {row.state for row in status.rows.values()} == {"done"}
 
     said: list[str] = []
-    watch(tmp_path / "state", tmp_path / "results", budget_s=1.0, say=said.append)
+    monitor(tmp_path / "state", tmp_path / "results", budget_s=1.0, write=said.append)
     sizes = unpack([tmp_path / "results"], tmp_path / "back")
     assert set(sizes) == {Path(name).stem for name in session.RESULTS}
     assert "still to send: nothing" in said[-1]
@@ -103,12 +103,12 @@ def test_a_whole_session_at_tiny_size_leaves_every_result(
     next_one = settings(tmp_path / "next", options=options, start_from=str(tmp_path / "back"))
     next_one = replace(next_one, assets=made.assets)
     try:
-        board = supervise(next_one, plan(next_one), _in_threads(children := []))
+        status = supervise(next_one, plan(next_one), _in_threads(children := []))
     finally:
         torch.set_rng_state(before)
     assert not [child.error for child in children if child.code]
-    assert {row.state for row in board.rows.values()} == {"done"}
-    assert {"tokenizer", "voice-encoder"}.isdisjoint(board.rows)
+    assert {row.state for row in status.rows.values()} == {"done"}
+    assert {"tokenizer", "voice-encoder"}.isdisjoint(status.rows)
     steps = [row["step"] for row in read_log(tmp_path / "next" / "state" / "out" / "flow.jsonl")]
     assert steps == sorted(steps)
     assert len(steps) > 1
@@ -123,7 +123,7 @@ def _in_threads(children: list[Thread]) -> Launch:
     return launch
 
 
-def test_every_task_speaks_the_language_of_its_stage(tmp_path: Path) -> None:
+def test_every_task_has_valid_arguments(tmp_path: Path) -> None:
     made = settings(tmp_path, tokenizer_s=100.0)
     for each in plan(made):
         given = each.arguments(100.0)
@@ -142,7 +142,7 @@ def test_a_kept_tokenizer_is_neither_trained_nor_sent_back(tmp_path: Path) -> No
     made = settings(tmp_path, start_from=str(earlier))
     tasks = {each.name: each for each in plan(made)}
     assert "tokenizer" not in tasks
-    assert made.mark("tokenizer").exists()
+    assert made.done_marker("tokenizer").exists()
     given = tasks["vocoder"].arguments(500.0)
     assert float(given[given.index("--plan-s") + 1]) == pytest.approx(313 + 500 - made.load_s)
     early, late = (tasks[name].arguments(100.0) for name in ("flow-early", "flow"))
@@ -152,20 +152,20 @@ def test_a_kept_tokenizer_is_neither_trained_nor_sent_back(tmp_path: Path) -> No
     again = tasks["vocoder"].arguments(90.0)
     assert again[again.index("--plan-s") + 1] == given[given.index("--plan-s") + 1]
     (tmp_path / "state" / "finished").touch()
-    watch(tmp_path / "state", tmp_path / "results", budget_s=1.0, say=lambda _: None)
+    monitor(tmp_path / "state", tmp_path / "results", budget_s=1.0, write=lambda _: None)
     assert not list((tmp_path / "results").glob("volume*"))
 
 
-def test_what_is_only_a_head_start_holds_nobody_up(tmp_path: Path) -> None:
+def test_an_optional_task_that_fails_blocks_no_other(tmp_path: Path) -> None:
     made = settings(tmp_path)
     head_start = Task(
         name="early", needs=(tmp_path / "never",), ends_s=0.0, arguments=lambda _: [], optional=True
     )
     supervise(made, [head_start], lambda *_: pytest.fail("nothing may start"))
-    assert made.mark("early").exists()
+    assert made.done_marker("early").exists()
 
 
-def test_a_voice_encoder_that_was_taught_is_not_taught_again(tmp_path: Path) -> None:
+def test_a_trained_voice_encoder_is_not_trained_again(tmp_path: Path) -> None:
     earlier = tmp_path / "earlier"
     earlier.mkdir()
     assert "voice-encoder" in {each.name for each in plan(settings(tmp_path, start_from=str(earlier)))}
@@ -173,7 +173,7 @@ def test_a_voice_encoder_that_was_taught_is_not_taught_again(tmp_path: Path) -> 
     assert "voice-encoder" not in {each.name for each in plan(settings(tmp_path, start_from=str(earlier)))}
 
 
-def test_a_task_waits_for_what_it_needs_and_one_that_fails_stops_nobody(tmp_path: Path) -> None:
+def test_a_task_waits_for_its_dependencies_and_a_failed_one_blocks_no_other(tmp_path: Path) -> None:
     made, order = settings(tmp_path), []
     flag = tmp_path / "flag"
 
@@ -188,8 +188,8 @@ def test_a_task_waits_for_what_it_needs_and_one_that_fails_stops_nobody(tmp_path
         return Thread(work)
 
     tasks = [task("second", flag), task("bad"), task("first"), task("orphan", tmp_path / "never", ends_s=0.3)]
-    board = supervise(made, tasks, launch)
-    states = {name: row.state for name, row in board.rows.items()}
+    status = supervise(made, tasks, launch)
+    states = {name: row.state for name, row in status.rows.items()}
     assert states == {"second": "done", "bad": "failed 1", "first": "done", "orphan": "too late"}
     assert order.index("first") < order.index("second")
     assert order.count("bad") == 2
@@ -203,13 +203,13 @@ def test_a_task_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.
         children.append(Thread(lambda: stop.wait(30) and None))
         return children[-1]
 
-    board = supervise(settings(tmp_path), [task("endless", ends_s=0.1)], launch)
+    status = supervise(settings(tmp_path), [task("endless", ends_s=0.1)], launch)
     stop.set()
-    assert board.rows["endless"].state == "killed"
+    assert status.rows["endless"].state == "killed"
     assert children[0].killed
 
 
-def test_a_supervisor_that_was_killed_finds_its_place_again(tmp_path: Path) -> None:
+def test_a_new_supervisor_continues_after_a_killed_one(tmp_path: Path) -> None:
     made, launched = settings(tmp_path), []
 
     def launch(arguments: list[str], log: Path, state: Path) -> Thread:
@@ -223,7 +223,7 @@ def test_a_supervisor_that_was_killed_finds_its_place_again(tmp_path: Path) -> N
     assert (tmp_path / "state" / "started").read_text() == started
 
 
-def test_a_call_has_what_failed_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_retries_failed_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, code = settings(tmp_path), [1]
     state = Path(made.state)
 
@@ -235,15 +235,15 @@ def test_a_call_has_what_failed_tried_again(tmp_path: Path, monkeypatch: pytest.
 
     tasks = [task("one"), task("slow", tmp_path / "flag", ends_s=20.0)]
     running = Thread(lambda: supervise(made, tasks, launch))  # type: ignore[arg-type, return-value]
-    while not Board.read(state).failed:
+    while not SessionStatus.read(state).failed:
         time.sleep(0.01)
     code[0] = 0
     session.resume(state)
-    while Board.read(state).failed:
+    while SessionStatus.read(state).failed:
         time.sleep(0.01)
     (tmp_path / "flag").touch()
     running.thread.join(10)
-    assert {name: row.state for name, row in Board.read(state).rows.items()} == {
+    assert {name: row.state for name, row in SessionStatus.read(state).rows.items()} == {
         "one": "done",
         "slow": "done",
     }
@@ -252,13 +252,13 @@ def test_a_call_has_what_failed_tried_again(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(session, "detach", started.append)
     session.resume(state)
     assert not started
-    Board(state, 5.0, {"one": supervisor.Row(state="failed 1")}).write()
+    SessionStatus(state, 5.0, {"one": supervisor.TaskStatus(state="failed 1")}).write()
     session.resume(state)
     assert started == [state]
 
 
-def test_a_real_process_is_started_outside_of_the_call_and_tells_how_it_ended(tmp_path: Path) -> None:
-    child = supervisor.process(["never"], tmp_path / "never.log", tmp_path)
+def test_a_stage_runs_as_a_process_with_an_exit_status(tmp_path: Path) -> None:
+    child = supervisor.start_process(["never"], tmp_path / "never.log", tmp_path)
     for _ in range(600):
         if child.poll() is not None:
             break
@@ -267,12 +267,12 @@ def test_a_real_process_is_started_outside_of_the_call_and_tells_how_it_ended(tm
     assert "invalid choice" in supervisor.last_line(tmp_path / "never.log")
 
 
-def test_the_call_ends_with_its_budget_while_the_work_goes_on(tmp_path: Path) -> None:
+def test_a_call_ends_with_its_budget_while_the_stages_continue(tmp_path: Path) -> None:
     made = settings(tmp_path)
-    (tmp_path / "state" / "beat").touch()
-    Board(Path(made.state), 5.0, {"t3": supervisor.Row(state="runs")}).write()
+    (tmp_path / "state" / "heartbeat").touch()
+    SessionStatus(Path(made.state), 5.0, {"t3": supervisor.TaskStatus(state="runs")}).write()
     begun, said = time.monotonic(), []
-    watch(tmp_path / "state", tmp_path / "results", budget_s=session.LAST_COPY_S + 0.3, say=said.append)
+    monitor(tmp_path / "state", tmp_path / "results", budget_s=session.LAST_COPY_S + 0.3, write=said.append)
     assert time.monotonic() - begun < 5
     assert "t3" in said[0]
 
@@ -286,7 +286,7 @@ def weights(folder: Path, name: str, megabytes: float) -> Path:
     return folder / f"{name}.safetensors"
 
 
-def test_results_travel_in_volumes_and_what_does_not_fit_stays(tmp_path: Path) -> None:
+def test_results_are_packed_in_volumes_as_far_as_they_fit(tmp_path: Path) -> None:
     files = [
         weights(tmp_path / "a", "big", 3.0),
         weights(tmp_path / "a", "huge", 9.0),
@@ -304,28 +304,28 @@ def test_results_travel_in_volumes_and_what_does_not_fit_stays(tmp_path: Path) -
     assert (tmp_path / "back" / "logs" / "x.log").read_text() == "said"
 
 
-def test_a_lost_volume_is_found_out(tmp_path: Path) -> None:
+def test_a_missing_volume_is_detected(tmp_path: Path) -> None:
     pack([weights(tmp_path / "a", "big", 3.0)], [], tmp_path / "out", volume_bytes=2**20)
     (tmp_path / "out" / "volume1.safetensors").unlink()
     with pytest.raises(CheckpointError, match="tensors of big"):
         unpack([tmp_path / "out"], tmp_path / "back")
 
 
-def test_what_came_back_is_sent_again_only_when_it_changed(tmp_path: Path) -> None:
+def test_a_result_is_sent_again_only_when_it_changed(tmp_path: Path) -> None:
     made = settings(tmp_path)
     state = Path(made.state)
     (state / "finished").touch()
     weights(made.out, "t3", 0.1)
     for expected in ({"t3"}, set()):
-        watch(state, tmp_path / "results", budget_s=1.0, say=lambda _: None)
+        monitor(state, tmp_path / "results", budget_s=1.0, write=lambda _: None)
         held = list((tmp_path / "results").glob("volume*"))
         assert (set(unpack([tmp_path / "results"], tmp_path / "back")) if held else set()) == expected
     weights(made.out, "t3", 0.2)
-    watch(state, tmp_path / "results", budget_s=1.0, say=lambda _: None)
+    monitor(state, tmp_path / "results", budget_s=1.0, write=lambda _: None)
     assert set(unpack([tmp_path / "results"], tmp_path / "back")) == {"t3"}
 
 
-def test_what_has_waited_longest_is_sent_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_that_waited_longest_are_sent_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = settings(tmp_path)
     names = ("t3", "flow.refine", "voice_encoder")
     paths = [next(Path(p) for p in session.RESULTS if Path(p).stem == name) for name in names]
@@ -342,6 +342,6 @@ def test_what_has_waited_longest_is_sent_first(tmp_path: Path, monkeypatch: pyte
             (state / path).write_bytes(bytes(turn + 1))
         before = session._sent(state)
         sent = session.copy_results(state, tmp_path / "results", before)
-        session._remember(state, before, sent)
+        session._store_sent(state, before, sent)
     assert packed[1][0] == packed[0][2]
     assert packed[2][0] == packed[1][2]

@@ -1,4 +1,4 @@
-"""The stages behind one another, on a corpus of hums: each takes what the one before it left."""
+"""All stages in order, on a corpus of tones: each reads the outputs of the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lab.train.tiny_ground import make_everything_tiny, tiny_assets
+from lab.train.tiny_training import make_everything_tiny, tiny_assets
 from safetensors.torch import load_file, save_file
 from tiny_wren import TINY
 
@@ -56,8 +56,8 @@ def test_the_stages_hand_over_to_one_another(ground: Path, capsys: pytest.Captur
     assert sum(len(np.load(part / "tokens.npy")) for part in parts) == whole.token_offsets[-1]
     assert np.load(parts[0] / "mels.npy").shape == (len(Corpus.load(parts[0]).bank.f0_hz), 80)
     assert 0 < whole.held_out.sum() < 0.2 * whole.bank.clips
-    assert "unseen_loss" in read_log(out / "t3.jsonl")[-1]
-    assert "unseen_mel" in read_log(out / "flow.jsonl")[-1]
+    assert "validation_loss" in read_log(out / "t3.jsonl")[-1]
+    assert "validation_mel" in read_log(out / "flow.jsonl")[-1]
     voices = load_file(out / "voices.safetensors")
     assert {"af_heart", "af_heart.teacher"} <= set(voices)
     assert float(voices["am_puck"].norm()) == pytest.approx(1.0, abs=1e-3)

@@ -1,4 +1,4 @@
-"""T3's material: what a bank keeps, what nobody trains on, and what assets are trusted."""
+"""Token banks, held-out lines, and checks of the assets."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tiny_wren import TINY
 
 from nightingale.errors import CheckpointError, ConfigError
 from nightingale_lab.train.asset_files import Assets
-from nightingale_lab.train.assets import as_spoken, checked
+from nightingale_lab.train.assets import checked, normalized
 from nightingale_lab.train.corpus import HELD_OUT, ready_parts, whole_clips
-from nightingale_lab.train.loop import Watch, read_log
+from nightingale_lab.train.loop import TimeBudget, read_log
 from nightingale_lab.train.t3 import T3Recipe, train_t3
 from nightingale_lab.train.t3_rows import build_buckets
 from nightingale_lab.train.token_bank import TokenBank
@@ -39,7 +39,7 @@ def make_bank(clips: int = 120, seed: int = 0) -> TokenBank:
     )
 
 
-def test_a_bank_survives_its_file_and_takes_its_text_from_the_lines(tmp_path: Path) -> None:
+def test_a_bank_is_saved_and_loaded_with_text_from_the_lines(tmp_path: Path) -> None:
     bank = make_bank()
     bank.save(tmp_path / "bank.safetensors")
     back = TokenBank.load(tmp_path / "bank.safetensors", encode)
@@ -48,7 +48,7 @@ def test_a_bank_survives_its_file_and_takes_its_text_from_the_lines(tmp_path: Pa
     assert np.abs(bank.speaker.astype(np.float32) - back.speaker.astype(np.float32)).max() < 3e-3
 
 
-def test_blends_of_two_banks_stay_apart_and_named_voices_together() -> None:
+def test_blended_speakers_of_two_banks_differ_and_named_voices_are_shared() -> None:
     first, second = make_bank(seed=0), make_bank(seed=1)
     both = TokenBank.join([first, second])
     assert both.clips == first.clips + second.clips
@@ -81,9 +81,7 @@ def test_lines_that_are_held_out_are_in_no_sequence_of_training() -> None:
     assert pairs > 50
 
 
-def test_t3_goes_on_where_it_stopped_and_keeps_its_best_average(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_t3_resumes_and_keeps_its_best_average(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nightingale_lab.train.t3.BATCH_IDS", 128)
     monkeypatch.setattr(torch, "autocast", lambda *_: __import__("contextlib").nullcontext())
     given = {"marks": frozenset({30}), "device": torch.device("cpu"), "eager": True, "plan_s": 900.0}
@@ -93,7 +91,9 @@ def test_t3_goes_on_where_it_stopped_and_keeps_its_best_average(
     assert second["step"] > first["step"]
     assert second["seconds"] > first["seconds"]
     state = torch.load(tmp_path / "t3.state.pt", weights_only=True)
-    assert state["best_loss"] == pytest.approx(min(first["unseen_loss"], second["unseen_loss"]), rel=1e-4)
+    assert state["best_loss"] == pytest.approx(
+        min(first["validation_loss"], second["validation_loss"]), rel=1e-4
+    )
 
 
 def test_whole_clips_come_in_few_shapes_and_none_is_left_out() -> None:
@@ -107,23 +107,23 @@ def test_whole_clips_come_in_few_shapes_and_none_is_left_out() -> None:
     assert len(shapes) <= 6
 
 
-def test_a_watch_counts_the_calls_before() -> None:
-    watch = Watch(10.0, plan_s=100.0, elapsed_s=50.0)
+def test_a_time_budget_counts_earlier_calls() -> None:
+    watch = TimeBudget(10.0, plan_s=100.0, elapsed_s=50.0)
     assert watch.progress == pytest.approx(0.5, abs=0.01)
     assert not watch.over()
-    assert Watch(10.0, plan_s=50.0, elapsed_s=50.0).over()
+    assert TimeBudget(10.0, plan_s=50.0, elapsed_s=50.0).over()
 
 
 @pytest.mark.parametrize(
     ("raw", "wanted"),
     [("He went home.", "He went home."), ("It costs 5 dollars.", None), ("It was Chapter IV.", None)],
 )
-def test_a_line_is_kept_only_if_inference_would_say_the_same_words(raw: str, wanted: str | None) -> None:
-    assert as_spoken(raw) == wanted
+def test_a_line_is_kept_only_if_inference_has_the_same_words(raw: str, wanted: str | None) -> None:
+    assert normalized(raw) == wanted
 
 
 def test_a_teacher_that_has_changed_is_refused() -> None:
-    with pytest.raises(CheckpointError, match="not the one we know"):
+    with pytest.raises(CheckpointError, match="another digest"):
         checked("x.bin", b"other", "0" * 64)
 
 
@@ -134,9 +134,9 @@ def test_missing_assets_and_an_empty_corpus_are_named(tmp_path: Path) -> None:
         ready_parts(tmp_path)
 
 
-def test_respelled_clips_keep_their_speech_and_leave_what_only_measures() -> None:
+def test_reencoded_clips_keep_their_speech_without_the_held_out_lines() -> None:
     bank = make_bank()
-    other = bank.respelled(lambda line: [line % 7, 1, 2, 3])
+    other = bank.reencoded(lambda line: [line % 7, 1, 2, 3])
     kept = np.flatnonzero(~bank.held_out)
     assert other.clips == len(kept) < bank.clips
     assert not other.held_out.any()

@@ -67,7 +67,7 @@ def run(bank: AudioBank, out: Path, *, max_steps: int, plan: VocoderPlan = TINY,
     )  # type: ignore[arg-type]
 
 
-def test_a_bank_survives_the_disk(bank: AudioBank, tmp_path: Path) -> None:
+def test_a_bank_is_saved_and_loaded(bank: AudioBank, tmp_path: Path) -> None:
     bank.save(tmp_path)
     again = AudioBank.load(tmp_path)
     assert again.clips == 2
@@ -161,7 +161,7 @@ class HostQuestions(TorchDispatchMode):
 def test_a_step_never_asks_the_host_and_keeps_channels_last(bank: AudioBank) -> None:
     wider = replace(TINY.network, base_channels=16)  # one channel has every layout at once
     stage = VocoderStage(bank, replace(TINY, network=wider), device=CPU, seed=0)
-    stage.draw()
+    stage.sample()
     stage.mel_step()
     with HostQuestions() as seen:
         stage.gan_step()
@@ -217,15 +217,15 @@ def test_losses_fall_first_without_and_then_with_critics(bank: AudioBank, tmp_pa
 
 
 def test_a_run_in_two_pieces_equals_the_run_in_one(bank: AudioBank, tmp_path: Path) -> None:
-    plan = replace(TINY, mel_only_share=0.1)  # critics from step 4 of 40, so both pieces hold them
+    plan = replace(TINY, mel_only_share=0.1)  # discriminators from step 4 of 40, so both pieces hold them
     whole = run(bank, tmp_path / "whole", max_steps=7, plan=plan)
     run(bank, tmp_path / "parts", max_steps=5, plan=plan)
     parts = run(bank, tmp_path / "parts", max_steps=2, plan=plan, resume=True)
     for name, value in whole.state_dict().items():
         assert torch.equal(value, parts.state_dict()[name]), name
     states = [torch.load(tmp_path / side / "state.pt", weights_only=True) for side in ("whole", "parts")]
-    for name, value in states[0]["critics"].items():
-        assert torch.equal(value, states[1]["critics"][name]), name
+    for name, value in states[0]["discriminators"].items():
+        assert torch.equal(value, states[1]["discriminators"][name]), name
     assert states[1]["done"]["step"] == 7
 
 
@@ -234,7 +234,7 @@ def test_small_files_are_enough_to_go_on_elsewhere(bank: AudioBank, tmp_path: Pa
     here, there = tmp_path / "here", tmp_path / "there"
     run(bank, here, max_steps=4, plan=plan, state_dir=tmp_path / "large")
     assert sorted(p.name for p in here.iterdir()) == [
-        "critics.safetensors",
+        "discriminators.safetensors",
         "log.jsonl",
         "vocoder.safetensors",
     ]

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol
 
 from nightingale.audio.encoders.streaming import WavEncoder
-from nightingale.audio.encoders.wav import HEADER_BYTES, UNKNOWN_LENGTH, check_samples, wav_header
-from nightingale.audio.samples import Samples
+from nightingale.audio.samples import HEADER_BYTES, UNKNOWN_LENGTH, Samples, check_samples, wav_header
 from nightingale.errors import ConfigError, OutputError
 from nightingale.files import whole_file
 
@@ -34,14 +33,6 @@ class HasSamples(Protocol):
 
     @property
     def sample_rate_hz(self) -> int: ...
-
-
-class Recorder(Protocol):
-    """Writes one recording."""
-
-    def feed(self, samples: Samples) -> None: ...
-
-    def finish(self) -> None: ...
 
 
 def check_suffix(path: Path) -> str:
@@ -137,9 +128,12 @@ class SndfileRecorder:
             raise OutputError(
                 "the recording could not be written",
                 got=str(error) or "fewer samples were written than given",
-                allowed="room on the disk, and libsndfile 1.1 or newer for MP3",
-                fix="Make room, or write .wav or .flac instead.",
+                allowed="free space on the disk, and libsndfile 1.1 or newer for MP3",
+                fix="Free some space, or write .wav or .flac instead.",
             ) from error
+
+
+Recorder = WavRecorder | SndfileRecorder
 
 
 def _can_rewrite(file: BinaryIO) -> bool:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol, cast
 
 import numpy as np
 
-from nightingale.audio.encoders.wav import check_samples, wav_header
-from nightingale.audio.samples import Samples, pcm16
+from nightingale.audio.samples import Samples, check_samples, pcm16, wav_header
 from nightingale.clocks import CLOCKS
 from nightingale.errors import ConfigError, OutputError
 
@@ -44,9 +44,6 @@ class Format:
 class PcmEncoder:
     """Encodes 16-bit little-endian samples without a header."""
 
-    def __init__(self, rate_hz: int, bit_rate: int | None = None) -> None:  # noqa: ARG002, `Format.open`
-        self._rate_hz = rate_hz
-
     def feed(self, samples: Samples) -> bytes:
         return pcm16(samples)
 
@@ -54,20 +51,18 @@ class PcmEncoder:
         return b""
 
 
-class WavEncoder(PcmEncoder):
+class WavEncoder:
     """Encodes PCM after a WAV header of unknown length."""
 
-    _started = False
+    def __init__(self, rate_hz: int) -> None:
+        self._header = wav_header(rate_hz)
 
     def feed(self, samples: Samples) -> bytes:
-        return self._header() + pcm16(samples)
+        return self.finish() + pcm16(samples)
 
     def finish(self) -> bytes:
-        return self._header()
-
-    def _header(self) -> bytes:
-        started, self._started = self._started, True
-        return b"" if started else wav_header(self._rate_hz)
+        header, self._header = self._header, b""
+        return header
 
 
 class MulawEncoder(PcmEncoder):
@@ -85,11 +80,11 @@ class MulawEncoder(PcmEncoder):
 class ResamplingEncoder:
     """Resamples what it is fed for another encoder."""
 
-    def __init__(self, encoder: Encoder, source_rate_hz: int, rate_hz: int) -> None:
+    def __init__(self, encoder: Encoder, rate_hz: int) -> None:
         import soxr
 
         self._encoder = encoder
-        self._stream = soxr.ResampleStream(source_rate_hz, rate_hz, 1, dtype="float32", quality="HQ")
+        self._stream = soxr.ResampleStream(CLOCKS.sample_rate_hz, rate_hz, 1, dtype="float32", quality="HQ")
 
     def feed(self, samples: Samples) -> bytes:
         ready = self._stream.resample_chunk(samples)
@@ -100,27 +95,27 @@ class ResamplingEncoder:
         return (self._encoder.feed(rest) if len(rest) else b"") + self._encoder.finish()
 
 
-class _Output:
+class _Output(list[bytes]):
     """A file without `seek`, so that FFmpeg writes formats that need none."""
 
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
     def write(self, data: Any) -> int:
-        self._parts.append(bytes(data))
+        self.append(bytes(data))
         return len(data)
-
-    def take(self) -> bytes:
-        taken, self._parts = b"".join(self._parts), []
-        return taken
 
 
 class FFmpegEncoder:
     """Encodes with one of FFmpeg's codecs through PyAV."""
 
     def __init__(
-        self, muxer: str, codec: str, rate_hz: int, bit_rate: int | None, options: Mapping[str, str]
+        self,
+        muxer: str,
+        codec: str,
+        default_bit_rate: int | None,
+        options: dict[str, str],
+        rate_hz: int,
+        bit_rate: int | None,
     ) -> None:
+        """Open an encoder; a lossless codec has no default bit rate and ignores `bit_rate`."""
         try:
             import av
         except ImportError as error:
@@ -133,12 +128,12 @@ class FFmpegEncoder:
         self._output = _Output()
         # Each packet at once: FFmpeg would otherwise fill 32 KB first, four seconds of MP3.
         self._container = av.open(
-            self._output, "w", format=muxer, options=dict(options), container_options={"flush_packets": "1"}
+            self._output, "w", format=muxer, options=options, container_options={"flush_packets": "1"}
         )
         # Any: PyAV has no type for the stream of a codec whose name is not a literal.
         self._stream = cast("Any", self._container.add_stream(codec, rate=rate_hz, layout="mono"))
-        if bit_rate is not None:
-            self._stream.bit_rate = bit_rate
+        if default_bit_rate is not None:
+            self._stream.bit_rate = bit_rate or default_bit_rate
         self._encoded_samples = 0
 
     def feed(self, samples: Samples) -> bytes:
@@ -165,36 +160,28 @@ class FFmpegEncoder:
             raise OutputError(
                 f"the {self._muxer} encoder failed", got=str(error), fix="Ask for wav or pcm."
             ) from error
-        return self._output.take()
-
-
-def _ffmpeg(
-    muxer: str, codec: str, default_bit_rate: int | None, **options: str
-) -> Callable[[int, int | None], Encoder]:
-    def make(rate_hz: int, bit_rate: int | None) -> Encoder:
-        used = None if default_bit_rate is None else bit_rate or default_bit_rate
-        return FFmpegEncoder(muxer, codec, rate_hz, used, options)
-
-    return make
+        encoded = b"".join(self._output)
+        self._output.clear()
+        return encoded
 
 
 FORMATS: Final[Mapping[str, Format]] = {
     # No Xing header: it counts frames, and could only be written after the last.
     "mp3": Format(
         media_type="audio/mpeg",
-        open=_ffmpeg("mp3", "libmp3lame", 64_000, write_xing="0", id3v2_version="0"),
+        open=partial(FFmpegEncoder, "mp3", "libmp3lame", 64_000, {"write_xing": "0", "id3v2_version": "0"}),
     ),
     # Pages of 60 ms instead of a second: a player can start after one page.
     "opus": Format(
         media_type="audio/ogg",
-        open=_ffmpeg("ogg", "libopus", 32_000, page_duration="60000"),
+        open=partial(FFmpegEncoder, "ogg", "libopus", 32_000, {"page_duration": "60000"}),
         rates_hz=OPUS_RATES_HZ,
     ),
-    "aac": Format(media_type="audio/aac", open=_ffmpeg("adts", "aac", 64_000)),
-    "flac": Format(media_type="audio/flac", open=_ffmpeg("flac", "flac", None)),
-    "wav": Format(media_type="audio/wav", open=WavEncoder, cheap=True),
-    "pcm": Format(media_type="audio/pcm", open=PcmEncoder, cheap=True),
-    "ulaw": Format(media_type="audio/basic", open=MulawEncoder, cheap=True),
+    "aac": Format(media_type="audio/aac", open=partial(FFmpegEncoder, "adts", "aac", 64_000, {})),
+    "flac": Format(media_type="audio/flac", open=partial(FFmpegEncoder, "flac", "flac", None, {})),
+    "wav": Format(media_type="audio/wav", open=lambda rate_hz, _: WavEncoder(rate_hz), cheap=True),
+    "pcm": Format(media_type="audio/pcm", open=lambda *_: PcmEncoder(), cheap=True),
+    "ulaw": Format(media_type="audio/basic", open=lambda *_: MulawEncoder(), cheap=True),
 }
 
 
@@ -216,21 +203,14 @@ def check_format(name: str, sample_rate_hz: int) -> Format:
 
 
 def open_encoder(
-    name: str,
-    *,
-    sample_rate_hz: int = CLOCKS.sample_rate_hz,
-    bit_rate: int | None = None,
-    source_rate_hz: int = CLOCKS.sample_rate_hz,
+    name: str, *, sample_rate_hz: int = CLOCKS.sample_rate_hz, bit_rate: int | None = None
 ) -> Encoder:
-    """Return a new encoder.
+    """Return a new encoder of samples at the engine's rate.
 
     Args:
         name: A key of `FORMATS`.
         sample_rate_hz: The rate of the encoded audio.
         bit_rate: Bits per second of a lossy format; None takes the format's default.
-        source_rate_hz: The rate of the samples that will be fed.
     """
     encoder = check_format(name, sample_rate_hz).open(sample_rate_hz, bit_rate)
-    if sample_rate_hz == source_rate_hz:
-        return encoder
-    return ResamplingEncoder(encoder, source_rate_hz, sample_rate_hz)
+    return encoder if sample_rate_hz == CLOCKS.sample_rate_hz else ResamplingEncoder(encoder, sample_rate_hz)

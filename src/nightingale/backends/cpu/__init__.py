@@ -7,16 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from nightingale.backends.base import (
-    Decoder,
-    Encoders,
-    Machine,
-    ModelInfo,
-    ModelSource,
-    Renderer,
-    Role,
-    Setup,
-)
+from nightingale.backends.base import Decoder, ModelInfo, ModelSource, Renderer, Role, Setup
 
 
 class CpuBackend:
@@ -24,8 +15,8 @@ class CpuBackend:
     description = "int8 and bf16 kernels generated for this processor"
     device_kinds: tuple[str, ...] = ("cpu",)
 
-    def probe(self, device: str) -> Machine | None:  # noqa: ARG002, a protocol
-        return None
+    def probe(self, device: str) -> None:
+        """Leave it to the torch backend to describe a CPU."""
 
     def unsupported_reason(self, role: Role, model: ModelInfo, setup: Setup) -> str | None:
         if importlib.util.find_spec("torch") is None:
@@ -48,5 +39,5 @@ class CpuBackend:
 
         return open_renderer(source, setup)
 
-    def open_encoders(self, source: ModelSource, setup: Setup) -> Encoders | None:  # noqa: ARG002
-        return None
+    def open_encoders(self, source: ModelSource, setup: Setup) -> None:
+        """Clone no voices: the torch backend does."""

@@ -1,8 +1,7 @@
 """The flow and the vocoder with matrix products in bf16, for CPUs that have instructions for it.
 
 Only products are in bf16: norms, activations, the solver's sum, the embeddings of time, the pitch and the
-inverse STFT stay in float32. The weights take half the memory. The networks that these are made of stay as
-they are (tests/backends/cpu/test_bf16.py compares both).
+inverse STFT stay in float32. The weights take half the memory.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from nightingale.backends.shared.capability_checks import MIN_SPEEDUP, fastest_s
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.estimator import Estimator
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.layers.mapped_weights import release_pages
+from nightingale.models.layers.weight_layout import release_pages
 
 Net = TypeVar("Net", bound=nn.Module)
-PROBE_ROWS, PROBE_WIDTH = 256, 512
+PROBE_ROWS, PROBE_WIDTH = (256, 1024), 512
 
 
 @cache
@@ -32,8 +31,7 @@ def bf16_unsupported_reason(threads: int) -> str | None:
     # Asked first: without instructions for it, one product would take a second.
     if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return "this CPU has no bf16 instructions"
-    speedup = measure_speedup()
-    if speedup >= MIN_SPEEDUP:
+    if (speedup := measure_speedup()) >= MIN_SPEEDUP:
         return None
     return (
         f"bf16 matrix products are {speedup:.1f} times as fast as float32 with {threads} threads; "
@@ -44,8 +42,7 @@ def bf16_unsupported_reason(threads: int) -> str | None:
 def measure_speedup() -> float:
     """Return how many times faster a product is in bf16, including the conversion of its input."""
     rng = torch.Generator().manual_seed(0)
-    x = torch.randn(PROBE_ROWS, PROBE_WIDTH, generator=rng)
-    weight = torch.randn(2 * PROBE_WIDTH, PROBE_WIDTH, generator=rng)
+    x, weight = (torch.randn(rows, PROBE_WIDTH, generator=rng) for rows in PROBE_ROWS)
     small = weight.bfloat16()
     with torch.inference_mode():
         float32_s = fastest_s(lambda: F.linear(x, weight))
@@ -66,31 +63,24 @@ class Bf16Estimator(Estimator):
 
     def forward(self, x: Tensor, **given: Any) -> Tensor:
         """Convert all float inputs but the times, which `times` converts."""
-        converted: dict[str, Any] = {
-            name: value.bfloat16()
-            if isinstance(value, Tensor) and value.is_floating_point() and name not in ("t", "r")
-            else value
-            for name, value in given.items()
-        }
-        return super().forward(x.bfloat16(), **converted).to(x.dtype)
+        for name in given.keys() - {"t", "r"}:
+            if isinstance(given[name], Tensor) and given[name].is_floating_point():
+                given[name] = given[name].bfloat16()
+        return super().forward(x.bfloat16(), **given).to(x.dtype)
 
 
 def bf16_flow(plain: Flow) -> Flow:
-    """Return a flow with a bf16 estimator that shares everything else; one that has it is returned itself."""
+    """Return a flow with a bf16 estimator that shares everything else."""
     estimator = plain.decoder["estimator"]
     assert isinstance(estimator, Estimator)
-    if isinstance(estimator, Bf16Estimator):
-        return plain
     return with_parts(plain, decoder=nn.ModuleDict({"estimator": Bf16Estimator(estimator)}))
 
 
 def bf16_vocoder(plain: Hift) -> Hift:
-    """Return a vocoder with bf16 convolutions in its residual blocks; one that has them is returned itself.
+    """Return a vocoder with bf16 convolutions in its residual blocks that shares everything else.
 
     `nightingale.models.layers.conv.convolve` converts their inputs, and their outputs back to float32.
     """
-    if any(weight.dtype == torch.bfloat16 for weight in plain.resblocks.parameters()):
-        return plain
     parts = {}
     for name in ("resblocks", "source_resblocks"):
         part: nn.Module = getattr(plain, name)

@@ -8,19 +8,17 @@ so that a product reads its weights from front to back. Outputs are padded to wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import BinaryIO
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS
-from nightingale.backends.cpu.kernels.target import DOT_INPUTS, TILE_OUTPUTS
+from nightingale.backends.cpu.kernels.target import DOT_INPUTS, TILE_OUTPUTS, host_target
+from nightingale.backends.shared.packed_t3 import TensorFileWriter, TensorSource
 from nightingale.backends.shared.quantize import ZERO_POINT, QuantizedWeight, quantize_weights
-from nightingale.backends.shared.tensor_file import TensorFileWriter, TensorLocation, TensorSource
-from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
+from nightingale.models.chatterbox.t3.config import Gpt2Config, LlamaConfig, T3Config
 
 
 def tile_weight(weight: QuantizedWeight, *, signed: bool) -> tuple[Tensor, Tensor]:
@@ -35,76 +33,61 @@ def tile_weight(weight: QuantizedWeight, *, signed: bool) -> tuple[Tensor, Tenso
 
 
 def interleave_gate(gate: Tensor, up: Tensor) -> Tensor:
-    """Alternate half a group of gate outputs (outputs, …) and half a group of up outputs.
-
-    The epilogue SWIGLU then finds both in the group that its thread has computed.
-    """
+    """Alternate half groups of gate and up outputs (outputs, …): SWIGLU needs both in one group."""
     half = GROUP_OUTPUTS // 2
     return torch.stack([part.view(-1, half, *part.shape[1:]) for part in (gate, up)], dim=1).flatten(0, 2)
 
 
-@dataclass(frozen=True, slots=True)
 class TiledFormat:
-    """Packed weights for the kernels of this package."""
+    """Packed weights for the kernels on this machine.
 
-    signed: bool
-    """The same as `Target.signed_weights`."""
+    Every linear layer has the tensors `.codes` and `.scales`, and some have `.bias`, `.norm_weight` and
+    `.norm_bias`, the norm being the one before it. Their names do not depend on the backbone.
+    """
 
-    @property
-    def name(self) -> str:
-        return f"tiled, signed={self.signed}"
+    def __init__(self) -> None:
+        self._signed = host_target().signed_weights
+        self.name = f"tiled, signed={self._signed}"
 
-    def write(
-        self, config: T3Config, source: TensorSource, file: BinaryIO
-    ) -> tuple[Mapping[str, TensorLocation], Mapping[str, bytes]]:
-        return _T3Writer(source, TensorFileWriter(file), self.signed).write(config), {}
+    def write(self, config: T3Config, source: TensorSource, file: TensorFileWriter) -> Mapping[str, bytes]:
+        is_gpt2 = isinstance(config.backbone, Gpt2Config)
+        for name, layers, norm in _linear_layers(config):
+            weights = [source(f"{layer}.weight") for layer in layers]
+            if is_gpt2 and name != "logits":
+                weights = [weight.t() for weight in weights]
+            if len(weights) == 2:  # gate and up
+                weights = [interleave_gate(*weights)]
+            tiled = tile_weight(quantize_weights(weights), signed=self._signed)
+            for part, value in zip(("codes", "scales"), tiled, strict=True):
+                file.write(f"{name}.{part}", value.numpy())
+            vectors = {}
+            if config.head_bias if name == "logits" else is_gpt2:
+                vectors["bias"] = f"{layers[0]}.bias"
+            if norm is not None:
+                vectors["norm_weight"] = f"{norm}.weight"
+            if norm is not None and is_gpt2:
+                vectors["norm_bias"] = f"{norm}.bias"
+            for part, their_name in vectors.items():
+                vector = source(their_name).float().numpy()
+                # Padded like the outputs that a bias is added to.
+                file.write(f"{name}.{part}", np.pad(vector, (0, -len(vector) % GROUP_OUTPUTS)))
+        return {}
 
 
-@dataclass(frozen=True, slots=True)
-class _T3Writer:
-    source: TensorSource
-    file: TensorFileWriter
-    signed: bool
-
-    def write(self, config: T3Config) -> Mapping[str, TensorLocation]:
-        is_llama = isinstance(config.backbone, LlamaConfig)
-        for layer in range(config.backbone.layers):
-            if is_llama:
-                self._llama_layer(f"tfmr.layers.{layer}.")
-            else:
-                self._gpt2_layer(f"tfmr.h.{layer}.")
-        self._floats(*(["tfmr.norm.weight"] if is_llama else ["tfmr.ln_f.weight", "tfmr.ln_f.bias"]))
-        self._linear("logits", [self.source("speech_head.weight")])
-        if config.head_bias:
-            self._floats("speech_head.bias")
-        return self.file.index
-
-    def _llama_layer(self, at: str) -> None:
-        self._floats(f"{at}input_layernorm.weight")
-        self._linear(f"{at}qkv", [self.source(f"{at}self_attn.{name}_proj.weight") for name in "qkv"])
-        self._linear(f"{at}out", [self.source(f"{at}self_attn.o_proj.weight")])
-        self._floats(f"{at}post_attention_layernorm.weight")
-        gate, up = (quantize_weights([self.source(f"{at}mlp.{name}_proj.weight")]) for name in ("gate", "up"))
-        both = QuantizedWeight(*(interleave_gate(*pair) for pair in zip(gate, up, strict=True)))
-        self._weight(f"{at}gate_up", both)
-        self._linear(f"{at}down", [self.source(f"{at}mlp.down_proj.weight")])
-
-    def _gpt2_layer(self, at: str) -> None:
-        for norm, layers in (("ln_1", ("attn.c_attn", "attn.c_proj")), ("ln_2", ("mlp.c_fc", "mlp.c_proj"))):
-            self._floats(f"{at}{norm}.weight", f"{at}{norm}.bias")
-            for name in layers:
-                self._linear(f"{at}{name}", [self.source(f"{at}{name}.weight").t()])
-                self._floats(f"{at}{name}.bias")
-
-    def _linear(self, name: str, weights: Sequence[Tensor]) -> None:
-        self._weight(name, quantize_weights(weights))
-
-    def _weight(self, name: str, weight: QuantizedWeight) -> None:
-        for part, value in zip(("codes", "scales"), tile_weight(weight, signed=self.signed), strict=True):
-            self.file.write(f"{name}.{part}", value.numpy())
-
-    def _floats(self, *names: str) -> None:
-        for name in names:
-            value = self.source(name).float().numpy()
-            # Padded like the outputs that a bias is added to.
-            self.file.write(name, np.pad(value, (0, -len(value) % GROUP_OUTPUTS)))
+def _linear_layers(config: T3Config) -> Iterator[tuple[str, list[str], str | None]]:
+    """Yield the name in the file, the names in T3, and the norm before it of each linear layer."""
+    is_llama = isinstance(config.backbone, LlamaConfig)
+    for layer in range(config.backbone.layers):
+        if is_llama:
+            at = f"tfmr.layers.{layer}."
+            yield f"{layer}.qkv", [f"{at}self_attn.{name}_proj" for name in "qkv"], f"{at}input_layernorm"
+            yield f"{layer}.out", [f"{at}self_attn.o_proj"], None
+            yield f"{layer}.up", [f"{at}mlp.gate_proj", f"{at}mlp.up_proj"], f"{at}post_attention_layernorm"
+            yield f"{layer}.down", [f"{at}mlp.down_proj"], None
+        else:
+            at = f"tfmr.h.{layer}."
+            yield f"{layer}.qkv", [f"{at}attn.c_attn"], f"{at}ln_1"
+            yield f"{layer}.out", [f"{at}attn.c_proj"], None
+            yield f"{layer}.up", [f"{at}mlp.c_fc"], f"{at}ln_2"
+            yield f"{layer}.down", [f"{at}mlp.c_proj"], None
+    yield "logits", ["speech_head"], "tfmr.norm" if is_llama else "tfmr.ln_f"

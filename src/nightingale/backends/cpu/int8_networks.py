@@ -2,84 +2,82 @@
 
 Quantized are the linear layers of the token encoder and of the estimator, the convolutions, and the logits of
 the estimator's attention. Everything between them stays in float32. Each module here takes the place of a
-torch module and calls one or two operations of kernels/render_operations.py; the networks that it was made
-of stay as they are (tests/backends/cpu/test_int8_networks.py compares both).
+torch module and calls one or two operations of kernels/render_operations.py.
 """
 
 from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Mapping
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nightingale.backends.cpu.bf16 import with_parts
+from nightingale.backends.cpu.bf16 import Net, with_parts
 from nightingale.backends.cpu.int8_layout import tile_weight
-from nightingale.backends.cpu.kernels import flow_attention
+from nightingale.backends.cpu.kernels import flow_attention, render_operations
 from nightingale.backends.cpu.kernels.flow_attention import FlowAttentionOp
 from nightingale.backends.cpu.kernels.int8_conv1d import CONV_OUTPUTS, Conv1dOp
 from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS
-from nightingale.backends.cpu.kernels.jit import CompiledModule
-from nightingale.backends.cpu.kernels.render_operations import (
-    LINEAR_OPCODES,
-    RenderOpcode,
-    RowsLinearOp,
-    SnakeOp,
-    linear_scratch_bytes,
-)
-from nightingale.backends.cpu.kernels.target import DOT_INPUTS
-from nightingale.backends.cpu.kernels.thread_pool import OpField, ThreadPool, address_of
+from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_cached
+from nightingale.backends.cpu.kernels.render_operations import RenderOpcode, RowsLinearOp, SnakeOp
+from nightingale.backends.cpu.kernels.target import DOT_INPUTS, host_target
+from nightingale.backends.cpu.kernels.thread_pool import ThreadPool, address_of
 from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.backends.shared.quantize import ZERO_POINT, block_size_for, quantize_blocks, quantize_weights
 from nightingale.models.chatterbox.hift.generator import Hift, Snake
 from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.layers.conv import CustomConv1d, supports_tap_products
-from nightingale.models.layers.mapped_weights import release_pages
-
-Net = TypeVar("Net", bound=nn.Module)
+from nightingale.models.layers.weight_layout import release_pages
 
 
-class KernelContext:
-    """The compiled kernels, with a thread pool and a buffer for each thread that calls a layer."""
+@cache
+def compiled_layers() -> CompiledModule:
+    """Return the operations of all layers as machine code."""
+    emit = partial(render_operations.emit_render_module, host_target())
+    return compile_cached(emit, host_target(), name="render")
 
-    def __init__(self, module: CompiledModule, *, signed_weights: bool) -> None:
-        self._module, self.signed_weights = module, signed_weights
-        self._local = threading.local()
 
-    def run(self, *operations: Mapping[Any, int], thread_bytes: int = 0) -> None:
-        """Run one or two operations, which need `thread_bytes` of scratch memory in each thread."""
-        pools: dict[int, ThreadPool] = self._local.__dict__.setdefault("pools", {})
+class KernelContext(threading.local):
+    """The thread pools and the buffer of a thread that calls layers; each thread has its own."""
+
+    def __init__(self) -> None:
+        self._pools: dict[int, ThreadPool] = {}
+        self._buffer: NDArray[np.int8] = np.empty(0, np.int8)
+
+    def run(self, args: Mapping[Any, Any], *opcodes: RenderOpcode, thread_bytes: int = 0) -> None:
+        """Run one or two operations with the same arguments; each thread has `thread_bytes` of scratch."""
         threads = torch.get_num_threads()
-        if threads not in pools:
-            pools[threads] = ThreadPool(self._module, threads, max_ops=2)
-        pools[threads].reserve_scratch(thread_bytes)
-        pools[threads].set_operations(*operations)
-        pools[threads].run()
+        if threads not in self._pools:
+            self._pools[threads] = ThreadPool(compiled_layers(), threads, max_ops=2)
+        pool = self._pools[threads]
+        pool.reserve_scratch(thread_bytes)
+        pool.set_operations(*((opcode, args) for opcode in opcodes))
+        pool.run()
 
     def buffer(self, size: int) -> int:
         """Return the address of `size` bytes, which are free until this thread's next call."""
-        found: NDArray[np.int8] | None = getattr(self._local, "buffer", None)
-        if found is None or found.nbytes < size:
-            found = self._local.buffer = np.empty(2 * size, np.int8)
-        return address_of(found)
+        if self._buffer.nbytes < size:
+            self._buffer = np.empty(2 * size, np.int8)
+        return address_of(self._buffer)
 
-    def __deepcopy__(self, _memo: object) -> KernelContext:
-        return self
+
+CONTEXT = KernelContext()
 
 
 class Int8Linear(nn.Module):
-    def __init__(self, plain: nn.Linear, context: KernelContext) -> None:
+    def __init__(self, plain: nn.Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features, self._context = plain.in_features, plain.out_features, context
+        self.in_features, self.out_features = plain.in_features, plain.out_features
         quantized = quantize_weights([plain.weight.detach()])
         self.block = quantized.codes.shape[-1]
-        codes, scales = tile_weight(quantized, signed=context.signed_weights)
+        codes, scales = tile_weight(quantized, signed=host_target().signed_weights)
         bias = torch.zeros(plain.out_features) if plain.bias is None else plain.bias.detach().clone()
         for name, value in (("codes", codes), ("scales", scales), ("bias", bias)):
             self.register_buffer(name, value)
@@ -89,26 +87,25 @@ class Int8Linear(nn.Module):
     def fits(layer: nn.Module) -> bool:
         if not isinstance(layer, nn.Linear) or layer.out_features % GROUP_OUTPUTS:
             return False
-        return any(layer.in_features % block == 0 for block in LINEAR_OPCODES)
+        return any(layer.in_features % block == 0 for block in render_operations.LINEAR_OPCODES)
 
     def forward(self, x: Tensor) -> Tensor:
         rows, op = x.reshape(-1, self.in_features).contiguous(), RowsLinearOp
         out = x.new_empty(len(rows), self.out_features)
-        linear = {
-            OpField.OPCODE: LINEAR_OPCODES[self.block], op.X: rows.data_ptr(), op.OUT: out.data_ptr(),
-            op.W_CODES: _address(self.codes), op.W_SCALES: _address(self.scales),
-            op.BIAS: _address(self.bias), op.ROWS: len(rows), op.OUTPUTS: self.out_features,
-            op.K: self.in_features,
+        args = {
+            op.X: rows, op.OUT: out, op.W_CODES: self.codes, op.W_SCALES: self.scales, op.BIAS: self.bias,
+            op.ROWS: len(rows), op.OUTPUTS: self.out_features, op.K: self.in_features,
         }  # fmt: skip
-        self._context.run(linear, thread_bytes=linear_scratch_bytes(self.in_features))
+        thread_bytes = render_operations.linear_scratch_bytes(self.in_features)
+        CONTEXT.run(args, render_operations.LINEAR_OPCODES[self.block], thread_bytes=thread_bytes)
         return out.view(*x.shape[:-1], self.out_features)
 
 
 class Int8Conv1d(CustomConv1d):
-    def __init__(self, plain: nn.Conv1d, context: KernelContext) -> None:
+    def __init__(self, plain: nn.Conv1d) -> None:
         super().__init__(plain)
         inputs, outputs, taps = plain.in_channels, plain.out_channels, plain.kernel_size[0]
-        self._context, self.block = context, block_size_for(inputs)
+        self.block = block_size_for(inputs)
         codes, scales = quantize_blocks(plain.weight.detach().transpose(1, 2), self.block)
         by_output = (outputs // CONV_OUTPUTS, CONV_OUTPUTS, taps, inputs // self.block)
         grouped = codes.to(torch.int8).view(*by_output, self.block // DOT_INPUTS, DOT_INPUTS)
@@ -135,32 +132,27 @@ class Int8Conv1d(CustomConv1d):
         columns = x.shape[-1] - span
         # At least one vector of columns; those beyond `columns` are dropped.
         padded = nn.functional.pad(x, (0, max(0, LANES - columns))).contiguous()
-        out = x.new_empty(len(x), self.out_channels, padded.shape[-1] - span)
-        for row, result in zip(padded, out, strict=True):
-            self._convolve(row, result)
-        return out[..., :columns]
-
-    def _convolve(self, x: Tensor, out: Tensor) -> None:
-        (channels, length), op = x.shape, Conv1dOp
-        codes = self._context.buffer(channels * length + 4 * (channels // self.block) * length)
-        args: dict[Any, int] = {
-            op.X: x.data_ptr(), op.X_CODES: codes, op.X_SCALES: codes + channels * length,
-            op.W_CODES: _address(self.codes), op.W_SCALES: _address(self.scales),
-            op.W_CORRECTIONS: _address(self.corrections), op.BIAS: _address(self.bias),
-            op.OUT: out.data_ptr(), op.LENGTH: length, op.CHANNELS: channels, op.BLOCK: self.block,
-            op.COLUMNS: out.shape[1], op.OUTPUTS: self.out_channels, op.TAPS: self.kernel_size[0],
-            op.DILATION: self.dilation[0],
+        (batch, channels, length), op = padded.shape, Conv1dOp
+        out = x.new_empty(batch, self.out_channels, length - span)
+        codes = CONTEXT.buffer(channels * length + 4 * (channels // self.block) * length)
+        args = {
+            op.X_CODES: codes, op.X_SCALES: codes + channels * length, op.W_CODES: self.codes,
+            op.W_SCALES: self.scales, op.W_CORRECTIONS: self.corrections, op.BIAS: self.bias,
+            op.LENGTH: length, op.CHANNELS: channels, op.BLOCK: self.block, op.COLUMNS: length - span,
+            op.OUTPUTS: self.out_channels, op.TAPS: self.kernel_size[0], op.DILATION: self.dilation[0],
         }  # fmt: skip
-        opcodes = RenderOpcode.QUANTIZE_COLUMNS, RenderOpcode.CONV1D
-        self._context.run(*({**args, OpField.OPCODE: opcode} for opcode in opcodes))
+        for row, result in zip(padded, out, strict=True):
+            args |= {op.X: row, op.OUT: result}
+            CONTEXT.run(args, RenderOpcode.QUANTIZE_COLUMNS, RenderOpcode.CONV1D)
+        return out[..., :columns]
 
 
 class FusedSnake(Snake):
     """Snake in float32, in one pass over memory."""
 
-    def __init__(self, plain: Snake, context: KernelContext) -> None:
+    def __init__(self, plain: Snake) -> None:
         nn.Module.__init__(self)
-        self.alpha, self._context = plain.alpha, context
+        self.alpha = plain.alpha
         self.register_buffer("inverse", (plain.alpha.detach() + 1e-9).reciprocal())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -173,22 +165,16 @@ class FusedSnake(Snake):
             super().write(x, out)
             return
         op = SnakeOp
+        args = {
+            op.ALPHA: self.alpha, op.INVERSE_ALPHA: self.inverse, op.CHANNELS: x.shape[1],
+            op.COLUMNS: x.shape[2], op.X_STRIDE: x.stride(1), op.OUT_STRIDE: out.stride(1),
+        }  # fmt: skip
         for row, result in zip(x, out, strict=True):
-            snake = {
-                OpField.OPCODE: RenderOpcode.SNAKE, op.X: row.data_ptr(), op.OUT: result.data_ptr(),
-                op.ALPHA: _address(self.alpha), op.INVERSE_ALPHA: _address(self.inverse),
-                op.CHANNELS: row.shape[0], op.COLUMNS: row.shape[1], op.X_STRIDE: row.stride(0),
-                op.OUT_STRIDE: result.stride(0),
-            }  # fmt: skip
-            self._context.run(snake)
+            CONTEXT.run(args | {op.X: row, op.OUT: result}, RenderOpcode.SNAKE)
 
 
 class Int8Attend(AttentionProduct):
     """Attention with int8 queries and keys; torch computes it with a mask, or for few queries."""
-
-    def __init__(self, context: KernelContext) -> None:
-        super().__init__()
-        self._context = context
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         batch, heads, queries, head_dim = q.shape
@@ -198,59 +184,48 @@ class Int8Attend(AttentionProduct):
         out = q.new_empty(batch, queries, heads, head_dim)
         keys, op = k.shape[2], FlowAttentionOp
         sizes = flow_attention.packed_bytes(keys, heads)
-        codes = self._context.buffer(sum(sizes))
-        args: dict[Any, int] = {
+        codes = CONTEXT.buffer(sum(sizes))
+        args: dict[Any, Any] = {
             op.Q_HEAD_STRIDE: q.stride(1), op.Q_ROW_STRIDE: q.stride(2), op.K_HEAD_STRIDE: k.stride(1),
             op.K_ROW_STRIDE: k.stride(2), op.V_HEAD_STRIDE: v.stride(1), op.V_ROW_STRIDE: v.stride(2),
             op.K_CODES: codes, op.K_SCALES: codes + sizes[0], op.PACKED_VALUES: codes + sizes[0] + sizes[1],
             op.QUERIES: queries, op.KEYS: keys, op.HEADS: heads,
         }  # fmt: skip
-        opcodes = RenderOpcode.PACK_KEYS, RenderOpcode.ATTENTION
         thread_bytes = flow_attention.scratch_bytes(keys)
         for tensors in zip(q, k, v, out, strict=True):
-            args |= zip((op.Q, op.K, op.V, op.OUT), (x.data_ptr() for x in tensors), strict=True)
-            pair = ({**args, OpField.OPCODE: opcode} for opcode in opcodes)
-            self._context.run(*pair, thread_bytes=thread_bytes)
+            args |= zip((op.Q, op.K, op.V, op.OUT), tensors, strict=True)
+            CONTEXT.run(args, RenderOpcode.PACK_KEYS, RenderOpcode.ATTENTION, thread_bytes=thread_bytes)
         return out.transpose(1, 2)
 
 
-def int8_flow(plain: Flow, context: KernelContext) -> Flow:
-    """Return a flow with int8 layers that shares everything else; a flow that has them is returned itself."""
+def int8_flow(plain: Flow) -> Flow:
+    """Return a flow with int8 layers that shares everything else."""
     estimator = plain.decoder["estimator"]
-    if any(isinstance(part, Int8Linear) for part in estimator.modules()):
-        return plain
     # Embeddings of time need float32, and their products are small.
     times = [part for name, part in estimator.named_modules() if "time_" in name or name.endswith(".mlp")]
-    decoder = nn.ModuleDict({"estimator": _with_int8_layers(estimator, context, times)})
-    return with_parts(plain, decoder=decoder, encoder=_with_int8_layers(plain.encoder, context))
+    decoder = nn.ModuleDict({"estimator": with_int8_layers(estimator, times)})
+    return with_parts(plain, decoder=decoder, encoder=with_int8_layers(plain.encoder))
 
 
-def int8_vocoder(plain: Hift, context: KernelContext) -> Hift:
-    """Return a vocoder with int8 residual blocks; a vocoder that has them is returned itself."""
-    if any(isinstance(part, Int8Conv1d) for part in plain.resblocks.modules()):
-        return plain
+def int8_vocoder(plain: Hift) -> Hift:
+    """Return a vocoder with int8 residual blocks that shares everything else."""
     names = ("resblocks", "source_resblocks")
-    return with_parts(plain, **{name: _with_int8_layers(getattr(plain, name), context) for name in names})
+    return with_parts(plain, **{name: with_int8_layers(getattr(plain, name)) for name in names})
 
 
-def _with_int8_layers(net: Net, context: KernelContext, excluded: list[nn.Module] | None = None) -> Net:
+def with_int8_layers(net: Net, excluded: Sequence[nn.Module] = ()) -> Net:
     """Return a copy in which the layers that fit are replaced and everything else is shared."""
     copies: dict[int, Any] = {id(weight): weight for weight in (*net.parameters(), *net.buffers())}
-    kept = {id(inner) for part in excluded or [] for inner in part.modules()}
+    kept = {id(inner) for part in excluded for inner in part.modules()}
     for layer in net.modules():
         if id(layer) in kept:
             continue
         if Int8Linear.fits(layer):
-            copies[id(layer)] = Int8Linear(layer, context)  # type: ignore[arg-type]
+            copies[id(layer)] = Int8Linear(layer)  # type: ignore[arg-type]
         elif Int8Conv1d.fits(layer):
-            copies[id(layer)] = Int8Conv1d(layer, context)  # type: ignore[arg-type]
+            copies[id(layer)] = Int8Conv1d(layer)  # type: ignore[arg-type]
         elif isinstance(layer, AttentionProduct):
-            copies[id(layer)] = Int8Attend(context)
+            copies[id(layer)] = Int8Attend()
         elif isinstance(layer, Snake):
-            copies[id(layer)] = FusedSnake(layer, context)
+            copies[id(layer)] = FusedSnake(layer)
     return copy.deepcopy(net, copies)
-
-
-def _address(value: Tensor | nn.Module | None) -> int:
-    assert isinstance(value, Tensor)
-    return value.data_ptr()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 import torch
 
@@ -18,45 +17,34 @@ from nightingale.decoding.host_decoder import HostDecoder
 from nightingale.decoding.kv_budget import KVBudget
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.voices.home import cache_folder
-
-DRAFT_REASON = (
-    "in int8, a pass over several tokens may round otherwise than single steps, so no draft is exact"
-)
-KV_CACHE_REASON = "this profile's KV cache needs T3's layers in PyTorch"
-
-
-def code_folder() -> Path:
-    """Return where machine code is cached; it is safe to delete."""
-    return cache_folder().parent / "code"
 
 
 def decoder_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
     if setup.precision != "int8":
         return f"its decoder computes in int8, not in {setup.precision}"
     if setup.profile.draft:
-        return DRAFT_REASON
+        return "in int8, several tokens at once may round otherwise than single steps, so no draft is exact"
     if setup.profile.needs_torch_kv_cache:
-        return KV_CACHE_REASON
-    return capabilities.unsupported_reason(model.preset.t3, cache_dir=code_folder())
+        return "this profile's KV cache needs T3's layers in PyTorch"
+    return capabilities.unsupported_reason(model.preset.t3)
 
 
 def renderer_unsupported_reason(setup: Setup) -> str | None:
     if setup.precision == "bfloat16":
         return bf16.bf16_unsupported_reason(torch.get_num_threads())
     if setup.precision == "int8":
-        return capabilities.layers_unsupported_reason(code_folder())
+        return capabilities.layers_unsupported_reason()
     return f"its renderer computes in bfloat16 and int8, not in {setup.precision}"
 
 
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
-    load_t3 = partial(t3_weights, source, "cpu", "float32")
-    t3, packed = open_packed(source, capabilities.weight_format(), load_t3)
-    runner = capabilities.open_runner(
-        t3, packed, cache_dir=code_folder(), **pool_options(source, setup), threads=setup.threads
-    )
+    from nightingale.backends.cpu.int8_layout import TiledFormat
+    from nightingale.backends.cpu.runner import Int8Runner
+
+    t3, packed = open_packed(source, TiledFormat(), partial(t3_weights, source, "cpu", "float32"))
+    runner = Int8Runner(t3, packed, **pool_options(source, setup), threads=setup.threads)
     info = source.info
-    budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=2, limit_bytes=setup.profile.memory_bytes)
+    budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=2)
     on_start = None if setup.threads is None else partial(use_threads, setup.threads)
     return HostDecoder(runner, budget, on_start=on_start)
 
@@ -74,5 +62,4 @@ def _to_bf16(flow: Flow, hift: Hift) -> tuple[Flow, Hift]:
 def _to_int8(flow: Flow, hift: Hift) -> tuple[Flow, Hift]:
     from nightingale.backends.cpu.int8_networks import int8_flow, int8_vocoder
 
-    context = capabilities.kernel_context(code_folder())
-    return int8_flow(flow, context), int8_vocoder(hift, context)
+    return int8_flow(flow), int8_vocoder(hift)

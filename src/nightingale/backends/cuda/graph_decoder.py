@@ -28,17 +28,12 @@ class GraphDecoder:
 
     max_prefills = 16  # utterances that start together are rendered together
 
-    def __init__(
-        self, loop: DecodeLoop, kv_budget: KVBudget, *, max_new_tokens: int, steps: int = STEPS_AHEAD
-    ) -> None:
-        self._loop, self.kv_budget, self._steps = loop, kv_budget, steps
-        self._max_new_tokens = max_new_tokens
+    def __init__(self, loop: DecodeLoop, kv_budget: KVBudget, *, max_new_tokens: int) -> None:
+        self._loop, self._max_new_tokens = loop, max_new_tokens
+        self.kv_budget, self.kv_bytes = kv_budget, loop.kv_bytes
+        self.release, self.move, self.reset = loop.release, loop.move, loop.reset
         self._pending: tuple[PendingTokens, Mapping[Decoding, int]] | None = None
         """Tokens to come, and the slot of each utterance when they were launched."""
-
-    @property
-    def kv_bytes(self) -> int:
-        return self._loop.kv_bytes
 
     def start(self) -> None: ...
 
@@ -50,7 +45,7 @@ class GraphDecoder:
         return []
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[Tokens]:
-        launched = self._loop.launch(self._steps)
+        launched = self._loop.launch(STEPS_AHEAD)
         earlier = self._pending
         self._pending = launched, {row.decoding: row.slot for row in rows}
         if earlier is None:
@@ -58,15 +53,6 @@ class GraphDecoder:
         pending, slots = earlier
         tokens = pending.take()
         return [_checked(tokens[slots[row.decoding]]) if row.decoding in slots else [] for row in rows]
-
-    def release(self, slot: int) -> None:
-        self._loop.release(slot)
-
-    def move(self, source: int, target: int) -> None:
-        self._loop.move(source, target)
-
-    def reset(self, slot: int) -> None:
-        self._loop.reset(slot)
 
 
 def _checked(tokens: list[int]) -> Tokens:
@@ -90,7 +76,5 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     prompts = info.preset.t3.prompt_length(0), info.max_prompt_positions
     loop.capture(prompts=prompts, sorting=needs_sorting(info.defaults.sampling))
     itemsize = t3.speech_head.weight.element_size()
-    budget = KVBudget.dense(
-        info.preset.t3, info.defaults, itemsize=itemsize, limit_bytes=setup.profile.memory_bytes
-    )
+    budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=itemsize)
     return GraphDecoder(loop, budget, max_new_tokens=info.defaults.max_new_tokens)

@@ -11,10 +11,10 @@ and is tested, without a GPU.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Generic, Literal, TypeVar
-from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -31,46 +31,40 @@ and each would wait for one of T3's, which fill the GPU. Nothing runs on a strea
 STREAMS_PER_PRIORITY = 32
 """torch has so many streams of each priority and hands them out in turn."""
 _LOCK = threading.RLock()
+_RESERVED: set[int] = set()
 
 
-def default_mode(device: torch.device) -> GraphMode:
-    return "graph" if device.type == "cuda" else "eager"
+def graph_mode(device: torch.device, wanted: GraphMode | None = None) -> GraphMode:
+    """Return the wanted mode; by default graphs on a GPU, eager elsewhere."""
+    mode = wanted or ("graph" if device.type == "cuda" else "eager")
+    if mode == "graph" and (device.type != "cuda" or not torch.cuda.is_available()):
+        raise DeviceError(
+            "CUDA graphs cannot be captured",
+            got=f"the device {str(device)!r}",
+            allowed="a CUDA device that this build of torch sees",
+            fix="Use the eager mode, or another profile.",
+        )
+    return mode
 
 
-def graph_pool(mode: GraphMode) -> Any:
-    """Return a new memory pool for graphs that never run at the same time."""
-    return torch.cuda.graph_pool_handle() if mode == "graph" else None
-
-
-class ReservedStream:
-    """A stream that is reserved for as long as this object lives.
-
-    A weak reference to the stream itself would not do: those to torch.cuda.Stream are not cleared when it is
-    freed (pytorch/pytorch#183403, torch 2.9 to 2.11), and the garbage collector follows them into freed
-    memory.
-    """
-
-    __slots__ = ("__weakref__", "stream")
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.stream = stream
-
-
-_RESERVED: WeakValueDictionary[int, ReservedStream] = WeakValueDictionary()
-
-
-def reserve_stream(device: torch.device, priority: int) -> ReservedStream:
-    """Return a stream that no other caller is given while it is held.
+def reserve_stream(device: torch.device, priority: int, owner: object) -> torch.cuda.Stream:
+    """Return a stream that no other caller is given while its owner lives.
 
     Libraries keep a workspace per stream, and a graph uses the workspace of the stream it was captured on,
     wherever it is replayed. Two graphs of one such stream, replayed at the same time, would overwrite each
     other's partial sums. So work that may run concurrently is captured on reserved streams.
+
+    The end of the stream itself cannot be observed: weak references to torch.cuda.Stream are not cleared when
+    it is freed (pytorch/pytorch#183403, torch 2.9 to 2.11).
     """
     with _LOCK:
         for _ in range(STREAMS_PER_PRIORITY):
-            reserved = ReservedStream(torch.cuda.Stream(device, priority=priority))  # type: ignore[no-untyped-call]
-            if _RESERVED.setdefault(reserved.stream.cuda_stream, reserved) is reserved:
-                return reserved
+            stream: torch.cuda.Stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
+            number = stream.cuda_stream
+            if number not in _RESERVED:
+                _RESERVED.add(number)
+                weakref.finalize(owner, _RESERVED.discard, number)
+                return stream
     raise DeviceError(
         "no CUDA stream is left",
         got=f"{STREAMS_PER_PRIORITY} that are in use",
@@ -102,10 +96,34 @@ def copy_async(values: Tensor, device: torch.device) -> Tensor:
     return values.pin_memory().to(device, non_blocking=True)
 
 
+class HostCopy:
+    """A copy of a tensor on its way to the host."""
+
+    def __init__(self, source: Tensor) -> None:
+        on_gpu = source.device.type == "cuda"
+        # Memory of its own: torch reuses pinned memory only after the copies that were launched to it.
+        self._host = torch.empty(source.shape, dtype=source.dtype, pin_memory=on_gpu)
+        self._host.copy_(source, non_blocking=True)
+        self._event = torch.cuda.Event() if on_gpu else None  # type: ignore[no-untyped-call]
+        if self._event is not None:
+            self._event.record()
+
+    def done(self) -> bool:
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
+
+    def take(self) -> Tensor:
+        """Wait for the copy and return it."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._host
+
+
 class GraphedFunction(Generic[Result]):
     """A function over buffers of its own. Call it with new inputs of the shapes it was made with.
 
-    The result lives in buffers too and is overwritten by the next call.
+    The result lives in buffers too and is overwritten by the next call. inputs: examples by name, with which
+    the warm-up runs; pool: graphs that never run at the same time may share the memory of their intermediate
+    values; stream: to capture on, None is the eager mode, in which nothing is captured.
     """
 
     def __init__(
@@ -114,45 +132,21 @@ class GraphedFunction(Generic[Result]):
         function: Callable[..., Result],
         inputs: Mapping[str, Tensor],
         *,
-        mode: GraphMode,
         device: torch.device,
         pool: Any = None,
         stream: torch.cuda.Stream | None = None,
     ) -> None:
-        """Capture the function, or only keep it in eager mode.
-
-        Args:
-            name: For messages.
-            function: Takes the inputs by name.
-            inputs: Examples; the warm-up runs use their values.
-            mode: In eager mode nothing is captured.
-            device: Of the buffers.
-            pool: Graphs that never run at the same time may share the memory of their intermediate values.
-            stream: The stream to capture on, by default the current one; see `reserve_stream`.
-        """
-        if mode == "graph" and (device.type != "cuda" or not torch.cuda.is_available()):
-            raise DeviceError(
-                f"{name!r} cannot be captured as a CUDA graph",
-                got=f"the device {str(device)!r}",
-                allowed="a CUDA device that this build of torch sees",
-                fix="Use the eager mode, or another profile.",
-            )
-        self.name, self.mode = name, mode
-        self._function = function
+        self.name, self._function = name, function
+        self.mode: GraphMode = "eager" if stream is None else "graph"
         self._graph: torch.cuda.CUDAGraph | None = None
-        self._reserved: ReservedStream | None = None
         self._result: Result | None = None
         with torch.inference_mode():
             self._buffers = {key: value.to(device, copy=True) for key, value in inputs.items()}
-            if mode == "graph":
+            if stream is not None:
                 self._capture(device, pool, stream)
 
-    def _capture(self, device: torch.device, pool: Any, stream: torch.cuda.Stream | None) -> None:
+    def _capture(self, device: torch.device, pool: Any, stream: torch.cuda.Stream) -> None:
         current = torch.cuda.current_stream(device)
-        if stream is None:
-            if current == torch.cuda.default_stream(device):  # which cannot capture
-                self._reserved = reserve_stream(device, CAPTURE_PRIORITY)
-            stream = self._reserved.stream if self._reserved else current
         stream.wait_stream(current)
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream), deterministic_cudnn():
@@ -173,9 +167,8 @@ class GraphedFunction(Generic[Result]):
         """Run with new inputs. One that is left out keeps its value, and so do rows beyond those that are
         given: a smaller batch computes stale rows, which the caller drops.
 
-        The copies of the inputs, the graph and the caller's use of the result are launched on the caller's
-        current stream and happen in that order; the host reads and writes nothing. A caller that always uses
-        one stream can neither overwrite inputs that are still read nor results that are still copied.
+        Copies of inputs and the graph run in order on the current stream. A caller that always uses one stream
+        can neither overwrite inputs that are still read nor results that are still copied.
         """
         for key, value in inputs.items():
             self._buffer(key, value).copy_(value, non_blocking=True)
@@ -195,6 +188,32 @@ class GraphedFunction(Generic[Result]):
                 fix="Pad the input to these shapes.",
             )
         return buffer[: len(value)]
+
+
+class GraphCache(dict[Hashable, GraphedFunction[Result]]):
+    """Graphs by their sizes. They never run at the same time, so they share a memory pool.
+
+    They are captured on the current stream, or on a reserved one: if `reserved`, or if the current one is the
+    default stream, which cannot capture.
+    """
+
+    def __init__(
+        self, device: torch.device, mode: GraphMode | None = None, *, reserved: bool = False
+    ) -> None:
+        super().__init__()
+        self.device, self.mode, self._reserve = device, graph_mode(device, mode), reserved
+        self._pool = torch.cuda.graph_pool_handle() if self.mode == "graph" else None
+        self._stream: torch.cuda.Stream | None = None
+
+    def capture(
+        self, size: Hashable, name: str, function: Callable[..., Result], inputs: Mapping[str, Tensor]
+    ) -> None:
+        stream = torch.cuda.current_stream(self.device) if self.mode == "graph" else None
+        if stream is not None and (self._reserve or stream == torch.cuda.default_stream(self.device)):
+            stream = self._stream = self._stream or reserve_stream(self.device, CAPTURE_PRIORITY, self)
+        self[size] = GraphedFunction(
+            name, function, inputs, device=self.device, pool=self._pool, stream=stream
+        )
 
 
 def _describe(tensor: Tensor) -> str:

@@ -1,8 +1,5 @@
 """Philox4x32-10 on tensors: the values of decoding/philox.py for a whole batch, on any device.
 
-Inside a CUDA graph there is no generator on the host to ask, and a generator on the GPU gives other numbers
-to other batches. Numbers by position (decoding/philox.py) have neither problem.
-
 Keys are unsigned 64-bit numbers, which tensors hold as int64 of the same bits (`int64_key`). 32-bit words are
 held in int64 too: torch has no arithmetic for unsigned words. Each round is then a dozen elementwise
 operations; on a GPU the kernels in random_kernels.py do all rounds in one, if Triton is there.
@@ -17,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nightingale.backends.cuda.triton_support import load_kernels
+from nightingale.backends.cuda.triton_support import TritonKernels
 from nightingale.decoding.philox import KEY_INCREMENTS, MASK, MULTIPLIERS, ROUNDS, stream_key
 
 
@@ -50,10 +47,7 @@ def uniform(key: Tensor, draw: Tensor, width: int) -> Tensor:
 
 
 def normal(key: Tensor, first_row: Tensor, rows: int, width: int) -> Tensor:
-    """Return `decoding.philox.normal` of each stream: key, first_row (batch,) -> (batch, width, rows).
-
-    Rows come last, as channels do before time in a convolution.
-    """
+    """Return `decoding.philox.normal` of each stream: key, first_row (batch,) -> (batch, width, rows)."""
     kernels = triton_kernels(key.device)
     if kernels is not None:
         values: Tensor = kernels.normal(key, first_row, rows, width)
@@ -80,7 +74,7 @@ def triton_kernels(device: torch.device) -> Any:
         random_kernels.normal(zero, zero, 1, 4)
         return random_kernels
 
-    return load_kernels("auto", load, what="sampling and noise", default=device.type == "cuda")
+    return TritonKernels("auto", load, part="sampling and noise", default=device.type == "cuda").loaded
 
 
 def _high(word: Tensor) -> Tensor:

@@ -7,9 +7,6 @@ no value has to be exchanged between threads, and the kernels take microseconds.
 Not imported where Triton is missing: cuda/random.py and cuda/batched_sampling.py then use library calls.
 """
 
-# What Triton compiles may not be annotated with what it does not know.
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-decorators=False
-
 from __future__ import annotations
 
 import torch

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Literal, NamedTuple, TypeVar
+from typing import Generic, Literal, NamedTuple, TypeVar
 
 import torch
 
 from nightingale.errors import ConfigError
 
 log = logging.getLogger(__name__)
+Loaded = TypeVar("Loaded")
 Result = TypeVar("Result")
 KernelChoice = Literal["auto", "library", "triton"]
 """Library calls of torch, or our Triton kernels. auto: the kernels on a GPU, if they can be used."""
@@ -35,28 +36,43 @@ def supports_pdl(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-def load_kernels(
-    choice: KernelChoice, load: Callable[[], Result], *, what: str, default: bool
-) -> Result | None:
-    """Return what `load` makes of the Triton kernels, or None if library calls are to be used.
+class TritonKernels(Generic[Loaded]):
+    """The Triton kernels of one part of the model, as `load` returns them.
 
-    A failure is logged, or raised as ConfigError if the choice is "triton". what: the part of the model, for
-    messages; default: whether "auto" means the kernels here.
+    `loaded` is None where library calls are used: by choice, or because the kernels fail, which is logged. If
+    the choice is "triton", a failure raises ConfigError. default: whether "auto" means the kernels here.
     """
-    if choice == "library" or (choice == "auto" and not default):
-        return None
-    try:
-        return load()
-    except Exception as error:  # an import or a compiler may fail in many ways
-        if choice == "triton":
-            raise ConfigError(
-                f"the kernels of {what} need Triton",
-                got=f"{type(error).__name__}: {error}",
-                fix="Install Triton and a C compiler, or use library calls.",
-            ) from error
-        log_fallback(what, error)
-        return None
 
+    def __init__(self, choice: KernelChoice, load: Callable[[], Loaded], *, part: str, default: bool) -> None:
+        self._choice, self._part = choice, part
+        self.loaded: Loaded | None = None
+        if choice == "library" or (choice == "auto" and not default):
+            return
+        try:
+            self.loaded = load()
+        except Exception as error:  # an import or a compiler may fail in many ways
+            if choice == "triton":
+                raise ConfigError(
+                    f"the kernels of {part} need Triton",
+                    got=f"{type(error).__name__}: {error}",
+                    fix="Install Triton and a C compiler, or use library calls.",
+                ) from error
+            self._drop(error)
 
-def log_fallback(what: str, error: Exception) -> None:
-    log.warning("%s runs by library calls, more slowly: %s", what, error)
+    @property
+    def name(self) -> str:
+        return "library" if self.loaded is None else "triton"
+
+    def retry(self, capture: Callable[[], Result]) -> Result:
+        """Return `capture()`; if the kernels make it fail, drop them for good and call it again."""
+        try:
+            return capture()
+        except Exception as error:  # a compiler fails before anything is captured
+            if self._choice != "auto" or self.loaded is None:
+                raise
+            self._drop(error)
+            return capture()
+
+    def _drop(self, error: Exception) -> None:
+        log.warning("%s runs by library calls, more slowly: %s", self._part, error)
+        self.loaded = None

@@ -38,8 +38,7 @@ class NoiseBackend:
         from nightingale.decoding.speculative import TORCH_COSTS, SpeculativeDecoder
 
         info, runner = source.info, NoiseRunner(source.info)
-        limit = setup.profile.memory_bytes
-        budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=4, limit_bytes=limit)
+        budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=4)
         if setup.profile.draft == "lookup":
             return SpeculativeDecoder(runner, LookupDraft(), budget, costs=TORCH_COSTS, after=0)
         return HostDecoder(runner, budget)

@@ -22,15 +22,13 @@ the graph, where ONNX Runtime arranges them for products with a few rows.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import BinaryIO
 
 import torch
 from torch import Tensor
 
 from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, INT32, INT64, UINT8, OnnxGraph
-from nightingale.backends.shared.packed_t3 import WEIGHTS
+from nightingale.backends.shared.packed_t3 import WEIGHTS, TensorFileWriter, TensorSource
 from nightingale.backends.shared.quantize import QuantizedWeight, quantize_weights
-from nightingale.backends.shared.tensor_file import TensorFileWriter, TensorLocation, TensorSource
 from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
 from nightingale.models.chatterbox.t3.draft_head import TAPS, tapped_layers
 
@@ -45,12 +43,8 @@ class OnnxFormat:
 
     name = "onnx"
 
-    def write(
-        self, config: T3Config, source: TensorSource, file: BinaryIO
-    ) -> tuple[Mapping[str, TensorLocation], Mapping[str, bytes]]:
-        writer = TensorFileWriter(file)
-        graph = T3StepGraph(config, source, int8=True, file=writer).build()
-        return writer.index, {GRAPH_FILE: graph}
+    def write(self, config: T3Config, source: TensorSource, file: TensorFileWriter) -> Mapping[str, bytes]:
+        return {GRAPH_FILE: T3StepGraph(config, source, int8=True, file=file).build()}
 
 
 class GraphBuilder(OnnxGraph):
@@ -110,7 +104,7 @@ class GraphBuilder(OnnxGraph):
         data = value.contiguous().numpy()
         if self.file is None:
             return self.constant(name, dtype, value.shape, data.tobytes())
-        offset = self.file.write(name, data).offset
+        offset = self.file.write(name, data)
         return self.external_constant(name, dtype, value.shape, offset=offset, size=data.nbytes)
 
     def _float_weight(self, name: str) -> str:

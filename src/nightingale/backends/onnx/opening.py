@@ -41,8 +41,8 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     load_t3 = partial(t3_weights, source, "cpu", "float32")
     graph: Path | bytes
     if setup.precision == "int8":
-        t3, packed = open_packed(source, OnnxFormat(), load_t3)
-        graph = packed.folder / GRAPH_FILE
+        t3, folder = open_packed(source, OnnxFormat(), load_t3)
+        graph = folder / GRAPH_FILE
     else:
         t3 = load_t3()
         graph = exact_graph(t3)
@@ -53,7 +53,7 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
         spare=MAX_DRAFT_TOKENS if profile.draft else 0,
         threads=setup.threads,
     )
-    budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=4, limit_bytes=profile.memory_bytes)
+    budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=4)
     on_start = None if setup.threads is None else partial(use_threads, setup.threads)
     if not profile.draft:
         return HostDecoder(runner, budget, on_start=on_start)

@@ -23,13 +23,14 @@ from torch import Tensor
 from nightingale.backends.onnx.graph import T3StepGraph
 from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
 from nightingale.backends.shared.prefix_cache import PrefixCache
-from nightingale.backends.shared.t3_inputs import Floats, InputEmbeddings, check_capacity, rotary_tables
+from nightingale.backends.shared.t3_inputs import Floats, InputEmbeddings, rotary_tables
 from nightingale.backends.torch.runner import embed_prompt
 from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.runner import StepInput, VerifyInput
 from nightingale.decoding.sampling import Logits
 from nightingale.models.chatterbox.t3.draft_head import TAPS
 from nightingale.models.chatterbox.t3.model import T3
+from nightingale.models.layers.kv_cache import check_capacity
 
 IDLE = 1
 """Positions past the capacity, where rows that take no part in a step and padding may write."""
@@ -189,7 +190,7 @@ class OnnxRunner:
         first = slot * self.rows_per_slot
         for part in self.pool.values():
             part[first : first + self.rows_per_slot] = 0
-        self._prefix_cache.clear()
+        self._prefix_cache.entries.clear()
 
     def _run(self, slot: int, slots: int, inputs: Sequence[StepInput]) -> tuple[Tensor, Tensor]:
         """Step `slots` slots from `slot` on; the results of slots without an input are not read."""

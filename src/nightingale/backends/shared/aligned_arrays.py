@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 def page_aligned_zeros(shape: tuple[int, ...], dtype: type[np.generic] = np.float32) -> NDArray[Any]:
     """Return zeros that start at a page and occupy memory only where they are written.
 
-    A sequence fills the beginning of each head's part of its cache row. With huge pages, which numpy asks for
-    in large arrays, every part would occupy its whole capacity from the first token on.
+    In the huge pages that numpy asks for, a row of a KV cache would occupy its whole capacity at once.
     """
     memory = mmap.mmap(-1, np.dtype(dtype).itemsize * math.prod(shape))
     if hasattr(mmap, "MADV_NOHUGEPAGE"):

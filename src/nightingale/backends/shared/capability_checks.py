@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
+import timeit
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Final
 
 from nightingale.models.chatterbox.t3.config import LlamaConfig, T3Config
 
-EXTRA: Final = "nightingale-tts[cpu]"
 SMALL_MODEL_WEIGHTS: Final = 50_000_000
 """Up to so many weights ONNX Runtime may hold a copy in float32: 200 MB."""
 MIN_SPEEDUP: Final = 1.3
@@ -17,9 +16,7 @@ MIN_SPEEDUP: Final = 1.3
 
 
 def missing_package_reason(package: str) -> str | None:
-    if find_spec(package) is None:
-        return f"{package} is not installed (pip install '{EXTRA}')"
-    return None
+    return None if find_spec(package) else f"{package} is not installed (pip install 'nightingale-tts[cpu]')"
 
 
 def failed_package_reason(package: str, error: Exception) -> str:
@@ -47,11 +44,6 @@ def weight_count(config: T3Config) -> int:
     return config.backbone.layers * per_layer + width * config.speech_vocab
 
 
-def fastest_s(run: Callable[[], object], repeats: int = 5) -> float:
-    """Return the seconds of the fastest of some runs; the slower ones were disturbed."""
-    seconds = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)
+def fastest_s(run: Callable[[], object]) -> float:
+    """Return the seconds of the fastest of five runs; the slower ones were disturbed."""
+    return min(timeit.repeat(run, number=1))

@@ -1,13 +1,12 @@
 """T3 quantized to int8 on disk: written once for a set of weights, verified each time it is opened.
 
     <cache_dir>/<digest>/weights.bin      the tensors
-                         index.json       where in it each tensor lies
+                         index.json       where in it each tensor lies: data type, shape, offset
                          graph.onnx       only for ONNX Runtime
                          checksums.json   of all the files above, written last
 
-The digest in the folder's name is taken over everything that the content depends on, so other weights or
-another version of this code use another folder. A folder appears complete or not at all; one whose files do
-not match their checksums is written again.
+The folder's name is a digest of everything that its content depends on, so other weights or another version
+of this code use another folder. A folder whose files do not match their checksums is written again.
 """
 
 from __future__ import annotations
@@ -16,10 +15,9 @@ import hashlib
 import json
 import os
 import shutil
-from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO, Final, Protocol
@@ -30,63 +28,62 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nightingale.backends.base import ModelSource
-from nightingale.backends.shared.tensor_file import ALIGNMENT, TensorLocation, TensorSource
 from nightingale.errors import OutputError
 from nightingale.files import write_whole
 from nightingale.models.chatterbox.build import UNUSED_BY_T3
 from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load, read_tensors
-from nightingale.models.layers.mapped_weights import release_pages
+from nightingale.models.layers.weight_layout import release_pages
 from nightingale.voices.home import cache_folder
 
-FORMAT_VERSION: Final = 7
+FORMAT_VERSION: Final = 8
 """Increase it with every change to what a folder holds."""
 WEIGHTS, INDEX, CHECKSUMS = "weights.bin", "index.json", "checksums.json"
-BACKBONE: Final = "tfmr."
+ALIGNMENT: Final = 4096
 TENSORS_PER_PRODUCT: Final = 3
 """The most tensors that are quantized together: queries, keys and values."""
 
+TensorSource = Callable[[str], Tensor]
+"""Returns a weight of T3 by its name."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PackedWeights:
-    """A folder that `pack` has written or verified."""
 
-    folder: Path
-    fresh: bool
-    """True if it was written just now."""
+class TensorFileWriter:
+    """Writes tensors at page boundaries, so that the file can be memory-mapped."""
 
-    @property
-    def bytes(self) -> int:
-        """The bytes that one step must read."""
-        return (self.folder / WEIGHTS).stat().st_size
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.index: dict[str, tuple[str, tuple[int, ...], int]] = {}
+        """The data type, the shape and the offset of each tensor."""
 
-    def load(self) -> dict[str, NDArray[Any]]:
-        """Read all tensors into memory, by name."""
-        index = json.loads((self.folder / INDEX).read_text(encoding="utf-8"))
-        # Read, not mapped: numpy asks for huge pages in large arrays.
-        whole: NDArray[np.uint8] = np.empty(self.bytes + ALIGNMENT, np.uint8)
-        memory = whole[-whole.ctypes.data % ALIGNMENT :][: self.bytes]
-        with (self.folder / WEIGHTS).open("rb", buffering=0) as file:
-            view, filled = memory.data, 0
-            while filled < len(view) and (count := file.readinto(view[filled:])):
-                filled += count
-        locations = {name: TensorLocation(*entry) for name, entry in index.items()}
-        return {
-            name: np.ndarray(at.shape, at.dtype, memory.data, at.offset) for name, at in locations.items()
-        }
+    def write(self, name: str, value: NDArray[Any]) -> int:
+        """Write a tensor and return its offset."""
+        self._file.write(b"\0" * (-self._file.tell() % ALIGNMENT))
+        offset = self._file.tell()
+        self.index[name] = value.dtype.name, value.shape, offset
+        self._file.write(value.data)
+        return offset
 
 
 class WeightFormat(Protocol):
     """A layout of quantized weights."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
 
-    def write(
-        self, config: T3Config, source: TensorSource, file: BinaryIO
-    ) -> tuple[Mapping[str, TensorLocation], Mapping[str, bytes]]:
-        """Write tensors to `file`; return their index, and the content of further files by name."""
+    def write(self, config: T3Config, source: TensorSource, file: TensorFileWriter) -> Mapping[str, bytes]:
+        """Write tensors to `file`; return the content of further files by name."""
+
+
+def load_packed(folder: Path) -> dict[str, NDArray[Any]]:
+    """Read all tensors of a packed folder into memory, by name."""
+    # Read, not mapped: numpy asks for huge pages in large arrays.
+    size = (folder / WEIGHTS).stat().st_size
+    whole: NDArray[np.uint8] = np.empty(size + ALIGNMENT, np.uint8)
+    memory = whole[-whole.ctypes.data % ALIGNMENT :][:size].data
+    with (folder / WEIGHTS).open("rb") as file:
+        file.readinto(memory)
+    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    return {name: np.ndarray(shape, dtype, memory, offset) for name, (dtype, shape, offset) in index.items()}
 
 
 def pack(
@@ -97,24 +94,16 @@ def pack(
     cache_dir: Path,
     source: str,
     mapped: bool = False,
-) -> PackedWeights:
-    """Return T3's weights in a format, from `cache_dir` if an intact folder is there.
+) -> Path:
+    """Return a folder in `cache_dir` with T3's weights in a format; write it if no intact one is there.
 
-    Args:
-        config: Of the T3.
-        tensors: By T3's names; read one at a time.
-        weight_format: How to quantize and arrange them.
-        cache_dir: Where folders are kept.
-        source: A digest of the tensors (`digest_of_file`, `digest_of_tensors`).
-        mapped: The tensors are mapped from a file, whose pages are released as they are packed.
-
-    Raises:
-        OutputError: The folder could not be written.
+    `source` is a digest of the tensors. `mapped`: they are mapped from a file, whose pages are released.
+    Raises OutputError if the folder could not be written.
     """
     content = f"{FORMAT_VERSION} {weight_format.name} {source} {config!r}"
     folder = cache_dir / hashlib.sha256(content.encode()).hexdigest()[:32]
     if is_intact(folder):
-        return PackedWeights(folder=folder, fresh=False)
+        return folder
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(prefix=f".{folder.name}.", dir=cache_dir) as temporary:
@@ -124,30 +113,28 @@ def pack(
             _write(part, config, _read_and_release(tensors) if mapped else tensors.__getitem__, weight_format)
             if folder.exists() and not is_intact(folder):
                 shutil.rmtree(folder)
-            try:
-                part.rename(folder)
-            except OSError:
-                # Another process may have been faster; its folder has the same content.
-                if not is_intact(folder):
-                    raise
+            part.rename(folder)
     except OSError as error:
+        # Another process may have been faster; its folder has the same content.
+        if is_intact(folder):
+            return folder
         raise OutputError(
             "the quantized weights could not be written",
             got=f"{error.strerror or error} in {cache_dir}",
             allowed="a writable folder with room for a quarter of the weights",
             fix="Free disk space, choose another folder, or use a profile without int8.",
         ) from error
-    return PackedWeights(folder=folder, fresh=True)
+    return folder
 
 
 def _read_and_release(tensors: Mapping[str, Tensor]) -> TensorSource:
     """Read tensors in order; release the pages of all but the latest, which one product may still need."""
-    recent: deque[Tensor] = deque()
+    recent: list[Tensor] = []
 
     def read(name: str) -> Tensor:
-        if len(recent) == TENSORS_PER_PRODUCT:
-            release_pages(recent.popleft())
         recent.append(tensors[name])
+        if len(recent) > TENSORS_PER_PRODUCT:
+            release_pages(recent.pop(0))
         return recent[-1]
 
     return read
@@ -155,10 +142,11 @@ def _read_and_release(tensors: Mapping[str, Tensor]) -> TensorSource:
 
 def _write(folder: Path, config: T3Config, source: TensorSource, weight_format: WeightFormat) -> None:
     with (folder / WEIGHTS).open("xb") as file, torch.inference_mode():
-        index, extra = weight_format.write(config, source, file)
+        writer = TensorFileWriter(file)
+        extra = weight_format.write(config, source, writer)
         file.flush()
         os.fsync(file.fileno())
-    files = {INDEX: json.dumps(index).encode(), **extra}
+    files = {INDEX: json.dumps(writer.index).encode(), **extra}
     for name, data in files.items():
         (folder / name).write_bytes(data)
     checksums = {name: _digest(folder / name) for name in (WEIGHTS, *files)}
@@ -186,33 +174,31 @@ def digest_of_tensors(tensors: Mapping[str, Tensor]) -> str:
 
 def digest_of_file(path: Path, *, cache_dir: Path) -> str:
     """Return a digest of a file, remembered in `cache_dir` until its size or time of change differs."""
-    path = path.resolve()
     stat = path.stat()
-    note = cache_dir / f"{hashlib.sha256(str(path).encode()).hexdigest()[:32]}.known.json"
+    note = cache_dir / f"{hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:32]}.known.json"
     state = [stat.st_size, stat.st_mtime_ns]
-    with suppress(OSError, ValueError, KeyError, TypeError):  # no note, or a damaged one
-        known = json.loads(note.read_text(encoding="utf-8"))
-        if known["state"] == state and isinstance(known["digest"], str):
-            return str(known["digest"])
+    with suppress(OSError, ValueError, TypeError):  # no note, or a damaged one
+        *known_state, known_digest = json.loads(note.read_text(encoding="utf-8"))
+        if known_state == state:
+            return str(known_digest)
     digest = _digest(path)
     with suppress(OSError, OutputError):  # then the file is read again next time
         cache_dir.mkdir(parents=True, exist_ok=True)
-        write_whole(note, json.dumps({"state": state, "digest": digest}).encode())
+        write_whole(note, json.dumps([*state, digest]).encode())
     return digest
 
 
 def _digest(path: Path) -> str:
-    # Read, not mapped: pages of a mapped file would count as memory of this process.
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def open_packed(
     source: ModelSource, weight_format: WeightFormat, load_t3: Callable[[], T3]
-) -> tuple[T3, PackedWeights]:
-    """Return a T3 that embeds prompts, and its weights in a format; `load_t3` returns all weights in float32.
+) -> tuple[T3, Path]:
+    """Return a T3 that embeds prompts, and the folder of its packed weights.
 
-    Where the weights are a plain file, they are quantized from there and the layers of T3 are not loaded.
+    Weights in a plain file are quantized from there; otherwise `load_t3` loads all of them in float32.
     """
     cache_dir, config = cache_folder().parent / "int8", source.info.preset.t3
     if "t3" in source.files and not source.packed:
@@ -226,17 +212,9 @@ def open_packed(
 
 
 def without_backbone(config: T3Config, tensors: Mapping[str, Tensor], *, source: Path) -> T3:
-    """Return T3's embeddings, conditioning and head; the weights of its layers are not read.
-
-    The backbone is on the meta device, except for GPT-2's table of positions. Only a runner with packed
-    weights can run it.
-    """
-
-    def is_packed(name: str) -> bool:
-        return name.startswith(BACKBONE) and name != f"{BACKBONE}wpe.weight"
-
-    t3 = load(lambda: T3(config), tensors, source=source, unused=UNUSED_BY_T3, unread=is_packed)
+    """Return T3 with its layers on the meta device, because packed weights replace them."""
+    packed = {name for name in tensors if name.startswith("tfmr.")} - {"tfmr.wpe.weight"}
+    t3 = load(partial(T3, config), tensors, source=source, unused=UNUSED_BY_T3, unread=packed.__contains__)
     for weight in t3.parameters():
-        # Read to be checked; a few rows of the tables will be needed again, and nothing of the head.
-        release_pages(weight)
+        release_pages(weight)  # read to be checked; only a few rows of the tables are needed again
     return t3

@@ -4,21 +4,19 @@ With 64 guided streams of a few hundred positions, a step of the large T3 reads 
 than weights. This kernel reads each cached byte once, in the precision in which it is stored, and only as
 many positions as each stream has.
 
-q, k, v: (rows, heads, 1, width), the new token. The pool holds keys and values (positions, width) with scales
-(positions, groups) for quantized ones. The positions of one head of one row are contiguous: the prompt, then
-a ring of the latest tokens (`KVBlockTables` in models/layers/paged_kv_cache.py).
+q, k, v: (rows, heads, 1, width), the new token. The pool holds keys and values (positions, width), and scales
+(positions, groups) of quantized ones. The positions of a head are contiguous: the prompt, then a ring of the
+latest tokens (`KVBlockTables` in models/layers/paged_kv_cache.py).
 
     for each head of each row, in parallel:
         rotate q and k; quantize k and v, and store them at prompt + generated % ring
         for each block of BLOCK cached positions:
-            scores = sum(q * keys) * key scales
+            logits = sum(q * keys) * key scales
             each lane: running maximum, sum of weights, weighted sum of values * value scales
         combine the lanes and the new position; divide
 
-Each lane of a block keeps a softmax of its own, so that the loop has no reduction across lanes.
-
-Reference: `attend_reference` in nightingale_lab/bench/paged_attention_reference.py has the same arguments,
-stores the same bits, and gives the same sums up to their order (tests/backends/cuda/test_paged_attention.py).
+Each lane of a block keeps a softmax of its own, so that the loop has no reduction across lanes. In plain
+torch it is `attend_reference` in nightingale_lab/bench/paged_attention_reference.py.
 """
 
 # What Triton compiles may not be annotated with what it does not know.
@@ -42,11 +40,11 @@ TUNING: PagedTuning = (64, 4)
 
 
 @triton.jit
-def _quantize(x, TOP: tl.constexpr, LEAST: tl.constexpr, INTEGER: tl.constexpr, kind: tl.constexpr):
+def _quantize(x, MAX: tl.constexpr, MIN_SCALE: tl.constexpr, INTEGER: tl.constexpr, kind: tl.constexpr):
     """Return x (groups, values) quantized, its scales (groups,), and x as it will be read back."""
-    scale = tl.maximum(tl.max(tl.abs(x), axis=1) / TOP, LEAST).to(tl.float16)
+    scale = tl.maximum(tl.max(tl.abs(x), axis=1) / MAX, MIN_SCALE).to(tl.float16)
     wide = scale.to(tl.float32)[:, None]
-    quantized = tl.minimum(tl.maximum(x / wide, -TOP), TOP)
+    quantized = tl.minimum(tl.maximum(x / wide, -MAX), MAX)
     if INTEGER:
         # Round to nearest, ties to even: at 1.5 · 2^23 a float32 has no fraction.
         quantized = (quantized + 12582912.0) - 12582912.0
@@ -70,7 +68,7 @@ def _attend_kernel(
     prompts_ptr, lengths_ptr, cos_ptr, sin_ptr, out_ptr,
     row_stride, head_stride, slack, scale,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, KEY_GROUPS: tl.constexpr, VALUE_GROUPS: tl.constexpr,
-    BLOCK: tl.constexpr, TOP: tl.constexpr, LEAST: tl.constexpr, SCALED: tl.constexpr,
+    BLOCK: tl.constexpr, MAX: tl.constexpr, MIN_SCALE: tl.constexpr, SCALED: tl.constexpr,
     INTEGER: tl.constexpr, ROTATE: tl.constexpr,
 ):  # fmt: skip
     """Vectors are (groups, values of a group), so that a scale is one value of the first axis."""
@@ -98,8 +96,8 @@ def _attend_kernel(
     generated = length - prompt
     own = start + prompt + generated % ring
     if SCALED:
-        k_stored, k_scale, k = _quantize(k, TOP, LEAST, INTEGER, kind)
-        v_stored, v_scale, v = _quantize(v, TOP, LEAST, INTEGER, kind)
+        k_stored, k_scale, k = _quantize(k, MAX, MIN_SCALE, INTEGER, kind)
+        v_stored, v_scale, v = _quantize(v, MAX, MIN_SCALE, INTEGER, kind)
         tl.store(key_scales_ptr + own * KEY_GROUPS + key_group, k_scale, mask=key_group < stored)
         tl.store(value_scales_ptr + own * VALUE_GROUPS + value_group, v_scale, mask=value_group < stored)
     else:
@@ -117,27 +115,25 @@ def _attend_kernel(
         position = first + tl.arange(0, BLOCK)
         # Steps since the position was stored; the one that is being stored now is not read.
         age = (generated % ring - (position - prompt) + ring) % ring
-        seen = (position < count) & ((position < prompt) | ((age > 0) & (age < ring - slack)))
-        here = start + position
+        valid = (position < count) & ((position < prompt) | ((age > 0) & (age < ring - slack)))
+        here, mask = start + position, valid[:, None, None]
         # Both loads are issued before either is used.
-        past_k = tl.load(keys_ptr + here[:, None, None] * WIDTH + k_at[None, :, :], mask=seen[:, None, None])
-        past_v = tl.load(
-            values_ptr + here[:, None, None] * WIDTH + v_at[None, :, :], mask=seen[:, None, None]
-        )
-        score = tl.sum(tl.where(seen[:, None, None], past_k.to(tl.float32), 0.0) * q[None, :, :], axis=2)
+        past_k = tl.load(keys_ptr + here[:, None, None] * WIDTH + k_at[None, :, :], mask=mask)
+        past_v = tl.load(values_ptr + here[:, None, None] * WIDTH + v_at[None, :, :], mask=mask)
+        logit = tl.sum(tl.where(mask, past_k.to(tl.float32), 0.0) * q[None, :, :], axis=2)
         if SCALED:
             scales = key_scales_ptr + here[:, None] * KEY_GROUPS + key_group[None, :]
-            score = score * tl.load(scales, mask=seen[:, None], other=0.0).to(tl.float32)
-        score = tl.where(seen, tl.sum(score, axis=1), float("-inf"))
-        higher = tl.maximum(maximum, score)
+            logit = logit * tl.load(scales, mask=valid[:, None], other=0.0).to(tl.float32)
+        logit = tl.where(valid, tl.sum(logit, axis=1), float("-inf"))
+        higher = tl.maximum(maximum, logit)
         shrink = tl.exp2(maximum - higher)
-        share = tl.exp2(score - higher)
+        share = tl.exp2(logit - higher)
         weight = weight * shrink + share
         part = tl.zeros([BLOCK, VALUE_GROUPS], tl.float32) + share[:, None]
         if SCALED:
             scales = value_scales_ptr + here[:, None] * VALUE_GROUPS + value_group[None, :]
-            part = part * tl.load(scales, mask=seen[:, None], other=0.0).to(tl.float32)
-        past_v = tl.where(seen[:, None, None], past_v.to(tl.float32), 0.0)
+            part = part * tl.load(scales, mask=valid[:, None], other=0.0).to(tl.float32)
+        past_v = tl.where(mask, past_v.to(tl.float32), 0.0)
         total = total * shrink[:, None, None] + past_v * part[:, :, None]
         maximum = higher
     top = tl.max(maximum, axis=0)
@@ -170,8 +166,7 @@ def paged_attention(
     rows, heads, _, width = q.shape
     if not (q.stride() == k.stride() == v.stride() and q.stride(3) == 1):
         q, k, v = (x.contiguous() for x in (q, k, v))
-    for table in (starts, rings, prompts, lengths):
-        assert table.is_contiguous()
+    assert all(table.is_contiguous() for table in (starts, rings, prompts, lengths))
     kind = block_pool.layout.dtype
     key_groups, value_groups = block_pool.layout.groups
     # In memory (rows, heads · width), as the matrix products around it have it.
@@ -182,7 +177,7 @@ def paged_attention(
         rings, prompts, lengths, cos, sin, out, q.stride(0), q.stride(1), slack,
         width**-0.5 * math.log2(math.e),
         HEADS=heads, WIDTH=width, KEY_GROUPS=max(1, key_groups), VALUE_GROUPS=max(1, value_groups),
-        BLOCK=tuning[0], TOP=MAX_QUANTIZED.get(kind, 0.0), LEAST=MIN_SCALE, SCALED=kind in MAX_QUANTIZED,
+        BLOCK=tuning[0], MAX=MAX_QUANTIZED.get(kind, 0.0), MIN_SCALE=MIN_SCALE, SCALED=kind in MAX_QUANTIZED,
         INTEGER=kind == torch.int8, ROTATE=rotation is not None, num_warps=tuning[1],
     )  # fmt: skip
     return out

@@ -23,24 +23,19 @@ class PrefixCache:
     def restore(self, x: Tensor, views: Callable[[int], Mapping[str, NDArray[Any]]]) -> int:
         """Write the longest cached prefix of x (time, width) into a row of the KV cache; return its length.
 
-        `views` returns the row's keys and values up to a position. At least one position is left to compute,
-        since it gives the logits.
+        `views` returns the row's keys and values up to a position. The last position of x is not restored.
         """
-        length, found = 0, None
+        length, longest = 0, None
         for other, cached in self.entries:
-            shared = min(len(x) - 1, len(other))
-            differs = (x[:shared] != other[:shared]).any(-1).nonzero()
-            shared = int(differs[0]) if len(differs) else shared
+            both = min(len(x) - 1, len(other))
+            shared = int((x[:both] == other[:both]).all(-1).cumprod(0).sum())
             if shared > length:
-                length, found = shared, cached
-        if found is not None:
+                length, longest = shared, cached
+        if longest is not None:
             for name, view in views(length).items():
-                view[:] = found[name][tuple(map(slice, view.shape))]
+                view[:] = longest[name][tuple(map(slice, view.shape))]
         return length
 
     def store(self, x: Tensor, views: Mapping[str, NDArray[Any]]) -> None:
         """Copy the keys and values of a row whose inputs are x; the oldest entry is dropped."""
         self.entries.append((x.clone(), {name: view.copy() for name, view in views.items()}))
-
-    def clear(self) -> None:
-        self.entries.clear()

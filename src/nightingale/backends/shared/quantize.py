@@ -6,7 +6,7 @@ large weight costs precision only in its own block.
     scale = max |w| / 127 over the block;   code = round(w / scale);   w ≈ code · scale
 
 Kernels quantize the inputs of a product in the same way, by row and block, so the sum within a block is an
-exact integer on every machine. tests/backends/reference.py has the same product in plain torch.
+exact integer on every machine.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ ZERO_POINT: Final = 128
 
 
 class QuantizedWeight(NamedTuple):
+    """Codes (outputs, blocks, block) uint8, and scales (outputs, blocks) float32."""
+
     codes: Tensor
-    """(outputs, blocks, block), uint8."""
     scales: Tensor
-    """(outputs, blocks), float32."""
 
 
 def block_size_for(inputs: int) -> int:

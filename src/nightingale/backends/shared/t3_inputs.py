@@ -9,8 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nightingale.errors import MemoryFull
-from nightingale.models.chatterbox.t3.backbone_llama import LlamaBackbone
+from nightingale.models.chatterbox.t3.backbone import LlamaBackbone
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.rope import rotations
 
@@ -21,14 +20,13 @@ class InputEmbeddings:
     """Speech tokens and prompts as T3's first layer reads them; by numpy, since a torch call costs more."""
 
     def __init__(self, t3: T3) -> None:
-        learned = None if t3.config.learned_positions is None else t3.speech_pos_emb.emb
-        self._t3, absolute = t3, None if isinstance(t3.tfmr, LlamaBackbone) else t3.tfmr.wpe
-        speech, self._learned, self._absolute = (
-            None if table is None else table.weight.detach().float().numpy()
-            for table in (t3.speech_emb, learned, absolute)
-        )
-        assert speech is not None
-        self._speech: Floats = speech
+        self._speech: Floats = t3.speech_emb.weight.detach().float().numpy()
+        self._learned: Floats | None = None
+        self._absolute: Floats | None = None
+        if t3.config.learned_positions is not None:
+            self._learned = t3.speech_pos_emb.emb.weight.detach().float().numpy()
+        if not isinstance(t3.tfmr, LlamaBackbone):
+            self._absolute = t3.tfmr.wpe.weight.detach().float().numpy()
 
     def embed(
         self, x: Floats, tokens: Sequence[int], speech_positions: Sequence[int], positions: Sequence[int]
@@ -45,19 +43,9 @@ class InputEmbeddings:
 
     def add_positions(self, prompt: Tensor) -> Tensor:
         """Add GPT-2's position embeddings to a prompt (rows, time, width); Llama has none."""
-        tfmr = self._t3.tfmr
-        return prompt if isinstance(tfmr, LlamaBackbone) else prompt + tfmr.wpe(torch.arange(prompt.shape[1]))
-
-
-def check_capacity(positions: int, capacity: int) -> None:
-    """Raise MemoryFull if a sequence of so many positions does not fit in its row of the KV cache."""
-    if positions > capacity:
-        raise MemoryFull(
-            "the utterance is longer than its KV cache",
-            got=f"{positions} positions",
-            allowed=f"at most {capacity}",
-            fix="Use a shorter sentence, or open the session with a larger capacity.",
-        )
+        if self._absolute is None:
+            return prompt
+        return prompt + torch.from_numpy(self._absolute[: prompt.shape[1]])
 
 
 def rotary_tables(t3: T3, positions: int) -> tuple[Floats, Floats] | None:

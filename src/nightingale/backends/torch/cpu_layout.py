@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nightingale.models.chatterbox.t3.backbone_llama import LlamaBackbone, LlamaLayer
+from nightingale.models.chatterbox.t3.backbone import LlamaBackbone, LlamaLayer
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_cache import DenseKVCache, KVCache
 from nightingale.models.layers.weight_layout import transpose_linear_weights

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from nightingale.backends.base import Decoder, ModelSource, Setup
+from nightingale.backends.base import Decoder, ModelInfo, ModelSource, Setup
 from nightingale.backends.torch.devices import use_threads
 from nightingale.backends.torch.kv_pools import PagedKVPool
 from nightingale.backends.torch.runner import TorchRunner
@@ -33,7 +33,7 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
         spare=MAX_DRAFT_TOKENS if setup.profile.draft else 0,
         pool=None if layout is None else _paged_pool(source, setup, t3, layout),
     )
-    budget = kv_budget(source, setup, t3, layout)
+    budget = kv_budget(source.info, t3, layout)
     on_start = None if setup.threads is None else partial(use_threads, setup.threads)
     if setup.profile.draft:
         return open_speculation(source, setup, runner, budget, on_start)
@@ -72,16 +72,14 @@ def kv_layout(source: ModelSource, setup: Setup, t3: T3) -> KVBlockLayout | None
     )
 
 
-def kv_budget(source: ModelSource, setup: Setup, t3: T3, layout: KVBlockLayout | None) -> KVBudget:
-    info, limit = source.info, setup.profile.memory_bytes
+def kv_budget(info: ModelInfo, t3: T3, layout: KVBlockLayout | None) -> KVBudget:
     if layout is None:
         itemsize = t3.speech_head.weight.element_size()
-        return KVBudget.dense(info.preset.t3, info.defaults, itemsize=itemsize, limit_bytes=limit)
+        return KVBudget.dense(info.preset.t3, info.defaults, itemsize=itemsize)
     size = layout.block_bytes
     return KVBudget(
         config=info.preset.t3,
         defaults=info.defaults,
-        limit_bytes=limit,
         reserved=lambda prompt, tokens: layout.blocks(prompt, tokens) * size,
         used=lambda prompt, tokens: layout.held_blocks(prompt, tokens) * size,
     )

@@ -32,6 +32,9 @@ class SlotKVCache(KVCache, Protocol):
     @property
     def rows(self) -> int: ...
 
+    def rewind(self, position: int) -> None:
+        """Drop everything from `position` on."""
+
 
 class KVPool(Protocol):
     """The KV caches of all slots. `caches` below are those of one slot, one per layer."""
@@ -75,8 +78,7 @@ class SlotKVPool:
 
     @classmethod
     def of(cls, t3: T3, *, slots: int, rows_per_slot: int, capacity: int) -> SlotKVPool:
-        layers = t3.new_kv_cache(rows=slots * rows_per_slot, capacity=capacity)
-        return cls([layer for layer in layers if isinstance(layer, DenseKVCache)], slots=slots)
+        return cls(t3.new_kv_cache(rows=slots * rows_per_slot, capacity=capacity), slots=slots)
 
     @property
     def bytes(self) -> int:
@@ -93,7 +95,7 @@ class SlotKVPool:
         # A slot that takes no part stores one token behind its contents, where it is never read.
         each = [max(1, count) for count in counts for _ in range(used)]
         every = self.rows_per_slot // used
-        return BatchedKVCache.for_layers(self.layers, lengths, every=every, counts=each)
+        return BatchedKVCache.for_layers(self.layers, lengths, each, every=every)
 
     def advance(self, caches: Sequence[SlotKVCache], count: int) -> None:
         for layer in caches:
@@ -156,7 +158,7 @@ class PagedKVPool:
     def open(self, slot: int, *, rows: int, prompt: int, tokens: int | None) -> list[SlotKVCache]:
         self._free(slot)
         most = self._capacity - prompt if tokens is None else tokens
-        sequence = self._sequences[slot] = PagedKVSequence.open(
+        sequence = self._sequences[slot] = PagedKVSequence(
             self.block_pool, rows=rows, prompt=prompt, tokens=max(1, most)
         )
         return list(sequence.layers)

@@ -21,8 +21,7 @@ from torch import Tensor
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.philox import normal, stream_key
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
-from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.chatterbox.s3gen.incremental import FlowState, render_block
+from nightingale.models.chatterbox.s3gen.flow import Flow, FlowState, render_block
 from nightingale.voices.voice import Voice
 
 CONTEXT_TOKENS = 8

@@ -63,7 +63,13 @@ def open_speculation(
     # A draft that must read the prompt starts after the tokens of the first block.
     after = setup.profile.first_block_tokens + LOOKAHEAD_TOKENS if waits else 0
     return SpeculativeDecoder(
-        runner, draft, budget, costs=costs.with_draft(cost), after=after, longest=longest, on_start=on_start
+        runner,
+        draft,
+        budget,
+        costs=replace(costs, draft=cost),
+        after=after,
+        longest=longest,
+        on_start=on_start,
     )
 
 

@@ -44,7 +44,7 @@ class TimeStretcher:
         self._window = 0
         """Number of the next window."""
         self._last_start = 0
-        """Where the last window was taken from."""
+        """Start of the last window in the input."""
         # Windows are compared in these buffers, whose alignment never changes, so that sums are bit-exact.
         self._target = np.zeros(2 * self._hop, np.float32)
         self._candidates = np.zeros(2 * self._hop + 2 * self._search, np.float32)

@@ -11,9 +11,9 @@ from nightingale.backends.profiles import Profile
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.decoding import Decoding, DraftStats, Prompt
 from nightingale.decoding.guards import ATTEMPTS, Action, Guard, limits_for
+from nightingale.decoding.philox import retry_seed
 from nightingale.decoding.sampling import is_greedy
-from nightingale.decoding.seeds import retry_seed
-from nightingale.engine.model import Model
+from nightingale.engine.load import Model
 from nightingale.engine.rendering.time_stretch import TimeStretcher
 from nightingale.engine.requests.segments import TextSegment
 from nightingale.engine.session import Request, Timing
@@ -43,9 +43,9 @@ class Utterance:
         self._start_attempt()
         self.last_token = 0
         self.rendered = False
-        """Whether the last block was taken."""
+        """True after the last block was taken."""
         self.concurrent = False
-        """Whether other requests are being served too."""
+        """True while other requests are being served too."""
         self._stretcher = TimeStretcher(CLOCKS.sample_rate_hz, request.speed)
         self._block_tokens = model.defaults.first_block_tokens or profile.first_block_tokens
 
@@ -105,7 +105,7 @@ class Utterance:
 
     @property
     def has_block(self) -> bool:
-        """Whether a block can be rendered now."""
+        """True if a block can be rendered now."""
         return self._next_cut() is not None
 
     @property
@@ -126,7 +126,6 @@ class Utterance:
         cut = self._next_cut()
         assert cut is not None
         tokens, self._waiting = self._waiting[: cut.tokens], self._waiting[cut.tokens :]
-        first = not self._taken
         self._taken += cut.tokens
         if self._guard is not None:
             self._guard.commit(self._taken)
@@ -136,7 +135,7 @@ class Utterance:
         return Block(
             stream=self._stream,
             tokens=tokens,
-            first=first and timing.tokens == cut.tokens,
+            first=timing.tokens == cut.tokens,
             final=cut.final,
             alone=not self.concurrent,
             record=timing.record,

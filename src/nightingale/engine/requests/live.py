@@ -1,4 +1,4 @@
-"""Text input and audio output at the same time, for voice agents.
+"""The objects that `TTS.stream` and `TTS.session` return. A session takes text while it yields audio:
 
     with tts.session(voice="heart") as session:
         for token in language_model:
@@ -14,18 +14,54 @@ decoding stops within a step.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Generator, Iterator
+from contextlib import suppress
 from itertools import chain
 
 from nightingale.engine.requests.incremental_text import IncrementalSegmenter
-from nightingale.engine.requests.segment_queue import SegmentQueue
-from nightingale.engine.requests.segments import check_length, segment_text
+from nightingale.engine.requests.segments import SegmentQueue, TextSegment, check_length
 from nightingale.engine.session import Session
-from nightingale.models.defaults import ModelDefaults
-from nightingale.text.frontend import Frontend
-from nightingale.text.sentences import DEFAULT_SPAN_CHARS
 from nightingale.types import AudioChunk, Metrics
+
+
+class Stream(Iterator[AudioChunk]):
+    """Iterate over audio chunks while they are generated.
+
+    Closing the stream, or dropping the last reference to it, cancels the request.
+    """
+
+    def __init__(self, session: Session, owner: object) -> None:
+        """Read from `session`, and keep its `owner`, the engine, alive meanwhile."""
+        self._session, self._chunks = session, _read(session, owner)
+        # A generator that was never started does not run its `finally`.
+        weakref.finalize(self, session.cancel).atexit = False
+
+    def __next__(self) -> AudioChunk:
+        return next(self._chunks)
+
+    def close(self) -> None:
+        """Cancel the request. It may be called twice, at the end, and while another thread reads."""
+        self._session.cancel()
+        with suppress(ValueError):  # another thread waits inside the generator; `cancel` has woken it
+            self._chunks.close()
+
+    @property
+    def metrics(self) -> Metrics:
+        """Timings and counts so far."""
+        return self._session.timing.metrics()
+
+    @property
+    def seed(self) -> int:
+        """The seed that generates this audio again, bit for bit if the engine runs no other request."""
+        return self._session.request.seed
+
+
+def _read(session: Session, owner: object) -> Generator[AudioChunk, None, None]:
+    try:
+        yield from session.chunks()
+    finally:
+        session.cancel()
+        del owner
 
 
 class LiveSession:
@@ -39,29 +75,17 @@ class LiveSession:
         session: Session,
         segments: SegmentQueue,
         *,
-        frontend: Frontend,
-        defaults: ModelDefaults,
-        language: str | None,
+        text: IncrementalSegmenter,
+        segment: Callable[[str], Iterator[TextSegment]],
         max_chars: int,
         wake: Callable[[], None],
         owner: object,
     ) -> None:
         """Take up to `max_chars` per push, call `wake` when there is new text, and keep `owner` alive."""
-        self._session, self._segments, self._owner = session, segments, owner
+        self.audio, self._segments, self._owner = session, segments, owner
+        """`audio` is the request behind it, whose chunks can be read without blocking."""
         weakref.finalize(self, session.cancel).atexit = False
-        self._max_chars, self._wake = max_chars, wake
-        split_chars = defaults.split_chars or DEFAULT_SPAN_CHARS
-        self._text = IncrementalSegmenter(max_chars=split_chars, language=language)
-        self._segment_text = partial(
-            segment_text,
-            frontend,
-            language=language,
-            split_chars=split_chars,
-            fill=True,
-            continues=True,
-            max_ids=defaults.max_text_ids,
-            speed=session.request.speed,
-        )
+        self._text, self._segment, self._max_chars, self._wake = text, segment, max_chars, wake
 
     def push(self, text: str) -> None:
         """Add text, in parts of any size. Raise TextError if it cannot be spoken, ConfigError after `end`."""
@@ -77,25 +101,20 @@ class LiveSession:
         try:
             self._enqueue(self._text.end())
         finally:  # the text is complete, even if the last of it is refused
-            self._segments.close()
+            self._segments.closed = True
             self._wake()
 
     def cancel(self) -> None:
         """Stop speaking and drop audio that was not read yet."""
-        self._session.cancel()
+        self.audio.cancel()
 
     @property
     def metrics(self) -> Metrics:
         """Timings and counts so far."""
-        return self._session.timing.metrics()
-
-    @property
-    def audio(self) -> Session:
-        """The request behind it, whose audio can be read without blocking."""
-        return self._session
+        return self.audio.timing.metrics()
 
     def __iter__(self) -> Iterator[AudioChunk]:
-        yield from self._session.chunks()  # a generator, which keeps the session alive while it is read
+        yield from self.audio.chunks()  # a generator, which keeps the session alive while it is read
 
     def __enter__(self) -> LiveSession:
         return self
@@ -104,7 +123,7 @@ class LiveSession:
         self.cancel()
 
     def _enqueue(self, texts: list[str]) -> None:
-        for segment in chain.from_iterable(map(self._segment_text, texts)):
+        for segment in chain.from_iterable(map(self._segment, texts)):
             self._segments.add(segment)
         if texts:
             self._wake()

@@ -1,4 +1,4 @@
-"""Segmentation of a request's text: text segments that are synthesized one after another, with pauses.
+"""Text segments that are synthesized one after another, with pauses: how a text is split, and their queue.
 
 The pause after a segment depends on what the segment ends (a paragraph, a sentence, a clause). A tag such as
 `[pause:500ms]` in the text replaces it. Other tags in brackets, such as Turbo's [laugh], are text.
@@ -7,7 +7,8 @@ The pause after a segment depends on what the segment ends (a paragraph, a sente
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Final
@@ -46,6 +47,37 @@ class TextSegment:
     pause_samples: int
     text: str = ""
     """The text as it is spoken: for guards, which estimate its duration from it, and for people."""
+
+
+class SegmentQueue:
+    """The segments of a request, between the thread that adds text and the worker thread, which takes them.
+
+    It needs no lock: the operations of a deque are atomic, and only the worker thread takes segments.
+    """
+
+    def __init__(
+        self, known: Iterator[TextSegment] | None = None, *, reached: Callable[[TextSegment], None]
+    ) -> None:
+        """Take segments from `known`, or else from `add`. Call `reached` when all before one are rendered."""
+        self._known, self._reached = known or iter(()), reached
+        self._added: deque[TextSegment] = deque()
+        self.add = self._added.append
+        self.closed = known is not None
+        """True if no more segments will be added."""
+
+    @property
+    def waiting(self) -> bool:
+        """True if `next` can return a segment, or the final None."""
+        return bool(self._added) or self.closed
+
+    def next(self) -> TextSegment | None:
+        """Return the next segment; None if there is none yet or, once closed, none left."""
+        segment = next(self._known, None)
+        if segment is None and self._added:
+            segment = self._added.popleft()
+        if segment is not None:
+            self._reached(segment)
+        return segment
 
 
 def segment_text(

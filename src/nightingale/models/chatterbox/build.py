@@ -34,15 +34,6 @@ Unpack = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Networks:
-    """The networks of synthesis."""
-
-    t3: T3
-    flow: Flow
-    hift: Hift
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class VoiceEncoders:
     """The networks that turn a clip into a voice."""
 
@@ -66,31 +57,18 @@ def load_s3gen(preset: Preset, path: Path, unpack: Unpack = dict) -> tuple[Flow,
     )
 
 
-def load_networks(preset: Preset, files: Mapping[str, Path], unpack: Unpack = dict) -> Networks:
-    """Load the networks of synthesis; `files` has paths by role: "t3" and "s3gen"."""
-    flow, hift = load_s3gen(preset, files["s3gen"], unpack)
-    return Networks(t3=load_t3(preset.t3, files["t3"], unpack), flow=flow, hift=hift)
-
-
 def load_encoders(preset: Preset, files: Mapping[str, Path], unpack: Unpack = dict) -> VoiceEncoders:
     """Load the voice encoders; `files` has paths by role: "s3gen" and "voice_encoder"."""
-    s3gen: dict[str, Tensor] = read_tensors(files["s3gen"])
-    voice = files["voice_encoder"]
-    return VoiceEncoders(
-        speech_tokenizer=load(
-            lambda: SpeechTokenizer(preset.speech_tokenizer),
-            unpack(part(s3gen, "tokenizer.")),
-            source=files["s3gen"],
-            unused=COMPUTED_BY_TOKENIZER,
-        ),
-        voice_encoder=load(
-            lambda: VoiceEncoder(preset.voice_encoder), unpack(read_tensors(voice)), source=voice
-        ),
-        xvector=None
-        if preset.xvector is None
-        else load(
-            lambda: XVector(preset.xvector),  # type: ignore[arg-type]
-            unpack(part(s3gen, "speaker_encoder.")),
-            source=files["s3gen"],
-        ),
+    s3gen, voice = files["s3gen"], files["voice_encoder"]
+    tensors = read_tensors(s3gen)
+    tokenizer = load(
+        lambda: SpeechTokenizer(preset.speech_tokenizer),
+        unpack(part(tensors, "tokenizer.")),
+        source=s3gen,
+        unused=COMPUTED_BY_TOKENIZER,
     )
+    encoder = load(lambda: VoiceEncoder(preset.voice_encoder), unpack(read_tensors(voice)), source=voice)
+    xvector = None
+    if (config := preset.xvector) is not None:
+        xvector = load(lambda: XVector(config), unpack(part(tensors, "speaker_encoder.")), source=s3gen)
+    return VoiceEncoders(speech_tokenizer=tokenizer, voice_encoder=encoder, xvector=xvector)

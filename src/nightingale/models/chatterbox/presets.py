@@ -36,7 +36,7 @@ NANO: Final = replace(TURBO, t3=t3.NANO)
 WREN: Final = Preset(
     t3=t3.T3Config(
         backbone=t3.LlamaConfig(
-            layers=9, width=320, heads=5, ffn=864, rope_theta=10_000.0, rope_scaling=None
+            layers=9, width=320, heads=5, ffn=864, rope_theta=10_000.0, rope_scaling=False
         ),
         text_vocab=512,
         speech_vocab=SPEECH_CODES + 2,

@@ -28,10 +28,8 @@ class PaddedConv1d(nn.Conv1d):
         right: int,
         stride: int = 1,
         dilation: int = 1,
-        groups: int = 1,
-        bias: bool = True,
     ) -> None:
-        super().__init__(inputs, outputs, kernel, stride=stride, dilation=dilation, groups=groups, bias=bias)
+        super().__init__(inputs, outputs, kernel, stride=stride, dilation=dilation)
         self.left, self.right = left, right
 
     def forward(self, x: Tensor, state: StreamingState | None = None) -> Tensor:
@@ -40,6 +38,11 @@ class PaddedConv1d(nn.Conv1d):
             return convolve(self, F.pad(x, (self.left, self.right)))
         joined = state.prepend_inputs(x, self.left)
         return convolve(self, F.pad(joined, (0, self.right)) if self.right else joined)
+
+
+def padding_of(layer: nn.Conv1d) -> tuple[int, int]:
+    """Return the zeros that a convolution puts before and after its input."""
+    return (layer.left, layer.right) if isinstance(layer, PaddedConv1d) else (0, 0)
 
 
 def same_conv(inputs: int, outputs: int, kernel: int, *, dilation: int = 1, causal: bool) -> PaddedConv1d:
@@ -54,15 +57,9 @@ class CustomConv1d(PaddedConv1d, ABC):
 
     def __init__(self, original: nn.Conv1d) -> None:
         nn.Module.__init__(self)
-        self.in_channels, self.out_channels = original.in_channels, original.out_channels
-        self.kernel_size, self.dilation, self.stride = (
-            original.kernel_size,
-            original.dilation,
-            original.stride,
-        )
-        self.groups = original.groups
-        self.left = original.left if isinstance(original, PaddedConv1d) else 0
-        self.right = original.right if isinstance(original, PaddedConv1d) else 0
+        for name in ("in_channels", "out_channels", "kernel_size", "dilation", "stride", "groups"):
+            setattr(self, name, getattr(original, name))
+        self.left, self.right = padding_of(original)
 
     @abstractmethod
     def convolve_unpadded(self, x: Tensor) -> Tensor:
@@ -96,7 +93,9 @@ def convolve(layer: nn.Conv1d, x: Tensor) -> Tensor:
     if weight.dtype != x.dtype:
         cast = x.to(weight.dtype)
         return F.conv1d(cast, weight, bias, layer.stride, 0, layer.dilation, layer.groups).to(x.dtype)
-    if not _is_stored_by_tap(weight) or bias is None or not supports_tap_products(layer):
+    outputs, inputs, _ = weight.shape
+    by_tap = weight.stride() == (inputs, 1, outputs * inputs)
+    if not by_tap or bias is None or not supports_tap_products(layer):
         return F.conv1d(x, weight, bias, layer.stride, 0, layer.dilation, layer.groups)
     rows = [_tap_products(row, weight, bias, dilation) for row in x]
     return rows[0][None] if len(rows) == 1 else torch.stack(rows)
@@ -145,8 +144,3 @@ def supports_tap_products(layer: nn.Module) -> TypeGuard[nn.Conv1d]:
     if not isinstance(layer, nn.Conv1d) or isinstance(layer, CustomConv1d):
         return False
     return layer.stride[0] == layer.groups == 1
-
-
-def _is_stored_by_tap(weight: Tensor) -> bool:
-    outputs, inputs, _ = weight.shape
-    return weight.stride() == (inputs, 1, outputs * inputs)

@@ -1,14 +1,10 @@
-"""Storage of the paged KV cache: quantized blocks in one pool, and per-head windows.
+"""Storage of the paged KV cache: quantized blocks in one pool, and per-head windows (docs/kv-cache.md).
 
-The KV cache of a sequence grows with every position, and each step reads all of it; with many sequences it is
-larger than the weights. A block holds the key and the value of one position of one head:
+A block holds the key and the value of one position of one head:
 
     k ≈ block * scale,  scale = max|k| / 127,  one scale for 16 values of a key, and for 32 of a value
 
-With float16 scales that is 140 bytes instead of 256 in bfloat16, for a head of width 64. Keys need more
-scales than values: after RoPE some of their channels are large and others small, and one scale for all would
-round the small ones to zero (docs/kv-cache.md has the numbers). Blocks are never dequantized as a whole: a
-CPU dequantizes a tile at a time, and the CUDA kernel reads them directly (backends/shared/paged_attention.py).
+Keys need more scales than values: after RoPE some of their channels are large and others small.
 
 All of the prompt is kept. Of the generated tokens each head keeps a window of its own length
 (decoding/kv_retention.py): its blocks after the prompt are a ring buffer with a few spare positions, so that
@@ -66,6 +62,11 @@ class KVBlockLayout:
     """windows[layer][head]: positions after the prompt that the head keeps; None keeps all."""
     rewind_margin: int = 0
     """The largest number of positions that can be rewound."""
+
+    @property
+    def window_margin(self) -> int:
+        """The positions of a ring that are not attended to, because they wait to be rewound."""
+        return 0 if self.windows is None else self.rewind_margin
 
     @property
     def groups(self) -> tuple[int, int]:

@@ -31,26 +31,16 @@ class KVCache(Protocol):
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store k and v, then attend causally with q over everything stored."""
 
-    def rewind(self, position: int) -> None:
-        """Drop everything from `position` on."""
-
 
 class DenseKVCache:
-    """The reference: one buffer, allocated once, written in place."""
+    """The reference: two buffers (rows, heads, capacity, width), allocated once and written in place."""
 
-    def __init__(
-        self, *, rows: int, heads: int, capacity: int, width: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        shape = (rows, heads, capacity, width)
-        self.keys, self.values = lazy_zeros(shape, dtype, device), lazy_zeros(shape, dtype, device)
-        self.position = 0
+    def __init__(self, keys: Tensor, values: Tensor) -> None:
+        self.keys, self.values, self.position = keys, values, 0
 
     def slice_rows(self, first: int, count: int) -> DenseKVCache:
-        """Return an empty cache that uses some of the rows of this one's buffer."""
-        part = object.__new__(DenseKVCache)
-        part.keys, part.values = self.keys[first : first + count], self.values[first : first + count]
-        part.position = 0
-        return part
+        """Return an empty cache that uses some of the rows of this one's buffers."""
+        return DenseKVCache(self.keys[first : first + count], self.values[first : first + count])
 
     @property
     def rows(self) -> int:
@@ -66,8 +56,7 @@ class DenseKVCache:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         start, end = self.position, self.position + k.shape[2]
-        if end > self.keys.shape[2]:
-            raise kv_cache_full(end, self.keys.shape[2])
+        check_capacity(end, self.keys.shape[2])
         self.keys[:, :, start:end] = k
         self.values[:, :, start:end] = v
         self.position = end
@@ -84,46 +73,33 @@ class DenseKVCache:
 
 
 class BatchedKVCache:
-    """Rows of different lengths that each take a few more tokens: one step of continuous batching.
+    """One layer of rows of different lengths that each take a few more tokens: a step of continuous batching.
 
-    `for_layers` makes them.
+    rows is (rows, 1), lengths and counts are (rows,), mask is (rows, 1, tokens, time).
     """
 
     def __init__(
         self, keys: Tensor, values: Tensor, rows: Tensor, lengths: Tensor, counts: Tensor, mask: Tensor
     ) -> None:
-        """Take rows (rows, 1), lengths and counts (rows,), and mask (rows, 1, tokens, time)."""
         self.keys, self.values = keys, values
         self._rows, self.lengths, self._counts, self._mask = rows, lengths, counts, mask
 
     @classmethod
     def for_layers(
-        cls,
-        layers: Sequence[DenseKVCache],
-        lengths: Sequence[int],
-        *,
-        every: int,
-        counts: Sequence[int] | None = None,
+        cls, layers: Sequence[DenseKVCache], lengths: Sequence[int], counts: Sequence[int], *, every: int
     ) -> list[BatchedKVCache]:
         """Return the batched cache of each layer over its rows 0, `every`, 2·`every`, ….
 
-        Args:
-            layers: The whole cache of each layer.
-            lengths: The stored positions of each row.
-            every: The distance between the rows that are used.
-            counts: The tokens that each row takes; one each by default. All rows need room for the largest.
+        Each row has `lengths` stored positions and takes `counts` tokens; all have space for the largest count.
         """
-        taken = torch.tensor([1] * len(lengths) if counts is None else counts)
-        longest = int(taken.max())
+        longest = max(counts)
         part, end = slice(0, every * len(lengths), every), max(lengths) + longest
-        if end > layers[0].keys.shape[2]:
-            raise kv_cache_full(end, layers[0].keys.shape[2])
+        check_capacity(end, layers[0].keys.shape[2])
         device = layers[0].keys.device
-        at = torch.tensor(lengths, device=device)
+        at, taken = torch.tensor([lengths, counts], device=device)
         rows = torch.arange(len(lengths), device=device)[:, None]
         last = at[:, None] + torch.arange(longest, device=device)
         mask = (torch.arange(end, device=device) <= last[..., None])[:, None]
-        taken = taken.to(device)
         return [cls(m.keys[part, :, :end], m.values[part, :, :end], rows, at, taken, mask) for m in layers]
 
     def positions(self, x: Tensor) -> Tensor:
@@ -137,17 +113,16 @@ class BatchedKVCache:
         self.values[self._rows, :, at] = v.transpose(1, 2)
         return F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=self._mask)
 
-    def rewind(self, position: int) -> None:
-        self.lengths = self.lengths.clamp(max=position)
 
-
-def kv_cache_full(positions: int, capacity: int) -> MemoryFull:
-    return MemoryFull(
-        "the utterance is longer than its KV cache",
-        got=f"{positions} positions",
-        allowed=f"at most {capacity}",
-        fix="Speak a shorter sentence, or open the session with a larger capacity.",
-    )
+def check_capacity(positions: int, capacity: int) -> None:
+    """Raise `MemoryFull` if a sequence of so many positions does not fit."""
+    if positions > capacity:
+        raise MemoryFull(
+            "the utterance is longer than its KV cache",
+            got=f"{positions} positions",
+            allowed=f"at most {capacity}",
+            fix="Use a shorter sentence, or open the session with a larger capacity.",
+        )
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -6,7 +6,8 @@
     KaldiFbank  16 kHz, 80 bands, log of power        the x-vector network, 100 frames a second
 
 They differ in window, padding, scale and floor because four projects made the four networks. Filters and
-windows are computed, so they are buffers that no checkpoint contains.
+windows are computed, so they are buffers that no checkpoint contains; they are created on the CPU even when a
+module is built on the meta device.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nightingale.models.layers.stft import clip_too_short, hann_window, reflect_pad, spectrum
+from nightingale.errors import BadReference
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MelConfig:
-    """Sizes of one mel spectrogram. The window is as long as the transform."""
+    """Sizes of one mel spectrogram. The window is as long as the transform; `high_hz` is above 1 kHz."""
 
     sample_rate_hz: int
     fft_samples: int
@@ -37,6 +38,10 @@ FLOW_MEL = MelConfig(sample_rate_hz=24_000, fft_samples=1920, hop_samples=480, b
 TOKEN_MEL = MelConfig(sample_rate_hz=16_000, fft_samples=400, hop_samples=160, bands=128)
 VOICE_MEL = MelConfig(sample_rate_hz=16_000, fft_samples=400, hop_samples=160, bands=40)
 KALDI_FBANK = MelConfig(sample_rate_hz=16_000, fft_samples=512, hop_samples=160, bands=80)
+
+LINEAR_HZ_PER_MEL, LINEAR_TOP_HZ, LINEAR_TOP_MEL = 200.0 / 3, 1000.0, 15.0
+LOG_STEP = math.log(6.4) / 27.0
+"""Slaney's scale."""
 
 
 class MelFront(nn.Module):
@@ -54,7 +59,10 @@ class MelFront(nn.Module):
 
     def spectrum(self, wav: Tensor, margin: int) -> Tensor:
         """Transform (batch, samples), padded by reflection, to complex (batch, bins, frames)."""
-        return spectrum(reflect_pad(wav, margin), self.window, self.config.hop_samples)
+        if wav.shape[-1] <= margin:
+            raise clip_too_short(wav.shape[-1], margin + 1)
+        padded = F.pad(wav.unsqueeze(1), (margin, margin), mode="reflect").squeeze(1)
+        return spectrum(padded, self.window, self.config.hop_samples)
 
 
 class FlowMel(MelFront):
@@ -63,9 +71,8 @@ class FlowMel(MelFront):
     DEFAULT = FLOW_MEL
 
     def forward(self, wav: Tensor) -> Tensor:
-        bins = torch.view_as_real(
-            self.spectrum(wav, (self.config.fft_samples - self.config.hop_samples) // 2)
-        )
+        margin = (self.config.fft_samples - self.config.hop_samples) // 2
+        bins = torch.view_as_real(self.spectrum(wav, margin))
         magnitude = torch.sqrt(bins.square().sum(-1) + 1e-9)
         return torch.log((self.filters @ magnitude).clamp(min=1e-5))
 
@@ -126,13 +133,31 @@ class KaldiFbank(nn.Module):
         return (power @ self.filters.T).clamp(min=torch.finfo(torch.float32).eps).log()
 
 
+def hann_window(size: int, *, periodic: bool = True) -> Tensor:
+    return torch.hann_window(size, periodic=periodic, dtype=torch.float32, device="cpu")
+
+
+def spectrum(wav: Tensor, window: Tensor, hop_samples: int) -> Tensor:
+    """Transform (batch, samples) to complex (batch, bins, frames) without padding."""
+    size = window.shape[0]
+    return torch.stft(wav, size, hop_samples, size, window, center=False, return_complex=True)
+
+
+def clip_too_short(samples: int, min_samples: int) -> BadReference:
+    return BadReference(
+        "the clip is too short to analyse",
+        got=f"{samples} samples",
+        allowed=f"at least {min_samples} samples",
+        fix="Use a clip of a second or more.",
+    )
+
+
 def slaney_filters(config: MelConfig) -> Tensor:
     """Return (bands, bins): triangles of equal area on Slaney's scale, linear to 1 kHz, then logarithmic."""
-    high = torch.tensor(config.high_hz, dtype=torch.float64, device="cpu")
-    edges_mel = torch.linspace(
-        0.0, float(_hz_to_slaney(high)), config.bands + 2, dtype=torch.float64, device="cpu"
-    )
-    edges_hz = _slaney_to_hz(edges_mel)
+    high = LINEAR_TOP_MEL + math.log(config.high_hz / LINEAR_TOP_HZ) / LOG_STEP
+    mel = torch.linspace(0.0, high, config.bands + 2, dtype=torch.float64, device="cpu")
+    log_hz = LINEAR_TOP_HZ * (LOG_STEP * (mel - LINEAR_TOP_MEL)).exp()
+    edges_hz = torch.where(mel >= LINEAR_TOP_MEL, log_hz, mel * LINEAR_HZ_PER_MEL)
     bins = torch.arange(config.fft_samples // 2 + 1, dtype=torch.float64, device="cpu")
     bins_hz = bins * config.sample_rate_hz / config.fft_samples
     widths = edges_hz.diff()
@@ -157,22 +182,6 @@ def kaldi_filters(config: MelConfig) -> Tensor:
     triangles = torch.minimum((bins_mel - left) / (centre - left), (right - bins_mel) / (right - centre))
     # The bin at half the sample rate belongs to no band.
     return F.pad(triangles.clamp(min=0.0), (0, 1))
-
-
-_LINEAR_HZ_PER_MEL = 200.0 / 3
-_LINEAR_TOP_HZ = 1000.0
-_LINEAR_TOP_MEL = _LINEAR_TOP_HZ / _LINEAR_HZ_PER_MEL
-_LOG_STEP = math.log(6.4) / 27.0
-
-
-def _hz_to_slaney(hz: Tensor) -> Tensor:
-    log = _LINEAR_TOP_MEL + (hz.clamp(min=_LINEAR_TOP_HZ) / _LINEAR_TOP_HZ).log() / _LOG_STEP
-    return torch.where(hz >= _LINEAR_TOP_HZ, log, hz / _LINEAR_HZ_PER_MEL)
-
-
-def _slaney_to_hz(mel: Tensor) -> Tensor:
-    log = _LINEAR_TOP_HZ * (_LOG_STEP * (mel - _LINEAR_TOP_MEL)).exp()
-    return torch.where(mel >= _LINEAR_TOP_MEL, log, mel * _LINEAR_HZ_PER_MEL)
 
 
 def _hz_to_kaldi(hz: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -12,47 +12,31 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nightingale.models.layers.kv_blocks import MAX_QUANTIZED, Extent, KVBlockPool, dequantize, quantize
-from nightingale.models.layers.kv_cache import kv_cache_full
+from nightingale.models.layers.kv_blocks import MAX_QUANTIZED, KVBlockPool, dequantize, quantize
+from nightingale.models.layers.kv_cache import check_capacity
 
 TILE: Final = 256
 """Blocks that a CPU dequantizes at a time."""
 
 
-@dataclass(slots=True)
 class PagedKVSequence:
     """The blocks of one sequence, in the order [layer][row][head][prompt, then ring]."""
 
-    block_pool: KVBlockPool
-    extent: Extent
-    rows: int
-    prompt: int
-    tokens: int
-    rings: list[list[int]] = field(init=False)
-    layers: list[PagedKVCache] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.rings = self.block_pool.layout.ring_sizes(self.tokens)
-        self.layers, start = [], 0
-        for rings in self.rings:
-            self.layers.append(PagedKVCache(self, start, rings))
-            start += self.rows * sum(self.prompt + ring for ring in rings)
-
-    @classmethod
-    def open(cls, block_pool: KVBlockPool, *, rows: int, prompt: int, tokens: int) -> PagedKVSequence:
-        extent = block_pool.allocate(rows * block_pool.layout.blocks(prompt, tokens))
-        return cls(block_pool, extent, rows, prompt, tokens)
+    def __init__(self, block_pool: KVBlockPool, *, rows: int, prompt: int, tokens: int) -> None:
+        self.block_pool, self.rows, self.prompt, self.tokens = block_pool, rows, prompt, tokens
+        self.extent = block_pool.allocate(rows * block_pool.layout.blocks(prompt, tokens))
+        self.rings = block_pool.layout.ring_sizes(tokens)
+        each = np.repeat(np.array(self.rings, np.int64)[:, None] + prompt, rows, axis=1)
+        self.offsets = (each.cumsum() - each.ravel()).reshape(each.shape)
+        """(layers, rows, heads): each head's first block in the extent."""
+        self.layers = [PagedKVCache(self, layer) for layer in range(len(each))]
 
     def close(self) -> None:
         self.block_pool.release(self.extent)
 
     def starts(self) -> NDArray[np.int64]:
         """Return the first block of each head: (layers, rows, heads)."""
-        each = np.array(self.rings, np.int64) + self.prompt
-        rows = np.arange(self.rows)[None, :, None]
-        layers = np.array([layer.start for layer in self.layers])[:, None, None]
-        heads = (each.cumsum(1) - each)[:, None]
-        return np.asarray(self.extent.start + layers + rows * each.sum(1)[:, None, None] + heads)
+        return np.asarray(self.extent.start + self.offsets)
 
     def wipe(self) -> None:
         """Fill the blocks with zeros."""
@@ -64,20 +48,13 @@ class PagedKVSequence:
 class PagedKVCache:
     """The `KVCache` of one layer of one sequence."""
 
-    def __init__(self, sequence: PagedKVSequence, start: int, rings: Sequence[int]) -> None:
-        """Describe the layer whose blocks begin at `start` in the sequence's extent."""
-        self.sequence, self.position, self.start = sequence, 0, start
-        device, each = sequence.block_pool.device, [sequence.prompt + ring for ring in rings]
+    def __init__(self, sequence: PagedKVSequence, layer: int) -> None:
+        self.sequence, self.rows, self.position = sequence, sequence.rows, 0
+        device, rings = sequence.block_pool.device, sequence.rings[layer]
         self._longest, self._uniform = max(rings), len(set(rings)) == 1
         self._rings = torch.tensor(rings, device=device)[:, None]  # (heads, 1)
-        before = torch.tensor([sum(each[:head]) for head in range(len(each))], device=device)
-        row = torch.arange(sequence.rows, device=device)[:, None] * sum(each)
-        self._starts = (start + row + before)[..., None]
-        """(rows, heads, 1): each head's first block in the extent."""
-
-    @property
-    def rows(self) -> int:
-        return self.sequence.rows
+        self._first = int(sequence.offsets[layer, 0, 0])
+        self._offsets = torch.tensor(sequence.offsets[layer], device=device)[..., None]  # (rows, heads, 1)
 
     def positions(self, x: Tensor) -> Tensor:
         return torch.arange(self.position, self.position + x.shape[1], device=x.device)
@@ -91,10 +68,9 @@ class PagedKVCache:
 
     def check_capacity(self, count: int) -> None:
         """Raise `MemoryFull` unless `count` more positions fit."""
-        end, sequence = self.position + count, self.sequence
-        capacity = sequence.prompt + sequence.tokens + sequence.block_pool.layout.rewind_margin
-        if end > capacity:
-            raise kv_cache_full(end, capacity)
+        sequence = self.sequence
+        margin = sequence.block_pool.layout.rewind_margin
+        check_capacity(self.position + count, sequence.prompt + sequence.tokens + margin)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.check_capacity(k.shape[2])
@@ -110,7 +86,7 @@ class PagedKVCache:
         dtype = pool.layout.dtype
         at = torch.arange(start, end, device=k.device)
         local = at if end <= prompt else prompt + (at - prompt) % self._rings  # (heads, tokens)
-        place = self.sequence.extent.start + self._starts + local
+        place = self.sequence.extent.start + self._offsets + local
         for x, buffer, scales in ((k, pool.keys, pool.key_scales), (v, pool.values, pool.value_scales)):
             if dtype in MAX_QUANTIZED:
                 quantized, scales[place] = quantize(x, dtype, scales.shape[1])
@@ -122,13 +98,9 @@ class PagedKVCache:
         pool = self.sequence.block_pool
         count = min(self.position, self.sequence.prompt + self._longest)
         mask = self._mask(start, count, q.device)
-        keys, values = self._gather(pool.keys, count), self._gather(pool.values, count)
+        keys, values, key_scales, value_scales = (self._gather(buffer, count) for buffer in pool.buffers)
         if pool.layout.dtype not in MAX_QUANTIZED:
             return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-        key_scales, value_scales = (
-            self._gather(pool.key_scales, count),
-            self._gather(pool.value_scales, count),
-        )
         dtype, q = q.dtype, q.float() * q.shape[-1] ** -0.5
         tiles = [slice(at, min(at + TILE, count)) for at in range(0, count, TILE)]
         scores = torch.cat([q @ dequantize(keys[:, :, at], key_scales[:, :, at]).mT for at in tiles], dim=-1)
@@ -148,16 +120,16 @@ class PagedKVCache:
             return buffer.as_strided(
                 (self.rows, heads, count, width),
                 (heads * each * width, each * width, width, 1),
-                (self.sequence.extent.start + self.start) * width,
+                (self.sequence.extent.start + self._first) * width,
             )
         local = torch.arange(count, device=buffer.device).clamp(max=self.sequence.prompt + self._rings - 1)
-        place = self.sequence.extent.start + self._starts + local
+        place = self.sequence.extent.start + self._offsets + local
         return _as_indexable(buffer)[place].view(buffer.dtype)
 
     def _mask(self, start: int, count: int, device: torch.device) -> Tensor | None:
         """Return the blocks that each new token attends to, (heads, tokens, blocks); None if all."""
-        prompt, end, layout = self.sequence.prompt, self.position, self.sequence.block_pool.layout
-        margin = 0 if layout.windows is None else layout.rewind_margin
+        prompt, end = self.sequence.prompt, self.position
+        margin = self.sequence.block_pool.layout.window_margin
         if self._uniform and end - start == 1 and end - prompt <= self._longest - margin:
             return None
         block = torch.arange(count, device=device)
@@ -201,11 +173,6 @@ class PagedKVBatch:
                 out[rows, :, :count] = cache.attend(*(x[rows, :, :count] for x in (q, k, v)))
         return out
 
-    def rewind(self, position: int) -> None:
-        for cache in self._caches:
-            if cache is not None:
-                cache.rewind(min(position, cache.position))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVBlockTables:
@@ -223,20 +190,10 @@ class KVBlockTables:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         """Attend with one token of each row, (rows, heads, 1, width); options are the kernel's own."""
-        assert self.block_pool.attend is not None
-        layout = self.block_pool.layout
-        return self.block_pool.attend(
-            q,
-            k,
-            v,
-            self.block_pool,
-            starts=self.starts,
-            rings=self.rings,
-            prompts=self.prompts,
-            lengths=self.lengths,
-            slack=0 if layout.windows is None else layout.rewind_margin,
-            **options,
-        )
+        pool = self.block_pool
+        assert pool.attend is not None
+        tables = {name: getattr(self, name) for name in ("starts", "rings", "prompts", "lengths")}
+        return pool.attend(q, k, v, pool, slack=pool.layout.window_margin, **tables, **options)
 
 
 def _as_indexable(x: Tensor) -> Tensor:

@@ -7,18 +7,19 @@ import math
 import torch
 from torch import Tensor
 
-from nightingale.models.layers.config import RopeScaling
+FACTOR, LOW, HIGH, ORIGINAL_CONTEXT = 8.0, 1.0, 4.0, 8192
+"""Llama 3's frequency scaling, for contexts longer than the one of its first training stage."""
 
 
-def inverse_frequencies(width: int, *, theta: float, scaling: RopeScaling | None) -> Tensor:
-    """Return the radians per position of each channel pair: (width / 2,)."""
+def inverse_frequencies(width: int, *, theta: float, scaling: bool) -> Tensor:
+    """Return the radians per position of each channel pair: (width / 2,), with Llama 3's scaling or without."""
     # On the CPU even when a model is built on the meta device: no checkpoint contains them.
     plain = 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float32, device="cpu") / width)
-    if scaling is None:
+    if not scaling:
         return plain
-    turns = scaling.original_context * plain / (2 * math.pi)
-    blend = ((turns - scaling.low) / (scaling.high - scaling.low)).clamp(0, 1)
-    return (1 - blend) * plain / scaling.factor + blend * plain
+    turns = ORIGINAL_CONTEXT * plain / (2 * math.pi)
+    blend = ((turns - LOW) / (HIGH - LOW)).clamp(0, 1)
+    return (1 - blend) * plain / FACTOR + blend * plain
 
 
 def rotations(inverse: Tensor, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -20,11 +20,9 @@ SavedState = tuple[Tensor, ...]
 class StreamingState:
     """The state of one pass over one block: it reads `past` and collects what is saved for the next block.
 
-    Args:
-        past: What the previous block saved; None at the start of a stream.
-        advance: The fraction of this block at which the next one starts; less than 1 if they overlap.
-        store: Save the keys and values of this block too, and not only those of `past`.
-        max_positions: Save the keys and values of at most this many positions; None is all.
+    `past` is None at the start of a stream. The next block starts at the fraction `advance` of this one, less
+    than 1 if they overlap. `store` saves the keys and values of this block too, and not only those of `past`, of
+    at most `max_positions`.
     """
 
     def __init__(

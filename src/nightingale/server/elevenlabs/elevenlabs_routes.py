@@ -1,65 +1,176 @@
 """ElevenLabs' routes: two sockets for text as it is written, and HTTP for a whole text and the voices.
 
-WS   /v1/text-to-speech/{voice}/stream-input         one answer
-WS   /v1/text-to-speech/{voice}/multi-stream-input   many answers, each in a context
-POST /v1/text-to-speech/{voice}[/stream]             a whole text; the audio streams
-GET  /v1/voices
+The sockets follow the clients of LiveKit, Pipecat and ElevenLabs; docs/websocket.md lists what is supported.
+There are no word timestamps, so `alignment` is null, which all three accept.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+import base64
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Request, WebSocket
+from fastapi import APIRouter, Depends, WebSocket
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
+from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from nightingale.errors import ConfigError, NightingaleError
-from nightingale.server.elevenlabs.contexts import (
-    FINAL_MESSAGE,
-    MAX_CONTEXTS,
-    POLICY_VIOLATION,
-    SpeechContext,
-    UrlOptions,
-    error_message,
-    with_context,
-)
-from nightingale.server.openai.schemas import SpeechBody
-from nightingale.server.openai.speech_response import SpeechResponse
-from nightingale.server.service.dependencies import Service
-from nightingale.server.service.speech_service import SpeechService
-from nightingale.server.websocket_io import ClientSocket, accept, authorize, deny, parse_object
+from nightingale.server.http_errors import http_error
+from nightingale.server.openai.speech_routes import SpeechBody, SpeechResponse
+from nightingale.server.service.speech_service import Service, SpeechService
+from nightingale.server.service.speech_streams import OutputFormat, TimedSegment
+from nightingale.server.service.speech_turns import SpeechTurn, check_text
+from nightingale.server.websocket_io import ClientSocket, accept, parse_object
 
 router = APIRouter()
 
 DEFAULT_CONTEXT: Final = "default"
+MAX_CONTEXTS: Final = 16
+"""Per socket. ElevenLabs' own limit of 5 is too low for agents that are interrupted often."""
+POLICY_VIOLATION: Final = 1008
+FINAL_MESSAGE: Final = {"audio": None, "isFinal": True}
+OUTPUT_FORMATS: Final = (
+    *(f"pcm_{rate_hz}" for rate_hz in (8000, 16000, 22050, 24000, 32000, 44100, 48000)),
+    *("mp3_22050_32", "mp3_24000_48", *(f"mp3_44100_{kbps}" for kbps in (32, 64, 96, 128, 192))),
+    *(f"opus_48000_{kbps}" for kbps in (32, 64, 96, 128, 192)),
+    "ulaw_8000",
+)
+"""Codec, sample rate, and kilobits per second for lossy codecs."""
+DEFAULT_FORMAT: Final = "mp3_44100_128"
+MIN_INACTIVITY_S: Final = 5.0
+
+
+def parse_format(name: str) -> OutputFormat:
+    if name not in OUTPUT_FORMATS:
+        allowed = ", ".join(OUTPUT_FORMATS)
+        raise ConfigError("unknown output_format", got=repr(name), allowed=allowed, param="output_format")
+    codec, rate_hz, *kbps = name.split("_")
+    return OutputFormat(codec, int(rate_hz), 1000 * int(kbps[0]) if kbps else None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UrlOptions:
+    """The options in the URL of a request: the voice and the query parameters."""
+
+    voice: str
+    output: OutputFormat
+    language: str | None
+    auto_mode: bool
+    """Each message is a sentence or phrase to be spoken at once."""
+    inactivity_s: float
+
+
+async def parse_options(connection: HTTPConnection, voice_id: str) -> UrlOptions:
+    query = connection.query_params
+    try:
+        inactivity_s = float(query.get("inactivity_timeout", "nan"))
+    except ValueError:
+        inactivity_s = math.nan
+    if math.isnan(inactivity_s):  # asyncio could not order a timer with it
+        inactivity_s = 20.0
+    return UrlOptions(
+        voice=voice_id,
+        output=parse_format(query.get("output_format", DEFAULT_FORMAT)),
+        language=query.get("language_code") or None,
+        auto_mode=query.get("auto_mode", "false").lower() == "true",
+        inactivity_s=min(max(inactivity_s, MIN_INACTIVITY_S), 180.0),
+    )
+
+
+Options = Annotated[UrlOptions, Depends(parse_options)]
+
+
+class ContextTurn(SpeechTurn):
+    """One stream of text and its audio. A `stream-input` socket has one context without a name."""
+
+    def __init__(
+        self, name: str | None, options: UrlOptions, service: SpeechService, socket: ClientSocket
+    ) -> None:
+        request = {"voice": options.voice, "language": options.language}
+        super().__init__(service, request, options.output)
+        self.name, self._abandoned_s = name, options.inactivity_s
+        self._auto_mode, self._socket = options.auto_mode, socket
+        self._flush_requested = True
+
+    async def write(self, message: dict[str, Any]) -> None:
+        """Handle a message with text, `flush` or both. One with neither keeps the context alive."""
+        text, flush, settings = message.get("text"), bool(message.get("flush")), message.get("voice_settings")
+        if text is not None:
+            check_text(text)
+        if isinstance(settings, dict) and isinstance(settings.get("speed"), int | float):
+            self._request["speed"] = float(settings["speed"])  # of a turn that has not started yet
+        if text:
+            await self.push(text)
+            self._flush_requested = False
+        if flush:
+            self._flush_requested = True
+        if flush or (text and self._auto_mode):
+            self.flush()
+        elif not text:
+            self.touch()
+
+    def close(self) -> None:
+        """End the text. What was flushed is still spoken; without a flush, or if called again, cancel."""
+        if self.accepts_text and self._flush_requested:
+            self.end()
+        else:
+            self.cancel()
+
+    async def send_audio(self, segments: list[TimedSegment], data: bytes) -> None:  # noqa: ARG002
+        if data:
+            audio = base64.b64encode(data).decode()
+            message = {"audio": audio, "isFinal": None, "alignment": None, "normalizedAlignment": None}
+            await self._socket.json(with_context(message, self.name))
+
+    async def send_end(self) -> None:
+        if self.error is not None:
+            await self._socket.json(with_context(error_message(self.error), self.name))
+        await self._socket.json(with_context(FINAL_MESSAGE, self.name))
+
+
+def with_context(message: dict[str, Any], name: str | None) -> dict[str, Any]:
+    return message if name is None else {**message, "contextId": name}
+
+
+def error_message(error: NightingaleError) -> dict[str, Any]:
+    """Format an error as ElevenLabs does: `error` is a short code, `message` a sentence."""
+    body = http_error(error).envelope["error"]
+    return {"message": body["message"], "error": body["code"] or body["type"], "code": POLICY_VIOLATION}
 
 
 @router.websocket("/v1/text-to-speech/{voice_id}/stream-input")
-async def stream_input(websocket: WebSocket, voice_id: str, service: Service) -> None:
-    if (options := await _authorize(websocket, voice_id, service)) is not None:
-        await StreamInputSocket(await accept(websocket), options, service).run()
+async def stream_input(websocket: WebSocket, options: Options, service: Service) -> None:
+    """Speak one answer. An empty text ends the answer, and then the socket is closed."""
+    await service.resolve_voice(options.voice)
+    socket = await accept(websocket)
+    turn = ContextTurn(None, options, service, socket)
+
+    async def handle(data: str | bytes) -> None:
+        try:
+            message = parse_object(data)
+            await turn.write(message)
+        except ConfigError as error:
+            turn.fail(error)
+            return
+        if message.get("text") == "":
+            turn.end()
+
+    try:
+        await socket.receive(handle, turn.finished)
+    finally:
+        await turn.drop()
+        await socket.close(1000 if turn.error is None else POLICY_VIOLATION)
 
 
 @router.websocket("/v1/text-to-speech/{voice_id}/multi-stream-input")
-async def multi_stream_input(websocket: WebSocket, voice_id: str, service: Service) -> None:
-    if (options := await _authorize(websocket, voice_id, service)) is not None:
-        await MultiStreamInputSocket(await accept(websocket), options, service).run()
-
-
-async def _authorize(websocket: WebSocket, voice_id: str, service: SpeechService) -> UrlOptions | None:
-    """Check access and the URL; if one of them is wrong, deny the handshake and return None."""
-    if not await authorize(websocket):
-        return None
-    try:
-        options = UrlOptions.parse(voice_id, websocket.query_params)
-        await service.resolve_voice(voice_id)
-    except NightingaleError as error:
-        await deny(websocket, error)
-        return None
-    return options
+async def multi_stream_input(websocket: WebSocket, options: Options, service: Service) -> None:
+    """Speak many answers, each in a context."""
+    await service.resolve_voice(options.voice)
+    await MultiStreamInputSocket(await accept(websocket), options, service).run()
 
 
 class TextBody(BaseModel):
@@ -73,25 +184,22 @@ class TextBody(BaseModel):
 
 @router.post("/v1/text-to-speech/{voice_id}", tags=["elevenlabs"], response_class=Response)
 @router.post("/v1/text-to-speech/{voice_id}/stream", tags=["elevenlabs"], response_class=Response)
-async def text_to_speech(request: Request, voice_id: str, body: TextBody, service: Service) -> Response:
+async def text_to_speech(options: Options, body: TextBody, service: Service) -> Response:
     """Speak a text; the audio streams. µ-law is available on sockets only."""
-    options = UrlOptions.parse(voice_id, request.query_params)
-    speed = (body.voice_settings or {}).get("speed")
     try:
         speech = SpeechBody.model_validate(
             {
                 "input": body.text,
-                "voice": voice_id,
+                "voice": options.voice,
                 "response_format": options.output.codec,
                 "sample_rate": options.output.sample_rate_hz,
                 "language": body.language_code or options.language,
                 "seed": body.seed,
-                "speed": speed,
+                "speed": (body.voice_settings or {}).get("speed"),
             }
         )
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from error
-    speech.check()
     return SpeechResponse(speech, service, bit_rate=options.output.bit_rate)
 
 
@@ -112,55 +220,30 @@ async def voices(service: Service) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-class StreamInputSocket:
-    """A socket for one answer. An empty text ends the answer, and then the socket is closed."""
-
-    def __init__(self, socket: ClientSocket, options: UrlOptions, service: SpeechService) -> None:
-        self._socket = socket
-        self._context = SpeechContext(None, options, service, socket)
-
-    async def run(self) -> None:
-        turn = self._context.turn
-        try:
-            await self._socket.receive(self._handle, self._context.finished)
-        finally:
-            await turn.drop()
-            await self._socket.close(1000 if turn.error is None else POLICY_VIOLATION)
-
-    async def _handle(self, data: str | bytes) -> None:
-        try:
-            message = parse_object(data)
-            await self._context.write(message)
-        except ConfigError as error:
-            self._context.turn.fail(error)
-            return
-        if message.get("text") == "":
-            self._context.turn.end()
-
-
 class MultiStreamInputSocket:
     """A socket for many answers. An error ends only the context in which it occurs."""
 
     def __init__(self, socket: ClientSocket, options: UrlOptions, service: SpeechService) -> None:
         self._socket, self._options, self._service = socket, options, service
-        self._open: dict[str, SpeechContext] = {}
-        """Contexts that accept text."""
-        self._closed: list[SpeechContext] = []
-        """Contexts whose audio is still being sent. Their names may be used again."""
+        self._contexts: list[ContextTurn] = []
+        """Those that accept text, and those whose audio is still being sent, whose names may be used again."""
         self._closing = asyncio.Event()
 
     async def run(self) -> None:
         try:
             await self._socket.receive(self._handle, self._closing)
-            if self._closing.is_set() and not self._socket.gone.is_set():
-                await self._finish_contexts()
+            # After close_socket, send the audio of everything that was flushed, unless the client leaves.
+            for context in self._contexts if self._closing.is_set() else []:
+                await self._socket.receive(self._handle, context.finished)
         finally:
-            for context in self._contexts():
-                await context.turn.drop()
+            for context in self._contexts:
+                await context.drop()
             await self._socket.close()
 
     async def _handle(self, data: str | bytes) -> None:
         name = None
+        if self._closing.is_set():
+            return
         try:
             message = parse_object(data)
             name = message.get("context_id", message.get("contextId"))
@@ -170,54 +253,37 @@ class MultiStreamInputSocket:
             await self._socket.json(with_context(error_message(error), name))
 
     async def _dispatch(self, name: str | None, message: dict[str, Any]) -> None:
+        found = self._find_open(name or DEFAULT_CONTEXT)
         if message.get("close_socket"):
             self._closing.set()
+            for context in self._contexts:
+                if context.accepts_text:
+                    context.close()
         elif message.get("close_context"):
             await self._close(name or DEFAULT_CONTEXT)
-        elif message.get("text") or (name or DEFAULT_CONTEXT) in self._open:
-            await self._context(name or DEFAULT_CONTEXT).write(message)
+        elif message.get("text") or found is not None:
+            await (found or self._open(name or DEFAULT_CONTEXT)).write(message)
         elif name is None:  # keeps the socket and all of its contexts alive
-            for context in self._open.values():
-                context.turn.touch()
+            for context in self._contexts:
+                context.touch()
 
-    def _context(self, name: str) -> SpeechContext:
-        self._remove_finished()
-        if name not in self._open:
-            if len(self._contexts()) >= MAX_CONTEXTS:
-                raise ConfigError(
-                    "too many contexts on one socket",
-                    allowed=f"at most {MAX_CONTEXTS}",
-                    fix="Close one first.",
-                )
-            self._open[name] = SpeechContext(name, self._options, self._service, self._socket)
-        return self._open[name]
+    def _find_open(self, name: str) -> ContextTurn | None:
+        found = (context for context in self._contexts if context.name == name and context.accepts_text)
+        return next(found, None)
+
+    def _open(self, name: str) -> ContextTurn:
+        self._contexts = [
+            context for context in self._contexts if context.accepts_text or not context.finished.is_set()
+        ]
+        if len(self._contexts) >= MAX_CONTEXTS:
+            allowed = f"at most {MAX_CONTEXTS}"
+            raise ConfigError("too many contexts on one socket", allowed=allowed, fix="Close one first.")
+        self._contexts.append(ContextTurn(name, self._options, self._service, self._socket))
+        return self._contexts[-1]
 
     async def _close(self, name: str) -> None:
-        if (context := self._open.pop(name, None)) is not None:
+        named = [context for context in self._contexts if context.name == name]
+        for context in [context for context in named if context.accepts_text] or named:
             context.close()
-            self._closed.append(context)
-            return
-        again = [context for context in self._closed if context.name == name]
-        for context in again:
-            context.close()
-        if not again:  # the client waits for this message even if the context never existed
+        if not named:  # the client waits for this message even if the context never existed
             await self._socket.json(with_context(FINAL_MESSAGE, name))
-
-    def _remove_finished(self) -> None:
-        ended = [context for context in self._open.values() if not context.turn.accepts_text]
-        self._open = {name: context for name, context in self._open.items() if context.turn.accepts_text}
-        self._closed = [context for context in (*self._closed, *ended) if not context.turn.finished]
-
-    def _contexts(self) -> list[SpeechContext]:
-        return [*self._open.values(), *self._closed]
-
-    async def _finish_contexts(self) -> None:
-        """Send the audio of everything that was flushed, unless the client leaves."""
-        for context in self._open.values():
-            context.close()
-        for context in self._contexts():
-            await self._socket.receive(_ignore, context.finished)
-
-
-async def _ignore(_data: str | bytes) -> None:
-    """Drop messages that follow close_socket."""

@@ -1,11 +1,5 @@
 """The WebSocket for text that is still being written: `WS /v1/audio/speech/stream`.
 
-    C session.update {voice, …}    S session.created, session.updated
-    C input_text.append {text} …   S speech.audio.start, then binary audio or speech.audio.delta
-    C input_text.flush             S speech.audio.done {metrics}
-    C input_text.end               S speech.audio.segments, if timestamps were requested
-    C response.cancel              S speech.audio.cancelled
-
 One socket carries many turns. A turn starts with its first text and ends with input_text.end; the audio of
 the turns is sent one after the other. docs/websocket.md documents the protocol for clients.
 """
@@ -18,18 +12,14 @@ from typing import Any
 from fastapi import APIRouter, WebSocket
 from pydantic import ConfigDict, ValidationError
 
-from nightingale.audio.encoders.streaming import check_format
 from nightingale.errors import ConfigError, NightingaleError
-from nightingale.server.http_errors import error_envelope
+from nightingale.server.http_errors import http_error
 from nightingale.server.metrics import metrics_json
-from nightingale.server.openai.schemas import NullableBody, ResponseFormat
-from nightingale.server.service.async_encoder import AsyncEncoder
-from nightingale.server.service.dependencies import Service
-from nightingale.server.service.speech_service import SpeechService
+from nightingale.server.openai.speech_routes import REQUEST_FIELDS, NullableBody, ResponseFormat, Timestamps
+from nightingale.server.service.speech_service import Service, SpeechService
+from nightingale.server.service.speech_streams import OutputFormat, TimedSegment
 from nightingale.server.service.speech_turns import SpeechTurn, TurnQueue, check_text
-from nightingale.server.service.timestamps import SegmentTimer, TimedSegment, Timestamps, check_timestamps
-from nightingale.server.websocket_io import ClientSocket, accept, authorize, parse_object
-from nightingale.types import AudioChunk
+from nightingale.server.websocket_io import ClientSocket, accept, parse_object
 
 router = APIRouter()
 
@@ -54,15 +44,15 @@ class SessionOptions(NullableBody):
     @property
     def request(self) -> dict[str, Any]:
         """Return the arguments of `SpeechService.session`."""
-        return self.model_dump(
-            exclude={"response_format", "sample_rate", "binary", "timestamps"}, exclude_none=True
-        )
+        return self.model_dump(include=REQUEST_FIELDS, exclude_none=True)
+
+    def output(self, service: SpeechService) -> OutputFormat:
+        return OutputFormat(self.response_format, self.sample_rate or service.sample_rate_hz)
 
 
 @router.websocket("/v1/audio/speech/stream")
 async def speech_stream(websocket: WebSocket, service: Service) -> None:
-    if await authorize(websocket):
-        await RealtimeConnection(await accept(websocket), service).run()
+    await RealtimeConnection(await accept(websocket), service).run()
 
 
 class RealtimeConnection:
@@ -71,7 +61,7 @@ class RealtimeConnection:
     def __init__(self, socket: ClientSocket, service: SpeechService) -> None:
         self._socket, self._service = socket, service
         self._options = SessionOptions()
-        self._turns = TurnQueue(service, service.settings.max_text_chars)
+        self._turns = TurnQueue()
         self._turn_count = 0
 
     async def run(self) -> None:
@@ -86,7 +76,7 @@ class RealtimeConnection:
         try:
             await self._dispatch(parse_object(data))
         except NightingaleError as error:
-            await self._socket.json({"type": "error", **error_envelope(error)})
+            await self._socket.json({"type": "error", **http_error(error).envelope})
 
     async def _dispatch(self, message: dict[str, Any]) -> None:
         match message.get("type"):
@@ -99,7 +89,7 @@ class RealtimeConnection:
             case "input_text.end":
                 (self._turns.writing or self._open_turn()).end()
             case "response.cancel":
-                for turn in self._turns.turns:
+                for turn in self._turns:
                     turn.cancel()
             case "session.update":
                 await self._update(message.get("session"))
@@ -115,8 +105,8 @@ class RealtimeConnection:
                 )
 
     def _open_turn(self) -> SpeechTurn:
-        sender = TurnSender(f"r{self._turn_count + 1}", self._options, self._socket, self._service)
-        turn = self._turns.open(self._options.request, sender.on_audio, sender.on_end)
+        turn_id = f"r{self._turn_count + 1}"
+        turn = self._turns.add(RealtimeTurn(turn_id, self._options, self._socket, self._service))
         self._turn_count += 1
         return turn
 
@@ -135,8 +125,7 @@ class RealtimeConnection:
                 fix=f"The fields are {', '.join(SessionOptions.model_fields)}.",
                 param=str(first["loc"][0]) if first["loc"] else None,
             ) from error
-        check_timestamps(options.timestamps)
-        check_format(options.response_format, options.sample_rate or self._service.sample_rate_hz)
+        options.output(self._service)
         await self._service.check(**options.request)
         self._options = options
 
@@ -144,45 +133,34 @@ class RealtimeConnection:
         await self._socket.json({"type": f"session.{what}", "session": self._options.model_dump()})
 
 
-class TurnSender:
-    """Sends the audio and the events of one turn."""
+class RealtimeTurn(SpeechTurn):
+    """A turn with the options that held when it started."""
 
     def __init__(
         self, turn_id: str, options: SessionOptions, socket: ClientSocket, service: SpeechService
     ) -> None:
-        self._id, self._options, self._socket, self._service = turn_id, options, socket, service
-        self._encoder: AsyncEncoder | None = None
-        self._timer = SegmentTimer(enabled=options.timestamps == "segment")
+        super().__init__(service, options.request, options.output(service))
+        self._id, self._options, self._socket = turn_id, options, socket
 
-    async def on_audio(self, chunk: AudioChunk) -> None:
-        if self._encoder is None:
-            form, rate_hz = self._options.response_format, self._options.sample_rate or chunk.sample_rate_hz
-            self._encoder = self._service.open_encoder(form, rate_hz, None)
-            await self._send("start", sample_rate=rate_hz, response_format=form)
-        await self._send_segments(self._timer.add(chunk))
-        await self._send_audio(await self._encoder.encode(chunk.samples))
+    async def send_start(self) -> None:
+        output = self._output
+        await self._send("start", sample_rate=output.sample_rate_hz, response_format=output.codec)
 
-    async def on_end(self, turn: SpeechTurn) -> None:
-        if turn.error is not None:
-            await self._socket.json({"type": "error", "id": self._id, **error_envelope(turn.error)})
-            return
-        if not turn.cancelled:
-            if self._encoder is not None:
-                await self._send_audio(self._encoder.finish())
-            await self._send_segments(self._timer.finish())
-        # The clock starts with the first text of the turn, so the pauses of the writer count.
-        metrics = metrics_json(turn.metrics, tokens=turn.metrics.tokens, retries=turn.metrics.retries)
-        await self._send("cancelled" if turn.cancelled else "done", metrics=metrics)
-
-    async def _send_audio(self, data: bytes) -> None:
+    async def send_audio(self, segments: list[TimedSegment], data: bytes) -> None:
+        if segments and self._options.timestamps == "segment":
+            await self._send("segments", segments=[segment.model_dump() for segment in segments])
         if data and self._options.binary:
             await self._socket.binary(data)
         elif data:
             await self._send("delta", audio=base64.b64encode(data).decode())
 
-    async def _send_segments(self, segments: list[TimedSegment]) -> None:
-        if segments:
-            await self._send("segments", segments=[segment.model_dump() for segment in segments])
+    async def send_end(self) -> None:
+        if self.error is not None:
+            await self._socket.json({"type": "error", "id": self._id, **http_error(self.error).envelope})
+            return
+        # The clock starts with the first text of the turn, so the pauses of the writer count.
+        metrics = metrics_json(self.metrics, tokens=self.metrics.tokens, retries=self.metrics.retries)
+        await self._send("cancelled" if self.cancelled else "done", metrics=metrics)
 
     async def _send(self, event: str, **fields: Any) -> None:
         await self._socket.json({"type": f"speech.audio.{event}", "id": self._id, **fields})

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import sys
-from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+from pydantic import BaseModel
 
 from nightingale.backends.profiles import profile_named
 from nightingale.engine.load import default_model, load_model
-from nightingale.engine.requests.controls import Control
 from nightingale.engine.tts import TTS
 from nightingale.errors import VoiceNotFound
 from nightingale.server.service.voice_registry import VoiceRegistry
@@ -19,14 +20,37 @@ WARM_UP_TEXT: Final = "Ready at 1 or 2."
 """With digits, so that the normalization rules for numbers are compiled, too."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
-    """Facts about the model, which stay known while it is unloaded."""
+REQUEST_CONTROLS: Final = ("speed", "temperature", "exaggeration", "cfg_weight")
+"""Controls for which a request has fields."""
 
-    name: str
-    languages: tuple[str, ...] = ()
-    controls: dict[str, Control] = field(default_factory=dict)
+
+class ControlRange(BaseModel):
+    min: float
+    max: float
+    default: float
+
+
+class ModelCard(BaseModel):
+    """The model as clients see it, which is also known while it is unloaded."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = 0
+    owned_by: str = "nightingale"
+    languages: list[str] = []
+    controls: dict[str, ControlRange] = {}
+    """Fields of a speech request that this model supports."""
     notice: str | None = None
+    """A remark that must be shown to the user."""
+
+    @classmethod
+    def describe(cls, tts: TTS) -> ModelCard:
+        controls = {
+            name: ControlRange(min=control.low, max=control.high, default=control.default)
+            for name, control in tts.controls.items()
+            if name in REQUEST_CONTROLS
+        }
+        return cls(id=tts.name, languages=list(tts.languages), controls=controls, notice=tts.notice)
 
 
 def load_engine(settings: ServerSettings) -> TTS:

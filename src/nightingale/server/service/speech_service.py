@@ -1,10 +1,4 @@
-"""The service that all protocols use: it loads the engine, opens streams, and unloads the engine when idle.
-
-    async with await service.open("Hello.") as stream:
-        async for chunk in stream: ...
-
-Leaving the block, or being cancelled in it, stops the engine's work within one step.
-"""
+"""The service that all protocols use: it loads the engine, opens streams, and unloads the engine when idle."""
 
 from __future__ import annotations
 
@@ -12,11 +6,13 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Annotated, Any, Final, TypeVar
+
+from fastapi import Depends
+from starlette.requests import HTTPConnection
 
 from nightingale.clocks import CLOCKS
 from nightingale.engine.aio import open_session
@@ -25,18 +21,19 @@ from nightingale.engine.requests.live import LiveSession
 from nightingale.engine.session import Session
 from nightingale.engine.tts import TTS, Occupancy
 from nightingale.errors import EngineFault, QueueFull, TextTooLong
-from nightingale.server.metrics import RequestMetrics, ServerMetrics
-from nightingale.server.service.async_encoder import AsyncEncoder
-from nightingale.server.service.model_loading import (
-    ServedModel,
-    gpu_memory_bytes,
-    load_engine,
-    release_memory,
-    warm_up,
+from nightingale.server.metrics import ServerMetrics
+from nightingale.server.service import model_loading
+from nightingale.server.service.model_loading import ModelCard, gpu_memory_bytes
+from nightingale.server.service.speech_streams import (
+    AsyncEncoder,
+    LiveSpeechStream,
+    OnClose,
+    OutputFormat,
+    SpeechStream,
 )
-from nightingale.server.service.speech_streams import LiveSpeechStream, SpeechStream
 from nightingale.server.service.voice_registry import VoiceInfo, VoiceRegistry
 from nightingale.server.settings import ServerSettings
+from nightingale.voices import library
 from nightingale.voices.voice import Voice
 
 log = logging.getLogger("nightingale.server")
@@ -48,9 +45,9 @@ RETRY_MS: Final = (100.0, 30_000.0)
 MAX_PENDING_UPLOADS: Final = 4
 """Uploaded clips, each in memory, that may wait to be processed."""
 
-Args = ParamSpec("Args")
 Result = TypeVar("Result")
 AnySession = TypeVar("AnySession", Session, LiveSession)
+AnyStream = TypeVar("AnyStream", bound=SpeechStream)
 VoiceSpec = Voice | str | Mapping[str, Any] | None
 
 
@@ -61,7 +58,7 @@ class SpeechService:
         """tts: an existing engine, which is then never unloaded; by default it is loaded by `start`."""
         self.settings = settings
         self.metrics = ServerMetrics()
-        self.model = ServedModel(name=str(settings.model or default_model()))
+        self.model = ModelCard(id=str(settings.model or default_model()))
         self.state = "cold"
         """One of cold, loading, ready, idle (unloaded until the next request), stopping and failed."""
         self.failure: Exception | None = None
@@ -77,18 +74,18 @@ class SpeechService:
         self._pending_calls = 0
         """Calls that use the engine now: it must not be unloaded although no stream is open."""
         self._open_streams: set[SpeechStream] = set()
-        self._open_turns = 0
-        """Turns of sockets whose end has not been sent yet."""
+        self.open_turns: set[object] = set()
+        """Turns of sockets whose last message has not been sent yet."""
         self._last_used_s = time.monotonic()
         self._slot_ms = 1000.0
         """Running mean of the time that a request occupies a slot."""
         self._idle_task: asyncio.Task[None] | None = None
         self._stopping_since_s: float | None = None
         gauge = self.metrics.gauge
-        gauge("queue_depth", "Requests that wait for a slot.", lambda: self.occupancy.waiting)
-        gauge("batch_size", "Requests that have a slot.", lambda: self.occupancy.speaking)
-        gauge("model_loaded", "1 while the model is loaded.", lambda: self._tts is not None)
-        gauge("gpu_memory_bytes", "GPU memory reserved by torch.", gpu_memory_bytes)
+        gauge("queue_depth", "Requests that wait for a slot.").set_function(lambda: self.occupancy.waiting)
+        gauge("batch_size", "Requests that have a slot.").set_function(lambda: self.occupancy.speaking)
+        gauge("model_loaded", "1 while the model is loaded.").set_function(lambda: self._tts is not None)
+        gauge("gpu_memory_bytes", "GPU memory reserved by torch.").set_function(gpu_memory_bytes)
 
     @property
     def ready(self) -> bool:
@@ -119,15 +116,12 @@ class SpeechService:
             self._idle_task = asyncio.create_task(self._unload_when_idle())
 
     async def drain(self, grace_s: float = 0.0) -> int:
-        """Refuse new requests and wait for running ones; return how many are left after the grace period.
-
-        The grace period starts with the first call.
-        """
+        """Refuse new requests, wait for running ones until grace_s after the first call, and count the rest."""
         self.state, self._stopping_since_s = "stopping", self._stopping_since_s or time.monotonic()
         deadline_s = self._stopping_since_s + grace_s
-        while (self._open_streams or self._open_turns) and time.monotonic() < deadline_s:
+        while (self._open_streams or self.open_turns) and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
-        return max(len(self._open_streams), self._open_turns)
+        return max(len(self._open_streams), len(self.open_turns))
 
     async def stop(self, grace_s: float = 0.0) -> None:
         """Wait for running requests, cancel the rest, and close the engine."""
@@ -142,39 +136,30 @@ class SpeechService:
         for pool in (self._threads, self._encoder_threads):
             pool.shutdown(wait=False, cancel_futures=True)
 
-    @contextmanager
-    def open_turn(self) -> Iterator[None]:
-        """Make `drain` wait for a socket's last message, which follows its last audio."""
-        self._open_turns += 1
-        try:
-            yield
-        finally:
-            self._open_turns -= 1
-
     async def open(self, text: str, *, voice: VoiceSpec = None, **request: Any) -> SpeechStream:
-        """Queue a text for synthesis, or raise what is wrong with the request.
-
-        voice: a voice, a name, an alias, a blend, {"id": name}, or None for the default voice.
-        request: the other arguments of `TTS.open`.
-        """
-        if len(text) > self.settings.max_text_chars:
-            raise text_too_long(len(text), self.settings.max_text_chars)
-        session, counted = await self._opened(voice, lambda tts, who: tts.open(text, voice=who, **request))
-        counted.add_text(text)
-        stream = SpeechStream(session, counted, self._stream_closed)
-        self._open_streams.add(stream)
+        """Queue a text for synthesis. The arguments are those of `TTS.open`; a voice may be an alias or a blend."""
+        self.check_length(len(text))
+        stream = await self._open(SpeechStream, voice, lambda tts, who: tts.open(text, voice=who, **request))
+        self.metrics.characters.inc(len(text))
         return stream
 
     async def session(self, *, voice: VoiceSpec = None, **request: Any) -> LiveSpeechStream:
         """Open a stream whose text is pushed as it is written. The arguments are those of `TTS.session`."""
-        session, counted = await self._opened(voice, lambda tts, who: tts.session(voice=who, **request))
-        stream = LiveSpeechStream(session, counted, self._stream_closed)
-        self._open_streams.add(stream)
-        return stream
+        return await self._open(LiveSpeechStream, voice, lambda tts, who: tts.session(voice=who, **request))
 
-    def open_encoder(self, response_format: str, sample_rate_hz: int, bit_rate: int | None) -> AsyncEncoder:
-        """Open an encoder for the audio of one request. bit_rate: bits per second, for lossy formats."""
-        return AsyncEncoder(response_format, sample_rate_hz, bit_rate, self._encoder_threads)
+    def check_length(self, chars: int) -> None:
+        """Raise TextTooLong if a text of so many characters is too long for one request."""
+        if chars > self.settings.max_text_chars:
+            raise TextTooLong(
+                "the text is too long for one request",
+                got=f"{chars} characters",
+                allowed=f"at most {self.settings.max_text_chars}",
+                fix="Split it, or raise max_text_chars.",
+            )
+
+    def open_encoder(self, output: OutputFormat) -> AsyncEncoder:
+        """Open an encoder for the audio of one request."""
+        return AsyncEncoder(output, self._encoder_threads)
 
     async def check(self, *, voice: VoiceSpec = None, **request: Any) -> None:
         """Raise what `session` would raise, without opening one."""
@@ -195,7 +180,7 @@ class SpeechService:
             self._pending_uploads -= 1
 
     async def remove_voice(self, name: str) -> None:
-        await self._with_engine(partial(self._voices.remove, name))
+        await self._with_engine(lambda tts: library.remove(name, tts.voices_folder))
 
     async def resolve_voice(self, spec: VoiceSpec) -> Voice | None:
         """Return the voice for a name, an alias, {"id": …} or a blend; None is the model's own."""
@@ -203,48 +188,43 @@ class SpeechService:
 
     def _stream_closed(self, stream: SpeechStream, finished: bool) -> None:
         self._open_streams.discard(stream)
+        self.metrics.active -= 1
         self._last_used_s = time.monotonic()
         if finished:
             metrics = stream.metrics
             self._slot_ms += 0.2 * (metrics.total_ms - metrics.queue_ms - self._slot_ms)
 
-    async def _opened(
-        self, voice: VoiceSpec, make: Callable[[TTS, Voice | None], AnySession]
-    ) -> tuple[AnySession, RequestMetrics]:
-        counted = RequestMetrics(self.metrics)
+    async def _open(
+        self,
+        stream_class: Callable[[AnySession, ServerMetrics, OnClose], AnyStream],
+        voice: VoiceSpec,
+        open_engine: Callable[[TTS, Voice | None], AnySession],
+    ) -> AnyStream:
+        self.metrics.active += 1
         try:
-            return await open_session(self._open_session(voice, make)), counted
+            opening = self._with_engine(lambda tts: open_engine(tts, self._voices.resolve(voice, tts)))
+            session = await open_session(opening)
         except BaseException:
-            counted.close(None)
+            self.metrics.active -= 1
             raise
-
-    async def _open_session(
-        self, voice: VoiceSpec, make: Callable[[TTS, Voice | None], AnySession]
-    ) -> AnySession:
-        tried: TTS | None = None
-
-        def act(tts: TTS) -> AnySession:
-            nonlocal tried
-            tried = tts
-            return make(tts, self._voices.resolve(voice, tts))
-
-        try:
-            return await self._with_engine(act)
-        except EngineFault:
-            # Raised on opening only if the engine's thread has died. Try once more with a new engine.
-            if self._given_tts is not None or self.state == "stopping":
-                raise
-            # A concurrent request may have replaced it already.
-            if self._tts is tried:
-                log.error("the engine has died and is loaded again")
-                self._tts = None
-            return await self._with_engine(act)
+        stream = stream_class(session, self.metrics, self._stream_closed)
+        self._open_streams.add(stream)
+        return stream
 
     async def _with_engine(self, act: Callable[[TTS], Result]) -> Result:
         """Call `act` in a thread; the engine is not unloaded meanwhile."""
         self._pending_calls += 1
         try:
-            return await self._in_thread(act, await self._engine())
+            tts = await self._engine()
+            try:
+                return await self._in_thread(act, tts)
+            except EngineFault:  # the engine's thread has died: try once more with a new engine
+                if self._given_tts is not None or self.state == "stopping":
+                    raise
+                if self._tts is tts:  # otherwise a concurrent request has replaced it already
+                    log.error("the engine has died and is loaded again")
+                    self._tts = None
+                return await self._in_thread(act, await self._engine())
         finally:
             self._pending_calls -= 1
             self._last_used_s = time.monotonic()
@@ -258,14 +238,12 @@ class SpeechService:
                 try:
                     tts = self._given_tts
                     if tts is None:
-                        tts = await self._in_thread(load_engine, self.settings)
-                    await self._in_thread(warm_up, tts, self._voices)
+                        tts = await self._in_thread(model_loading.load_engine, self.settings)
+                    await self._in_thread(model_loading.warm_up, tts, self._voices)
                 except BaseException:
                     self.state = "failed"
                     raise
-                self.model = ServedModel(
-                    name=tts.name, languages=tts.languages, controls=tts.controls, notice=tts.notice
-                )
+                self.model = ModelCard.describe(tts)
                 self._tts, self.state = tts, "ready"
                 self._last_used_s = time.monotonic()
                 load_s = round(self._last_used_s - started_s, 3)
@@ -281,18 +259,17 @@ class SpeechService:
                 tts, self._tts, self.state = self._tts, None, "idle"
                 await self._in_thread(tts.close)
                 del tts
-                await self._in_thread(release_memory)
+                await self._in_thread(model_loading.release_memory)
                 log.info("unloaded", extra={"idle_s": round(idle_s, 1)})
             await asyncio.sleep(max(0.05, min(keep_s - idle_s, 5.0)))
 
-    async def _in_thread(self, act: Callable[Args, Result], *args: Args.args, **more: Args.kwargs) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(act, *args, **more))
+    async def _in_thread(self, act: Callable[..., Result], *args: Any) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, act, *args)
 
 
-def text_too_long(chars: int, limit: int) -> TextTooLong:
-    return TextTooLong(
-        "the text is too long for one request",
-        got=f"{chars} characters",
-        allowed=f"at most {limit}",
-        fix="Split it, or raise max_text_chars.",
-    )
+async def get_service(connection: HTTPConnection) -> SpeechService:  # async: FastAPI runs others in threads
+    service: SpeechService = connection.app.state.service
+    return service
+
+
+Service = Annotated[SpeechService, Depends(get_service)]

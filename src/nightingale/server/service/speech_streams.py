@@ -1,30 +1,45 @@
-"""Streams of speech that the protocols read: asynchronous, counted, and cancelled when they are abandoned."""
+"""Streams of speech that the protocols read, their encoding, and the time of each segment of the text.
+
+A segment is a sentence, or a part of a long one. The engine does not know when a word within it is said.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
-from typing import Self
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Final, Self
 
+from pydantic import BaseModel
+
+from nightingale.audio.encoders.streaming import FORMATS, check_format, open_encoder
+from nightingale.clocks import CLOCKS
 from nightingale.engine.aio import iter_chunks
 from nightingale.engine.requests.live import LiveSession
 from nightingale.engine.session import Session
 from nightingale.errors import NightingaleError
-from nightingale.server.metrics import RequestMetrics
-from nightingale.types import AudioChunk, Metrics
+from nightingale.server.metrics import ServerMetrics
+from nightingale.types import AudioChunk, Metrics, Samples, SegmentStart
+
+OnClose = Callable[["SpeechStream", bool], None]
+"""Called once, with the stream and whether it was read to its end."""
+INLINE_SAMPLES: Final = round(0.5 * CLOCKS.sample_rate_hz)
+"""Less audio than this is encoded in the event loop (a few milliseconds), more in a thread."""
+FIRST_SAMPLES: Final = round(0.1 * CLOCKS.sample_rate_hz)
+"""The first bytes are encoded from this much audio at a time: each frame that FFmpeg encodes passes Python's
+lock to the engine and waits to get it back, and a whole chunk of frames would delay the first audio."""
 
 
 class SpeechStream:
     """The audio of one request: an async context manager, and an async iterable of chunks to be read once."""
 
-    def __init__(
-        self, session: Session, counted: RequestMetrics, on_close: Callable[[SpeechStream, bool], None]
-    ) -> None:
-        """on_close: called once, with the stream and whether it was read to its end."""
+    def __init__(self, session: Session, counters: ServerMetrics, on_close: OnClose) -> None:
         self.seed = session.request.seed
         self.voice_name = session.request.voice.name
-        self._session, self._counted, self._on_close = session, counted, on_close
+        self._session, self._counters, self._on_close = session, counters, on_close
         self._open = True
         self._chunks = self._read()
 
@@ -49,10 +64,15 @@ class SpeechStream:
             await self._chunks.aclose()
 
     async def _read(self) -> AsyncGenerator[AudioChunk, None]:
+        buffered_until_s: float | None = None
         try:
             async with contextlib.aclosing(iter_chunks(self._session)) as chunks:
                 async for chunk in chunks:
-                    self._counted.add_chunk(chunk)
+                    now_s = time.monotonic()
+                    # An underrun: a player that started with the first chunk has run out of audio.
+                    if buffered_until_s is not None and now_s > buffered_until_s:
+                        self._counters.underruns.inc()
+                    buffered_until_s = max(now_s, buffered_until_s or now_s) + chunk.seconds
                     yield chunk
         except NightingaleError:
             self._close(failed=True)
@@ -65,24 +85,123 @@ class SpeechStream:
     def _close(self, *, cancelled: bool = False, failed: bool = False) -> None:
         if self._open:
             self._open = False
-            self._counted.close(self.metrics, cancelled=cancelled, failed=failed)
+            self._counters.count_request(self.metrics, cancelled=cancelled, failed=failed)
             self._on_close(self, not (cancelled or failed))
 
 
 class LiveSpeechStream(SpeechStream):
     """A stream whose text is still being written. The methods are those of the engine's `LiveSession`."""
 
-    def __init__(
-        self, session: LiveSession, counted: RequestMetrics, on_close: Callable[[SpeechStream, bool], None]
-    ) -> None:
-        super().__init__(session.audio, counted, on_close)
+    def __init__(self, session: LiveSession, counters: ServerMetrics, on_close: OnClose) -> None:
+        super().__init__(session.audio, counters, on_close)
         self._live = session
         self.flush, self.end = session.flush, session.end
 
     def push(self, text: str) -> None:
-        self._counted.add_text(text)
+        self._counters.characters.inc(len(text))
         self._live.push(text)
 
-    def cancel(self) -> None:
-        self._live.cancel()
-        super().cancel()
+
+@dataclass(frozen=True, slots=True)
+class OutputFormat:
+    """The encoding of the audio that a client receives."""
+
+    codec: str
+    sample_rate_hz: int
+    bit_rate: int | None = None
+    """The bit rate in bits per second; None for lossless codecs and for a codec's default."""
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError if the codec is unknown or does not support the sample rate."""
+        check_format(self.codec, self.sample_rate_hz)
+
+
+class AsyncEncoder:
+    """Encodes the audio of one response, from its first sample to its last."""
+
+    def __init__(self, output: OutputFormat, threads: Executor) -> None:
+        self._cheap = FORMATS[output.codec].cheap
+        self._encoder = open_encoder(
+            output.codec, sample_rate_hz=output.sample_rate_hz, bit_rate=output.bit_rate
+        )
+        self._threads = threads
+
+    async def encode(
+        self, chunks: AsyncIterable[AudioChunk]
+    ) -> AsyncGenerator[tuple[list[TimedSegment], bytes], None]:
+        """Yield segments that have ended and the bytes that follow; both may be empty."""
+        timer, is_first = SegmentTimer(), True
+        async for chunk in chunks:
+            segments, samples = timer.add(chunk), chunk.samples
+            if is_first:
+                data, samples = self._encode_first(samples)
+                yield [], data
+                is_first = False
+            yield segments, await self._encode(samples)
+        if not is_first:
+            yield [], self._encoder.finish()
+            yield timer.finish(), b""
+
+    def _encode_first(self, samples: Samples) -> tuple[bytes, Samples]:
+        """Encode only until the first bytes come out; return them and the samples that are left."""
+        step = FIRST_SAMPLES if not self._cheap else max(1, len(samples))
+        for end in range(step, len(samples) + step, step):
+            if data := self._encoder.feed(samples[end - step : end]):
+                return data, samples[end:]
+        return b"", samples[:0]
+
+    async def _encode(self, samples: Samples) -> bytes:
+        if not len(samples):
+            return b""
+        if self._cheap or len(samples) < INLINE_SAMPLES:
+            return self._encoder.feed(samples)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._encoder.feed, samples)
+
+
+class TimedSegment(BaseModel):
+    """A segment of the text and when it is said."""
+
+    text: str
+    """The text as spoken: numbers and symbols are written out."""
+    start: float
+    end: float
+    """Both are seconds from the beginning, without the pause after the segment."""
+
+
+class SegmentTimer:
+    """Computes the segments of one utterance."""
+
+    def __init__(self) -> None:
+        self._samples, self._rate_hz = 0, 1
+        self._current: tuple[SegmentStart, int] | None = None
+
+    def add(self, chunk: AudioChunk) -> list[TimedSegment]:
+        """Return the segments that ended before this chunk."""
+        self._rate_hz = chunk.sample_rate_hz
+        ended = self.finish() if chunk.begins is not None else []
+        if chunk.begins is not None and chunk.begins.text:
+            self._current = (chunk.begins, self._samples)
+        self._samples += len(chunk.samples)
+        return ended
+
+    def finish(self) -> list[TimedSegment]:
+        """Return the segment that ends with the last chunk."""
+        if self._current is None:
+            return []
+        (segment, start), self._current = self._current, None
+        end = max(start, self._samples - segment.pause_samples)
+        start_s, end_s = round(start / self._rate_hz, 3), round(end / self._rate_hz, 3)
+        return [TimedSegment(text=" ".join(segment.text.split()), start=start_s, end=end_s)]
+
+
+def format_srt(segments: list[TimedSegment]) -> str:
+    """Format the segments as SubRip subtitles."""
+    return "\n".join(
+        f"{number}\n{_clock(segment.start)} --> {_clock(segment.end)}\n{segment.text}\n"
+        for number, segment in enumerate(segments, start=1)
+    )
+
+
+def _clock(seconds: float) -> str:
+    minutes, ms = divmod(round(1000 * seconds), 60_000)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{ms // 1000:02d},{ms % 1000:03d}"

@@ -1,22 +1,22 @@
 """Turns of a socket: text that is still being written on one side, audio for one client on the other.
 
-All socket protocols use these. Text goes in with `push`; a task of the turn passes each chunk of audio to
-`on_audio` and, at the end, the turn itself to `on_end`. Nothing is buffered here: while the client is slow,
-the engine's own buffer fills up, and the engine waits. A session of the engine is opened with the first text.
+All socket protocols subclass `SpeechTurn`. Text goes in with `push`; a task of the turn calls `send_audio` and,
+at the end, `send_end`. Nothing is buffered here: while the client is slow, the engine waits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
-from contextlib import aclosing
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing, suppress
 from typing import Any, Final
 
 from nightingale.errors import ConfigError, NightingaleError
-from nightingale.server.service.speech_service import SpeechService, text_too_long
-from nightingale.server.service.speech_streams import LiveSpeechStream
-from nightingale.types import AudioChunk, Metrics
+from nightingale.server.service.speech_service import SpeechService
+from nightingale.server.service.speech_streams import LiveSpeechStream, OutputFormat, TimedSegment
+from nightingale.types import Metrics
 
 log = logging.getLogger("nightingale.server")
 
@@ -43,43 +43,40 @@ def check_text(value: object) -> str:
     return value
 
 
-class SpeechTurn:
-    """One answer, from its first text to its last sample."""
+class SpeechTurn(ABC):
+    """One answer, from its first text to its last sample. A protocol implements the methods that send."""
 
-    def __init__(
-        self,
-        service: SpeechService,
-        request: dict[str, Any],
-        *,
-        on_audio: Callable[[AudioChunk], Awaitable[None]],
-        on_end: Callable[[SpeechTurn], Awaitable[None]],
-        max_chars: int,
-        previous: SpeechTurn | None = None,
-        abandoned_s: float | None = None,
-    ) -> None:
-        """request: arguments of `SpeechService.session`. previous: a turn whose audio is sent first.
-        abandoned_s: end the turn if no text follows for this long; default ABANDONED_S."""
+    def __init__(self, service: SpeechService, request: dict[str, Any], output: OutputFormat) -> None:
+        """request: arguments of `SpeechService.session`."""
         self.error: NightingaleError | None = None
         """The error that ended the turn. Text that still follows is ignored."""
         self.cancelled = False
         self.accepts_text = True
-        self.flushed = True
-        """True if all text so far was flushed."""
-        self._service, self._request = service, request
-        self._on_audio, self._on_end, self._previous = on_audio, on_end, previous
-        self._chars, self._max_chars = 0, max_chars
-        self._abandoned_s = ABANDONED_S if abandoned_s is None else abandoned_s
+        self.has_started = False
+        self.finished = asyncio.Event()
+        """Set when `send_end` has returned or the client is gone."""
+        self.previous: SpeechTurn | None = None
+        self._service, self._request, self._output = service, request, output
+        self._chars = 0
+        self._abandoned_s = ABANDONED_S
         self._stream: LiveSpeechStream | None = None
         self._task: asyncio.Task[None] | None = None
         self._timers: list[asyncio.TimerHandle] = []
 
+    async def send_start(self) -> None:  # noqa: B027, optional
+        """Announce that audio follows."""
+
+    @abstractmethod
+    async def send_audio(self, segments: list[TimedSegment], data: bytes) -> None:
+        """Send segments of text that have ended, then audio. Both may be empty."""
+
+    @abstractmethod
+    async def send_end(self) -> None:
+        """Send how the turn ended: see `error` and `cancelled`."""
+
     @property
     def metrics(self) -> Metrics:
         return _NO_METRICS if self._stream is None else self._stream.metrics
-
-    @property
-    def finished(self) -> bool:
-        return self._task is not None and self._task.done()
 
     async def push(self, text: str) -> None:
         """Add text. If it, or the request, is invalid, the turn fails."""
@@ -97,15 +94,14 @@ class SpeechTurn:
 
     def flush(self) -> None:
         """Speak the text so far without waiting for the end of its sentence."""
-        self.flushed = True
         if self._stream is not None and self.accepts_text and self.error is None:
             self._try(self._stream.flush)
 
     def end(self) -> None:
-        """End the text; `on_end` is called when all audio was sent."""
+        """End the text; `send_end` is called when all audio was sent."""
         if not self.accepts_text:
             return
-        self.accepts_text, self.flushed = False, True
+        self.accepts_text = False
         self._stop_timers()
         if self._stream is not None and self.error is None:
             self._try(self._stream.end)
@@ -113,20 +109,20 @@ class SpeechTurn:
             self._stop()
 
     def cancel(self) -> None:
-        """Stop at once; `on_end` follows."""
+        """Stop at once; `send_end` follows."""
         self.accepts_text = False
-        if not (self.cancelled or self.finished):
+        if not (self.cancelled or self.finished.is_set()):
             self.cancelled = True
             self._stop()
 
     def fail(self, error: NightingaleError) -> None:
-        """Stop at once because of an error; `on_end` follows."""
-        if not self.finished:
+        """Stop at once because of an error; `send_end` follows."""
+        if not self.finished.is_set():
             self.error = error
             self._stop()
 
     async def drop(self) -> None:
-        """Stop because the client is gone; `on_end` is not called."""
+        """Stop because the client is gone; `send_end` is not called."""
         self.accepts_text = False
         self._stop_timers()
         if self._stream is not None:
@@ -135,22 +131,15 @@ class SpeechTurn:
             self._task.cancel()
             await asyncio.wait([self._task])
 
-    async def wait(self) -> None:
-        """Wait for the end of the turn, if it has started."""
-        if self._task is not None:
-            await asyncio.wait([self._task])
-
     async def _push(self, text: str) -> None:
         # JavaScript may split a surrogate pair; its halves are not valid characters.
         text = text.encode("utf-8", "ignore").decode()
         self._chars += len(text)
-        if self._chars > self._max_chars:
-            raise text_too_long(self._chars, self._max_chars)
+        self._service.check_length(self._chars)
         stream = self._stream
         if stream is None:
             stream = self._stream = await self._service.session(**self._request)
-            self._task = asyncio.create_task(self._send_audio(stream))
-        self.flushed = False
+            self._start_task(self._send_speech(stream))
         self._stop_timers()
         if len(text) > LONG_TEXT_CHARS:
             await asyncio.to_thread(stream.push, text)
@@ -169,43 +158,53 @@ class SpeechTurn:
         if self._stream is not None:
             self._stream.cancel()
         elif self._task is None:
-            self._task = asyncio.create_task(self._finish())
+            self._start_task(self._finish())
 
-    async def _send_audio(self, stream: LiveSpeechStream) -> None:
-        with self._service.open_turn():
-            try:
-                if self._previous is not None:
-                    await self._previous.wait()
-                async with aclosing(aiter(stream)) as chunks:
-                    async for chunk in chunks:
-                        if not (self.cancelled or self.error is not None):
-                            await self._on_audio(chunk)
-            except NightingaleError as error:
-                self.error = error
-            except ClientGone:
-                return
-            finally:
-                self._stop_timers()
-                stream.cancel()
-            await self._finish()
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        self._service.open_turns.add(self)
+        self._task = asyncio.create_task(work)
+        self._task.add_done_callback(self._task_done)
+
+    def _task_done(self, _task: asyncio.Task[None]) -> None:
+        self._service.open_turns.discard(self)
+        self.finished.set()
+
+    async def _send_speech(self, stream: LiveSpeechStream) -> None:
+        try:
+            if self.previous is not None:
+                await self.previous.finished.wait()
+            encoder = self._service.open_encoder(self._output)
+            async with aclosing(aiter(stream)) as chunks, aclosing(encoder.encode(chunks)) as parts:
+                async for segments, data in parts:
+                    if self.cancelled or self.error is not None:
+                        continue
+                    if not self.has_started:
+                        self.has_started = True
+                        await self.send_start()
+                    await self.send_audio(segments, data)
+        except NightingaleError as error:
+            self.error = error
+        except ClientGone:
+            return
+        finally:
+            self._stop_timers()
+            stream.cancel()
+        await self._finish()
 
     async def _finish(self) -> None:
-        if self._previous is not None:
-            await self._previous.wait()
-        self._previous = None  # otherwise the turns of a long connection would form one long chain
+        if self.previous is not None:
+            await self.previous.finished.wait()
+        self.previous = None  # otherwise the turns of a long connection would form one long chain
         outcome = type(self.error).__name__ if self.error else "cancelled" if self.cancelled else "done"
         ttfa_ms, seconds = round(self.metrics.ttfa_ms, 1), round(self.metrics.audio_seconds, 3)
         log.info("turn", extra={"outcome": outcome, "ttfa_ms": ttfa_ms, "audio_seconds": seconds})
-        try:
-            await self._on_end(self)
-        except ClientGone:
-            return
+        with suppress(ClientGone):
+            await self.send_end()
 
     def _start_timers(self) -> None:
         self._stop_timers()
         loop = asyncio.get_running_loop()
-        if not self.flushed:
-            self._timers.append(loop.call_later(IDLE_FLUSH_S, self.flush))
+        self._timers.append(loop.call_later(IDLE_FLUSH_S, self.flush))
         self._timers.append(loop.call_later(self._abandoned_s, self.end))
 
     def _stop_timers(self) -> None:
@@ -214,43 +213,28 @@ class SpeechTurn:
         self._timers.clear()
 
 
-class TurnQueue:
+class TurnQueue(list[SpeechTurn]):
     """The unfinished turns of one connection, whose audio is sent one after the other."""
-
-    def __init__(self, service: SpeechService, max_chars: int) -> None:
-        self._service, self._max_chars = service, max_chars
-        self.turns: list[SpeechTurn] = []
 
     @property
     def writing(self) -> SpeechTurn | None:
         """Return the turn that still accepts text."""
-        return self.turns[-1] if self.turns and self.turns[-1].accepts_text else None
+        return self[-1] if self and self[-1].accepts_text else None
 
-    def open(
-        self,
-        request: dict[str, Any],
-        on_audio: Callable[[AudioChunk], Awaitable[None]],
-        on_end: Callable[[SpeechTurn], Awaitable[None]],
-    ) -> SpeechTurn:
-        self.turns = [turn for turn in self.turns if not turn.finished]
-        if len(self.turns) >= MAX_PENDING_TURNS:
+    def add(self, turn: SpeechTurn) -> SpeechTurn:
+        """Send the audio of a new turn after that of the others."""
+        self[:] = [other for other in self if not other.finished.is_set()]
+        if len(self) >= MAX_PENDING_TURNS:
             raise ConfigError(
                 "too many turns at once",
-                got=f"{len(self.turns)} unfinished turns",
+                got=f"{len(self)} unfinished turns",
                 allowed=f"at most {MAX_PENDING_TURNS}",
                 fix="Wait for the end of one, or cancel.",
             )
-        turn = SpeechTurn(
-            self._service,
-            request,
-            on_audio=on_audio,
-            on_end=on_end,
-            max_chars=self._max_chars,
-            previous=self.turns[-1] if self.turns else None,
-        )
-        self.turns.append(turn)
+        turn.previous = self[-1] if self else None
+        self.append(turn)
         return turn
 
     async def drop(self) -> None:
-        for turn in self.turns:
+        for turn in self:
             await turn.drop()

@@ -1,12 +1,13 @@
-"""The voices of a server: listing, lookup by name, adding and removing.
+"""The voices of a server: listing, lookup by name, alias or blend, adding and removing.
 
 Words of a client never become a path. They are compared with the names of the library and of the model's own
-voice, and with aliases of these.
+voice, and with aliases of these. Some clients accept only OpenAI's thirteen names, so each of them has a voice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -14,8 +15,7 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel
 
 from nightingale.engine.tts import TTS
-from nightingale.errors import CapacityError, VoiceExists, VoiceNotFound
-from nightingale.server.service.voice_aliases import invalid_voice, parse_blend, resolve_alias
+from nightingale.errors import CapacityError, VoiceError, VoiceExists, VoiceNotFound
 from nightingale.server.settings import ServerSettings
 from nightingale.voices import library
 from nightingale.voices.blend import blend
@@ -24,6 +24,16 @@ from nightingale.voices.voice import Voice
 CACHE_SIZE: Final = 128
 """Voices and blends that are kept in memory."""
 DEFAULT: Final = "default"
+OPENAI_VOICES: Final = {
+    "alloy": "sarah", "ash": "michael", "ballad": "george", "cedar": "fenrir", "coral": "bella",
+    "echo": "puck", "fable": "fable", "marin": "emma", "nova": "heart", "onyx": "fenrir",
+    "sage": "aoede", "shimmer": "bella", "verse": "michael",
+}  # fmt: skip
+"""OpenAI's name -> the most similar built-in voice."""
+MAX_BLEND_PARTS: Final = 8
+
+_PART: Final = re.compile(r"\s*([a-z0-9_-]{1,64})\s*(?:\(\s*(\d{1,4}(?:\.\d{1,4})?)\s*\))?\s*")
+_KOKORO: Final = re.compile(r"[a-z][fm]_([a-z0-9]+)")
 
 
 class VoiceInfo(BaseModel):
@@ -56,12 +66,12 @@ class VoiceRegistry:
         """Return all voices that the engine can use, the default first."""
         own = tts.default_voice
         found = [
-            self._info(tts, entry.name, entry.provenance, entry.builtin, entry.path)
+            self._info(tts, entry.name, entry.provenance, None if entry.builtin else entry.path)
             for entry in library.entries(tts.voices_folder)
             if entry.family == tts.voice_family
         ]
         if own is not None and own.name not in {voice.id for voice in found}:
-            found.append(self._info(tts, own.name, own.provenance, True))
+            found.append(self._info(tts, own.name, own.provenance, None))
         return sorted(found, key=lambda voice: (not voice.default, voice.id))
 
     def resolve(self, spec: Voice | str | Mapping[str, Any] | None, tts: TTS) -> Voice | None:
@@ -92,17 +102,10 @@ class VoiceRegistry:
             allowed = f"at most {self._settings.max_voices}"
             raise CapacityError("too many voices", allowed=allowed, fix="Delete one, or raise max_voices.")
         voice = tts.learn(clip, name=name, max_seconds=self._settings.max_clip_seconds)
-        return self._info(tts, name, voice.provenance, False, library.add(name, voice))
-
-    def remove(self, name: str, tts: TTS) -> None:
-        library.remove(name, tts.voices_folder)
+        return self._info(tts, name, voice.provenance, library.add(name, voice))
 
     def _meaning(self, name: str, known: Mapping[str, library.Entry], tts: TTS) -> str | None:
-        """Describe what a name means already, or return None if it is free.
-
-        A voice stored under such a name could not be requested, or would hide another one, perhaps of another
-        model. OpenAI's and Kokoro's names count, because clients send them by default.
-        """
+        """Describe what a name, perhaps one of OpenAI's or Kokoro's, means already; None if it is free."""
         if name == DEFAULT:
             return "the voice for requests that name none"
         if (other := self._settings.voice_aliases.get(name)) is not None:
@@ -114,19 +117,17 @@ class VoiceRegistry:
         other = resolve_alias(name, self._builtin_names(tts))
         return None if other is None else f"another name of {other}"
 
-    def _info(
-        self, tts: TTS, name: str, description: str, builtin: bool, path: Path | None = None
-    ) -> VoiceInfo:
+    def _info(self, tts: TTS, name: str, description: str, uploaded: Path | None) -> VoiceInfo:
         own = tts.default_voice
         return VoiceInfo(
             id=name,
             name=name,
             language=tts.languages[0] if len(tts.languages) == 1 else None,
             languages=list(tts.languages),
-            builtin=builtin,
+            builtin=uploaded is None,
             default=name == (self._settings.voice or (own.name if own else None)),
             description=description,
-            created=0 if builtin or path is None else _modified(path),
+            created=0 if uploaded is None else _modified(uploaded),
         )
 
     def _find(self, name: str, tts: TTS) -> Voice:
@@ -134,8 +135,8 @@ class VoiceRegistry:
         name = self._settings.voice_aliases.get(name, name)
         if (path := library.locate(name, tts.voices_folder)) is not None:
             return self._load(path)
-        is_own = own is not None and name == own.name
-        target = name if is_own else resolve_alias(name, self._builtin_names(tts))
+        own_name = None if own is None else own.name
+        target = name if name == own_name else resolve_alias(name, self._builtin_names(tts))
         if target is None:
             raise VoiceNotFound(
                 "no such voice",
@@ -143,7 +144,7 @@ class VoiceRegistry:
                 allowed=", ".join(voice.id for voice in self.entries(tts)) or "none yet",
                 fix="See GET /v1/audio/voices, or add one with POST.",
             )
-        if own is not None and target == own.name:
+        if own is not None and target == own_name:
             return own
         return self._load(library.find(target, tts.voices_folder))
 
@@ -174,3 +175,32 @@ def _modified(path: Path) -> int:
         return int(path.stat().st_mtime)
     except OSError:
         return 0
+
+
+def parse_blend(spec: str) -> list[tuple[str, float]]:
+    """Parse "a(2)+b" into [("a", 2.0), ("b", 1.0)]; a plain name is a blend of one."""
+    matches = [_PART.fullmatch(part) for part in spec.lower().split("+")]
+    parts = [(match[1], float(match[2] or 1.0)) for match in matches if match is not None]
+    if not (len(parts) == len(matches) <= MAX_BLEND_PARTS and all(weight > 0 for _, weight in parts)):
+        raise invalid_voice(spec)
+    return parts
+
+
+def resolve_alias(name: str, builtin: Sequence[str]) -> str | None:
+    """Return the built-in voice for a name of OpenAI's or Kokoro's, or None if it is neither."""
+    if (kokoro := _KOKORO.fullmatch(name)) and kokoro[1] in builtin:
+        return kokoro[1]
+    if name not in OPENAI_VOICES or not builtin:
+        return None
+    similar = OPENAI_VOICES[name]
+    # A model without that voice: distribute the names over its voices, always in the same way.
+    return similar if similar in builtin else builtin[list(OPENAI_VOICES).index(name) % len(builtin)]
+
+
+def invalid_voice(spec: object) -> VoiceError:
+    return VoiceError(
+        "invalid voice",
+        got=repr(spec)[:100],
+        allowed=f"a name (a-z, 0-9, _ and -), or up to {MAX_BLEND_PARTS} with weights: heart(2)+emma",
+        fix="See GET /v1/audio/voices.",
+    )

@@ -1,14 +1,12 @@
 """The web page and the API documentation: static files with strict security headers.
 
-URLs inside the page are relative, so it works behind a path prefix. The files need no key, because a browser
-cannot send one when it opens a page; the page's own requests to the API do.
+URLs inside the page are relative, so it works behind a path prefix. A browser cannot send a key for files.
 """
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 
 from fastapi import APIRouter, Request
@@ -51,22 +49,15 @@ async def docs() -> HTMLResponse:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class PageFile:
-    content: bytes
-    media_type: str
-    etag: str
-
-
 @cache
-def page_files() -> dict[str, PageFile]:
-    """Read every file of the page, by its path such as "js/main.js". No other file can be requested."""
+def page_files() -> dict[str, tuple[bytes, dict[str, str]]]:
+    """Return content and headers of each file by its path such as "js/main.js". No other can be requested."""
     found = {}
     for path in sorted(FOLDER.rglob("*")):
-        if path.is_file() and path.suffix in MEDIA_TYPES:
+        if path.suffix in MEDIA_TYPES:
             content = path.read_bytes()
-            etag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-            found[path.relative_to(FOLDER).as_posix()] = PageFile(content, MEDIA_TYPES[path.suffix], etag)
+            own = {"Content-Type": MEDIA_TYPES[path.suffix], "ETag": f'"{sha256(content).hexdigest()[:16]}"'}
+            found[path.relative_to(FOLDER).as_posix()] = content, SECURITY_HEADERS | own
     return found
 
 
@@ -77,10 +68,9 @@ def index(request: Request) -> Response:
 
 @router.api_route("/page/{name:path}", methods=["GET", "HEAD"])
 def page_file(request: Request, name: str) -> Response:
-    file = page_files().get(name)
-    if file is None:
-        raise HTTPException(404, f"The page has no file {name!r}.")
-    headers = {**SECURITY_HEADERS, "ETag": file.etag}
-    if request.headers.get("if-none-match") == file.etag:
+    if name not in page_files():
+        raise HTTPException(404)
+    content, headers = page_files()[name]
+    if request.headers.get("if-none-match") == headers["ETag"]:
         return Response(status_code=304, headers=headers)
-    return Response(file.content, media_type=file.media_type, headers=headers)
+    return Response(content, headers=headers)

@@ -7,39 +7,41 @@ synthesize-start, -chunk…, -stop → the same while the text still arrives, th
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Final
 
-from wyoming.audio import AudioChunk as AudioChunkEvent
-from wyoming.audio import AudioStart, AudioStop
+from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.error import Error
 from wyoming.event import Event, Eventable, async_write_event
-from wyoming.info import Describe
-from wyoming.ping import Ping, Pong
-from wyoming.tts import Synthesize, SynthesizeChunk, SynthesizeStart, SynthesizeStop, SynthesizeStopped
+from wyoming.info import Attribution, Info, TtsProgram, TtsVoice
+from wyoming.ping import Pong
+from wyoming.tts import SynthesizeStopped
 
+from nightingale import __version__
 from nightingale.errors import NightingaleError
-from nightingale.server.listen_socket import SEND_BUFFER_BYTES
+from nightingale.server.listen_socket import SEND_BUFFER_BYTES, parse_wyoming
 from nightingale.server.service.speech_service import SpeechService
+from nightingale.server.service.speech_streams import OutputFormat, TimedSegment
 from nightingale.server.service.speech_turns import ClientGone, SpeechTurn, TurnQueue, check_text
-from nightingale.server.wyoming.wyoming_address import parse_address
-from nightingale.server.wyoming.wyoming_events import MAX_LINE_BYTES, describe, read_event
-from nightingale.types import AudioChunk
+from nightingale.server.service.voice_registry import VoiceInfo
 
 MAX_CLIENTS: Final = 128
+MAX_LINE_BYTES: Final = 1 << 16
+MAX_EXTRA_BYTES: Final = 1 << 20
+"""Maximum length of an event's data and of its payload."""
 SEND_TIMEOUT_S: Final = 30.0
 IDLE_TIMEOUT_S: Final = 600.0
 """A connection without events and without audio to send is closed after this long."""
 
 
 @asynccontextmanager
-async def serve_wyoming(
-    service: SpeechService, uri: str, *, insecure: bool = False, max_chars: int = 100_000
-) -> AsyncIterator[asyncio.Server]:
+async def serve_wyoming(service: SpeechService, uri: str) -> AsyncIterator[asyncio.Server]:
     """Serve Wyoming while the context is open."""
-    host, port = parse_address(uri, insecure=insecure)
+    host, port = parse_wyoming(uri, insecure=service.settings.insecure)
     clients: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -49,12 +51,9 @@ async def serve_wyoming(
         task = asyncio.current_task()
         assert task is not None
         clients.add(task)
-        try:
-            await WyomingConnection(service, reader, writer, max_chars=max_chars).run()
-        except asyncio.CancelledError:
-            pass  # the server is closing; asyncio.streams would log it as an error
-        finally:
-            clients.discard(task)
+        task.add_done_callback(clients.discard)
+        with suppress(asyncio.CancelledError):  # the server is closing; asyncio.streams would log an error
+            await WyomingConnection(service, reader, writer).run()
 
     server = await asyncio.start_server(serve, host, port, limit=MAX_LINE_BYTES)
     try:
@@ -71,15 +70,10 @@ class WyomingConnection:
     """One client."""
 
     def __init__(
-        self,
-        service: SpeechService,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        *,
-        max_chars: int,
+        self, service: SpeechService, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         self._service, self._reader, self._writer = service, reader, writer
-        self._turns = TurnQueue(service, max_chars)
+        self._turns = TurnQueue()
         self._streaming: SpeechTurn | None = None
         """The turn whose text still arrives."""
 
@@ -96,80 +90,117 @@ class WyomingConnection:
         except (ClientGone, ConnectionError):
             pass
         except NightingaleError as error:
-            await self._send_error(error)
+            await self.send_error(error)
         finally:
             await self._turns.drop()
-            self._writer.transport.abort() if self._turns.turns else self._writer.close()
+            self._writer.transport.abort() if self._turns else self._writer.close()
 
     async def _next(self) -> Event | None:
         while True:
             try:
                 return await asyncio.wait_for(read_event(self._reader), IDLE_TIMEOUT_S)
             except TimeoutError:
-                if not self._turns.turns:
+                if not self._turns:
                     return None
 
     async def _handle(self, event: Event) -> None:
-        if Describe.is_type(event.type):
-            await self._send(describe(await self._service.voices()))
-        elif Ping.is_type(event.type):
-            await self._send(Pong(text=event.data.get("text")))
-        elif SynthesizeStart.is_type(event.type):
-            if self._streaming is not None:
-                self._streaming.cancel()
-            self._streaming = self._open(event.data, streaming=True)
-        elif SynthesizeChunk.is_type(event.type):
-            if self._streaming is not None:
-                await self._streaming.push(check_text(event.data.get("text")))
-        elif SynthesizeStop.is_type(event.type):
-            if self._streaming is not None:
+        text = event.data.get("text")
+        open_turn = partial(WyomingTurn, self, self._service, event.data.get("voice"))
+        match event.type:
+            case "describe":
+                await self.send(describe(await self._service.voices()))
+            case "ping":
+                await self.send(Pong(text=text))
+            case "synthesize-start":
+                if self._streaming is not None:
+                    self._streaming.cancel()
+                self._streaming = self._turns.add(open_turn(streaming=True))
+            case "synthesize-chunk" if self._streaming is not None:
+                await self._streaming.push(check_text(text))
+            case "synthesize-stop" if self._streaming is not None:
                 self._streaming.end()
-            self._streaming = None
-        elif Synthesize.is_type(event.type) and self._streaming is None:
+                self._streaming = None
             # During streaming, clients send the whole text, too, for servers that cannot stream.
-            turn = self._open(event.data, streaming=False)
-            await turn.push(check_text(event.data.get("text")))
-            turn.end()
+            case "synthesize" if self._streaming is None:
+                turn = self._turns.add(open_turn(streaming=False))
+                await turn.push(check_text(text))
+                turn.end()
 
-    def _open(self, data: dict[str, Any], *, streaming: bool) -> SpeechTurn:
-        voice = data.get("voice")
-        voice = voice if isinstance(voice, dict) else {}
-        language = voice.get("language")
-        if language is not None:
-            language = str(language).replace("_", "-").split("-")[0].lower()
-        started = False
+    async def send_error(self, error: NightingaleError) -> None:
+        """Send the error and end the connection: Home Assistant ignores `error`, but it notices the end."""
+        with suppress(ClientGone):
+            await self.send(Error(text=str(error), code=type(error).__name__))
+        self._reader.feed_eof()
 
-        async def on_audio(chunk: AudioChunk) -> None:
-            nonlocal started
-            rate_hz = chunk.sample_rate_hz
-            if not started:
-                started = True
-                await self._send(AudioStart(rate=rate_hz, width=2, channels=1))
-            await self._send(AudioChunkEvent(rate=rate_hz, width=2, channels=1, audio=chunk.pcm16))
-
-        async def on_end(turn: SpeechTurn) -> None:
-            if turn.error is not None:
-                # Home Assistant ignores `error` here, but it notices the end of the connection.
-                await self._send_error(turn.error)
-                self._reader.feed_eof()
-                return
-            if not started:
-                await self._send(AudioStart(rate=self._service.sample_rate_hz, width=2, channels=1))
-            await self._send(AudioStop())
-            if streaming:
-                await self._send(SynthesizeStopped())
-
-        return self._turns.open({"voice": voice.get("name"), "language": language}, on_audio, on_end)
-
-    async def _send_error(self, error: NightingaleError) -> None:
-        try:
-            await self._send(Error(text=str(error), code=type(error).__name__))
-        except ClientGone:
-            return
-
-    async def _send(self, event: Eventable) -> None:
+    async def send(self, event: Eventable) -> None:
         try:
             await asyncio.wait_for(async_write_event(event.event(), self._writer), SEND_TIMEOUT_S)
         except (TimeoutError, OSError) as error:
             self._writer.transport.abort()
             raise ClientGone from error
+
+
+class WyomingTurn(SpeechTurn):
+    """One text that is spoken to a client."""
+
+    def __init__(
+        self, connection: WyomingConnection, service: SpeechService, voice: Any, *, streaming: bool
+    ) -> None:
+        voice = voice if isinstance(voice, dict) else {}
+        language = voice.get("language")
+        if language is not None:
+            language = str(language).replace("_", "-").split("-")[0].lower()
+        request = {"voice": voice.get("name"), "language": language}
+        super().__init__(service, request, OutputFormat("pcm", service.sample_rate_hz))
+        self._connection, self._streaming = connection, streaming
+        self._format = {"rate": service.sample_rate_hz, "width": 2, "channels": 1}
+
+    async def send_start(self) -> None:
+        await self._connection.send(AudioStart(**self._format))
+
+    async def send_audio(self, segments: list[TimedSegment], data: bytes) -> None:  # noqa: ARG002
+        if data:
+            await self._connection.send(AudioChunk(**self._format, audio=data))
+
+    async def send_end(self) -> None:
+        if self.error is not None:
+            await self._connection.send_error(self.error)
+            return
+        if not self.has_started:
+            await self.send_start()
+        await self._connection.send(AudioStop())
+        if self._streaming:
+            await self._connection.send(SynthesizeStopped())
+
+
+async def read_event(reader: asyncio.StreamReader) -> Event | None:
+    """Return the next event, or None at the end or if it is malformed. wyoming's own reader has no limits."""
+    try:
+        head = json.loads(await reader.readline())
+        kind, data = head["type"], head.get("data") or {}
+        sizes = [head.get("data_length") or 0, head.get("payload_length") or 0]
+        if not all(isinstance(size, int) and 0 <= size <= MAX_EXTRA_BYTES for size in sizes):
+            return None
+        if sizes[0]:
+            data = {**data, **json.loads(await reader.readexactly(sizes[0]))}
+        payload = await reader.readexactly(sizes[1]) if sizes[1] else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, EOFError):
+        return None
+    return Event(type=str(kind), data=data, payload=payload) if isinstance(data, dict) else None
+
+
+def describe(voices: list[VoiceInfo]) -> Info:
+    """Describe the server and its voices."""
+    installed: dict[str, Any] = {"attribution": Attribution(name="Nightingale", url=""), "installed": True}
+    program = TtsProgram(
+        name="nightingale",
+        description="Nightingale text to speech",
+        version=__version__,
+        voices=[
+            TtsVoice(name=each.id, description=each.name, version=None, languages=each.languages, **installed)
+            for each in voices
+        ],
+        supports_synthesize_streaming=True,
+        **installed,
+    )
+    return Info(tts=[program])

@@ -7,19 +7,13 @@ clip always gets the same transcript.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from nightingale_lab.bench.judges.mel import Array
 
 RATE_HZ = 16_000
-
-
-class Recognizer(Protocol):
-    def transcribe(self, samples: Array, language: str) -> str:
-        """Return the transcript of a clip at 16 kHz."""
-        ...
 
 
 class Whisper:

@@ -138,8 +138,8 @@ def _checks(line: Line | None) -> str:
     for check in line["checks"]:
         value = "–" if check["value"] is None else f"{svg.number(float(check['value']))} {check['unit']}"
         cells = (f"{check['group']}: {check['name']}", value, _bound(check), check["detail"])
-        said = "".join(f"<td>{escape(str(cell))}</td>" for cell in cells)
-        rows_.append(f'<tr class="{escape(check["verdict"])}"><th>{escape(check["verdict"])}</th>{said}</tr>')
+        html = "".join(f"<td>{escape(str(cell))}</td>" for cell in cells)
+        rows_.append(f'<tr class="{escape(check["verdict"])}"><th>{escape(check["verdict"])}</th>{html}</tr>')
     held = f" against {line['against']}" if line.get("against") else ""
     title = escape(f"{line['model']}, {line['profile']}{held}: {'all passed' if line['ok'] else 'failures'}")
     opened = "" if line["ok"] else " open"
@@ -165,7 +165,7 @@ def _trend(bench: Sequence[Line]) -> str:
 
 
 def _where(lines: Sequence[Line]) -> str:
-    said = []
+    html = []
     for line in lines:
         facts: dict[str, Any] = {
             **line.get("machine", {}),
@@ -174,5 +174,5 @@ def _where(lines: Sequence[Line]) -> str:
             "date": line.get("date"),
         }
         items = "".join(f"<dt>{escape(str(k))}</dt><dd>{escape(str(v))}</dd>" for k, v in facts.items())
-        said.append(f"<h3>{escape(str(line.get('kind')))}</h3><dl>{items}</dl>")
-    return "".join(said)
+        html.append(f"<h3>{escape(str(line.get('kind')))}</h3><dl>{items}</dl>")
+    return "".join(html)

@@ -55,8 +55,8 @@ def _open(height: int, title: str) -> str:
     )
 
 
-def _text(x: float, y: float, said: str, anchor: str = "middle", more: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{escape(said)}</text>'
+def _text(x: float, y: float, text: str, anchor: str = "middle", more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" {more}>{escape(text)}</text>'
 
 
 def lines(title: str, series: Mapping[str, Sequence[Point]], *, x_label: str, y_label: str) -> str:

@@ -47,7 +47,7 @@ def best_s(act: Callable[[], object], repeats: int = REPEATS) -> float:
 
 
 def distances(model: Any, text: str, device: str = "auto") -> list[Distance]:
-    """Measure the stages of a loaded model (nightingale.engine.model.Model) with a text, in float32.
+    """Measure the stages of a loaded model (nightingale.engine.load.Model) with a text, in float32.
 
     Returns nothing for the model "noise", which has no weights.
     """

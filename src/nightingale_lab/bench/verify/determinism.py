@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from nightingale.audio.encoders.wav import wav_bytes
+from nightingale.audio.samples import wav_bytes
 from nightingale_lab.bench.verify.check import Check
 from nightingale_lab.bench.verify.subject import GREEDY_TEMPERATURE, RecordedUtterance, Subject
 

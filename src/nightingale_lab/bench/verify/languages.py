@@ -54,15 +54,15 @@ def _language(subject: Subject, code: str) -> list[Check]:
         return [missing(GROUP, code, "verify has no sentence in this language")]
     try:
         ids = subject.text_ids(text, code)
-        spoken = subject.say(text, seed=SEED, language=None if len(subject.languages) == 1 else code)
+        audio = subject.say(text, seed=SEED, language=None if len(subject.languages) == 1 else code)
     except LanguagePackageMissing as error:
         return [missing(GROUP, code, error.fix or str(error))]
     except NightingaleError as error:
         return [check(f"{code}: errors", 1.0, high=0, detail=str(error))]
     unknown = sum(id_ == subject.unknown_text_id for id_ in ids)
-    power = float((spoken.samples.astype("float64") ** 2).mean()) if len(spoken.samples) else 0.0
+    power = float((audio.samples.astype("float64") ** 2).mean()) if len(audio.samples) else 0.0
     audible = power**0.5 >= QUIETEST
-    seconds = len(spoken.samples) / CLOCKS.sample_rate_hz if audible else 0.0
+    seconds = len(audio.samples) / CLOCKS.sample_rate_hz if audible else 0.0
     return [
         check(f"{code}: unknown text ids", float(unknown), high=0, detail=f"of {len(ids)}"),
         check(f"{code}: seconds of sound", seconds, low=LEAST_SECONDS, high=MOST_SECONDS, unit="s"),

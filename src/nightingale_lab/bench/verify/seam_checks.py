@@ -41,8 +41,8 @@ def seams(clips: Sequence[RecordedUtterance]) -> list[Check]:
 def stream_is_whole(subject: Subject, texts: Sequence[str]) -> list[Check]:
     """Check that the joined stream equals `say`, and that blocks lie where they lie in the whole."""
     text = texts[0]
-    streamed, said = subject.say(text, seed=SEED), subject.whole(text, seed=SEED)
-    same = len(streamed.samples) == len(said) and bool(np.array_equal(streamed.samples, said))
+    streamed, whole = subject.say(text, seed=SEED), subject.whole(text, seed=SEED)
+    same = len(streamed.samples) == len(whole) and bool(np.array_equal(streamed.samples, whole))
     pairs = [subject.render_twice(text, seed=SEED + i) for i, text in enumerate(texts)]
     return [
         check("joined stream differs from say", float(not same), high=0),

@@ -82,8 +82,8 @@ def tone_db(clips: Sequence[Samples], rate_hz: int) -> float:
     steady = 10 * np.log10(np.median(power, axis=0) + 1e-12)
     hz = np.fft.rfftfreq(FFT_SIZE, 1 / rate_hz)
     lines = np.flatnonzero((hz >= TONE_HZ[0]) & (hz <= TONE_HZ[1]))
-    beside = lines[:, None] + np.array([*range(-9, -3), *range(4, 10)])
-    return float((steady[lines] - np.median(steady[beside], axis=1)).max())
+    neighbours = lines[:, None] + np.array([*range(-9, -3), *range(4, 10)])
+    return float((steady[lines] - np.median(steady[neighbours], axis=1)).max())
 
 
 def spectrum(clips: Sequence[RecordedUtterance]) -> list[Check]:

@@ -87,7 +87,7 @@ class EngineSubject:
     def __init__(
         self, model: Any, profile: str | None = None, voice: Any = None, device: str = "auto"
     ) -> None:
-        """model: a nightingale.engine.model.Model. voice: any argument that `TTS.say` takes."""
+        """model: a nightingale.engine.load.Model. voice: any argument that `TTS.say` takes."""
         from nightingale.engine.tts import TTS
         from nightingale_lab.reference import open_decoder, voice_of
 

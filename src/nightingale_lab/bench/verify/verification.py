@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nightingale.audio.encoders.wav import wav_bytes
+from nightingale.audio.samples import wav_bytes
 from nightingale.files import write_whole
 from nightingale_lab.bench.quality import Ask, Clip, Quality, measure
 from nightingale_lab.bench.sentences import sentences as all_sentences
@@ -121,8 +121,8 @@ def compare(
             Clip(wav=clip.clip.wav, text=clip.clip.text, reference=(wav,))
             for clip, wav in zip(quality.clips, wavs, strict=True)
         ]
-        beside = measure(paired, panel.ask, ("speaker",))
-        cosines = [clip.cosine for clip in beside.clips if clip.cosine is not None]
+        compared = measure(paired, panel.ask, ("speaker",))
+        cosines = [clip.cosine for clip in compared.clips if clip.cosine is not None]
     return against(quality, reference, cosines, panel.absent.get("speaker", "not asked")), reference
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from nightingale.audio.read import read_audio
 from nightingale.backends.base import ModelInfo
 from nightingale.backends.torch.encoders import TorchEncoders
-from nightingale.engine.cloning import clone_file
+from nightingale.engine.cloning import clone
 from nightingale.models.chatterbox.build import VoiceEncoders
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.defaults import MODEL_DEFAULTS
@@ -52,8 +53,11 @@ def run_theirs(family: Family, networks: UpstreamNetworks, path: Path) -> Any:
 def run_ours(family: Family, encoders: VoiceEncoders, path: Path) -> Voice:
     info = ModelInfo(name=family.name, preset=PRESETS[family.name], defaults=MODEL_DEFAULTS[family.name])
     networks = TorchEncoders(encoders)
-    voice, _ = clone_file(path, name="clip", family=family.voice_family, encoders=networks, info=info)
-    return voice
+    samples, rate_hz = read_audio(path)
+    voice_family = family.voice_family
+    return clone(
+        samples, rate_hz, name="clip", source=path.name, family=voice_family, encoders=networks, info=info
+    )
 
 
 def compare(rows: Rows, voice: Voice, conds: Any) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nightingale.decoding.sampling import compose_sampler, guide
+from nightingale.decoding.sampling import guide, process_logits
 from nightingale.models.chatterbox.t3.config import START_SPEECH
 from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.types import Sampling
@@ -37,13 +37,13 @@ def _steps(logits: Tensor, ids: Tensor, *, guided: bool) -> Iterator[tuple[Tenso
 
 def run_ours(model: str, sampling: Sampling, logits: Tensor, ids: Tensor) -> Tensor:
     """logits: (steps, rows, vocabulary), ids: (steps,). Returns (steps, vocabulary)."""
-    sampler = compose_sampler(MODEL_DEFAULTS[model].sampler, sampling)
     filtered = []
     for raw, history in _steps(logits, ids, guided=logits.shape[1] == 2):
         seen = np.zeros(raw.shape[-1], dtype=np.bool_)
         seen[history.numpy()] = True
         guided = guide(raw.numpy(), sampling.cfg_weight)
-        filtered.append(torch.from_numpy(sampler(guided, seen)))
+        processed = process_logits(guided, seen, MODEL_DEFAULTS[model].sampler, sampling)
+        filtered.append(torch.from_numpy(processed))
     return torch.stack(filtered)
 
 

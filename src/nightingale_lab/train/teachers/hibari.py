@@ -3,7 +3,7 @@
 hibari is a pure-Python package over numpy and onnxruntime, so on a machine where nothing can be installed
 it runs from the folder its wheel unpacks to. This module imports it from there when it is first needed.
 
-    folder/hibari/...    the package of hibari-tts 0.2.1 (Apache-2.0: its LICENSE and NOTICE travel along)
+    folder/hibari/...    the package of hibari-tts 0.2.1 (Apache-2.0: with its LICENSE and NOTICE)
 
 To speak ids, the assets hibari.onnx, normalize.json, vocab.json and voices.json are enough (8 MB).
 
@@ -24,12 +24,8 @@ from torch import Tensor
 
 from nightingale.errors import ModelMissing
 
-SAMPLE_RATE = 24_000
-
 
 class HibariTeacher:
-    sample_rate = SAMPLE_RATE
-
     def __init__(self, folder: Path, *, threads: int = 1, british: bool = False) -> None:
         """`british` changes the pronunciation (`phonemes`), not the voice."""
         if not (folder / "hibari" / "assets" / "hibari.onnx").is_file():
@@ -59,10 +55,6 @@ class HibariTeacher:
         """float32 samples at 24 kHz."""
         samples = self._voice.from_ids([0, *ids, 0], speed, np.random.default_rng(seed))
         return torch.from_numpy(np.asarray(samples, dtype=np.float32))
-
-    def speak(self, text: str, *, speed: float = 1.0, seed: int = 0) -> Tensor:
-        parts = [self.speak_ids(self.ids(p), speed=speed, seed=seed) for p in self.phonemes(text)]
-        return torch.cat(parts) if parts else torch.zeros(0)
 
 
 _teacher: HibariTeacher | None = None  # one per worker process

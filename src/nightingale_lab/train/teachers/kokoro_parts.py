@@ -1,12 +1,12 @@
 """Building blocks of Kokoro (StyleTTS 2 with an iSTFT generator) for batches of unequal length.
 
 Kokoro is published for one utterance at a time. On a GPU that is launch-bound, so every block here
-takes a padded batch and the number of valid frames per utterance, and gives each utterance what it
-would have got alone: convolutions read zeros beyond the end, statistics count valid frames only,
+takes a padded batch and the number of valid frames per utterance, and its result for each utterance is the
+same as without padding: convolutions read zeros beyond the end, statistics count valid frames only,
 LSTMs run packed.
 
 Inside the decoder, time series are (batch, channels, 1, time): the fourth axis lets cuDNN use the
-channels-last layout, which its tensor-core kernels want and which one-dimensional convolutions lack.
+channels-last layout, which its tensor-core kernels need and which one-dimensional convolutions lack.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NORM_EPS = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Which frames of a padded batch are real."""
+    """The real frames of a padded batch."""
 
     lengths: Tensor  # (B,) int64, on the compute device
     mask: Tensor  # (B, 1, 1, T), 1 for a real frame, in the series' dtype
@@ -64,7 +64,7 @@ def norm_snake(x: Tensor, mask: Tensor, count: Tensor, gamma: Tensor, beta: Tens
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """The two memory-bound functions: as written, or each fused into a couple of GPU kernels."""
+    """The two memory-bound functions, eager or compiled."""
 
     norm_leaky: Callable[..., Tensor] = norm_leaky
     norm_snake: Callable[..., Tensor] = norm_snake
@@ -75,7 +75,7 @@ class Kernels:
 
 
 class StyleAffine(nn.Module):
-    """The style vector's (gamma, beta) for one norm."""
+    """The projection of the style vector to (gamma, beta) of one norm."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ def conv(inputs: int, outputs: int, kernel: int, *, dilation: int = 1, bias: boo
 
 
 class StyleBlock(nn.Module):
-    """Residual block of the pitch, energy and spectral decoders; may double the frame rate."""
+    """A residual block of the pitch, energy and spectral decoders; it can double the frame rate."""
 
     def __init__(self, inputs: int, outputs: int, *, upsample: bool = False) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class StyleBlock(nn.Module):
 
 
 class SnakeBlock(nn.Module):
-    """Residual block of the waveform generator: three dilations, snake activations, styled norms."""
+    """A residual block of the waveform generator: three dilations, snake activations, styled norms."""
 
     def __init__(self, channels: int, kernel: int) -> None:
         super().__init__()
@@ -142,12 +142,12 @@ class SnakeBlock(nn.Module):
 
 
 def bidirectional(inputs: int) -> nn.LSTM:
-    """One layer, 256 each way."""
+    """Return a bidirectional LSTM of one layer, with 256 units in each direction."""
     return nn.LSTM(inputs, 256, batch_first=True, bidirectional=True)
 
 
 def run_packed(lstm: nn.Module, x: Tensor, lengths_cpu: Tensor) -> Tensor:
-    """(B, T, inputs) -> (B, T, 512) without ever reading padding; zeros beyond each length."""
+    """Run a packed LSTM: (B, T, inputs) -> (B, T, 512), zeros beyond each length."""
     packed = nn.utils.rnn.pack_padded_sequence(x, lengths_cpu, batch_first=True, enforce_sorted=False)
     out, _ = lstm(packed)
     return nn.utils.rnn.pad_packed_sequence(out, batch_first=True, total_length=x.shape[1])[0]

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from nightingale.cli.main import app
 from nightingale.decoding.decoding import token_budget
-from nightingale.engine.noise_model import load_noise
+from nightingale.engine.load import load_noise
 from nightingale.errors import ConfigError, EngineFault
 from nightingale.hub.cards import CARDS
 from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.text.frontend import open_frontend
 from nightingale_lab import environments
-from nightingale_lab.bench.peers import beside, client, install, worker
+from nightingale_lab.bench.peers import client, install, measure_peers, worker
 from nightingale_lab.bench.peers.peer_list import PEERS, Peer
 from nightingale_lab.bench.speed.bench_run import BenchPlan, new_result
 from nightingale_lab.bench.speed.load import run_load
@@ -129,7 +129,7 @@ def test_sizes_of_upstream_are_those_we_know_and_have_the_files_our_loader_looks
         assert families.CONDS_FILE in card.file("conds").names
         others = {file.role: file for file in card.files if file.needed}
         for role in others.keys() - {"t3", "s3gen", "voice_encoder"}:
-            assert set(others[role].names) <= beside.EMPTY_TOKENIZERS.keys()
+            assert set(others[role].names) <= measure_peers.EMPTY_TOKENIZERS.keys()
 
 
 def test_both_sides_give_a_text_as_many_tokens() -> None:
@@ -140,12 +140,12 @@ def test_both_sides_give_a_text_as_many_tokens() -> None:
 
 @pytest.mark.parametrize("size", ["nano", "english", "multilingual"])
 def test_our_loader_opens_the_empty_tokenizers(size: str, tmp_path: Path) -> None:
-    for name, text in beside.EMPTY_TOKENIZERS.items():
+    for name, text in measure_peers.EMPTY_TOKENIZERS.items():
         (tmp_path / name).write_text(text)
     assert open_frontend(size, tmp_path).tokenizer is not None
 
 
-def test_we_are_measured_beside_upstream_after_it_on_the_weights_it_left(
+def test_we_are_measured_after_upstream_over_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "worker.py"
@@ -160,9 +160,9 @@ def test_we_are_measured_beside_upstream_after_it_on_the_weights_it_left(
         seen.append([size, *(path.name for path in folder.iterdir())])
         return load_noise()
 
-    monkeypatch.setattr(beside, "same_weights", opened)
+    monkeypatch.setattr(measure_peers, "same_weights", opened)
     result = new_result(model="wren")
-    setting = beside.Setting(threads=1, upstream_python=Path(sys.executable), profiles=["exact"])
+    settings = measure_peers.PeerSettings(threads=1, upstream_python=Path(sys.executable), profiles=["exact"])
     plan = BenchPlan(lengths=["word"], levels=[], rounds=1)
     told: list[str] = []
 
@@ -170,7 +170,7 @@ def test_we_are_measured_beside_upstream_after_it_on_the_weights_it_left(
         told.append(who)
         return nullcontext(lambda: None)
 
-    beside.beside(result, plan, [install.peer_named("upstream:turbo")], setting, bar)
+    measure_peers.measure_peers(result, plan, [install.peer_named("upstream:turbo")], settings, bar)
     assert seen == [["turbo", "turbo"]]
     assert told == [row["who"] for row in result["lengths"]] == ["upstream turbo", "ours turbo exact"]
     assert [peer["who"] for peer in result["peers"]] == told
@@ -182,7 +182,7 @@ def test_what_was_measured_before_a_peer_failed_is_kept(
     def broken(*_: object) -> None:
         raise EngineFault("no network")
 
-    monkeypatch.setattr(beside, "install", broken)
+    monkeypatch.setattr(measure_peers, "install", broken)
     words = ["bench", "-m", "noise", "--text", "word", "--concurrency", "", "--rounds", "1", "--no-cold"]
     done = CliRunner().invoke(app, [*words, "--peer", "hibari", "--results", str(tmp_path)])
     assert done.exit_code == EngineFault.exit_code

@@ -14,7 +14,7 @@ import pytest
 from planted import RATE_HZ, sound
 from typer.testing import CliRunner
 
-from nightingale.audio.encoders.wav import wav_bytes
+from nightingale.audio.samples import wav_bytes
 from nightingale.cli.main import app
 from nightingale_lab.bench.report import rows, svg
 from nightingale_lab.bench.report.page import page

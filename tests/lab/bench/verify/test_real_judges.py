@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nightingale.audio.encoders.wav import wav_bytes
 from nightingale.audio.read import read_audio
+from nightingale.audio.samples import wav_bytes
 from nightingale.types import Samples
 from nightingale_lab.bench.quality import Clip, Quality, measure
 from nightingale_lab.bench.verify.judged import JUDGES, find_judges, judged, with_references

@@ -23,24 +23,14 @@ all keys, and then through all values of 16 channels, while they are in the cach
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Final
 
 from llvmlite import ir
 
 from nightingale.backends.cpu.kernels.int8_gemm import emit_dot_16, emit_quantization
-from nightingale.backends.cpu.kernels.llvm_builder import (
-    F32,
-    I8,
-    I32,
-    I64,
-    Function,
-    Pointer,
-    Value,
-    vector_of,
-)
+from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I32, I64, Function, Pointer, Value
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, Target
-from nightingale.backends.cpu.kernels.thread_pool import OpArg, Operation
+from nightingale.backends.cpu.kernels.thread_pool import Arg, Operation
 from nightingale.backends.cpu.kernels.vector_math import LANES, emit_softmax_numerators
 from nightingale.backends.shared.quantize import ZERO_POINT
 
@@ -52,26 +42,15 @@ QUERY_TILE: Final = 16
 """Queries that a thread takes through all keys."""
 
 
-class FlowAttentionOp(OpArg):
+class FlowAttentionOp(Arg):
     """Arguments of both operations. Strides count floats."""
 
-    Q = F32
-    Q_HEAD_STRIDE = I64
-    Q_ROW_STRIDE = I64
-    K = F32
-    K_HEAD_STRIDE = I64
-    K_ROW_STRIDE = I64
-    V = F32
-    V_HEAD_STRIDE = I64
-    V_ROW_STRIDE = I64
-    OUT = F32
+    Q = K = V = OUT = K_SCALES = PACKED_VALUES = F32
     K_CODES = I8
-    K_SCALES = F32
-    PACKED_VALUES = F32
+    Q_HEAD_STRIDE = Q_ROW_STRIDE = K_HEAD_STRIDE = K_ROW_STRIDE = V_HEAD_STRIDE = V_ROW_STRIDE = I64
+    KEYS = HEADS = I64
     QUERIES = I64
     """At least QUERY_TILE."""
-    KEYS = I64
-    HEADS = I64
 
 
 def packed_bytes(keys: int, heads: int) -> tuple[int, int, int]:
@@ -87,63 +66,68 @@ def scratch_bytes(keys: int) -> int:
 
 def emit_pack_keys(module: ir.Module, target: Target) -> Operation:
     f = Operation(module, "pack_keys")
-    _, _, _, keys, k_head, k_row, values, v_head, v_row, _, codes, scales, packed, _, count, heads = f.args(
-        *FlowAttentionOp
-    )
-    blocks = _blocks(count)
-    begin, end = f.thread_range(blocks * heads)
+    op = f.args(FlowAttentionOp)
+    blocks = (op.keys + (LANES - 1)) // LANES
+    begin, end = f.thread_range(blocks * op.heads)
     with f.loop(end, start=begin) as unit, f.loop(LANES) as lane:
         head, block = unit // blocks, unit % blocks
         # The last key fills up the last block; its logits there are masked by their position.
-        number = (block * LANES + lane).min(count - 1)
-        key = keys.offset(head * k_head + number * k_row)
+        number = (block * LANES + lane).min(op.keys - 1)
+        key = op.k.offset(head * op.k_head_stride + number * op.k_row_stride)
         scale, key_codes = emit_quantization([key.load_vector(part * LANES, LANES) for part in range(PARTS)])
-        scales[unit * LANES + lane] = scale
-        out = codes.cast(I32).offset(unit * (HEAD_DIM // DOT_INPUTS * LANES) + lane)
+        op.k_scales[unit * LANES + lane] = scale
+        out = op.k_codes.cast(I32).offset(unit * (HEAD_DIM // DOT_INPUTS * LANES) + lane)
         for part, code in enumerate(key_codes):
             stored = code if target.signed_weights else code + ZERO_POINT
-            fours = stored.cast(I8).bitcast(vector_of(I32, LANES // DOT_INPUTS))
+            fours = stored.cast(I8).bitcast(ir.VectorType(I32, LANES // DOT_INPUTS))
             for four in range(LANES // DOT_INPUTS):
                 out[(part * (LANES // DOT_INPUTS) + four) * LANES] = fours.extract(four)
-        value = values.offset(head * v_head + number * v_row)
+        value = op.v.offset(head * op.v_head_stride + number * op.v_row_stride)
         for part in range(PARTS):
             row = ((head * PARTS + part) * blocks + block) * LANES + lane
-            packed[row * LANES] = value.load_vector(part * LANES, LANES)
-    f.ret()
-    return f
+            op.packed_values[row * LANES] = value.load_vector(part * LANES, LANES)
+    return f.ret()
 
 
 def emit_flow_attention(module: ir.Module, target: Target, quantize_row: Function) -> Operation:
     """Emit attention over packed keys; `quantize_row` quantizes by blocks of HEAD_DIM."""
     f = Operation(module, "flow_attention")
-    qs, q_head, q_row, _, _, _, _, _, _, out, k_codes, k_scales, packed, queries, count, heads = f.args(
-        *FlowAttentionOp
-    )
-    blocks, tiles = _blocks(count), (queries + (QUERY_TILE - 1)) // QUERY_TILE
-    width, logits = blocks * LANES, f.scratch.cast(F32)
+    op = f.args(FlowAttentionOp)
+    blocks = (op.keys + (LANES - 1)) // LANES
+    tiles = (op.queries + (QUERY_TILE - 1)) // QUERY_TILE
+    width, logits, lanes = blocks * LANES, f.scratch.cast(F32), target.lanes
     q_scales = logits.offset(width * QUERY_TILE)
     corrections = q_scales.offset(QUERY_TILE).cast(I32)
     q_codes = corrections.offset(QUERY_TILE).cast(I8)
-    begin, end = f.thread_range(tiles * heads)
+    begin, end = f.thread_range(tiles * op.heads)
 
     def quantized(row: Value) -> tuple[Pointer, Pointer, Pointer]:
         return q_codes.offset(row * HEAD_DIM), q_scales.offset(row), corrections.offset(row)
 
     with f.loop(end, start=begin) as unit:
         # The last tile of a head begins earlier, and computes some queries again.
-        head, first = unit // tiles, (unit % tiles * QUERY_TILE).min(queries - QUERY_TILE)
-        source = qs.offset(head * q_head + first * q_row)
+        head, first = unit // tiles, (unit % tiles * QUERY_TILE).min(op.queries - QUERY_TILE)
+        source = op.q.offset(head * op.q_head_stride + first * op.q_row_stride)
         with f.loop(QUERY_TILE) as row:
-            query = source.offset(row * q_row)
+            query = source.offset(row * op.q_row_stride)
             f.call(quantize_row, query, query, query, *quantized(row), f.const(HEAD_DIM))
         with f.loop(blocks) as block, f.loop(QUERY_TILE, step=QUERIES_AT_ONCE) as row:
             keys = head * blocks + block
-            key_codes, key_scales = k_codes.offset(keys * (HEAD_DIM * LANES)), k_scales.offset(keys * LANES)
-            found = _emit_logits(f, target, quantized(row), key_codes, key_scales)
-            for number, part, logit in found:
-                at = block * LANES + part * target.lanes
-                is_key = (f.iota(target.lanes) + at) < count
-                logits[(row + number) * width + at] = is_key.select(logit, -math.inf)
+            k_codes, k_scales = op.k_codes.offset(keys * (HEAD_DIM * LANES)), op.k_scales.offset(keys * LANES)
+            row_codes, row_scales, row_corrections = quantized(row)
+            places = [(query, 0, part) for query in range(QUERIES_AT_ONCE) for part in range(LANES // lanes)]
+            sums = {place: f.variable(f.zeros(I32, lanes)) for place in places}
+            with f.loop(HEAD_DIM, step=4 * DOT_INPUTS) as i:
+                rows = [row_codes.offset(number * HEAD_DIM) for number in range(QUERIES_AT_ONCE)]
+                emit_dot_16(f, target, i, [k_codes], rows, sums)
+            for number, _, part in places:
+                exact = sums[number, 0, part].value
+                if not target.signed_weights:
+                    exact = exact + row_corrections[number]
+                scale = k_scales.load_vector(part * lanes, lanes) * (row_scales[number] * HEAD_DIM**-0.5)
+                at = block * LANES + part * lanes
+                logit = ((f.iota(lanes) + at) < op.keys).select(exact.cast(F32) * scale, -math.inf)
+                logits[(row + number) * width + at] = logit
         with f.loop(QUERY_TILE) as row:
             weights = logits.offset(row * width)
             scale = f.const(1.0, F32) / emit_softmax_numerators(f, weights, blocks)
@@ -151,35 +135,12 @@ def emit_flow_attention(module: ir.Module, target: Target, quantize_row: Functio
                 weights[at] = weights.load_vector(at, LANES) * scale
         with f.loop(PARTS) as channels, f.loop(QUERY_TILE, step=QUERIES_AT_ONCE) as row:
             totals = [f.variable(f.zeros(F32, LANES)) for _ in range(QUERIES_AT_ONCE)]
-            values = packed.offset((head * PARTS + channels) * width * LANES)
-            with f.loop(count) as key:
+            values = op.packed_values.offset((head * PARTS + channels) * width * LANES)
+            with f.loop(op.keys) as key:
                 value = values.load_vector(key * LANES, LANES)
                 for number, total in enumerate(totals):
                     total.value = value.fma(logits[(row + number) * width + key], total.value)
             for number, total in enumerate(totals):
-                out[((first + row + number) * heads + head) * HEAD_DIM + channels * LANES] = total.value
-    f.ret()
-    return f
-
-
-def _emit_logits(
-    f: Operation, target: Target, queries: tuple[Pointer, ...], k_codes: Pointer, k_scales: Pointer
-) -> Iterator[tuple[int, int, Value]]:
-    """Yield query, part of the block and logits of QUERIES_AT_ONCE queries and a block of keys."""
-    q_codes, q_scales, corrections = queries
-    lanes = target.lanes
-    places = [(number, 0, part) for number in range(QUERIES_AT_ONCE) for part in range(LANES // lanes)]
-    sums = {place: f.variable(f.zeros(I32, lanes)) for place in places}
-    with f.loop(HEAD_DIM, step=4 * DOT_INPUTS) as first:
-        rows = [q_codes.offset(number * HEAD_DIM) for number in range(QUERIES_AT_ONCE)]
-        emit_dot_16(f, target, first, [k_codes], rows, sums)
-    for number, _, part in places:
-        exact = sums[number, 0, part].value
-        if not target.signed_weights:
-            exact = exact + corrections[number]
-        scale = k_scales.load_vector(part * lanes, lanes) * (q_scales[number] * HEAD_DIM**-0.5)
-        yield number, part, exact.cast(F32) * scale
-
-
-def _blocks(keys: Value) -> Value:
-    return (keys + (LANES - 1)) // LANES
+                at = ((first + row + number) * op.heads + head) * HEAD_DIM + channels * LANES
+                op.out[at] = total.value
+    return f.ret()

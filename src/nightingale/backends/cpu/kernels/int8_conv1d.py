@@ -34,7 +34,7 @@ from llvmlite import ir
 
 from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I32, I64, Function
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, Target
-from nightingale.backends.cpu.kernels.thread_pool import OpArg, Operation
+from nightingale.backends.cpu.kernels.thread_pool import Arg, Operation
 from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.backends.shared.quantize import INT8_MAX, ZERO_POINT
 
@@ -43,41 +43,29 @@ CONV_OUTPUTS: Final = 4
 COLUMNS_PER_PASS: Final = 4 * LANES
 
 
-class Conv1dOp(OpArg):
+class Conv1dOp(Arg):
     """Arguments of both operations."""
 
-    X = F32
-    X_CODES = I8
-    X_SCALES = F32
-    W_CODES = I8
-    W_SCALES = F32
+    X = X_SCALES = W_SCALES = BIAS = OUT = F32
+    X_CODES = W_CODES = I8
     W_CORRECTIONS = I32
-    BIAS = F32
-    OUT = F32
-    LENGTH = I64
-    CHANNELS = I64
-    BLOCK = I64
-    COLUMNS = I64
-    OUTPUTS = I64
-    TAPS = I64
-    DILATION = I64
+    LENGTH = CHANNELS = BLOCK = COLUMNS = OUTPUTS = TAPS = DILATION = I64
 
 
 def emit_quantize_columns(module: ir.Module, target: Target) -> Operation:
     f = Operation(module, "quantize_columns")
-    xs, all_codes, all_scales, length, channels, block = f.args(
-        Conv1dOp.X, Conv1dOp.X_CODES, Conv1dOp.X_SCALES, Conv1dOp.LENGTH, Conv1dOp.CHANNELS, Conv1dOp.BLOCK
-    )
+    op = f.args(Conv1dOp)
+    length, block = op.length, op.block
     begin, end = f.thread_range(length, LANES)
-    with f.loop(end, start=begin, step=LANES) as column, f.loop(channels // block) as number:
+    with f.loop(end, start=begin, step=LANES) as column, f.loop(op.channels // block) as number:
         # The last vector begins earlier, and computes some columns again.
         start, first = column.min(length - LANES), number * block
-        x = xs.offset(start)
+        x = op.x.offset(start)
         magnitude = f.variable(f.zeros(F32, LANES))
         with f.loop(first + block, start=first) as channel:
             magnitude.value = magnitude.value.max(x.load_vector(channel * length, LANES).abs())
         scale = magnitude.value / INT8_MAX
-        all_scales[number * length + start] = scale
+        op.x_scales[number * length + start] = scale
         # A column of zeros has the scale 0 and the codes 0.
         divisor = (scale > 0.0).select(scale, 1.0)
         with f.loop(first + block, start=first, step=DOT_INPUTS) as channel:
@@ -86,34 +74,29 @@ def emit_quantize_columns(module: ir.Module, target: Target) -> Operation:
                 code = (x.load_vector((channel + place) * length, LANES) / divisor).round().cast(I32)
                 byte = (code if target.signed_weights else code + ZERO_POINT) & 255
                 packed = packed + byte * (1 << (8 * place))
-            all_codes.offset(channel * length + start * DOT_INPUTS).cast(I32)[0] = packed
-    f.ret()
-    return f
+            op.x_codes.offset(channel * length + start * DOT_INPUTS).cast(I32)[0] = packed
+    return f.ret()
 
 
 def emit_conv1d(module: ir.Module, target: Target) -> Operation:
     tile = _emit_tile(module, target)
     f = Operation(module, "conv1d")
-    (
-        _, codes, x_scales, weights, w_scales, corrections, biases, out,
-        length, channels, block, columns, outputs, taps, dilation,
-    ) = f.args(*Conv1dOp)  # fmt: skip
-    blocks = channels // block
-    places = taps * blocks
-    begin, end = f.thread_range(columns, COLUMNS_PER_PASS)
+    op = f.args(Conv1dOp)
+    blocks = op.channels // op.block
+    begin, end = f.thread_range(op.columns, COLUMNS_PER_PASS)
     with (
         f.loop(end, start=begin, step=COLUMNS_PER_PASS) as first,
-        f.loop(outputs, step=CONV_OUTPUTS) as output,
+        f.loop(op.outputs, step=CONV_OUTPUTS) as output,
         f.loop((first + COLUMNS_PER_PASS).min(end), start=first, step=LANES) as column,
     ):
-        start, at = column.min(columns - LANES), output * places
+        start, at = column.min(op.columns - LANES), output * (op.taps * blocks)
         f.call(
-            tile, codes.offset(start * DOT_INPUTS), x_scales.offset(start), weights.offset(at * block),
-            w_scales.offset(at), corrections.offset(at), biases.offset(output),
-            out.offset(output * columns + start), length, blocks, block, taps, dilation, columns,
+            tile, op.x_codes.offset(start * DOT_INPUTS), op.x_scales.offset(start),
+            op.w_codes.offset(at * op.block), op.w_scales.offset(at), op.w_corrections.offset(at),
+            op.bias.offset(output), op.out.offset(output * op.columns + start),
+            op.length, blocks, op.block, op.taps, op.dilation, op.columns,
         )  # fmt: skip
-    f.ret()
-    return f
+    return f.ret()
 
 
 def _emit_tile(module: ir.Module, target: Target) -> Function:
@@ -153,5 +136,4 @@ def _emit_tile(module: ir.Module, target: Target) -> Function:
                 total.value = exact.cast(F32).fma(scale, total.value)
     for (output, part), total in totals.items():
         out[stride * output + part * lanes] = total.value
-    f.ret()
-    return f
+    return f.ret()

@@ -27,22 +27,13 @@ gives the same bits as its rows one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import IntEnum
-from typing import Final
+from typing import Any, Final
 
 from llvmlite import ir
 
-from nightingale.backends.cpu.kernels.llvm_builder import (
-    F32,
-    I8,
-    I32,
-    I64,
-    Function,
-    Pointer,
-    Value,
-    Variable,
-)
+from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I32, I64, Function, Pointer, Value
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, TILE_OUTPUTS, Target
 from nightingale.backends.cpu.kernels.vector_math import LANES, emit_gelu, emit_sigmoid
 from nightingale.backends.shared.quantize import INT8_MAX, ZERO_POINT
@@ -112,28 +103,25 @@ def emit_quantize_row(module: ir.Module, target: Target, norm: Norm, block: int 
     params = {"x": F32, "weight": F32, "bias": F32, "codes": I8, "scales": F32, "corrections": I32, "k": I64}
     f = Function(module, f"quantize_row_{norm.name}_{block}", params)
     x, weight, bias, codes, scales, corrections, k = f.params
-    mean, factor = f.variable(f.const(0.0, F32)), f.variable(f.const(1.0, F32))
-    count = k.cast(F32)
+    mean, scale, count = f.const(0.0, F32), f.const(1.0, F32), k.cast(F32)
     if norm == Norm.LAYER:
         total = f.variable(f.zeros(F32, LANES))
         with f.loop(k, step=LANES) as i:
             total.value += x.load_vector(i, LANES)
-        mean.value = total.value.reduce_sum() / count
+        mean = total.value.reduce_sum() / count
     if norm != Norm.NONE:
         squares = f.variable(f.zeros(F32, LANES))
-        center = mean.value
         with f.loop(k, step=LANES) as i:
-            centered = x.load_vector(i, LANES) - center
+            centered = x.load_vector(i, LANES) - mean
             squares.value = centered.fma(centered, squares.value)
-        factor.value = f.const(1.0, F32) / (squares.value.reduce_sum() / count + NORM_EPSILON).sqrt()
-    center, scale = mean.value, factor.value
+        scale = scale / (squares.value.reduce_sum() / count + NORM_EPSILON).sqrt()
     with f.loop(k // block) as number:
         values = []
         for part in range(0, block, LANES):
             at = number * block + part
             value = x.load_vector(at, LANES)
             if norm == Norm.LAYER:
-                value = value - center
+                value = value - mean
             if norm != Norm.NONE:
                 value = value * scale * weight.load_vector(at, LANES)
             if norm == Norm.LAYER:
@@ -146,18 +134,13 @@ def emit_quantize_row(module: ir.Module, target: Target, norm: Norm, block: int 
             codes[number * block + part * LANES] = code.cast(I8)
         if not target.signed_weights:
             corrections[number] = code_sum.reduce_sum() * -ZERO_POINT
-    f.ret()
-    return f
-
-
-Sums = dict[tuple[int, int, int], Variable]
-"""Registers of sums, by row, tile and part of a tile."""
+    return f.ret()
 
 
 def emit_dot_16(
-    f: Function, target: Target, i: Value, tiles: list[Pointer], rows: list[Pointer], sums: Sums
+    f: Function, target: Target, i: Value, tiles: list[Pointer], rows: list[Pointer], sums: Mapping[Any, Any]
 ) -> None:
-    """Add the products of inputs i … i + 16 of some rows to the sums of some tiles."""
+    """Add the products of inputs i … i + 16 to `sums`: variables by row, tile and part of a tile."""
     broadcasts = [target.emit_broadcasts(f, row.offset(i)) for row in rows]
     for group, inputs in enumerate(zip(*broadcasts, strict=True)):
         start = i * TILE_OUTPUTS + group * DOT_INPUTS * TILE_OUTPUTS
@@ -203,8 +186,7 @@ def emit_gemm(module: ir.Module, target: Target, rows: int, block: int = QUANT_B
         for row, tile, part in registers:
             at = row * GROUP_OUTPUTS + (first + tile) * TILE_OUTPUTS + part * lanes
             product[at] = totals[row, tile, part].value
-    f.ret()
-    return f
+    return f.ret()
 
 
 class Gemm:
@@ -243,5 +225,4 @@ def emit_epilogue(module: ir.Module, epilogue: Epilogue) -> Function:
             elif epilogue == Epilogue.GELU:
                 value = emit_gelu(value)
             out[at] = value
-    f.ret()
-    return f
+    return f.ret()

@@ -1,10 +1,10 @@
 """From LLVM IR to callable machine code: optimization, an object-file cache on disk, and loading.
 
-    obj = compile_cached(lambda: emit_t3_step(target, …), target, name="t3", cache_dir=path)
-    step = CompiledModule(obj, target).function("run", 2)
+    module = compile_cached(lambda: emit_t3_step(target, …), target, name="t3")
+    run = module.function("run", 2)
 
-Compiling takes about a second. The object file is kept in `cache_dir` under a digest of everything that it
-depends on: LLVM's version, the target, and the source of every module that emits code.
+Compiling takes about a second. The object file is kept under a digest of everything that it depends on:
+LLVM's version, the target, and the source of every module that emits code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import hashlib
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -24,6 +23,7 @@ from nightingale.backends.cpu.kernels.target import Target
 from nightingale.backends.shared import quantize
 from nightingale.errors import OutputError
 from nightingale.files import write_whole
+from nightingale.voices.home import cache_folder
 
 DIGEST_BYTES: Final = 32
 YIELD_SYMBOL: Final = "nightingale_yield"
@@ -44,32 +44,23 @@ def compile_module(module: ir.Module, target: Target) -> tuple[Any, Any]:
     return parsed, machine
 
 
-def compile_cached(
-    emit: Callable[[], ir.Module], target: Target, *, name: str, cache_dir: Path | None
-) -> bytes:
-    """Return the object file of a module, which is emitted only if `cache_dir` has no intact file of it.
+def compile_cached(emit: Callable[[], ir.Module], target: Target, *, name: str) -> CompiledModule:
+    """Return a module as machine code; it is emitted only if the cache folder has no intact file of it.
 
     `name` distinguishes it from other modules that the same sources emit.
     """
-    path = None if cache_dir is None else cache_dir / f"{_cache_key(target, name)}.object"
-    if path is not None and (kept := _read_intact(path)) is not None:
-        return kept
-    module, machine = compile_module(emit(), target)
-    compiled: bytes = machine.emit_object(module)
-    if path is not None:
-        with suppress(OSError, OutputError):  # then the next start compiles again
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, hashlib.sha256(compiled).digest() + compiled)
-    return compiled
-
-
-def _read_intact(path: Path) -> bytes | None:
-    try:
+    path = cache_folder().parent / "code" / f"{_cache_key(target, name)}.object"
+    with suppress(OSError):
         content = path.read_bytes()
-    except OSError:
-        return None
-    digest, compiled = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
-    return compiled if hashlib.sha256(compiled).digest() == digest else None
+        digest, compiled = content[:DIGEST_BYTES], content[DIGEST_BYTES:]
+        if hashlib.sha256(compiled).digest() == digest:
+            return CompiledModule(compiled, target)
+    module, machine = compile_module(emit(), target)
+    compiled = machine.emit_object(module)
+    with suppress(OSError, OutputError):  # then the next start compiles again
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, hashlib.sha256(compiled).digest() + compiled)
+    return CompiledModule(compiled, target)
 
 
 def _cache_key(target: Target, name: str) -> str:
@@ -83,8 +74,11 @@ class CompiledModule:
     """Machine code in memory, kept for as long as one of its functions is referenced."""
 
     def __init__(self, compiled: bytes, target: Target) -> None:
-        """Load an object file of `compile_cached`."""
-        binding.add_symbol(YIELD_SYMBOL, _yield_address())
+        if sys.platform == "win32":
+            yield_core: Any = ctypes.windll.kernel32.SwitchToThread
+        else:
+            yield_core = ctypes.CDLL(None).sched_yield
+        binding.add_symbol(YIELD_SYMBOL, ctypes.cast(yield_core, ctypes.c_void_p).value)
         self._engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _target_machine(target))
         self._engine.add_object_file(binding.ObjectFileRef.from_data(compiled))
         self._engine.finalize_object()
@@ -101,12 +95,3 @@ def _target_machine(target: Target) -> Any:
     return binding.Target.from_triple(target.triple).create_target_machine(
         cpu=target.cpu, features=target.features, opt=3, codemodel="jitdefault"
     )
-
-
-@cache
-def _yield_address() -> int:
-    if sys.platform == "win32":
-        function: Any = ctypes.windll.kernel32.SwitchToThread
-    else:
-        function = ctypes.CDLL(None).sched_yield
-    return int(ctypes.cast(function, ctypes.c_void_p).value or 0)

@@ -17,8 +17,8 @@ Vectors may be wider than the machine's registers; LLVM splits them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final, TypeAlias
+from contextlib import contextmanager
+from typing import Any, Final, Self, TypeAlias
 
 from llvmlite import ir
 
@@ -36,10 +36,6 @@ WORDS: Final = "words"
 """Declares a parameter that points to 64-bit integers; I64 declares an integer."""
 
 
-def vector_of(element: IRType, lanes: int) -> IRType:
-    return ir.VectorType(element, lanes)
-
-
 def _binary(int_op: str, float_op: str) -> Callable[[Value, Operand], Value]:
     """Return a method that emits one of two instructions; a scalar operand is splat to a vector's lanes."""
 
@@ -53,9 +49,19 @@ def _binary(int_op: str, float_op: str) -> Callable[[Value, Operand], Value]:
 
 def _comparison(predicate: str) -> Callable[[Value, Operand], Value]:
     def emit(self: Value, other: Operand) -> Value:
-        builder = self.function.builder
-        compare = builder.fcmp_ordered if self.is_float else builder.icmp_signed
+        compare = getattr(self.function.builder, "fcmp_ordered" if self.is_float else "icmp_signed")
         return self.wrap(compare(predicate, self.raw, self.splat(other).raw))
+
+    return emit
+
+
+def _intrinsic(float_name: str, int_name: str = "") -> Callable[..., Value]:
+    """Return a method that calls a function of LLVM, whose operands and result have the same type."""
+
+    def emit(self: Value, *others: Operand) -> Value:
+        operands = [self, *(self.splat(other) for other in others)]
+        name = f"llvm.{float_name if self.is_float else int_name}.{self.type_suffix()}"
+        return self.function.intrinsic(name, self.ir_type, operands)
 
     return emit
 
@@ -66,30 +72,20 @@ class Value:
     Python numbers are converted to the type of the `Value` on the other side.
     """
 
-    __slots__ = ("function", "raw")
-
     def __init__(self, function: Function, raw: Any) -> None:
-        self.function, self.raw = function, raw
+        self.function, self.raw, self.ir_type = function, raw, raw.type
+        is_vector = isinstance(raw.type, ir.VectorType)
+        self.lanes: int = raw.type.count if is_vector else 0
+        """0 for a scalar."""
+        self.element_type: IRType = raw.type.element if is_vector else raw.type
+        self.is_float = self.element_type in FLOATS
 
     def wrap(self, raw: Any) -> Value:
         return Value(self.function, raw)
 
-    @property
-    def ir_type(self) -> IRType:
-        return self.raw.type
-
-    @property
-    def lanes(self) -> int:
-        """The number of lanes of a vector, 0 for a scalar."""
-        return self.ir_type.count if isinstance(self.ir_type, ir.VectorType) else 0
-
-    @property
-    def element_type(self) -> IRType:
-        return self.ir_type.element if self.lanes else self.ir_type
-
-    @property
-    def is_float(self) -> bool:
-        return self.element_type in FLOATS
+    def type_suffix(self) -> str:
+        """Return the type's name at the end of the name of an intrinsic: f32, v16i8."""
+        return (f"v{self.lanes}" if self.lanes else "") + str(self.element_type.intrinsic_name)
 
     def splat(self, other: Operand) -> Value:
         """Convert a number or a scalar to a value with as many lanes as this one has."""
@@ -109,27 +105,33 @@ class Value:
     __gt__ = _comparison(">")
     __ge__ = _comparison(">=")
     equals = _comparison("==")
+    fma = _intrinsic("fma")
+    """self.fma(factor, added) is self * factor + added, rounded once."""
+    abs = _intrinsic("fabs")
+    sqrt = _intrinsic("sqrt")
+    round = _intrinsic("roundeven")
+    """To the nearest integer, ties to even."""
+    min = _intrinsic("minnum", "smin")
+    max = _intrinsic("maxnum")
 
     def __neg__(self) -> Value:
         return self.splat(0) - self
 
     def select(self, if_true: Value, if_false: Operand) -> Value:
         """Choose lane by lane; this value is the result of a comparison."""
-        select = self.function.builder.select
-        return self.wrap(select(self.raw, if_true.raw, if_true.splat(if_false).raw))
+        other = if_true.splat(if_false)
+        return self.wrap(self.function.builder.select(self.raw, if_true.raw, other.raw))
 
     def cast(self, element: IRType) -> Value:
         """Convert to another element type; integers are signed, and never widened."""
-        builder, own = self.function.builder, self.element_type
-        if element == own:
-            return self
         if self.is_float and element in FLOATS:
-            convert = builder.fpext if SIZES[element] > SIZES[own] else builder.fptrunc
+            name = "fpext" if SIZES[element] > SIZES[self.element_type] else "fptrunc"
         elif self.is_float:
-            convert = builder.fptosi
+            name = "fptosi"
         else:
-            convert = builder.sitofp if element in FLOATS else builder.trunc
-        return self.wrap(convert(self.raw, vector_of(element, self.lanes) if self.lanes else element))
+            name = "sitofp" if element in FLOATS else "trunc"
+        ir_type = ir.VectorType(element, self.lanes) if self.lanes else element
+        return self.wrap(getattr(self.function.builder, name)(self.raw, ir_type))
 
     def bitcast(self, ir_type: IRType) -> Value:
         return self.wrap(self.function.builder.bitcast(self.raw, ir_type))
@@ -139,36 +141,12 @@ class Value:
 
     def shuffle(self, lanes: Sequence[int]) -> Value:
         """Return a vector of the lanes with these numbers."""
-        mask = ir.Constant(vector_of(I32, len(lanes)), list(lanes))
+        mask = ir.Constant(ir.VectorType(I32, len(lanes)), list(lanes))
         unused = ir.Constant(self.ir_type, ir.Undefined)
         return self.wrap(self.function.builder.shuffle_vector(self.raw, unused, mask))
 
-    def _intrinsic(self, name: str, *others: Operand) -> Value:
-        operands = [self, *(self.splat(other) for other in others)]
-        return self.function.intrinsic(f"llvm.{name}.{_suffix(self.ir_type)}", self.ir_type, operands)
-
-    def fma(self, factor: Operand, added: Operand) -> Value:
-        """Return self * factor + added, rounded once."""
-        return self._intrinsic("fma", factor, added)
-
-    def abs(self) -> Value:
-        return self._intrinsic("fabs")
-
-    def sqrt(self) -> Value:
-        return self._intrinsic("sqrt")
-
-    def round(self) -> Value:
-        """Round to the nearest integer, ties to even."""
-        return self._intrinsic("roundeven")
-
-    def min(self, other: Operand) -> Value:
-        return self._intrinsic("minnum" if self.is_float else "smin", other)
-
-    def max(self, other: Operand) -> Value:
-        return self._intrinsic("maxnum", other)
-
     def _reduce(self, name: str, *start: Value) -> Value:
-        name = f"llvm.vector.reduce.{name}.{_suffix(self.ir_type)}"
+        name = f"llvm.vector.reduce.{name}.{self.type_suffix()}"
         # In any order: a strictly sequential sum of sixteen lanes would take sixteen steps.
         flags = ("reassoc",) if self.is_float else ()
         return self.function.intrinsic(name, self.element_type, [*start, self], fastmath=flags)
@@ -180,19 +158,12 @@ class Value:
         return self._reduce("fmax")
 
 
-def _suffix(ir_type: IRType) -> str:
-    """Return LLVM's name of a type in the name of an intrinsic."""
-    if isinstance(ir_type, ir.VectorType):
-        return f"v{ir_type.count}{_suffix(ir_type.element)}"
-    return {F16: "f16", F32: "f32"}[ir_type] if ir_type in FLOATS else f"i{ir_type.width}"
-
-
 class Variable:
     """A mutable local variable; LLVM keeps it in a register."""
 
     def __init__(self, function: Function, initial: Value) -> None:
         self._function, self._type = function, initial.ir_type
-        # Allocated in the entry block: inside a loop every iteration would take more of the stack.
+        # In the entry block: inside a loop every iteration would take more of the stack.
         self._slot = function.entry.alloca(initial.ir_type)
         self.value = initial
 
@@ -219,7 +190,7 @@ class Pointer:
         return Pointer(self.function, self.address, element)
 
     def load_vector(self, index: Index, lanes: int) -> Value:
-        return self._load(index, vector_of(self.element, lanes))
+        return self._load(index, ir.VectorType(self.element, lanes))
 
     def __getitem__(self, index: Index) -> Value:
         return self._load(index, self.element)
@@ -272,10 +243,11 @@ class Function:
         """A `Value` or a `Pointer` for each parameter."""
         self._loop_exit: Any = None
 
-    def ret(self) -> None:
-        """End the function."""
+    def ret(self) -> Self:
+        """End the function and return it."""
         self.builder.ret_void()
         self.entry.branch(self._body)
+        return self
 
     def pointer_at(self, address: Value, element: IRType) -> Pointer:
         """Return a pointer from an address that is an integer."""
@@ -290,18 +262,18 @@ class Function:
 
     def zeros(self, element: IRType, lanes: int) -> Value:
         zero = ir.Constant(element, 0.0 if element in FLOATS else 0)
-        return Value(self, ir.Constant(vector_of(element, lanes), [zero] * lanes))
+        return Value(self, ir.Constant(ir.VectorType(element, lanes), [zero] * lanes))
 
     def iota(self, lanes: int) -> Value:
         """Return the vector 0, 1, 2 and so on."""
-        return Value(self, ir.Constant(vector_of(I64, lanes), list(range(lanes))))
+        return Value(self, ir.Constant(ir.VectorType(I64, lanes), list(range(lanes))))
 
     def variable(self, initial: Value) -> Variable:
         return Variable(self, initial)
 
     def splat(self, scalar: Value, lanes: int) -> Value:
         """Return a vector with the scalar in every lane."""
-        unused = ir.Constant(vector_of(scalar.ir_type, lanes), ir.Undefined)
+        unused = ir.Constant(ir.VectorType(scalar.ir_type, lanes), ir.Undefined)
         first = self.builder.insert_element(unused, scalar.raw, ir.Constant(I32, 0))
         return Value(self, first).shuffle([0] * lanes)
 
@@ -333,14 +305,16 @@ class Function:
         self.builder.cbranch(condition.raw, self._loop_exit, following)
         self.builder.position_at_end(following)
 
-    def if_then(self, condition: Value) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = self.builder.if_then(condition.raw)
-        return context
+    @contextmanager
+    def if_then(self, condition: Value) -> Iterator[None]:
+        with self.builder.if_then(condition.raw):
+            yield
 
-    def if_else(self, condition: Value) -> AbstractContextManager[Any]:
-        """Return a context of two contexts, the first for the branch where the condition holds."""
-        context: AbstractContextManager[Any] = self.builder.if_else(condition.raw)
-        return context
+    @contextmanager
+    def if_else(self, condition: Value) -> Iterator[Any]:
+        """Yield two contexts, the first for the branch where the condition holds."""
+        with self.builder.if_else(condition.raw) as branches:
+            yield branches
 
     def call(self, function: Function, *args: Value | Pointer) -> None:
         self.builder.call(function.raw, [a.address if isinstance(a, Pointer) else a.raw for a in args])
@@ -349,7 +323,6 @@ class Function:
         self, name: str, result: IRType, args: Sequence[Value], *, fastmath: tuple[str, ...] = ()
     ) -> Value:
         """Call a function that LLVM itself defines, declaring it on first use."""
-        known = self.module.globals.get(name)
-        if known is None:
-            known = ir.Function(self.module, ir.FunctionType(result, [a.ir_type for a in args]), name)
-        return Value(self, self.builder.call(known, [a.raw for a in args], fastmath=fastmath))
+        function_type = ir.FunctionType(result, [a.ir_type for a in args])
+        function = self.module.declare_intrinsic(name, fnty=function_type)
+        return Value(self, self.builder.call(function, [a.raw for a in args], fastmath=fastmath))

@@ -13,24 +13,18 @@ A layer of a network is one or two operations (backends/cpu/int8_networks.py).
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import partial
 from typing import Final
 
 from llvmlite import ir
 
+from nightingale.backends.cpu.kernels import int8_gemm
 from nightingale.backends.cpu.kernels.flow_attention import HEAD_DIM, emit_flow_attention, emit_pack_keys
 from nightingale.backends.cpu.kernels.int8_conv1d import emit_conv1d, emit_quantize_columns
-from nightingale.backends.cpu.kernels.int8_gemm import (
-    GROUP_OUTPUTS,
-    Epilogue,
-    Gemm,
-    GemmScratch,
-    Norm,
-    emit_epilogue,
-    emit_quantize_row,
-)
+from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS, Epilogue, GemmScratch, Norm
 from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I64, Function, Value
 from nightingale.backends.cpu.kernels.target import Target
-from nightingale.backends.cpu.kernels.thread_pool import OpArg, Operation, emit_thread_pool
+from nightingale.backends.cpu.kernels.thread_pool import Arg, Operation, emit_thread_pool
 from nightingale.backends.cpu.kernels.vector_math import LANES, emit_sin_squared
 
 ROWS_PER_PASS: Final = 16
@@ -53,26 +47,15 @@ LINEAR_OPCODES: Final = {128: RenderOpcode.LINEAR_128, 64: RenderOpcode.LINEAR_6
 """Opcodes by the number of inputs that share a scale."""
 
 
-class SnakeOp(OpArg):
-    X = F32
-    OUT = F32
-    ALPHA = F32
-    INVERSE_ALPHA = F32
-    CHANNELS = I64
-    COLUMNS = I64
-    X_STRIDE = I64
-    OUT_STRIDE = I64
+class SnakeOp(Arg):
+    X = OUT = ALPHA = INVERSE_ALPHA = F32
+    CHANNELS = COLUMNS = X_STRIDE = OUT_STRIDE = I64
 
 
-class RowsLinearOp(OpArg):
-    X = F32
+class RowsLinearOp(Arg):
+    X = W_SCALES = BIAS = OUT = F32
     W_CODES = I8
-    W_SCALES = F32
-    BIAS = F32
-    OUT = F32
-    ROWS = I64
-    OUTPUTS = I64
-    K = I64
+    ROWS = OUTPUTS = K = I64
 
 
 def linear_scratch_bytes(k: int) -> int:
@@ -83,8 +66,9 @@ def linear_scratch_bytes(k: int) -> int:
 def emit_render_module(target: Target) -> ir.Module:
     """Emit the module of the flow's and the vocoder's layers."""
     module = ir.Module("render")
-    store = emit_epilogue(module, Epilogue.STORE)
-    quantize = {block: emit_quantize_row(module, target, Norm.NONE, block) for block in LINEAR_OPCODES}
+    store = int8_gemm.emit_epilogue(module, Epilogue.STORE)
+    quantize_row = partial(int8_gemm.emit_quantize_row, module, target, Norm.NONE)
+    quantize = {block: quantize_row(block) for block in LINEAR_OPCODES}
     operations = {
         RenderOpcode.QUANTIZE_COLUMNS: emit_quantize_columns(module, target),
         RenderOpcode.CONV1D: emit_conv1d(module, target),
@@ -100,40 +84,40 @@ def emit_render_module(target: Target) -> ir.Module:
 
 def _emit_snake(module: ir.Module) -> Operation:
     f = Operation(module, "snake")
-    x, out, alphas, inverses, channels, count, x_stride, out_stride = f.args(*SnakeOp)
-    begin, end = f.thread_range(channels)
+    op = f.args(SnakeOp)
+    begin, end = f.thread_range(op.channels)
     with f.loop(end, start=begin) as channel:
-        source, result = x.offset(channel * x_stride), out.offset(channel * out_stride)
-        alpha, inverse = alphas[channel], inverses[channel]
+        x, out = op.x.offset(channel * op.x_stride), op.out.offset(channel * op.out_stride)
+        alpha, inverse = op.alpha[channel], op.inverse_alpha[channel]
 
         def snake(value: Value) -> Value:
             return emit_sin_squared(value * alpha).fma(inverse, value)
 
-        whole = count // LANES * LANES
+        whole = op.columns // LANES * LANES
         with f.loop(whole, step=LANES) as column:
-            result[column] = snake(source.load_vector(column, LANES))
-        with f.loop(count, start=whole) as column:
-            result[column] = snake(f.zeros(F32, LANES) + source[column]).extract(0)
-    f.ret()
-    return f
+            out[column] = snake(x.load_vector(column, LANES))
+        with f.loop(op.columns, start=whole) as column:
+            out[column] = snake(f.zeros(F32, LANES) + x[column]).extract(0)
+    return f.ret()
 
 
 def _emit_linear(
     module: ir.Module, target: Target, block: int, quantize_row: Function, store: Function
 ) -> Operation:
-    gemm = Gemm(module, target, block)
+    gemm = int8_gemm.Gemm(module, target, block)
     f = Operation(module, f"linear_{block}")
-    x, weights, scales, bias, out, rows, outputs, k = f.args(*RowsLinearOp)
+    op = f.args(RowsLinearOp)
+    k, bias, outputs = op.k, op.bias, op.outputs
     blocks = k // block
     scratch = GemmScratch(f.scratch, k, blocks, ROWS_PER_PASS)
-    begin, end = f.thread_range(rows, ROWS_PER_PASS)
+    begin, end = f.thread_range(op.rows, ROWS_PER_PASS)
     with f.loop(end, start=begin, step=ROWS_PER_PASS) as first:
         count = (first + ROWS_PER_PASS).min(end) - first
         with f.loop(count) as row:
-            f.call(quantize_row, x.offset((first + row) * k), bias, bias, *scratch.row(row), k)
+            f.call(quantize_row, op.x.offset((first + row) * k), bias, bias, *scratch.row(row), k)
         with f.loop(outputs // GROUP_OUTPUTS) as group:
             at = group * GROUP_OUTPUTS
-            gemm.emit_call(f, weights.offset(at * k), scales.offset(at * blocks), scratch, count)
-            f.call(store, scratch.product, bias.offset(at), out.offset(first * outputs + at), count, outputs)
-    f.ret()
-    return f
+            gemm.emit_call(f, op.w_codes.offset(at * k), op.w_scales.offset(at * blocks), scratch, count)
+            out = op.out.offset(first * outputs + at)
+            f.call(store, scratch.product, bias.offset(at), out, count, outputs)
+    return f.ret()

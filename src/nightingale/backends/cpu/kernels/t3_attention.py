@@ -28,7 +28,7 @@ import math
 
 from llvmlite import ir
 
-from nightingale.backends.cpu.kernels.llvm_builder import F16, F32, I64, Function, Pointer, Value
+from nightingale.backends.cpu.kernels.llvm_builder import F16, F32, I64, Function, Value
 from nightingale.backends.cpu.kernels.vector_math import LANES, emit_softmax_numerators
 
 
@@ -70,7 +70,13 @@ def emit_attention(module: ir.Module, *, head_dim: int, rotary: bool) -> Functio
             query[at] = part * head_dim**-0.5
         blocks = (count + (LANES - 1)) // LANES
         with f.loop(blocks) as block:
-            logits[block * LANES] = _emit_logits(f, query, keys, block, count, head_dim)
+            dots = [f.zeros(F32, LANES)] * 4
+            for d in range(head_dim):
+                key = keys.load_vector((block * head_dim + d) * LANES, LANES).cast(F32)
+                dots[d % 4] = key.fma(query[d], dots[d % 4])
+            logit = (dots[0] + dots[1]) + (dots[2] + dots[3])
+            in_cache = (f.iota(LANES) + block * LANES) < count
+            logits[block * LANES] = in_cache.select(logit, -math.inf)
         total = emit_softmax_numerators(f, logits, blocks)
         sums = [f.variable(f.zeros(F32, LANES)) for _ in parts]
         with f.loop(count) as position:
@@ -81,18 +87,4 @@ def emit_attention(module: ir.Module, *, head_dim: int, rotary: bool) -> Functio
         scale = f.const(1.0, F32) / total
         for at, part_sum in zip(parts, sums, strict=True):
             out[token * width + at] = part_sum.value * scale
-    f.ret()
-    return f
-
-
-def _emit_logits(
-    f: Function, query: Pointer, keys: Pointer, block: Value, count: Value, head_dim: int
-) -> Value:
-    """Return the logits of one block of positions."""
-    sums = [f.zeros(F32, LANES)] * 4
-    for d in range(head_dim):
-        key = keys.load_vector((block * head_dim + d) * LANES, LANES).cast(F32)
-        sums[d % 4] = key.fma(query[d], sums[d % 4])
-    logit = (sums[0] + sums[1]) + (sums[2] + sums[3])
-    in_cache = (f.iota(LANES) + block * LANES) < count
-    return in_cache.select(logit, -math.inf)
+    return f.ret()

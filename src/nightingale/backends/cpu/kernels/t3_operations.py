@@ -30,27 +30,12 @@ from typing import Final
 
 from llvmlite import ir
 
-from nightingale.backends.cpu.kernels.int8_gemm import (
-    GROUP_OUTPUTS,
-    QUANT_BLOCK,
-    Epilogue,
-    Gemm,
-    GemmScratch,
-    Norm,
-    emit_epilogue,
-    emit_quantize_row,
-)
+from nightingale.backends.cpu.kernels import int8_gemm
+from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS, QUANT_BLOCK, Epilogue, GemmScratch, Norm
 from nightingale.backends.cpu.kernels.llvm_builder import F16, F32, I8, I64, WORDS
 from nightingale.backends.cpu.kernels.t3_attention import emit_attention
 from nightingale.backends.cpu.kernels.target import Target
-from nightingale.backends.cpu.kernels.thread_pool import (
-    CLAIM_WORDS,
-    ClaimField,
-    JobArg,
-    OpArg,
-    Operation,
-    emit_thread_pool,
-)
+from nightingale.backends.cpu.kernels.thread_pool import LINE, Arg, ClaimField, Operation, emit_thread_pool
 
 SPIN_MS: Final = 2.0
 """Longer than it takes to sample a token and to come back with the next."""
@@ -63,40 +48,26 @@ class T3Opcode(IntEnum):
     ATTENTION = 1
 
 
-class LinearOp(OpArg):
-    GROUPS = I64
-    X = F32
-    NORM = I64
-    NORM_WEIGHT = F32
-    NORM_BIAS = F32
+class LinearOp(Arg):
+    X = NORM_WEIGHT = NORM_BIAS = W_SCALES = BIAS = OUT = F32
     W_CODES = I8
-    W_SCALES = F32
-    BIAS = F32
-    OUT = F32
-    K = I64
-    EPILOGUE = I64
-    OUT_STRIDE = I64
+    GROUPS = NORM = K = EPILOGUE = OUT_STRIDE = I64
     LOGITS_ONLY = I64
     """1: only for the last LOGITS_TOKENS rows."""
 
 
-class AttentionOp(OpArg):
+class AttentionOp(Arg):
     QKV = F32
-    KEYS = F16
-    VALUES = F16
+    KEYS = VALUES = F16
 
 
-class T3Job(JobArg):
-    TOKENS = I64
+class T3Job(Arg):
+    TOKENS = SEQUENCE_COUNT = HEADS = I64
     LOGITS_TOKENS = I64
     """The last so many tokens get logits."""
-    SEQUENCE_COUNT = I64
     SEQUENCES = WORDS
     """Points to (SEQUENCE_COUNT, len(SequenceField)) words."""
-    ATTENTION_OUT = F32
-    COS = F32
-    SIN = F32
-    HEADS = I64
+    ATTENTION_OUT = COS = SIN = F32
     HEAD_STRIDE = I64
     """Elements of the keys of one head in one layer; its values have as many."""
     CACHE_ROW_STRIDE = I64
@@ -130,29 +101,26 @@ def emit_t3_step(target: Target, *, head_dim: int, rotary: bool) -> ir.Module:
 
 
 def _emit_linear(module: ir.Module, target: Target) -> Operation:
-    quantize = {norm: emit_quantize_row(module, target, norm) for norm in Norm}
-    gemm = Gemm(module, target)
-    epilogues = {epilogue: emit_epilogue(module, epilogue) for epilogue in Epilogue}
+    quantize = {norm: int8_gemm.emit_quantize_row(module, target, norm) for norm in Norm}
+    gemm = int8_gemm.Gemm(module, target)
+    epilogues = {epilogue: int8_gemm.emit_epilogue(module, epilogue) for epilogue in Epilogue}
     f = Operation(module, "linear")
-    (
-        groups, xs, norm, norm_weight, norm_bias, w_codes, w_scales, bias, out,
-        k, epilogue, stride, logits_only,
-    ) = f.args(*LinearOp)  # fmt: skip
-    tokens, logits_tokens = f.args(T3Job.TOKENS, T3Job.LOGITS_TOKENS)
-    blocks, threads, claims = k // QUANT_BLOCK, f.threads, f.claims
+    op, job = f.args(LinearOp), f.args(T3Job, f.job)
+    k, threads, claims = op.k, f.threads, f.claims
+    blocks = k // QUANT_BLOCK
     scratch = GemmScratch(f.scratch, k, blocks, MAX_TOKENS)
-    rows = (logits_only > 0).select(logits_tokens, tokens)
-    x = xs.offset((tokens - rows) * k)
-    for known_norm, function in quantize.items():
-        with f.if_then(norm.equals(known_norm)), f.loop(rows) as row:
-            f.call(function, x.offset(row * k), norm_weight, norm_bias, *scratch.row(row), k)
-    outputs = epilogue.equals(Epilogue.SWIGLU).select(f.const(GROUP_OUTPUTS // 2), GROUP_OUTPUTS)
-    groups = (rows > 0).select(groups, 0)
+    rows = (op.logits_only > 0).select(job.logits_tokens, job.tokens)
+    x = op.x.offset((job.tokens - rows) * k)
+    for norm, function in quantize.items():
+        with f.if_then(op.norm.equals(norm)), f.loop(rows) as row:
+            f.call(function, x.offset(row * k), op.norm_weight, op.norm_bias, *scratch.row(row), k)
+    outputs = op.epilogue.equals(Epilogue.SWIGLU).select(f.const(GROUP_OUTPUTS // 2), GROUP_OUTPUTS)
+    groups = (rows > 0).select(op.groups, 0)
     front, claimed = f.variable(f.const(0)), f.variable(f.const(0))
     with f.loop(threads) as turn, f.loop_forever():
         owner = (f.thread + turn) % threads
         first, end = groups * owner // threads, groups * (owner + 1) // threads
-        claim = claims.offset(owner * CLAIM_WORDS)
+        claim = claims.offset(owner * LINE)
         f.break_if(claim.fetch_add(ClaimField.TAKEN, 1) >= end - first)
         with f.if_else(turn.equals(0)) as (own, stolen):
             with own:
@@ -162,32 +130,28 @@ def _emit_linear(module: ir.Module, target: Target) -> Operation:
                 claimed.value = end - 1 - claim.fetch_add(ClaimField.STOLEN, 1)
         group = claimed.value
         at = group * GROUP_OUTPUTS
-        gemm.emit_call(f, w_codes.offset(at * k), w_scales.offset(at * blocks), scratch, rows)
-        group_bias, group_out = bias.offset(at), out.offset(group * outputs)
-        for known, function in epilogues.items():
-            with f.if_then(epilogue.equals(known)):
-                f.call(function, scratch.product, group_bias, group_out, rows, stride)
-    f.ret()
-    return f
+        gemm.emit_call(f, op.w_codes.offset(at * k), op.w_scales.offset(at * blocks), scratch, rows)
+        bias, out = op.bias.offset(at), op.out.offset(group * outputs)
+        for epilogue, function in epilogues.items():
+            with f.if_then(op.epilogue.equals(epilogue)):
+                f.call(function, scratch.product, bias, out, rows, op.out_stride)
+    return f.ret()
 
 
 def _emit_attention(module: ir.Module, *, head_dim: int, rotary: bool) -> Operation:
     attention = emit_attention(module, head_dim=head_dim, rotary=rotary)
     f = Operation(module, "attention_heads")
-    qkv, keys, values = f.args(*AttentionOp)
-    _, _, count, sequences, out, cos, sin, heads, head_stride, row_stride = f.args(*T3Job)
-    width, claims, logits = heads * head_dim, f.claims, f.scratch.cast(F32)
-    units = count * heads
+    op, job = f.args(AttentionOp), f.args(T3Job, f.job)
+    width, claims, logits = job.heads * head_dim, f.claims, f.scratch.cast(F32)
+    units = job.sequence_count * job.heads
     with f.loop_forever():
         unit = claims.fetch_add(ClaimField.TAKEN, 1)
         f.break_if(unit >= units)
-        sequence, head = sequences.offset(unit // heads * len(SequenceField)), unit % heads
+        sequence, head = job.sequences.offset(unit // job.heads * len(SequenceField)), unit % job.heads
         first, tokens, row, past = (sequence[field] for field in SequenceField)
-        cache = row * row_stride + head * head_stride
-        f.call(
-            attention, qkv.offset(first * width * 3 + head * head_dim), keys.offset(cache),
-            values.offset(cache), cos, sin, out.offset(first * width + head * head_dim), logits,
-            tokens, past, width,
-        )  # fmt: skip
-    f.ret()
-    return f
+        cache = row * job.cache_row_stride + head * job.head_stride
+        qkv = op.qkv.offset(first * width * 3 + head * head_dim)
+        out = job.attention_out.offset(first * width + head * head_dim)
+        keys, values = op.keys.offset(cache), op.values.offset(cache)
+        f.call(attention, qkv, keys, values, job.cos, job.sin, out, logits, tokens, past, width)
+    return f.ret()

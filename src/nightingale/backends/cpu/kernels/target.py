@@ -12,12 +12,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Final
 
 from llvmlite import binding, ir
 
-from nightingale.backends.cpu.kernels.llvm_builder import I8, I32, Function, Pointer, Value, vector_of
+from nightingale.backends.cpu.kernels.llvm_builder import I8, I32, Function, Pointer, Value
 
 TILE_OUTPUTS: Final = 16
 """Outputs of a tile of weights, on every target."""
@@ -72,13 +73,13 @@ class Target:
     def emit_broadcasts(self, f: Function, source: Pointer) -> Iterator[Value]:
         """Load 16 bytes as four groups of DOT_INPUTS; yield each group, repeated in every lane."""
         # ARM: one load and four shuffles. x86: four loads that broadcast.
-        whole = source.load_vector(0, 16).bitcast(vector_of(I32, 4)) if self.isa == Isa.NEON else None
+        whole = source.load_vector(0, 16).bitcast(ir.VectorType(I32, 4)) if self.isa == Isa.NEON else None
         for group in range(4):
             if whole is not None:
                 broadcast = whole.shuffle([group] * self.lanes)
             else:
                 broadcast = f.splat(source.cast(I32)[group], self.lanes)
-            yield broadcast.bitcast(vector_of(I8, self.lanes * DOT_INPUTS))
+            yield broadcast.bitcast(ir.VectorType(I8, self.lanes * DOT_INPUTS))
 
 
 NEON: Final = Target(
@@ -103,23 +104,24 @@ def detect_target() -> Target | str:
     return replace(target, triple=triple, cpu=cpu, features=flags)
 
 
-def select_target(machine: str, features: Mapping[str, bool], *, has_dotprod: bool) -> Target | str:
-    """Return the target of a type of machine with these features, or the reason why there is none.
+@cache
+def host_target() -> Target:
+    """Return the target of this machine; raise RuntimeError if there is none."""
+    if isinstance(target := detect_target(), str):
+        raise RuntimeError(target)
+    return target
 
-    `has_dotprod` matters on ARM only, where LLVM does not report that feature.
-    """
+
+def select_target(machine: str, features: Mapping[str, bool], *, has_dotprod: bool) -> Target | str:
+    """Return the target of a machine; LLVM does not report whether an ARM processor `has_dotprod`."""
     if machine in ("aarch64", "arm64"):
-        if not has_dotprod:
-            return "this processor has no int8 dot-product instruction (ARM's dotprod)"
-        return NEON
+        return NEON if has_dotprod else "this processor has no int8 dot-product instruction (ARM's dotprod)"
     if machine not in ("x86_64", "amd64"):
         return f"there are no kernels for processors of type {machine!r}"
-    for target, needed in (
-        (AVX512, ("avx512vnni", "avx512bw", "avx512vl")),
-        (AVX_VNNI, ("avxvnni", "f16c")),
-    ):
-        if all(features.get(name) for name in needed):
-            return target
+    if all(features.get(name) for name in ("avx512vnni", "avx512bw", "avx512vl")):
+        return AVX512
+    if all(features.get(name) for name in ("avxvnni", "f16c")):
+        return AVX_VNNI
     return "this processor has no int8 dot-product instruction (x86's VNNI)"
 
 

@@ -26,6 +26,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from functools import partial
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any, Final
 
 import numpy as np
@@ -39,10 +40,9 @@ from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
 
 Words = NDArray[np.int64]
 SPIN_MS_BEFORE_YIELD: Final = 0.1
-"""A thread that has spun for so long yields its core before each further look."""
 LINE: Final = 8
 """Words of a cache line. Words that different threads write lie in different lines."""
-OP_WORDS, JOB_WORDS, CLAIM_WORDS, WORKER_WORDS = 3 * LINE, 5 * LINE, LINE, LINE
+OP_WORDS, JOB_WORDS = 3 * LINE, 5 * LINE
 FIRST_ARG: Final = 5
 
 
@@ -51,7 +51,7 @@ class OpField(IntEnum):
 
     OPCODE = 0
     CLAIMS = 1
-    """Address of (threads, CLAIM_WORDS) counters, or 0 if the operation needs none."""
+    """Address of (threads, LINE) words: the counters of claimed work."""
 
 
 class JobField(IntEnum):
@@ -95,7 +95,7 @@ class WorkerState(IntEnum):
 
 
 class Arg(IntEnum):
-    """Base of enums of arguments: members are numbered from FIRST_ARG on, and declared by their type.
+    """Base of the enums of the arguments of an operation or a job: members are numbered from FIRST_ARG on.
 
     I64 declares an integer, WORDS a pointer to 64-bit words, any other type a pointer to elements of it.
     """
@@ -103,18 +103,9 @@ class Arg(IntEnum):
     element: Any
 
     def __new__(cls, element: Any) -> Arg:
-        index = FIRST_ARG + len(cls.__members__)
-        member = int.__new__(cls, index)
-        member._value_, member.element = index, element
+        member = int.__new__(cls, FIRST_ARG + len(cls.__members__))
+        member._value_, member.element = int(member), element
         return member
-
-
-class OpArg(Arg):
-    """Base of the enums of an operation's arguments."""
-
-
-class JobArg(Arg):
-    """Base of the enums of a job's arguments."""
 
 
 class Operation(Function):
@@ -135,15 +126,14 @@ class Operation(Function):
         address = self.job[JobField.SCRATCH] + self.job[JobField.SCRATCH_BYTES] * self.thread
         return self.pointer_at(address, I32)
 
-    def args(self, *names: Arg) -> list[Any]:
-        """Load arguments: a `Value` for an integer, a `Pointer` for an address."""
-        return [self.arg(name) for name in names]
-
-    def arg(self, name: Arg) -> Any:
-        value = (self.job if isinstance(name, JobArg) else self.op)[name]
-        if name.element == I64:
-            return value
-        return self.pointer_at(value, I64 if name.element is WORDS else name.element)
+    def args(self, names: type[Arg], words: Pointer | None = None) -> SimpleNamespace:
+        """Load the arguments of the operation, or those in `words`; their names are in lower case."""
+        loaded: dict[str, Value | Pointer] = {}
+        for arg in names:
+            value = (words or self.op)[arg]
+            element = I64 if arg.element is WORDS else arg.element
+            loaded[arg.name.lower()] = value if arg.element == I64 else self.pointer_at(value, element)
+        return SimpleNamespace(**loaded)
 
     def thread_range(self, count: Value, unit: int = 1) -> tuple[Value, Value]:
         """Return begin and end of this thread's share of `count`, in whole units."""
@@ -155,12 +145,9 @@ class Operation(Function):
 def emit_thread_pool(
     module: ir.Module, target: Target, operations: Mapping[Any, Operation], *, spin_ms: float
 ) -> None:
-    """Emit the functions that `ThreadPool` calls. `operations` are given by their opcodes.
-
-    A worker spins for `spin_ms` before it parks, because to wake it takes long.
-    """
-    yield_core = ir.Function(module, ir.FunctionType(I32, []), YIELD_SYMBOL)
-    barrier = _emit_barrier(module, target, yield_core)
+    """Emit the functions that `ThreadPool` calls, for operations by opcode. Workers park after `spin_ms`."""
+    ir.Function(module, ir.FunctionType(I32, []), YIELD_SYMBOL)
+    barrier = _emit_barrier(module, target)
     f = Function(module, "run", {"job": WORDS, "thread": I64})
     job, thread = f.params
     ops, count = f.pointer_at(job[JobField.OPS], I64), job[JobField.OP_COUNT]
@@ -173,14 +160,14 @@ def emit_thread_pool(
         f.call(barrier, job, op)
     f.ret()
     _emit_wake(module)
-    _emit_worker_loop(module, target, f, yield_core, int(spin_ms * target.spins_per_ms))
+    _emit_worker_loop(module, target, f, max_spins=int(spin_ms * target.spins_per_ms))
 
 
-def _emit_spin(f: Function, target: Target, spins: Variable, yield_core: ir.Function) -> None:
+def _emit_spin(f: Function, target: Target, spins: Variable) -> None:
     spins.value += 1
     target.emit_pause(f)
     with f.if_then(spins.value > int(SPIN_MS_BEFORE_YIELD * target.spins_per_ms)):
-        f.builder.call(yield_core, [])
+        f.builder.call(f.module.get_global(YIELD_SYMBOL), [])
 
 
 def _emit_wake(module: ir.Module) -> None:
@@ -188,31 +175,29 @@ def _emit_wake(module: ir.Module) -> None:
     f = Function(module, "wake", {"workers": WORDS, "threads": I64})
     workers, threads = f.params
     with f.loop(threads, start=1) as thread:
-        worker = workers.offset(thread * WORKER_WORDS)
+        worker = workers.offset(thread * LINE)
         worker[WorkerField.STATE_BEFORE] = worker.fetch_add(WorkerField.STATE, 1)
     f.ret()
 
 
-def _emit_worker_loop(
-    module: ir.Module, target: Target, run: Function, yield_core: ir.Function, max_spins: int
-) -> None:
+def _emit_worker_loop(module: ir.Module, target: Target, run: Function, *, max_spins: int) -> None:
     """Emit worker_loop(workers, job, thread): run, spin for the next request, and return in order to park."""
     f = Function(module, "worker_loop", {"workers": WORDS, "job": WORDS, "thread": I64})
     workers, job, thread = f.params
-    worker = workers.offset(thread * WORKER_WORDS)
+    worker = workers.offset(thread * LINE)
     with f.loop_forever():
         f.call(run, job, thread)
         spins = f.variable(f.const(0))
         with f.loop_forever():
             f.break_if(worker.load_acquire(WorkerField.STATE).equals(WorkerState.REQUESTED))
             f.break_if(spins.value > max_spins)
-            _emit_spin(f, target, spins, yield_core)
+            _emit_spin(f, target, spins)
         # One subtraction either accepts a request, even one that came after the last look, or parks.
         f.break_if(worker.fetch_add(WorkerField.STATE, -1).equals(WorkerState.SPINNING))
     f.ret()
 
 
-def _emit_barrier(module: ir.Module, target: Target, yield_core: ir.Function) -> Function:
+def _emit_barrier(module: ir.Module, target: Target) -> Function:
     """Emit barrier(job, op): wait for all threads; the last one resets the operation for the next run."""
     f = Function(module, "barrier", {"job": WORDS, "op": WORDS})
     job, op = f.params
@@ -220,57 +205,54 @@ def _emit_barrier(module: ir.Module, target: Target, yield_core: ir.Function) ->
     is_last = job.fetch_add(JobField.ARRIVED, 1).equals(job[JobField.THREADS] - 1)
     with f.if_else(is_last) as (last, others):
         with last:
-            claims, has_claims = f.pointer_at(op[OpField.CLAIMS], I64), op[OpField.CLAIMS] > 0
-            with f.if_then(has_claims), f.loop(job[JobField.THREADS]) as thread:
+            claims = f.pointer_at(op[OpField.CLAIMS], I64)
+            with f.loop(job[JobField.THREADS]) as thread:
                 for field in ClaimField:
-                    claims[thread * CLAIM_WORDS + field] = f.const(0)
+                    claims[thread * LINE + field] = f.const(0)
             job[JobField.ARRIVED] = f.const(0)
             job.exchange_release(JobField.PHASE, phase + 1)
         with others:
             spins = f.variable(f.const(0))
             with f.loop_forever():
                 f.break_if(job.load_acquire(JobField.PHASE) > phase)
-                _emit_spin(f, target, spins, yield_core)
-    f.ret()
-    return f
+                _emit_spin(f, target, spins)
+    return f.ret()
 
 
 class ThreadPool:
     """A job with its operations, and the threads that run it; the caller of `run` is one of them."""
 
-    def __init__(self, module: CompiledModule, threads: int, *, max_ops: int, claims: bool = False) -> None:
-        """Start `threads` - 1 parked threads. With `claims`, operations have counters of claimed work."""
-        shapes = (JOB_WORDS,), (max_ops, OP_WORDS), (max_ops, threads, CLAIM_WORDS), (threads, WORKER_WORDS)
+    def __init__(self, module: CompiledModule, threads: int, *, max_ops: int) -> None:
+        """Start `threads` - 1 parked threads."""
+        shapes = (JOB_WORDS,), (max_ops, OP_WORDS), (max_ops, threads, LINE), (threads, LINE)
         self.job, self._ops, self._claims, self._workers = (
             page_aligned_zeros(shape, np.int64) for shape in shapes
         )
         self.job[JobField.OPS], self.job[JobField.THREADS] = address_of(self._ops), threads
-        if claims:
-            self._ops[:, OpField.CLAIMS] = [address_of(own) for own in self._claims]
+        self._ops[:, OpField.CLAIMS] = [address_of(own) for own in self._claims]
         self._workers[:, WorkerField.STATE] = WorkerState.PARKED
         self._threads, self._scratch = threads, np.empty(0, np.int8)
-        # Addresses are kept: numpy takes as long to return one as an operation takes.
+        # Addresses and views are kept, because numpy takes as long to return one as an operation takes.
         self._addresses = address_of(self._workers), address_of(self.job)
+        self._op_views = [row.data for row in self._ops]
         self._run, self._wake = module.function("run", 2), module.function("wake", 2)
         self._parked: list[SimpleQueue[bool]] = [SimpleQueue() for _ in range(1, threads)]
         for number, parked in enumerate(self._parked, 1):
             # Not a method: a reference to this object would keep it from being collected.
             work = partial(_work, parked, module, self._workers, self.job, number)
             threading.Thread(target=work, name=f"nightingale-kernel-{number}", daemon=True).start()
-        self.close = weakref.finalize(self, _stop, self._parked)
-        """End the threads. Nothing can be run afterwards."""
+            weakref.finalize(self, parked.put, False)
 
-    def set_operations(self, *operations: Mapping[Any, int]) -> None:
-        """Write the operations of the next runs; a word that is not named keeps its value."""
-        for row, fields in zip(self._ops, operations, strict=False):
-            for field, value in fields.items():
-                row[field] = value
+    def set_operations(self, *operations: tuple[int, Mapping[Any, Any]]) -> None:
+        """Write opcodes and arguments for the next runs; words that are not named keep their values."""
+        for row, (opcode, args) in zip(self._op_views, operations, strict=False):
+            row[OpField.OPCODE] = opcode
+            write_words(row, args)
         self.job[JobField.OP_COUNT] = len(operations)
 
     def reserve_scratch(self, thread_bytes: int) -> None:
-        """Give each thread at least so many bytes of scratch memory."""
+        """Give each thread at least so many bytes of scratch memory, in pages of its own."""
         if self.job[JobField.SCRATCH_BYTES] < thread_bytes:
-            # With room to grow, and in pages of its own; memory that is not written is not occupied.
             pages = -(-2 * thread_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
             self._scratch = page_aligned_zeros((self._threads, pages), np.int8)
             self.job[JobField.SCRATCH], self.job[JobField.SCRATCH_BYTES] = address_of(self._scratch), pages
@@ -292,9 +274,13 @@ def _work(parked: SimpleQueue[bool], module: CompiledModule, workers: Words, job
         worker_loop(address_of(workers), address_of(job), number)
 
 
-def _stop(parked: list[SimpleQueue[bool]]) -> None:
-    for queue in parked:
-        queue.put(False)
+def write_words(row: Words | memoryview, words: Mapping[Any, Any]) -> None:
+    """Write integers, and the addresses of arrays and tensors, into a job or an operation."""
+    for field, value in words.items():
+        if isinstance(value, int):
+            row[field] = value
+        else:
+            row[field] = address_of(value) if isinstance(value, np.ndarray) else value.data_ptr()
 
 
 def address_of(array: NDArray[Any]) -> int:

@@ -2,7 +2,7 @@
 
 Each is a range reduction and a polynomial, without branches or tables, so that a vector of any width takes
 the same few instructions; the libm of the machine would be called once per lane. The accuracy that each
-promises is tested against torch in float64 (tests/backends/cpu/test_kernels.py).
+promises is tested against torch in float64 (tests/backends/cpu/test_cpu_kernels.py).
 """
 
 from __future__ import annotations

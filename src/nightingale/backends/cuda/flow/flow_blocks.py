@@ -5,26 +5,27 @@ state has a fixed size. One graph serves all voices whose prompts fit a bucket: 
 are copied to buffers that the graph reads, padded at their start with positions that are masked. It also
 serves the last block of an utterance, which is shorter: frames beyond its end are masked too.
 
-Reference: `render_block` in models/chatterbox/s3gen/incremental.py gives the same mel, to rounding.
+Reference: `render_block` in models/chatterbox/s3gen/flow.py gives the same mel, to rounding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nightingale.backends.cuda.flow.flow_steps import FRAMES, FlowSteps
-from nightingale.backends.cuda.flow.voice_prompt import VoicePromptCache
-from nightingale.backends.cuda.graphs import GraphedFunction, GraphMode, bucket_for, default_mode, graph_pool
+from nightingale.backends.cuda.flow.flow_steps import FRAMES, FlowSteps, VoicePromptCache
+from nightingale.backends.cuda.graphs import GraphCache, GraphedFunction, GraphMode, bucket_for
 from nightingale.backends.cuda.random import normal
-from nightingale.backends.cuda.triton_support import KernelChoice, load_kernels, log_fallback
+from nightingale.backends.cuda.triton_support import KernelChoice, TritonKernels
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
-from nightingale.models.chatterbox.s3gen.token_encoder import TokenEncoder, distance_encoding
+from nightingale.models.chatterbox.s3gen.token_encoder import run_layers
 from nightingale.models.layers.streaming_state import SavedState, StreamingState
 
 
@@ -42,14 +43,8 @@ class _PromptState(StreamingState):
 class FlowBlocks:
     """Blocks of utterances in one voice at a time.
 
-    Args:
-        steps: The solver.
-        context: Tokens of a block with which the next one starts again.
-        tokens: The sizes of blocks.
-        batches: Buckets of utterances.
-        prompts: Buckets of prompt tokens.
-        mode: None: graphs on a GPU, eager elsewhere.
-        kernels: What computes the estimator; "auto" is Triton on a GPU in bfloat16.
+    context: tokens of a block with which the next one starts again; tokens: the sizes of blocks; batches,
+    prompts: buckets of utterances and of prompt tokens; kernels: "auto" is Triton on a GPU in bfloat16.
     """
 
     @torch.no_grad()
@@ -68,9 +63,8 @@ class FlowBlocks:
             raise ConfigError(
                 "the state of a block-causal flow grows with each block", fix="Use the torch backend."
             )
-        self.steps, self._mode = steps, mode or default_mode(steps.device)
-        self.context, self.tokens, self.batches, self.prompts = context, tokens, batches, prompts
-        self._choice = kernels
+        self.steps, self.context = steps, context
+        self.tokens, self.batches, self.prompts = tokens, batches, prompts
 
         def load() -> Any:
             from nightingale.backends.cuda.flow.fused_estimator import FusedEstimator
@@ -78,15 +72,10 @@ class FlowBlocks:
             return FusedEstimator(steps)
 
         in_bf16 = steps.device.type == "cuda" and steps.precision == torch.bfloat16
-        self._fused = load_kernels(kernels, load, what="the flow", default=in_bf16)
+        self.kernels = TritonKernels[Any](kernels, load, part="the flow", default=in_bf16)
         self._buffers: dict[int, list[Tensor]] = {}
         self._loaded: dict[int, VoicePromptCache] = {}
-        self._graphs: dict[tuple[int, int, int], GraphedFunction[tuple[Tensor, Tensor]]] = {}
-        self._pool = graph_pool(self._mode)
-
-    @property
-    def kernels(self) -> str:
-        return "library" if self._fused is None else "triton"
+        self._graphs: GraphCache[tuple[Tensor, Tensor]] = GraphCache(steps.device, mode)
 
     @torch.inference_mode()
     def capture(self, prompt: VoicePromptCache) -> None:
@@ -97,29 +86,16 @@ class FlowBlocks:
                 self._graph(bucket, tokens, batch, prompt)
 
     @torch.inference_mode()
-    def __call__(
-        self,
-        prompt: VoicePromptCache,
-        ids: Tensor,
-        lengths: Tensor,
-        *,
-        cond: Tensor,
-        speaker: Tensor,
-        key: Tensor,
-        first_frame: Tensor,
-        conv_state: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, prompt: VoicePromptCache, ids: Tensor, **inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return mel (batch, bands, 2 · tokens) and the next `conv_state`, valid until the next call.
 
         Args:
-            prompt: Of the voice.
+            prompt: The voice's.
             ids: (batch, tokens + LOOKAHEAD_TOKENS).
-            lengths: (batch,), the number of real ids: all, or fewer in the last block of an utterance.
-            cond: (batch, bands, 2 · tokens), normalized mel; zero in frames that are not the prompt's.
-            speaker: (batch, width).
-            key: (batch,), of the noise.
-            first_frame: (batch,), of the block, by which the noise is addressed.
-            conv_state: (batch, values).
+            inputs: lengths (batch,), the number of real ids, fewer than all in the last block; cond (batch,
+                bands, 2 · tokens), normalized mel, zero in frames that are not the prompt's; speaker (batch,
+                width); key (batch,) of the noise; first_frame (batch,) of the block, by which the noise is
+                addressed; conv_state (batch, values).
         """
         count, tokens = len(ids), ids.shape[1] - LOOKAHEAD_TOKENS
         if tokens not in self.tokens:
@@ -132,9 +108,7 @@ class FlowBlocks:
         bucket = self._load(prompt)
         batch = bucket_for(count, self.batches, what="utterances")
         padding = torch.full((1,), bucket - prompt.tokens, device=self.steps.device)
-        inputs = {"ids": ids, "lengths": lengths, "padding": padding, "cond": cond, "speaker": speaker}
-        inputs |= {"key": key, "first_frame": first_frame, "conv_state": conv_state}
-        mel, saved = self._graph(bucket, tokens, batch, prompt)(**inputs)
+        mel, saved = self._graph(bucket, tokens, batch, prompt)(ids=ids, padding=padding, **inputs)
         return mel[:count], saved[:count]
 
     def _load(self, prompt: VoicePromptCache) -> int:
@@ -172,22 +146,13 @@ class FlowBlocks:
                 "conv_state": prompt.conv_state.expand(batch, -1).contiguous(),
             }
 
-            def render(**given: Tensor) -> tuple[Tensor, Tensor]:
-                return self._render(buffers, prompt.shapes, bucket, **given)
+            def capture() -> None:
+                name = f"flow, {batch} blocks of {tokens} tokens after {bucket}, {self.kernels.name}"
+                self._graphs.capture(
+                    size, name, partial(self._render, buffers, prompt.shapes, bucket), inputs
+                )
 
-            def capture() -> GraphedFunction[tuple[Tensor, Tensor]]:
-                name = f"flow, {batch} blocks of {tokens} tokens after {bucket}, {self.kernels}"
-                mode, device = self._mode, self.steps.device
-                return GraphedFunction(name, render, inputs, mode=mode, device=device, pool=self._pool)
-
-            try:
-                self._graphs[size] = capture()
-            except Exception as error:  # a compiler may fail in many ways, before anything is captured
-                if self._fused is None or self._choice != "auto":
-                    raise
-                log_fallback("the flow", error)
-                self._fused = None
-                self._graphs[size] = capture()
+            self.kernels.retry(capture)
         return self._graphs[size]
 
     def _render(
@@ -204,28 +169,29 @@ class FlowBlocks:
         first_frame: Tensor,
         conv_state: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        steps, flow = self.steps, self.steps.flow
+        """Render a bucket: the function that is captured. padding: (1,), masked tokens of the bucket."""
+        steps, flow, fused = self.steps, self.steps.flow, self.kernels.loaded
         tokens = ids.shape[1] - LOOKAHEAD_TOKENS
         advance = Fraction(tokens - self.context, tokens)
         pasts, offsets = self._pasts(buffers, shapes, conv_state)
-        states = [_PromptState(past, advance=advance) for past in pasts[: 1 if self._fused else None]]
+        states = [_PromptState(past, advance=advance) for past in pasts[: 1 if fused else None]]
         at = torch.arange(-bucket, tokens, device=ids.device)
         seen = (at >= padding - bucket) & (at < lengths[:, None])  # (batch, bucket + tokens)
         mu = _encode(steps, ids, lengths, seen, states[0])
         noise = normal(key, first_frame, cond.shape[2], cond.shape[1]).to(cond.dtype)
-        given = {"mu": mu, "speaker": flow.speaker(speaker), "cond": cond}
-        if self._fused is not None:
+        given = steps.join_inputs(mu, speaker, cond)
+        if fused is not None:
             saved = torch.empty_like(conv_state)
-            mel = self._fused.solve(
+            mel = fused.solve(
                 noise,
-                **given,
+                given,
                 lengths=lengths,
                 padding=padding,
                 conv_state=conv_state,
                 next_conv_state=saved,
-                offsets=offsets,
+                offsets=iter(offsets),
                 next_start=FRAMES * (tokens - self.context),
-                keys_values=[t for past in pasts[1:] for t in past],
+                keys_values=chain.from_iterable(pasts[1:]),
             )
             encoder = _flat(states[0].saved(), len(ids), cond.dtype)
             saved[:, : encoder.shape[1]] = encoder
@@ -234,7 +200,7 @@ class FlowBlocks:
         # An additive mask, once for all layers and steps: each would convert a boolean one.
         mask = torch.zeros(frames.shape, dtype=steps.precision, device=ids.device)
         mask = mask.masked_fill(~frames, -torch.inf)
-        mel = steps.solve(noise, **given, mask=mask, states=states[1:])
+        mel = steps.solve(noise, given, mask, states[1:])
         return flow.denormalize_mel(mel), _flat([t for s in states for t in s.saved()], len(ids), cond.dtype)
 
     def _pasts(
@@ -258,7 +224,7 @@ class FlowBlocks:
                 if number > 0:
                     offsets.append(start)
                 start += size
-                if number == 0 or self._fused is None:  # else the kernels read it in place
+                if number == 0 or self.kernels.loaded is None:  # else the kernels read it in place
                     past.append(own.to(self.steps.dtype if number == 0 else self.steps.precision))
             pasts.append(tuple(past))
         return pasts, offsets
@@ -273,20 +239,12 @@ def _flat(saved: Sequence[Tensor], batch: int, dtype: torch.dtype) -> Tensor:
 def _encode(steps: FlowSteps, ids: Tensor, lengths: Tensor, seen: Tensor, state: StreamingState) -> Tensor:
     """Run `Flow.encode` with a mask `seen` (batch, keys) over the prompt and the block."""
     flow, encoder = steps.flow, steps.flow.encoder
-    assert isinstance(encoder, TokenEncoder)
     real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]
     # Beyond the end the look-ahead reads zeros, as it does at the end of a sequence.
     x = encoder.embed(flow.input_embedding(ids)) * real[..., None]
     x = encoder.pre_lookahead_layer(x, lookahead=LOOKAHEAD_TOKENS, state=state)
-    x = _attention_layers(encoder.encoders, x, seen, state)
+    x = run_layers(encoder.encoders, x, seen[:, None, None], state)
     x = encoder.up_embed(encoder.up_layer(x, state))
-    x = _attention_layers(encoder.up_encoders, x, seen.repeat_interleave(FRAMES, dim=1), state)
+    x = run_layers(encoder.up_encoders, x, seen.repeat_interleave(FRAMES, dim=1)[:, None, None], state)
     mu: Tensor = flow.encoder_proj(encoder.after_norm(x)).transpose(1, 2)
     return mu
-
-
-def _attention_layers(layers: Any, x: Tensor, seen: Tensor, state: StreamingState) -> Tensor:
-    distances = distance_encoding(x.shape[1], seen.shape[1], x.shape[2], like=x)
-    for layer in layers:
-        x = layer(x, distances, seen[:, None, None], state)
-    return x

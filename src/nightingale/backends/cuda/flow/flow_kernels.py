@@ -21,18 +21,11 @@ library's in bfloat16. PDL: see t3/t3_kernels.py. Reference: `FlowSteps.solve`
 (tests/backends/cuda/test_flow_kernels.py).
 """
 
-# What Triton compiles may not be annotated with what it does not know.
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-# mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False
-
 from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import (
-    gdc_launch_dependents,
-    gdc_wait,
-)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 NONE, NORM, NORM_MISH = 0, 1, 2
 """Operations on the rows before a product."""
@@ -96,21 +89,16 @@ def _linear_kernel(
     here = real & wide[None, :]
     if AFTER == 1:
         total = total * 0.5 * (1.0 + tl.erf(total * 0.7071067811865476))
+    other_row = other_ptr + r[:, None] * other_stride
     if AFTER == 2:
-        total += tl.load(other_ptr + r[:, None] * other_stride + n[None, :], mask=here, other=0.0).to(
-            tl.float32
-        )
+        total += tl.load(other_row + n[None, :], mask=here, other=0.0).to(tl.float32)
     if AFTER == 3:
         c = tl.arange(0, C)
-        whole = tl.load(other_ptr + r[:, None] * other_stride + c[None, :], mask=real, other=0.0).to(
-            tl.float32
-        )
+        whole = tl.load(other_row + c[None, :], mask=real, other=0.0).to(tl.float32)
         mean = tl.sum(whole, axis=1) / C
         whole = whole - mean[:, None]
         scale = 1.0 / tl.sqrt(tl.sum(whole * whole, axis=1) / C + 1e-5)
-        part = tl.load(other_ptr + r[:, None] * other_stride + n[None, :], mask=here, other=0.0).to(
-            tl.float32
-        )
+        part = tl.load(other_row + n[None, :], mask=here, other=0.0).to(tl.float32)
         part = (part - mean[:, None]) * scale[:, None]
         part = part * tl.load(norm_ptr + n, mask=wide, other=0.0).to(tl.float32)[None, :]
         total += _mish(part + tl.load(norm_bias_ptr + n, mask=wide, other=0.0).to(tl.float32)[None, :])
@@ -145,9 +133,8 @@ def _conv_kernel(
         before = (at < 0)[:, None]
         for first in range(0, C, BK):
             k = first + tl.arange(0, BK)
-            w = tl.load(
-                weight_ptr + (tap * outputs + n[None, :]) * C + k[:, None], mask=wide[None, :], other=0.0
-            )
+            w_ptr = weight_ptr + (tap * outputs + n[None, :]) * C + k[:, None]
+            w = tl.load(w_ptr, mask=wide[None, :], other=0.0)
             x = tl.load(x_ptr + (batch * frames + at[:, None]) * x_stride + k[None, :], mask=own, other=0.0)
             if BEFORE == 2:
                 y = _mish(_layer_norm(x.to(tl.float32), k, norm_ptr, norm_bias_ptr, C))

@@ -11,7 +11,7 @@ draw number, decoding/sampling.py gives the same token.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
@@ -19,18 +19,22 @@ from torch import Tensor
 
 from nightingale.backends.cuda.random import triton_kernels, uniform
 from nightingale.decoding.sampling import is_greedy
+from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH
 from nightingale.types import Sampling
 
 SamplerOrder = Literal["chatterbox", "turbo"]
-
-
-def needs_sorting(sampling: Sampling) -> bool:
-    return sampling.top_k > 0 or sampling.top_p < 1
+NO_TOKEN = -1
+INVALID_LOGITS = -2
+"""Stands for a token: the logits are not finite, and the utterance must end."""
 
 
 @dataclass(slots=True, kw_only=True)
-class BatchedSampling:
-    """The sampling parameters of each slot; all are (slots,)."""
+class DecodeState:
+    """The state of all slots between two decode steps, as tensors that never move: graphs use them in place.
+
+    A slot holds one utterance. Slots in use have no gaps, so a bucket of utterances is a slice. A field without
+    a shape is (slots,).
+    """
 
     temperature: Tensor
     greedy: Tensor
@@ -43,45 +47,109 @@ class BatchedSampling:
     cfg_weight: Tensor
     key: Tensor
     """The key of the random numbers, `int64_key`."""
+    logits: Tensor
+    """(slots, rows, vocab) float32: what the next token is sampled from."""
+    seen: Tensor
+    """(slots, vocab) bool: the ids that the repetition penalty applies to."""
+    sampled: Tensor
+    """The number of tokens that were sampled."""
+    lengths: Tensor
+    """The number of cached positions."""
+    budget: Tensor
+    running: Tensor
+    """bool: neither stopped nor out of budget."""
+    recent: Tensor
+    """(steps, slots): the tokens of the current launch, NO_TOKEN where none was sampled. Steps come first, so
+    that those of a launch are contiguous and are copied to the host in one piece."""
+    cursor: Tensor
+    """(1,): the next row of `recent`."""
 
     @classmethod
-    def off(cls, slots: int, vocab: int, device: torch.device) -> BatchedSampling:
-        def row(value: float, dtype: torch.dtype) -> Tensor:
-            return torch.full((slots,), value, dtype=dtype, device=device)
+    def empty(cls, *, slots: int, rows: int, vocab: int, steps: int, device: torch.device) -> DecodeState:
+        """Return free slots, whose sampling parameters change nothing."""
+
+        def full(value: float, dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.full(shape or (slots,), value, dtype=dtype, device=device)
 
         return cls(
-            temperature=row(1.0, torch.float32),
-            greedy=row(True, torch.bool),
-            top_p=row(1.0, torch.float64),
-            log_min_p=row(-math.inf, torch.float32),
-            top_k=row(vocab, torch.int64),
-            penalty=row(1.0, torch.float32),
-            cfg_weight=row(0.0, torch.float32),
-            key=row(0, torch.int64),
+            temperature=full(1.0, torch.float32),
+            greedy=full(True, torch.bool),
+            top_p=full(1.0, torch.float64),
+            log_min_p=full(-math.inf, torch.float32),
+            top_k=full(vocab, torch.int64),
+            penalty=full(1.0, torch.float32),
+            cfg_weight=full(0.0, torch.float32),
+            key=full(0, torch.int64),
+            logits=full(0.0, torch.float32, slots, rows, vocab),
+            seen=full(False, torch.bool, slots, vocab),
+            sampled=full(0, torch.int64),
+            lengths=full(0, torch.int64),
+            budget=full(0, torch.int64),
+            running=full(False, torch.bool),
+            recent=full(0, torch.int64, steps, slots),
+            cursor=full(0, torch.int64, 1),
         )
 
-    def set(self, slot: int, sampling: Sampling, *, key: int, vocab: int) -> None:
-        greedy = is_greedy(sampling)
-        values = {
-            "temperature": 1.0 if greedy else sampling.temperature,
-            "greedy": greedy,
-            "top_p": sampling.top_p,
-            "log_min_p": math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf,
-            "top_k": min(sampling.top_k, vocab) if sampling.top_k > 0 else vocab,
-            "penalty": sampling.repetition_penalty,
-            "cfg_weight": sampling.cfg_weight,
-            "key": key,
-        }
-        for name, row in self.tensors().items():
-            # Filled: an assignment to one element of a GPU tensor is a copy from the host, which waits.
-            row[slot].fill_(values[name])
-
-    def first(self, slots: int) -> BatchedSampling:
-        """Return views of the first slots."""
-        return BatchedSampling(**{name: value[:slots] for name, value in self.tensors().items()})
-
     def tensors(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name) for name in BatchedSampling.__slots__}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def first(self, slots: int) -> DecodeState:
+        """Return views of the first slots."""
+        views = {name: value[:slots] for name, value in self.tensors().items()}
+        return DecodeState(**views | {"cursor": self.cursor, "recent": self.recent[:, :slots]})
+
+    def start(self, slot: int, sampling: Sampling, *, key: int, length: int, budget: int) -> None:
+        """Reset a slot whose prompt of `length` positions is cached and whose logits are set."""
+        self.set_sampling(slot, sampling, key=key)
+        self._fill(slot, seen=False, sampled=0, lengths=length, budget=budget, running=True)
+        self.seen[slot, START_SPEECH].fill_(True)
+
+    def set_sampling(self, slot: int, sampling: Sampling, *, key: int) -> None:
+        greedy, vocab = is_greedy(sampling), self.seen.shape[1]
+        self._fill(
+            slot,
+            temperature=1.0 if greedy else sampling.temperature,
+            greedy=greedy,
+            top_p=sampling.top_p,
+            log_min_p=math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf,
+            top_k=min(sampling.top_k, vocab) if sampling.top_k > 0 else vocab,
+            penalty=sampling.repetition_penalty,
+            cfg_weight=sampling.cfg_weight,
+            key=key,
+        )
+
+    def _fill(self, slot: int, **values: float) -> None:
+        for name, value in values.items():
+            # Not an assignment to one element of a GPU tensor, which is a copy from the host and waits.
+            getattr(self, name)[slot].fill_(value)
+
+    def release(self, slot: int) -> None:
+        self._fill(slot, running=False, lengths=0)
+
+    def move(self, source: int, target: int) -> None:
+        for name, value in self.tensors().items():
+            if name not in ("cursor", "recent"):
+                value[target] = value[source]
+
+    def append(self, tokens: Tensor, invalid: Tensor, order: SamplerOrder) -> None:
+        """Append the sampled tokens (slots,) and stop the slots that end, or that are `invalid` (slots,)."""
+        stopped = tokens == STOP_SPEECH
+        if order == "turbo":
+            # PARITY: Turbo's penalty counts the start token for the first draw only, which does not stop.
+            #         tests/backends/cuda/test_decode_loop.py::test_turbo_does_not_stop_at_its_first_draw
+            first = self.sampled == 0
+            self.seen[:, START_SPEECH] &= ~first
+            stopped = stopped & ~first
+        self.seen.scatter_(1, tokens[:, None], True)
+        fresh = torch.where(self.running, torch.where(invalid, INVALID_LOGITS, tokens), NO_TOKEN)
+        self.recent.index_copy_(0, self.cursor, fresh[None])
+        self.cursor.add_(1)
+        self.sampled.add_(self.running)
+        self.running.logical_and_(~(stopped | invalid | (self.sampled >= self.budget)))
+
+
+def needs_sorting(sampling: Sampling) -> bool:
+    return sampling.top_k > 0 or sampling.top_p < 1
 
 
 def apply_guidance(logits: Tensor, weight: Tensor) -> Tensor:
@@ -92,47 +160,45 @@ def apply_guidance(logits: Tensor, weight: Tensor) -> Tensor:
     return conditional + weight[:, None] * (conditional - unconditional)
 
 
-def process_logits(
-    logits: Tensor, seen: Tensor, sampling: BatchedSampling, *, order: SamplerOrder, sorting: bool
-) -> Tensor:
-    """Apply the steps between guidance and the draw, in the family's order. logits, seen: (slots, vocab)."""
+def process_logits(logits: Tensor, state: DecodeState, *, order: SamplerOrder, sorting: bool) -> Tensor:
+    """Apply the steps between guidance and the draw, in the family's order, to logits (slots, vocab)."""
     if order == "chatterbox":
-        logits = apply_penalty(logits, seen, sampling.penalty) / sampling.temperature[:, None]
-        least = logits.amax(dim=-1, keepdim=True) + sampling.log_min_p[:, None]
+        logits = apply_penalty(logits, state) / state.temperature[:, None]
+        least = logits.amax(dim=-1, keepdim=True) + state.log_min_p[:, None]
         logits = logits.masked_fill(logits < least, -torch.inf)
-        return top_k_top_p(logits, sampling) if sorting else logits
+        return top_k_top_p(logits, state) if sorting else logits
     # PARITY: Turbo applies the penalty last, after the cuts, and has no min-p.
     #         tests/backends/cuda/test_batched_sampling.py::test_every_family_processes_logits_as_on_the_host
-    logits = logits / sampling.temperature[:, None]
-    return apply_penalty(top_k_top_p(logits, sampling) if sorting else logits, seen, sampling.penalty)
+    logits = logits / state.temperature[:, None]
+    return apply_penalty(top_k_top_p(logits, state) if sorting else logits, state)
 
 
-def apply_penalty(logits: Tensor, seen: Tensor, penalty: Tensor) -> Tensor:
-    penalty = penalty[:, None]
-    return torch.where(seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+def apply_penalty(logits: Tensor, state: DecodeState) -> Tensor:
+    penalty = state.penalty[:, None]
+    return torch.where(state.seen, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
 
 
-def top_k_top_p(logits: Tensor, sampling: BatchedSampling) -> Tensor:
+def top_k_top_p(logits: Tensor, state: DecodeState) -> Tensor:
     """Apply top-k, then top-p to what is left, with one sort. Ids as likely as the last one kept are kept."""
     vocab = logits.shape[-1]
     ascending = torch.sort(logits, dim=-1).values
-    least = ascending.gather(1, vocab - sampling.top_k[:, None])
+    least = ascending.gather(1, vocab - state.top_k[:, None])
     kept = ascending.masked_fill(ascending < least, -torch.inf)
-    dropped = _cumulative_sum(torch.softmax(kept.double(), dim=-1)) <= 1 - sampling.top_p[:, None]
+    dropped = _cumulative_sum(torch.softmax(kept.double(), dim=-1)) <= 1 - state.top_p[:, None]
     # The most likely id is always kept, however small the mass.
     first = dropped.sum(dim=-1, keepdim=True).clamp(max=vocab - 1)
     least = torch.maximum(least, kept.gather(1, first))
     return logits.masked_fill(logits < least, -torch.inf)
 
 
-def sample(logits: Tensor, sampling: BatchedSampling, number: Tensor) -> Tensor:
-    """Sample one id for each slot, (slots,): its draw `number` (slots,). See `decoding.sampling.draw`."""
+def sample(logits: Tensor, state: DecodeState) -> Tensor:
+    """Sample the next id of each slot: (slots, vocab) -> (slots,). See `decoding.sampling.draw`."""
     kernels = triton_kernels(logits.device)
     if kernels is not None:
-        sampled: Tensor = kernels.sample(logits, sampling.key, number, sampling.greedy)
+        sampled: Tensor = kernels.sample(logits, state.key, state.sampled, state.greedy)
         return sampled
-    waits = -torch.log(uniform(sampling.key, number, logits.shape[-1]))
-    return torch.where(sampling.greedy[:, None], logits.double(), logits - torch.log(waits)).argmax(dim=-1)
+    waits = -torch.log(uniform(state.key, state.sampled, logits.shape[-1]))
+    return torch.where(state.greedy[:, None], logits.double(), logits - torch.log(waits)).argmax(dim=-1)
 
 
 def _cumulative_sum(x: Tensor) -> Tensor:

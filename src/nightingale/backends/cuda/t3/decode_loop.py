@@ -10,34 +10,21 @@ Reference: `HostDecoder` in decoding/host_decoder.py. In float32 a seed gives th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from nightingale.backends.cuda.graphs import (
-    CAPTURE_PRIORITY,
-    WARMUP_RUNS,
-    GraphedFunction,
-    GraphMode,
-    bucket_for,
-    default_mode,
-    graph_pool,
-    reserve_stream,
-)
+from nightingale.backends.cuda import graphs
 from nightingale.backends.cuda.random import int64_key
-from nightingale.backends.cuda.t3.batched_sampling import (
-    SamplerOrder,
-    apply_guidance,
-    needs_sorting,
-    process_logits,
-    sample,
-)
-from nightingale.backends.cuda.t3.decode_state import NO_TOKEN, DecodeState
+from nightingale.backends.cuda.t3 import batched_sampling
+from nightingale.backends.cuda.t3.batched_sampling import NO_TOKEN, DecodeState, SamplerOrder
 from nightingale.backends.cuda.t3.packed_network import PackedT3
-from nightingale.backends.cuda.t3.transformer_layer import KVCaches
+from nightingale.backends.cuda.t3.packed_weights import KVCaches
 from nightingale.backends.cuda.triton_support import KernelChoice, Tuning
 from nightingale.errors import MemoryFull
 from nightingale.models.chatterbox.t3.model import T3
@@ -52,84 +39,59 @@ PROMPT_STRIDE = 32
 class DecodePlan:
     """The graphs of a decode loop."""
 
-    slots: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
+    slots: tuple[int, ...]
     """Buckets of utterances."""
     spans: tuple[int, ...] = (256, 512, 1024)
     """Buckets of cached positions, besides the whole capacity."""
-    steps: int = 8
+    steps: int
     """Steps in one launch, at most."""
     kernels: KernelChoice = "auto"
     tuning: Tuning | None = None
     """For the Triton kernels; None is their own."""
-    mode: GraphMode | None = None
+    mode: graphs.GraphMode | None = None
     """None: graphs on a GPU, eager elsewhere."""
 
 
-DEFAULT_PLAN = DecodePlan()
+class PendingTokens(NamedTuple):
+    """Tokens (steps, slots) on their way to the host."""
 
-
-class PendingTokens:
-    """Tokens on their way to the host."""
-
-    def __init__(self, tokens: Tensor, event: torch.cuda.Event | None) -> None:
-        self._tokens, self._event = tokens, event
+    copy: graphs.HostCopy
+    slots: int
 
     def take(self) -> list[list[int]]:
         """Wait for the copy and return each slot's tokens; INVALID_LOGITS stands for one that failed."""
-        if self._event is not None:
-            self._event.synchronize()
-        return [[token for token in row if token != NO_TOKEN] for row in self._tokens.T.tolist()]
+        rows = self.copy.take()[:, : self.slots].T.tolist()
+        return [[token for token in row if token != NO_TOKEN] for row in rows]
 
 
 class DecodeLoop:
     """T3 with a KV cache of fixed size. Its tensors belong to the thread that calls it.
 
-    Args:
-        t3: In the precision it shall run in; its weights are joined in place.
-        order: The order of the sampler's steps.
-        guided: Whether a slot has two rows, for classifier-free guidance.
-        capacity: Positions of each slot.
-        plan: The graphs to capture.
+    t3: its weights are joined in place; order: of the sampler's steps; guided: whether a slot has two rows, for
+    classifier-free guidance; capacity: positions of each slot.
     """
 
     @torch.no_grad()
-    def __init__(
-        self, t3: T3, *, order: SamplerOrder, guided: bool, capacity: int, plan: DecodePlan = DEFAULT_PLAN
-    ) -> None:
+    def __init__(self, t3: T3, *, order: SamplerOrder, guided: bool, capacity: int, plan: DecodePlan) -> None:
         weight = t3.speech_head.weight
         self.t3, self.order, self.capacity = t3, order, capacity
         self.device, self.dtype = weight.device, weight.dtype
         self.rows = 2 if guided else 1
-        self._mode = plan.mode or default_mode(self.device)
         self.plan = replace(plan, spans=(*(s for s in plan.spans if s < capacity), capacity))
         self.packed = PackedT3(t3, positions=capacity, kernels=plan.kernels, tuning=plan.tuning)
-        slots, lines = plan.slots[-1], max(plan.steps, WARMUP_RUNS)
+        slots, lines = plan.slots[-1], max(plan.steps, graphs.WARMUP_RUNS)
         self._caches = [
             (cache.keys, cache.values)
             for cache in t3.new_kv_cache(rows=slots * self.rows, capacity=capacity)
             if isinstance(cache, DenseKVCache)
         ]
-        vocab = t3.config.speech_vocab
+        self.kv_bytes = sum(tensor.nbytes for tensor in chain(*self._caches))
         self.state = DecodeState.empty(
-            slots=slots, rows=self.rows, vocab=vocab, steps=lines, device=self.device
+            slots=slots, rows=self.rows, vocab=t3.config.speech_vocab, steps=lines, device=self.device
         )
-        self._graphs: dict[tuple[str, int, int, bool], GraphedFunction[None]] = {}
-        self._pool = graph_pool(self._mode)
-        self._reserved = reserve_stream(self.device, CAPTURE_PRIORITY) if self._mode == "graph" else None
+        self._graphs: graphs.GraphCache[None] = graphs.GraphCache(self.device, plan.mode, reserved=True)
         self._slots: dict[int, tuple[int, bool]] = {}
         """For each slot in use: the most positions it has cached, and whether its sampling sorts."""
-        pinned = self.device.type == "cuda"
-        # A launch copies its tokens to one of two host buffers and records an event after the copy;
-        # `PendingTokens.take` reads the buffer after that event. The next launch uses the other buffer, the
-        # one after next this one again: by then the tokens must have been taken, which `GraphDecoder.decode`
-        # does right after the next launch. `recent` is overwritten by the next launch, which runs on the
-        # same stream, so after the copy.
-        self._hosts = [torch.empty(lines, slots, dtype=torch.int64, pin_memory=pinned) for _ in range(2)]
-        self._launches = 0
-
-    @property
-    def kv_bytes(self) -> int:
-        return sum(keys.nbytes + values.nbytes for keys, values in self._caches)
 
     def capture(self, *, prompts: tuple[int, int], sorting: bool) -> None:
         """Capture all graphs before the first utterance. prompts: the shortest and the longest."""
@@ -144,9 +106,8 @@ class DecodeLoop:
     @torch.inference_mode()
     def prefill(self, slot: int, prompt: Tensor, *, sampling: Sampling, seed: int, budget: int) -> None:
         """Fill a slot with a prompt (rows, time, width); the next step samples its first token."""
-        length = prompt.shape[1]
+        length, table = prompt.shape[1], self.t3.config.learned_positions
         padded = self._padded(length)
-        table = self.t3.config.learned_positions
         limit = self.capacity if table is None else min(self.capacity, length + table[1] - 1)
         if length + budget > limit or padded > self.capacity:
             raise MemoryFull(
@@ -165,31 +126,23 @@ class DecodeLoop:
             rows=torch.arange(first, first + self.rows, device=self.device),
             slot=torch.full((1,), slot, device=self.device),
         )
-        vocab = self.t3.config.speech_vocab
-        self.state.sampling.set(slot, sampling, key=int64_key(seed, "tokens"), vocab=vocab)
-        self.state.start(slot, length=length, budget=budget)
-        self._slots[slot] = (length, needs_sorting(sampling))
+        self.state.start(slot, sampling, key=int64_key(seed, "tokens"), length=length, budget=budget)
+        self._slots[slot] = (length, batched_sampling.needs_sorting(sampling))
 
     @torch.inference_mode()
     def launch(self, steps: int) -> PendingTokens:
-        """Launch decode steps for every slot in use. Take the tokens before the launch after next."""
-        bucket_for(steps, (self.plan.steps,), what="steps at a time")
-        slots = bucket_for(max(self._slots) + 1, self.plan.slots, what="utterances")
+        """Launch decode steps for every slot in use."""
+        graphs.bucket_for(steps, (self.plan.steps,), what="steps at a time")
+        slots = graphs.bucket_for(max(self._slots) + 1, self.plan.slots, what="utterances")
         longest = max(length for length, _ in self._slots.values()) + steps
-        span = bucket_for(min(longest, self.capacity), self.plan.spans, what="positions")
+        span = graphs.bucket_for(min(longest, self.capacity), self.plan.spans, what="positions")
         step = self._step_graph(slots, span, any(sorts for _, sorts in self._slots.values()))
         self.state.cursor.zero_()
         for _ in range(steps):
             step()
         self._slots = {slot: (length + steps, sorts) for slot, (length, sorts) in self._slots.items()}
-        host = self._hosts[self._launches % 2][:steps]
-        self._launches += 1
-        host.copy_(self.state.recent[:steps], non_blocking=True)
-        event = None
-        if self.device.type == "cuda":
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record()
-        return PendingTokens(host[:, :slots], event)
+        # `recent` is overwritten by the next launch, which runs on the same stream, so after the copy.
+        return PendingTokens(graphs.HostCopy(self.state.recent[:steps]), slots)
 
     @torch.inference_mode()
     def release(self, slot: int) -> None:
@@ -200,9 +153,8 @@ class DecodeLoop:
     def reset(self, slot: int) -> None:
         """Clear a slot after a fault: NaN in the KV cache would reach the next utterance, masked or not."""
         rows = slice(slot * self.rows, (slot + 1) * self.rows)
-        for cache in self._caches:
-            for tensor in cache:
-                tensor[rows].zero_()
+        for tensor in chain(*self._caches):
+            tensor[rows].zero_()
         self.state.logits[slot].zero_()
 
     @torch.inference_mode()
@@ -210,9 +162,8 @@ class DecodeLoop:
         """Move an utterance to a free slot, so that slots in use have no gaps."""
         length, _ = self._slots[source]
         old, new = source * self.rows, target * self.rows
-        for cache in self._caches:
-            for tensor in cache:
-                tensor[new : new + self.rows, :, :length] = tensor[old : old + self.rows, :, :length]
+        for tensor in chain(*self._caches):
+            tensor[new : new + self.rows, :, :length] = tensor[old : old + self.rows, :, :length]
         self.state.move(source, target)
         self._slots[target] = self._slots.pop(source)
         self.state.release(source)
@@ -220,10 +171,9 @@ class DecodeLoop:
     def _padded(self, length: int) -> int:
         return min(-(-length // PROMPT_STRIDE) * PROMPT_STRIDE, max(self.capacity, length))
 
-    def _prefill_graph(self, time: int, slot: int) -> GraphedFunction[None]:
+    def _prefill_graph(self, time: int, slot: int) -> graphs.GraphedFunction[None]:
         """Return the graph of a prompt length. slot: one whose cache a capture may overwrite."""
-        key = ("prefill", time, 0, False)
-        if key not in self._graphs:
+        if time not in self._graphs:
             logits, width = self.state.logits, self.t3.config.backbone.width
 
             def prefill(x: Tensor, last: Tensor, rows: Tensor, slot: Tensor) -> None:
@@ -235,40 +185,29 @@ class DecodeLoop:
                 "rows": torch.arange(slot * self.rows, (slot + 1) * self.rows),
                 "slot": torch.tensor([slot]),
             }
-            self._graphs[key] = self._graph(f"T3 prompt of {time}", prefill, inputs)
-        return self._graphs[key]
+            with self._state_preserved():
+                self._graphs.capture(time, f"T3 prompt of {time}", prefill, inputs)
+        return self._graphs[time]
 
-    def _step_graph(self, slots: int, span: int, sorting: bool) -> GraphedFunction[None]:
-        key = ("step", slots, span, sorting)
-        if key not in self._graphs:
+    def _step_graph(self, slots: int, span: int, sorting: bool) -> graphs.GraphedFunction[None]:
+        size = (slots, span, sorting)
+        if size not in self._graphs:
             state, rows = self.state.first(slots), slots * self.rows
             caches = [(keys[:rows, :, :span], values[:rows, :, :span]) for keys, values in self._caches]
 
-            def capture() -> GraphedFunction[None]:
-                name = f"T3 step of {slots}, {span} positions, {self.packed.kernels}"
+            def capture() -> None:
+                name = f"T3 step of {slots}, {span} positions, {self.packed.kernels.name}"
                 name += ", sorting" if sorting else ""
-                return self._graph(name, lambda: self._step(state, caches, sorting), {})
+                with self._state_preserved():
+                    self._graphs.capture(size, name, lambda: self._step(state, caches, sorting), {})
 
-            try:
-                self._graphs[key] = capture()
-            except Exception as error:  # a compiler may fail in many ways, before anything is captured
-                if self.plan.kernels != "auto" or not self.packed.drop_kernels(error):
-                    raise
-                self._graphs[key] = capture()
-        return self._graphs[key]
-
-    def _graph(
-        self, name: str, function: Callable[..., None], inputs: dict[str, Tensor]
-    ) -> GraphedFunction[None]:
-        stream = self._reserved.stream if self._reserved else None
-        options = {"mode": self._mode, "device": self.device, "pool": self._pool, "stream": stream}
-        with self._state_preserved():
-            return GraphedFunction(name, function, inputs, **options)
+            self.packed.kernels.retry(capture)
+        return self._graphs[size]
 
     def _step(self, state: DecodeState, caches: KVCaches, sorting: bool) -> None:
-        logits = apply_guidance(state.logits, state.sampling.cfg_weight)
-        processed = process_logits(logits, state.seen, state.sampling, order=self.order, sorting=sorting)
-        tokens = sample(processed, state.sampling, state.sampled)
+        logits = batched_sampling.apply_guidance(state.logits, state.cfg_weight)
+        processed = batched_sampling.process_logits(logits, state, order=self.order, sorting=sorting)
+        tokens = batched_sampling.sample(processed, state)
         state.append(tokens, ~processed.amax(dim=-1).isfinite(), self.order)
 
         def per_row(value: Tensor) -> Tensor:
@@ -282,9 +221,6 @@ class DecodeLoop:
     @contextmanager
     def _state_preserved(self) -> Iterator[None]:
         """Save and restore the state around a capture, which runs the function."""
-        if self._mode == "eager":
-            yield
-            return
         with torch.inference_mode():
             saved = {name: value.clone() for name, value in self.state.tensors().items()}
             self.state.running.zero_()

@@ -26,13 +26,8 @@ Before its `gdc_wait` a kernel reads weights only, which never change, and write
 previous kernel has ended, and that one ended after the one before it. So memory that torch reuses two kernels
 later is no longer read, and a kernel without PDL waits for everything.
 
-Reference: transformer_layer.py. Without a GPU the kernels run in Triton's interpreter
-(tests/backends/cuda/test_t3_kernels.py).
+Reference: `PackedT3.step` by library calls (tests/backends/cuda/test_t3_kernels.py).
 """
-
-# What Triton compiles may not be annotated with what it does not know.
-# mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False
-# mypy: disallow-untyped-decorators=False, disallow-untyped-calls=False
 
 from __future__ import annotations
 
@@ -40,10 +35,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import (
-    gdc_launch_dependents,
-    gdc_wait,
-)
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from nightingale.backends.cuda.t3.packed_weights import RotationTable
 from nightingale.backends.cuda.triton_support import Tuning
@@ -54,22 +46,30 @@ NO_NORM, RMS_NORM, LAYER_NORM = 0, 1, 2
 
 
 @triton.jit
-def _load_row(x_ptr, norm, row: tl.constexpr, at, square, total, INPUTS: tl.constexpr, NORM: tl.constexpr):
-    """Load a block of one row, multiplied by the norm's weight; add to the sums that the norm needs."""
+def _add_block(
+    sums, x_ptr, w, u, norm, at,
+    row: tl.constexpr, INPUTS: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """Add a block of one row to its sums: the products, and those of x that the norm needs."""
+    product, gated, square, total = sums
     x = tl.load(x_ptr + row * INPUTS + at).to(tl.float32)
     if NORM != 0:
         square += x * x
         total += x
         x = x * norm
-    return x, square, total
+    product += w * x
+    if GATED:
+        gated += u * x
+    return product, gated, square, total
 
 
 @triton.jit
 def _store_row(
-    product, gated, weighted, square, total, bias_ptr, residual_ptr, out_ptr, out, outputs,
+    sums, weighted, bias_ptr, residual_ptr, out_ptr, out, outputs,
     row: tl.constexpr, INPUTS: tl.constexpr, NORM: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr,
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
 ):  # fmt: skip
+    product, gated, square, total = sums
     real, scale = out < outputs, 1.0
     value = tl.sum(product, axis=1)
     if NORM == 1:
@@ -99,8 +99,7 @@ def _linear_kernel(
     NORM: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[r, n] = norm(x)[r] · weight[n] + bias[n]; gated: silu of that, times the same with weight[outputs +
-    n].
+    """out[r, n] = norm(x)[r] · weight[n] + bias[n]; gated: silu of that, times norm(x)[r] · weight[outputs + n].
 
     A block of weights is multiplied where it was loaded, and summed once, at the end.
     """
@@ -115,12 +114,9 @@ def _linear_kernel(
         u = tl.load(places + outputs * INPUTS, mask=real, other=0.0).to(tl.float32)
     if PDL:
         gdc_wait()
-    none = tl.zeros([BLOCK_OUT, BLOCK_IN], tl.float32)
-    empty = tl.zeros([BLOCK_OUT, BLOCK_IN], tl.float32)
-    product_0, product_1, product_2, product_3 = none, none, none, none
-    gated_0, gated_1, gated_2, gated_3, weighted = none, none, none, none, none
-    square_0, square_1, square_2, square_3 = empty, empty, empty, empty
-    total_0, total_1, total_2, total_3 = empty, empty, empty, empty
+    zeros = tl.zeros([BLOCK_OUT, BLOCK_IN], tl.float32)
+    weighted = zeros
+    sums = ((zeros, zeros, zeros, zeros),) * ROWS
     for start in tl.static_range(0, INPUTS, BLOCK_IN):
         # The same for each output: so it has the layout of the weights, and nothing is moved between threads.
         at = start + tl.arange(0, BLOCK_IN)[None, :] + tl.zeros([BLOCK_OUT, BLOCK_IN], tl.int32)
@@ -128,47 +124,18 @@ def _linear_kernel(
             w = tl.load(places + start, mask=real, other=0.0).to(tl.float32)
             if GATED:
                 u = tl.load(places + outputs * INPUTS + start, mask=real, other=0.0).to(tl.float32)
-        norm = empty
+        norm = zeros
         if NORM != 0:
             norm = tl.load(norm_ptr + at).to(tl.float32)
         if NORM == 2:
             weighted += w * norm
-        x, square_0, total_0 = _load_row(x_ptr, norm, 0, at, square_0, total_0, INPUTS, NORM)
-        product_0 += w * x
-        if GATED:
-            gated_0 += u * x
-        if ROWS > 1:
-            x, square_1, total_1 = _load_row(x_ptr, norm, 1, at, square_1, total_1, INPUTS, NORM)
-            product_1 += w * x
-            if GATED:
-                gated_1 += u * x
-        if ROWS > 2:
-            x, square_2, total_2 = _load_row(x_ptr, norm, 2, at, square_2, total_2, INPUTS, NORM)
-            product_2 += w * x
-            if GATED:
-                gated_2 += u * x
-        if ROWS > 3:
-            x, square_3, total_3 = _load_row(x_ptr, norm, 3, at, square_3, total_3, INPUTS, NORM)
-            product_3 += w * x
-            if GATED:
-                gated_3 += u * x
-    _store_row(
-        product_0, gated_0, weighted, square_0, total_0, bias_ptr, residual_ptr, out_ptr, out, outputs, 0,
-        INPUTS, NORM, GATED, GELU, BIAS, RESIDUAL,
-    )  # fmt: skip
-    if ROWS > 1:
+        added = ()
+        for row in tl.static_range(ROWS):
+            added += (_add_block(sums[row], x_ptr, w, u, norm, at, row, INPUTS, NORM, GATED),)  # type: ignore
+        sums = added
+    for row in tl.static_range(ROWS):
         _store_row(
-            product_1, gated_1, weighted, square_1, total_1, bias_ptr, residual_ptr, out_ptr, out, outputs, 1,
-            INPUTS, NORM, GATED, GELU, BIAS, RESIDUAL,
-        )  # fmt: skip
-    if ROWS > 2:
-        _store_row(
-            product_2, gated_2, weighted, square_2, total_2, bias_ptr, residual_ptr, out_ptr, out, outputs, 2,
-            INPUTS, NORM, GATED, GELU, BIAS, RESIDUAL,
-        )  # fmt: skip
-    if ROWS > 3:
-        _store_row(
-            product_3, gated_3, weighted, square_3, total_3, bias_ptr, residual_ptr, out_ptr, out, outputs, 3,
+            sums[row], weighted, bias_ptr, residual_ptr, out_ptr, out, outputs, row,
             INPUTS, NORM, GATED, GELU, BIAS, RESIDUAL,
         )  # fmt: skip
 
@@ -291,10 +258,9 @@ def attend(
     *,
     pdl: bool = False,
 ) -> Tensor:
-    """Append one token of each row to the caches at `lengths` (rows,) and attend: (rows, 3 · width) -> (rows,
-    width).
+    """Append one token of each row to the caches at `lengths` (rows,), attend, and return (rows, width).
 
-    keys, values: (rows, heads, span, head width), of any row stride.
+    qkv: (rows, 3 · width); keys, values: (rows, heads, span, head width), of any row stride.
     """
     rows, heads, _, width = keys.shape
     assert qkv.is_contiguous()

@@ -37,40 +37,21 @@ class SpeechTokenizer(nn.Module):
     @torch.no_grad()
     def tokenize(self, wav16k: Tensor, max_tokens: int | None = None) -> Tensor:
         """Tokenize (samples,) at 16 kHz to (tokens,) int64, at most `max_tokens`."""
-        mel = self.mel(wav16k.unsqueeze(0))
+        mel = self.mel(wav16k.unsqueeze(0))[0]
         if max_tokens is not None:
             mel = mel[..., : max_tokens * FRAMES_PER_TOKEN]
-        return self(mel)[0][0]
+        return self(mel)
 
     @torch.no_grad()
-    def forward(self, mel: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Tokenize (batch, bands, frames) to (batch, tokens) int64, zero after an end, and token counts."""
+    def forward(self, mel: Tensor) -> Tensor:
+        """Tokenize (bands, frames) to (tokens,); where two windows overlap, each gives its half of the tokens."""
         if mel.shape[-1] <= WINDOW_FRAMES:
-            ids, id_lengths = self._tokenize_window(mel, lengths)
-            return ids * (positions(ids) < id_lengths[:, None]), id_lengths
-        ends = [mel.shape[-1]] * mel.shape[0] if lengths is None else lengths.tolist()
-        rows = [self._tokenize_long(clip[:, :end]) for clip, end in zip(mel, ends, strict=True)]
-        counts = torch.tensor([len(row) for row in rows], device=mel.device)
-        return nn.utils.rnn.pad_sequence(rows, batch_first=True), counts
-
-    def encode(self, mel: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Encode one window (batch, bands, frames) to hidden states (batch, tokens, width) and token counts.
-
-        It is differentiable, for training.
-        """
-        return self.encoder(mel, lengths)
-
-    def _tokenize_window(self, mel: Tensor, lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-        hidden, id_lengths = self.encode(mel, lengths)
-        return fsq_ids(self.quantizer(hidden)), id_lengths
-
-    def _tokenize_long(self, mel: Tensor) -> Tensor:
-        """Tokenize (bands, frames) in windows; where two overlap, each gives its half of the tokens."""
-        step = WINDOW_FRAMES - OVERLAP_FRAMES if mel.shape[-1] > WINDOW_FRAMES else WINDOW_FRAMES
-        windows = [mel[:, start : start + WINDOW_FRAMES] for start in range(0, max(1, mel.shape[-1]), step)]
+            return fsq_ids(self.quantizer(self.encoder(mel[None])[0]))[0]
+        starts = range(0, mel.shape[-1], WINDOW_FRAMES - OVERLAP_FRAMES)
+        windows = [mel[:, start : start + WINDOW_FRAMES] for start in starts]
         lengths = torch.tensor([window.shape[-1] for window in windows], device=mel.device)
         batch = torch.stack([F.pad(window, (0, WINDOW_FRAMES - window.shape[-1])) for window in windows])
-        ids, counts = self._tokenize_window(batch, lengths)
+        hidden, counts = self.encoder(batch, lengths)
         half = OVERLAP_FRAMES // FRAMES_PER_TOKEN // 2
         last = len(windows) - 1
         # PARITY: when the last window is shorter than the overlap, both it and its predecessor are cut there,
@@ -78,7 +59,9 @@ class SpeechTokenizer(nn.Module):
         # tests/models/encoders/test_speech_tokenizer.py::test_long_clips_are_tokenized_as_upstream_does
         kept = [
             row[(half if index else 0) : (count - half if index < last else count)]
-            for index, (row, count) in enumerate(zip(ids, counts.tolist(), strict=True))
+            for index, (row, count) in enumerate(
+                zip(fsq_ids(self.quantizer(hidden)), counts.tolist(), strict=True)
+            )
         ]
         return torch.cat(kept)
 
@@ -97,8 +80,9 @@ class TokenizerEncoder(nn.Module):
     def forward(self, mel: Tensor, lengths: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Encode (batch, bands, frames) to (batch, tokens, width) and token counts."""
         x, mask = mel, None
-        everything = torch.full((mel.shape[0],), mel.shape[-1], device=mel.device)
-        counts = everything if lengths is None else lengths.long()
+        counts = (
+            torch.full((len(mel),), mel.shape[-1], device=mel.device) if lengths is None else lengths.long()
+        )
         for conv in (self.conv1, self.conv2):
             if lengths is not None:
                 x = x * (positions(x) < counts[:, None]).unsqueeze(1)
@@ -109,8 +93,12 @@ class TokenizerEncoder(nn.Module):
         x = x.transpose(1, 2)
         attn_mask = None if mask is None else mask[:, None, None, :]
         if self.reach is not None:
-            attn_mask = within_reach(x.shape[1], self.reach, mask, x.device)
-        inverse = inverse_frequencies(self.head_width, theta=ROPE_THETA, scaling=None).to(x.device)
+            place = torch.arange(x.shape[1], device=x.device)
+            distance = (place[:, None] - place).abs()[None, None]
+            near = distance <= self.reach
+            # Each token attends at least to itself.
+            attn_mask = near if attn_mask is None else near & attn_mask | (distance == 0)
+        inverse = inverse_frequencies(self.head_width, theta=ROPE_THETA, scaling=False).to(x.device)
         rope = rotations(inverse, torch.arange(x.shape[1], device=x.device), x.dtype)
         for block in self.blocks:
             x = block(x, rope, mask, attn_mask)
@@ -152,17 +140,13 @@ class FsmnAttention(nn.Module):
     ) -> Tensor:
         """Apply both paths; `mask` (batch, tokens) is false on padding, `attn_mask` limits the attention."""
         q, k, v = self.query(x), self.key(x), self.value(x)
-        fsmn = self.convolve_values(v, mask)
+        values = v if mask is None else v * mask[..., None]
+        fsmn = values + self.fsmn_block(values.transpose(1, 2)).transpose(1, 2)
+        if mask is not None:
+            fsmn = fsmn * mask[..., None]
         q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (q, k, v))
         out = F.scaled_dot_product_attention(rotate(q, *rope), rotate(k, *rope), v, attn_mask=attn_mask)
         return self.out(out.transpose(1, 2).flatten(2)) + fsmn
-
-    def convolve_values(self, v: Tensor, mask: Tensor | None) -> Tensor:
-        """Add to each value (batch, tokens, width) a weighted sum of its neighbours, without padding."""
-        if mask is not None:
-            v = v * mask[..., None]
-        out = v + self.fsmn_block(v.transpose(1, 2)).transpose(1, 2)
-        return out if mask is None else out * mask[..., None]
 
 
 class FsqProjection(nn.Module):
@@ -176,29 +160,11 @@ class FsqProjection(nn.Module):
         return self._codebook["project_down"](hidden)
 
 
-def fsq(raw: Tensor, *, straight_through: bool = False) -> Tensor:
-    """Apply finite scalar quantization: every number becomes -1, 0 or 1.
-
-    With `straight_through` the gradient ignores the rounding, for training.
-    """
-    bounded = raw.float().tanh() * FSQ_SCALE
-    digits = bounded.round()
-    return bounded + (digits - bounded).detach() if straight_through else digits
-
-
 def fsq_ids(raw: Tensor) -> Tensor:
-    """Quantize (…, digits) and read the digits in base three, least significant first: (…) int64."""
-    digits = fsq(raw).long() + 1
+    """Quantize (…, digits) to -1, 0 or 1 each and read them in base three, the first least: (…) int64."""
+    digits = (raw.float().tanh() * FSQ_SCALE).round().long() + 1
     powers = FSQ_LEVELS ** torch.arange(raw.shape[-1], device=raw.device)
     return (digits * powers).sum(-1)
-
-
-def within_reach(tokens: int, reach: int, mask: Tensor | None, device: torch.device) -> Tensor:
-    """Return the attention mask of `reach` tokens to either side; each token attends at least to itself."""
-    place = torch.arange(tokens, device=device)
-    distance = (place[:, None] - place).abs()
-    near = (distance <= reach)[None, None]
-    return near if mask is None else near & mask[:, None, None, :] | (distance == 0)
 
 
 def positions(x: Tensor) -> Tensor:

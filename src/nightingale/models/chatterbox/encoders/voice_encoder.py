@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nightingale.audio.trim import sound_span
+from nightingale.audio.reference_check import sound_span
 from nightingale.models.chatterbox.encoders.config import VoiceEncoderConfig
 from nightingale.models.layers.mel import VOICE_MEL, VoiceMel
 
@@ -27,14 +27,14 @@ class VoiceEncoder(nn.Module):
     def forward(self, windows: Tensor) -> Tensor:
         """Embed (windows, frames, bands) as (windows, embedding), each of length one."""
         _, (hidden, _) = self.lstm(windows)
-        return unit(F.relu(self.proj(hidden[-1])))
+        return F.normalize(F.relu(self.proj(hidden[-1])), dim=-1)
 
     @torch.no_grad()
     def embed(self, wav16k: Tensor) -> Tensor:
         """Embed (samples,) at 16 kHz as (embedding,) of length one."""
         start, end = sound_span(wav16k.cpu().numpy())
         mel = self.mel(wav16k[None, start:end]).squeeze(0)  # (frames, bands)
-        return unit(self(self.windows(mel)).mean(0))
+        return F.normalize(self(self.windows(mel)).mean(0), dim=-1)
 
     def windows(self, mel: Tensor) -> Tensor:
         """Cut (frames, bands) into overlapping (windows, window_frames, bands), zero-padded at the end."""
@@ -45,8 +45,3 @@ class VoiceEncoder(nn.Module):
         frames = size + step * (count - 1)
         mel = F.pad(mel[:frames], (0, 0, 0, max(0, frames - mel.shape[0])))
         return mel.unfold(0, size, step).transpose(1, 2)
-
-
-def unit(vectors: Tensor) -> Tensor:
-    """Scale each row to length one; a row of zeros stays zero."""
-    return F.normalize(vectors, dim=-1)

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nightingale.models.chatterbox.encoders.config import XVectorConfig
-from nightingale.models.layers.mel import KALDI_FBANK, KaldiFbank
-from nightingale.models.layers.stft import clip_too_short
+from nightingale.models.layers.mel import KALDI_FBANK, KaldiFbank, clip_too_short
 
 SEGMENT_FRAMES = 100
 MIN_FRAMES = 3

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
-
-from nightingale.clocks import CLOCKS
-from nightingale.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,23 +18,13 @@ class HiftConfig:
     harmonics: int = 9
     """Harmonics of the excitation, the fundamental included."""
     in_phase: bool = False
-    """All harmonics start with phase zero, so that they add up to one pulse per period; otherwise overtones
-    have random phases. A small vocoder made no use of overtones with random phases: it learned weights near
-    zero for them, and its voice had harmonics up to 1.5 kHz only (dev/LOG.md)."""
+    """All harmonics start with phase zero, so that they add up to one pulse per period. Otherwise overtones have
+    random phases, of which a small vocoder made no use (dev/LOG.md)."""
     sharpening: float = 0.0
     """The gain of the contrast between neighbouring mel bands, which a flow of few steps makes too small
     (sharpen.py)."""
     causal: bool = False
     """Only the first layers look ahead (`CAUSAL_LOOKAHEAD_FRAMES`), so that a stream needs no overlap."""
-
-    def __post_init__(self) -> None:
-        if prod(UPSAMPLE_RATES) * ISTFT_HOP != CLOCKS.samples_per_frame:
-            raise ConfigError(
-                "the vocoder's upsampling does not match the clocks",
-                got=f"{UPSAMPLE_RATES} x {ISTFT_HOP}",
-                allowed=f"a product of {CLOCKS.samples_per_frame} samples per frame",
-                fix="Correct UPSAMPLE_RATES or ISTFT_HOP.",
-            )
 
 
 UPSAMPLE_RATES = (8, 5, 3)

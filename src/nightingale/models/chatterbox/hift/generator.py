@@ -18,7 +18,7 @@ from nightingale.models.chatterbox.hift.config import (
 )
 from nightingale.models.chatterbox.hift.source import F0Predictor, HarmonicSource
 from nightingale.models.layers.conv import PaddedConv1d, UpsamplingConv1d, same_conv
-from nightingale.models.layers.stft import hann_window
+from nightingale.models.layers.mel import hann_window
 
 BINS = ISTFT_SIZE // 2 + 1
 MAGNITUDE_LIMIT = 100.0

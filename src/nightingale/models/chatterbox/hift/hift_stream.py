@@ -7,7 +7,9 @@ next outputs depend on, so that a block costs its own frames only, and the joine
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +25,7 @@ from nightingale.models.chatterbox.hift.generator import (
     Snake,
     to_spectrum,
 )
-from nightingale.models.layers.conv import PaddedConv1d, UpsamplingConv1d, convolve, transposed_convolve
+from nightingale.models.layers.conv import UpsamplingConv1d, convolve, padding_of, transposed_convolve
 
 HALF_WINDOW = ISTFT_SIZE // 2
 Noise = Callable[[int, int], Tensor]
@@ -45,14 +47,9 @@ class HiftStream:
 
     def fork(self) -> HiftStream:
         """Return an independent stream that continues from here. Kept tensors are shared."""
-        copy = HiftStream(self._hift, phase=self._phase, noise=self._noise)
-        copy._kept, copy._cycles, copy._source_samples = dict(self._kept), self._cycles, self._source_samples
-        return copy
-
-    @property
-    def state_size(self) -> int:
-        """The number of values in the state."""
-        return sum(kept.numel() for kept in self._kept.values())
+        other = copy.copy(self)
+        other._kept = dict(self._kept)
+        return other
 
     def push(self, mel: Tensor, *, final: bool) -> Tensor:
         """Return the samples (n,) after (1, mel, frames) that no later frame can change."""
@@ -110,8 +107,9 @@ class HiftStream:
             return source.new_empty(1, 2 * BINS, 0)
         kept = self._kept.get("stft")
         # The whole is reflected at its two ends. A block is at least a frame long, so it can be too.
-        source = _reflect_pad(source, HALF_WINDOW, 0) if kept is None else torch.cat([kept, source], dim=1)
-        source = _reflect_pad(source, 0, HALF_WINDOW) if final else source
+        pad = partial(F.pad, mode="reflect")
+        source = pad(source, (HALF_WINDOW, 0)) if kept is None else torch.cat([kept, source], dim=1)
+        source = pad(source, (0, HALF_WINDOW)) if final else source
         columns = (source.shape[1] - ISTFT_SIZE) // ISTFT_HOP + 1
         self._kept["stft"] = source[:, columns * ISTFT_HOP :].clone()
         if not columns:
@@ -121,13 +119,10 @@ class HiftStream:
         return torch.cat([spectrum.real, spectrum.imag], dim=1)
 
     def _istft(self, x: Tensor, final: bool) -> Tensor:
-        spectrum = to_spectrum(x)
         window = self._hift.window[None, :, None]
-        # CUDA has no transform of an empty tensor.
-        columns = (
-            torch.fft.irfft(spectrum, n=ISTFT_SIZE, dim=1) if x.shape[2] else x.new_empty(1, ISTFT_SIZE, 0)
-        )
-        columns = columns * window
+        columns = x.new_empty(1, ISTFT_SIZE, 0)
+        if x.shape[2]:  # CUDA has no transform of an empty tensor
+            columns = torch.fft.irfft(to_spectrum(x), n=ISTFT_SIZE, dim=1) * window
         # The windows' energy is overlap-added like the signal, and divided out.
         both = torch.cat([columns, window.square().expand_as(columns)])
         place = torch.eye(ISTFT_SIZE, device=x.device, dtype=x.dtype).t()[:, None]  # stored tap by tap
@@ -140,7 +135,7 @@ class HiftStream:
     ) -> Tensor:
         """Apply `snake`, if given, and a convolution."""
         assert isinstance(layer, nn.Conv1d)
-        left, right = (layer.left, layer.right) if isinstance(layer, PaddedConv1d) else (0, 0)
+        left, right = padding_of(layer)
         x = self._with_context(name, x, left, right if final else 0, snake)
         span, stride = (layer.kernel_size[0] - 1) * layer.dilation[0] + 1, layer.stride[0]
         columns = max(0, (x.shape[-1] - span) // stride + 1)
@@ -174,10 +169,8 @@ class HiftStream:
     def _upsample(self, name: str, layer: nn.Module, x: Tensor, final: bool) -> Tensor:
         assert isinstance(layer, UpsamplingConv1d)
         assert layer.bias is not None
-        padding = int(layer.padding[0])
-        y = self._overlap_add(
-            name, x, layer.weight, layer.stride[0], head=padding, tail=padding if final else 0
-        )
+        head, stride = int(layer.padding[0]), layer.stride[0]
+        y = self._overlap_add(name, x, layer.weight, stride, head=head, tail=head if final else 0)
         return y.add_(layer.bias[:, None])
 
     def _overlap_add(
@@ -234,7 +227,3 @@ class HiftStream:
         for term in terms[1:]:
             total = term[..., :columns].add_(total)
         return total
-
-
-def _reflect_pad(wav: Tensor, left: int, right: int) -> Tensor:
-    return F.pad(wav[None], (left, right), mode="reflect")[0]

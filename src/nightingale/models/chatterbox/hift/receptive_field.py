@@ -10,7 +10,7 @@ from torch import nn
 from nightingale.clocks import CLOCKS
 from nightingale.models.chatterbox.hift.config import ISTFT_HOP, ISTFT_SIZE
 from nightingale.models.chatterbox.hift.generator import Hift, ResBlock
-from nightingale.models.layers.conv import PaddedConv1d, UpsamplingConv1d
+from nightingale.models.layers.conv import UpsamplingConv1d, padding_of
 
 Span = tuple[int, int]
 """The first and the last affected column or sample."""
@@ -20,7 +20,9 @@ BEFORE, AFTER = ISTFT_SIZE // 2, ISTFT_SIZE // 2 - 1
 
 def lookahead_samples(hift: Hift) -> int:
     """Return the samples before its own first one that a mel frame affects, directly or through f0."""
-    f0_frames = sum(layer.right for layer in hift.f0_predictor.condnet if isinstance(layer, PaddedConv1d))
+    f0_frames = sum(
+        padding_of(layer)[1] for layer in hift.f0_predictor.condnet if isinstance(layer, nn.Conv1d)
+    )
     through_f0 = f0_frames * CLOCKS.samples_per_frame - source_span(hift)[0]
     return max(-mel_span(hift)[0], through_f0)
 
@@ -57,7 +59,7 @@ def _generator_span(hift: Hift, mel: Span | None, excitation: Span | None) -> Sp
 def _conv(layer: nn.Module, span: Span) -> Span:
     """Output o depends on inputs from o·stride - left to o·stride - left + width."""
     assert isinstance(layer, nn.Conv1d)
-    left = layer.left if isinstance(layer, PaddedConv1d) else 0
+    left, _ = padding_of(layer)
     width, stride = (layer.kernel_size[0] - 1) * layer.dilation[0], layer.stride[0]
     return -((width - left - span[0]) // stride), (span[1] + left) // stride
 

@@ -1,10 +1,8 @@
 """Sharpening of the flow's mel, folded into the vocoder's first layer.
 
-A flow trained to reach the mel in two steps predicts the mean of possible mels. Between neighbouring bands,
-where the harmonics are, that mean is flatter than speech: wren's differences have 1/1.3 of the spread of its
-teacher's recordings, which quality models rate as noise (dev/LOG.md). So a fraction of each band's difference
-from its neighbourhood is added to it. That is linear in the mel and costs nothing at run time, because the
-first layer's weights include it. f0 is still predicted from the mel as it is, as in training.
+A flow of two steps predicts the mean of possible mels, which between neighbouring bands is flatter than speech
+(dev/LOG.md). So a fraction of each band's difference from its neighbourhood is added to it. That is linear in
+the mel and costs nothing at run time. f0 is still predicted from the mel as it is, as in training.
 """
 
 from __future__ import annotations

@@ -59,56 +59,47 @@ class HarmonicSource(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Return the excitation (batch, 1, samples), and the cycles reached for the next block.
 
-        Args:
-            f0_hz: (batch, frames), at least one frame.
-            phase: The initial phases, (batch, harmonics, 1), in radians.
-            noise: Standard normal, (batch, NOISY_HARMONICS, samples).
-            start_cycles: The cycles of each harmonic before this block, (batch, harmonics, 1).
+        The official nine harmonics are integrated separately, as upstream does. Where there are more, the
+        fundamental is integrated and multiplied. `f0_hz` is (batch, frames), the initial `phase` in radians and
+        `start_cycles` before this block are (batch, harmonics, 1), `noise` is standard normal, (batch,
+        NOISY_HARMONICS, samples).
         """
         device = "cpu" if f0_hz.device.type == "mps" else f0_hz.device  # MPS has no float64
-        f0 = f0_hz.to(device, torch.promote_types(f0_hz.dtype, torch.float32))
-        render = self._sines if self.harmonics == NOISY_HARMONICS else self._pulses
-        merged, cycles = render(f0, phase.to(f0), noise.to(f0), start_cycles)
-        return torch.tanh(merged.to(f0_hz)), cycles
-
-    def _sines(
-        self, f0_hz: Tensor, phase: Tensor, noise: Tensor, start_cycles: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Integrate each harmonic separately, as upstream does."""
-        f0 = f0_hz[:, None].repeat_interleave(CLOCKS.samples_per_frame, dim=2)  # (batch, 1, samples)
+        f0 = f0_hz.to(device, torch.promote_types(f0_hz.dtype, torch.float32))[:, None]  # (batch, 1, frames)
         harmonic = torch.arange(1, self.harmonics + 1, device=f0.device, dtype=f0.dtype)[None, :, None]
+        separate = self.harmonics == NOISY_HARMONICS
+        step = _per_sample(f0) * harmonic if separate else _per_sample(f0)
         # Summed in float64, then rounded, as CPU kernels do anyway, so that blocks equal the whole. Rounding
         # is 1e-3 of a cycle after ten seconds; cycles modulo one would be rounded less.
-        cycles = torch.cumsum(f0 * harmonic / CLOCKS.sample_rate_hz, dim=-1, dtype=torch.float64)
+        cycles = torch.cumsum(step / CLOCKS.sample_rate_hz, dim=-1, dtype=torch.float64)
         if start_cycles is not None:
-            cycles = cycles + start_cycles
-        sines = SINE_AMPLITUDE * torch.sin(2 * math.pi * (cycles.to(f0.dtype) % 1) + phase)
+            cycles = cycles + start_cycles[:, : cycles.shape[1]]
         voiced = (f0 > VOICED_ABOVE_HZ).to(f0.dtype)
-        level = voiced * VOICED_NOISE + (1 - voiced) * UNVOICED_NOISE
-        mixed = (sines * voiced + level * noise).transpose(1, 2).to(self.l_linear.weight.dtype)
-        return self.l_linear(mixed).transpose(1, 2), cycles[..., -1:].clone()
+        level = _per_sample(voiced * VOICED_NOISE + (1 - voiced) * UNVOICED_NOISE)
+        phase, noise = phase.to(f0), noise.to(f0)
+        if separate:
+            sines = SINE_AMPLITUDE * torch.sin(2 * math.pi * (cycles.to(f0.dtype) % 1) + phase)
+            mixed = (sines * _per_sample(voiced) + level * noise).transpose(1, 2)
+            merged = self.l_linear(mixed.to(self.l_linear.weight.dtype)).transpose(1, 2)
+            return torch.tanh(merged.to(f0_hz)), cycles[..., -1:].clone()
+        weight = self.l_linear.weight.to(f0)[0]
+        audible = voiced * (f0 * harmonic < MAX_HARMONIC_HZ)
+        tone = self._pulses(cycles, SINE_AMPLITUDE * weight[:, None] * audible, phase)
+        hiss = level[:, 0] * torch.einsum("h,bhs->bs", weight[:NOISY_HARMONICS], noise)
+        merged = (tone + hiss + self.l_linear.bias.to(f0))[:, None]
+        return torch.tanh(merged.to(f0_hz)), cycles[..., -1:] * harmonic
 
-    def _pulses(
-        self, f0_hz: Tensor, phase: Tensor, noise: Tensor, start_cycles: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Integrate the fundamental and multiply; only the first harmonics have noise."""
-        size, weight = CLOCKS.samples_per_frame, self.l_linear.weight.to(f0_hz)[0]
-        f0 = f0_hz[:, None].repeat_interleave(size, dim=2)  # (batch, 1, samples)
-        harmonic = torch.arange(1, self.harmonics + 1, device=f0.device, dtype=f0.dtype)[None, :, None]
-        cycles = torch.cumsum(f0 / CLOCKS.sample_rate_hz, dim=-1, dtype=torch.float64)
-        if start_cycles is not None:
-            cycles = cycles + start_cycles[:, :1]
-        angle = ((cycles % 1).to(f0.dtype) * (2 * math.pi))[:, 0].unflatten(1, (-1, size))
-        voiced = (f0_hz > VOICED_ABOVE_HZ).to(f0.dtype)  # (batch, frames)
-        audible = voiced[:, None] * (f0_hz[:, None] * harmonic < MAX_HARMONIC_HZ)
-        amplitude = SINE_AMPLITUDE * weight[:, None] * audible
-        if f0.device.type == "cpu" and not torch.is_grad_enabled() and not phase.any():
-            tone = sum_in_phase(angle, amplitude).flatten(1)
-        else:
-            tone = sum_of_sines(angle, amplitude, phase).flatten(1)
-        level = (voiced * VOICED_NOISE + (1 - voiced) * UNVOICED_NOISE).repeat_interleave(size, dim=1)
-        hiss = level * torch.einsum("h,bhs->bs", weight[:NOISY_HARMONICS], noise)
-        return (tone + hiss + self.l_linear.bias.to(f0))[:, None], cycles[..., -1:] * harmonic
+    def _pulses(self, cycles: Tensor, amplitude: Tensor, phase: Tensor) -> Tensor:
+        """Return the sum of the harmonics (batch, samples) from the cycles of the fundamental."""
+        angle = (cycles % 1).to(amplitude.dtype) * (2 * math.pi)
+        angle = angle[:, 0].unflatten(1, (-1, CLOCKS.samples_per_frame))
+        if amplitude.device.type == "cpu" and not torch.is_grad_enabled() and not phase.any():
+            return sum_in_phase(angle, amplitude).flatten(1)
+        return sum_of_sines(angle, amplitude, phase).flatten(1)
+
+
+def _per_sample(x: Tensor) -> Tensor:
+    return x.repeat_interleave(CLOCKS.samples_per_frame, dim=2)
 
 
 def sum_of_sines(angle: Tensor, amplitude: Tensor, phase: Tensor) -> Tensor:

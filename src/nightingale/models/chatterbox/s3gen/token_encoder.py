@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, FlowConfig
 from nightingale.models.layers.conv import PaddedConv1d
-from nightingale.models.layers.masks import attention_mask
 from nightingale.models.layers.streaming_state import StreamingState
 
 
@@ -61,22 +60,14 @@ def _align_distances(scores: Tensor) -> Tensor:
     return padded.unflatten(-1, (queries, spans))[..., : spans - queries + 1]
 
 
-class EncoderFeedForward(nn.Module):
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.w_1 = nn.Linear(width, inner)
-        self.w_2 = nn.Linear(inner, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.w_2(F.silu(self.w_1(x)))
-
-
 class EncoderBlock(nn.Module):
     def __init__(self, config: FlowConfig) -> None:
         super().__init__()
         width = config.encoder_width
         self.self_attn = RelativeAttention(width, config.encoder_heads)
-        self.feed_forward = EncoderFeedForward(width, config.encoder_ffn)
+        self.feed_forward = nn.ModuleDict(
+            {"w_1": nn.Linear(width, config.encoder_ffn), "w_2": nn.Linear(config.encoder_ffn, width)}
+        )
         self.norm_mha = nn.LayerNorm(width, eps=1e-12)
         self.norm_ff = nn.LayerNorm(width, eps=1e-12)
 
@@ -84,7 +75,7 @@ class EncoderBlock(nn.Module):
         self, x: Tensor, distances: Tensor, mask: Tensor | None, state: StreamingState | None = None
     ) -> Tensor:
         x = x + self.self_attn(self.norm_mha(x), distances, mask, state)
-        return x + self.feed_forward(self.norm_ff(x))
+        return x + self.feed_forward["w_2"](F.silu(self.feed_forward["w_1"](self.norm_ff(x))))
 
 
 class EncoderEmbedding(nn.Module):
@@ -151,13 +142,16 @@ class TokenEncoder(nn.Module):
         if valid is not None:
             x = x * valid[..., None]  # lookahead past the end must read zeros, as without padding
         x = self.pre_lookahead_layer(x, lookahead=lookahead, state=state)
-        x = _run(self.encoders, x, attention_mask(valid, blocks, self.left_context), state)
+        x = run_layers(self.encoders, x, attention_mask(valid, blocks, self.left_context), state)
         x = self.up_embed(self.up_layer(x, state))
-        x = _run(self.up_encoders, x, attention_mask(_twice(valid), _twice(blocks), self.left_context), state)
+        x = run_layers(
+            self.up_encoders, x, attention_mask(valid, blocks, self.left_context, repeats=2), state
+        )
         return self.after_norm(x)
 
 
-def _run(layers: nn.ModuleList, x: Tensor, mask: Tensor | None, state: StreamingState | None) -> Tensor:
+def run_layers(layers: nn.ModuleList, x: Tensor, mask: Tensor | None, state: StreamingState | None) -> Tensor:
+    """Apply encoder blocks to x (batch, time, width), after what the state has cached."""
     known = 0 if state is None else state.cached_positions
     distances = distance_encoding(x.shape[1], known + x.shape[1], x.shape[2], like=x)
     for layer in layers:
@@ -165,8 +159,28 @@ def _run(layers: nn.ModuleList, x: Tensor, mask: Tensor | None, state: Streaming
     return x
 
 
-def _twice(x: Tensor | None) -> Tensor | None:
-    return None if x is None else x.repeat_interleave(2, dim=1)
+def attention_mask(
+    valid: Tensor | None, blocks: Tensor | None, left_context: int | None = None, *, repeats: int = 1
+) -> Tensor | None:
+    """Return where a query attends to a key, (batch or 1, 1, queries, keys); None if everywhere.
+
+    `valid` (batch, time) is false on padding. `blocks` (batch or 1, time) are block numbers: a position attends
+    to no later block, and to `left_context` positions before its own (None: all). Each position of both stands
+    for `repeats` positions of the sequence.
+    """
+    mask = None
+    if blocks is not None:
+        blocks = blocks.repeat_interleave(repeats, dim=1)
+        mask = blocks[:, None, None, :] <= blocks[:, None, :, None]
+        if left_context is not None:
+            # (batch, time): the position where each one's block begins
+            begins = (blocks[:, None, :] < blocks[:, :, None]).sum(-1)
+            at = torch.arange(blocks.shape[1], device=blocks.device)
+            mask &= at >= begins[:, None, :, None] - left_context
+    if valid is not None:
+        keys = valid.repeat_interleave(repeats, dim=1)[:, None, None, :]
+        mask = keys if mask is None else mask & keys
+    return mask
 
 
 def distance_encoding(queries: int, keys: int, width: int, *, like: Tensor) -> Tensor:
@@ -175,8 +189,6 @@ def distance_encoding(queries: int, keys: int, width: int, *, like: Tensor) -> T
     The queries are the last of the keys. Sines are on even channels.
     """
     distance = torch.arange(keys - 1, -queries, -1, device=like.device, dtype=torch.float32)
-    rate = torch.exp(
-        torch.arange(0, width, 2, device=like.device, dtype=torch.float32) * -(math.log(10000.0) / width)
-    )
-    angle = distance[:, None] * rate
+    channel = torch.arange(0, width, 2, device=like.device, dtype=torch.float32)
+    angle = distance[:, None] * torch.exp(channel * -(math.log(10000.0) / width))
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[None].to(like.dtype)

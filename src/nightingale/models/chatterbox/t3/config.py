@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from nightingale.models.layers.config import RopeScaling
-
 START_SPEECH = 6561
 STOP_SPEECH = 6562
 PERCEIVER_QUERIES = 32
@@ -21,7 +19,7 @@ class LlamaConfig:
     heads: int = 16
     ffn: int = 4096
     rope_theta: float = 500_000.0
-    rope_scaling: RopeScaling | None = RopeScaling()
+    rope_scaling: bool = True
 
     @property
     def parameters(self) -> int:

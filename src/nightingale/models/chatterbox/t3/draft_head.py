@@ -1,11 +1,9 @@
 """The draft head of speculative decoding: predicts T3's next hidden state from its latest one.
 
-The hidden state that T3's speech head reads (the normed output of the last layer) holds much of what T3 knows
-about the text, the voice and the tokens so far. A few small layers over one hidden state and the sampled
-token therefore draft far better than a small T3 that reads everything again (docs/speculative.md). The last
-layers of T3 keep what the next token needs and drop what later tokens need, so the head also reads the inputs
-of three earlier layers. T3's own speech head turns a predicted hidden state into logits; the prediction and
-its token then predict the next one.
+The hidden state that T3's speech head reads holds much of what T3 knows, so a few small layers over it and the
+sampled token draft far better than a small T3 that reads everything again (docs/speculative.md). The last
+layers of T3 drop what later tokens need, so the head also reads the inputs of three earlier layers. T3's own
+speech head turns a predicted hidden state into logits; the prediction and its token then predict the next one.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from nightingale.models.chatterbox.t3.backbone_llama import LlamaMlp, RmsNorm
+from nightingale.models.chatterbox.t3.backbone import LlamaMlp, RmsNorm
 from nightingale.models.chatterbox.t3.config import LlamaConfig
 
 BLOCKS, INNER_OVER_WIDTH = 3, 3

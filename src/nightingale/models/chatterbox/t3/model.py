@@ -7,16 +7,16 @@ classifier-free guidance two rows run side by side: the first sees the text, the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from nightingale.models.chatterbox.t3.backbone_gpt2 import Gpt2Backbone
-from nightingale.models.chatterbox.t3.backbone_llama import LlamaBackbone
+from nightingale.models.chatterbox.t3.backbone import Gpt2Backbone, LlamaBackbone
 from nightingale.models.chatterbox.t3.conditioning import Conditioning
 from nightingale.models.chatterbox.t3.config import START_SPEECH, LlamaConfig, T3Config
 from nightingale.models.chatterbox.t3.draft_head import tapped_layers
-from nightingale.models.layers.kv_cache import DenseKVCache, KVCache
+from nightingale.models.layers.kv_cache import DenseKVCache, KVCache, lazy_zeros
 
 
 class PositionTable(nn.Module):
@@ -50,35 +50,20 @@ class T3(nn.Module):
             self.speech_pos_emb = PositionTable(speech_rows, width)
         self.speech_head = nn.Linear(width, config.speech_vocab, bias=config.head_bias)
 
-    def new_kv_cache(self, *, rows: int, capacity: int) -> list[KVCache]:
+    def new_kv_cache(self, *, rows: int, capacity: int) -> list[DenseKVCache]:
         """Return empty KV caches for `rows` utterances of at most `capacity` positions, prompt included."""
         backbone, weight = self.config.backbone, self.speech_head.weight
-        return [
-            DenseKVCache(
-                rows=rows,
-                heads=backbone.heads,
-                capacity=capacity,
-                width=backbone.width // backbone.heads,
-                dtype=weight.dtype,
-                device=weight.device,
-            )
-            for _ in range(backbone.layers)
-        ]
+        shape = (rows, backbone.heads, capacity, backbone.width // backbone.heads)
+        zeros = partial(lazy_zeros, shape, weight.dtype, weight.device)
+        return [DenseKVCache(zeros(), zeros()) for _ in range(backbone.layers)]
 
     def prompt(
         self, text: Tensor, *, speaker: Tensor, prompt_ids: Tensor, exaggeration: Tensor, guided: bool
     ) -> Tensor:
-        """Embed everything before the first generated token.
+        """Embed everything before the first generated token: (1, time, width), or two rows when guided.
 
-        Args:
-            text: Framed text ids, (1, n).
-            speaker: The speaker vector, (1, speaker_width).
-            prompt_ids: Speech tokens of the reference clip, (1, m).
-            exaggeration: (1,).
-            guided: Add the row without text for classifier-free guidance.
-
-        Returns:
-            Embeddings (1, time, width), or (2, time, width) when guided.
+        `text` (1, n) are framed text ids, `prompt_ids` (1, m) speech tokens of the reference clip, `speaker`
+        is (1, speaker_width) and `exaggeration` (1,). The second row has no text.
         """
         prompt, embedded = self.speech_emb(prompt_ids), self.text_emb(text)
         if guided:
@@ -110,10 +95,7 @@ class T3(nn.Module):
         return self.speech_head(self.tfmr(x, kv_caches))
 
     def hidden_states(self, x: Tensor, kv_caches: Sequence[KVCache]) -> list[Tensor]:
-        """Return what the draft head reads: the final hidden states, then the inputs of tapped layers.
-
-        Each is (rows, time, width).
-        """
+        """Return the final hidden states and the inputs of tapped layers, each (rows, time, width)."""
         layer_inputs: list[Tensor] = []
         final = self.tfmr(x, kv_caches, layer_inputs)
         return [final, *(layer_inputs[layer] for layer in tapped_layers(len(layer_inputs)))]

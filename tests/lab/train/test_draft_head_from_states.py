@@ -1,0 +1,66 @@
+"""A draft head learns from captured hidden states, and is validated on held-out utterances."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from nightingale.models.chatterbox.t3.draft_head import TAPS, DraftHead
+from nightingale_lab.train import loop
+from nightingale_lab.train.draft_head_from_states import HiddenStateDataset, train_from_hidden_states
+from nightingale_lab.train.loop import read_log
+
+CPU = torch.device("cpu")
+VOCAB, WIDTH, UTTERANCES, TOKENS = 8, 16, 40, 20
+
+
+def hidden_state_file(path: Path) -> Path:
+    """Write hidden states that depend on the token alone."""
+    rng = torch.Generator().manual_seed(0)
+    embedding, turn, head = (torch.randn(n, WIDTH, generator=rng) for n in (VOCAB, WIDTH, VOCAB))
+    tokens = torch.randint(VOCAB, (UTTERANCES, TOKENS), generator=rng)
+    states = torch.randn(UTTERANCES, TOKENS, (1 + TAPS) * WIDTH, generator=rng)
+    states[:, 1:, :WIDTH] = torch.tanh(embedding[tokens[:, :-1]] @ turn)
+    save_file(
+        {
+            "hidden_states": states.flatten(0, 1).half(),
+            "tokens": tokens.flatten().int(),
+            "counts": torch.full((UTTERANCES,), TOKENS, dtype=torch.int32),
+            "embedding": embedding,
+            "head.weight": head,
+        },
+        path,
+    )
+    return path
+
+
+def test_training_learns_the_next_state_and_keeps_the_best_average(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = hidden_state_file(tmp_path / "states.safetensors")
+    # Seconds of processor time, so that a busy machine trains as long.
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=time.process_time))
+    train_from_hidden_states(path, tmp_path, budget_s=8.0, device=CPU)
+    dataset, weights = HiddenStateDataset.load(path, CPU), load_file(tmp_path / "draft_head.safetensors")
+    head = DraftHead.shaped_like(weights).float()
+    head.load_state_dict(weights)
+    with torch.no_grad():
+        learned, accuracy = dataset.loss(head, dataset.validation)
+        untrained, _ = dataset.loss(DraftHead(WIDTH), dataset.validation)
+    assert learned < 0.3 * untrained
+    assert accuracy > 0.8
+    last = read_log(tmp_path / "draft_head.jsonl")[-1]
+    assert last["validation_loss"] < 0.3 * float(untrained)
+
+
+def test_no_position_reaches_into_the_next_utterance(tmp_path: Path) -> None:
+    dataset = HiddenStateDataset.load(hidden_state_file(tmp_path / "t.safetensors"), CPU)
+    positions = torch.cat([dataset.training, dataset.validation])
+    assert int((positions % TOKENS).max()) == TOKENS - 4
+    assert not set(dataset.training.tolist()) & set(dataset.validation.tolist())
+    assert len(dataset.validation) == UTTERANCES // 10 * (TOKENS - 3)
