@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -96,6 +95,8 @@ def _print_plan(profile: str, model: str | None, device: str, *, as_json: bool) 
 
 
 def _software() -> Iterator[Finding]:
+    from importlib.metadata import PackageNotFoundError, version
+
     yield Finding("nightingale", f"{__version__} in {Path(__file__).parents[1]}")
     yield Finding("python", f"{platform.python_version()} ({sys.executable})", ok=True)
     try:
