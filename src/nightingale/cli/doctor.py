@@ -22,7 +22,9 @@ from nightingale.cli.console import format_size
 from nightingale.cli.options import option
 from nightingale.errors import DeviceError, NightingaleError
 
-EXTRAS = {"ja": "pykakasi", "zh": "spacy_pkuseg", "he": "dicta_onnx", "cpu": "onnxruntime"}
+EXTRAS = {
+    "hub": "huggingface_hub", "cpu": "llvmlite", "ja": "pykakasi", "zh": "spacy_pkuseg", "he": "dicta_onnx",
+}  # fmt: skip
 MAX_GPUS = 16
 
 
@@ -102,7 +104,9 @@ def _software() -> Iterator[Finding]:
     try:
         yield Finding("torch", version("torch"), ok=True)
     except PackageNotFoundError:
-        yield Finding("torch", "absent")
+        yield Finding(
+            "torch", "absent: pip install 'nightingale-tts[torch]', for the official models and GPUs"
+        )
 
 
 def _hardware() -> Iterator[Finding]:
