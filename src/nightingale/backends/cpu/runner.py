@@ -25,7 +25,7 @@ from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.runner import StepInput
 from nightingale.decoding.sampling import Logits
 from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.layers.kv_cache import check_capacity
+from nightingale.models.layers.capacity import check_capacity
 
 
 class Int8Runner:
@@ -72,9 +72,9 @@ class Int8Runner:
         logits = torch.empty(rows, self.t3.config.speech_vocab)
         for number, embeddings in enumerate(x):
             row = slot * self.rows_per_slot + number
-            cached = self._prefix_cache.restore(embeddings, partial(self._views, row))
+            cached = self._prefix_cache.restore(embeddings.numpy(), partial(self._views, row))
             logits[number] = self._read(row, embeddings[cached:], cached)
-            self._prefix_cache.store(embeddings, self._views(row, length))
+            self._prefix_cache.store(embeddings.numpy(), self._views(row, length))
         self.rows[slot], self.lengths[slot] = rows, length
         return logits
 

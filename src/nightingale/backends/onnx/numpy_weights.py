@@ -9,20 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from nightingale.backends.base import ModelSource
+from nightingale.backends.shared.int8_blocks import INT8_MAX, ZERO_POINT, block_size_for
 from nightingale.errors import CheckpointError
 
 Floats = NDArray[np.float32]
-Weights = Mapping[str, Floats]
-PackedWeights = Mapping[str, "Floats | RowQuantized"]
 SCALE: Final = ".scale"
-INT8_MAX: Final = 127
 NEIGHBOURHOOD_BANDS: Final = 5
 
 
@@ -37,6 +35,26 @@ class RowQuantized(NamedTuple):
         """Return some rows in float32."""
         rows: Floats = self.codes[indices].astype(np.float32) * self.scales[indices][..., None]
         return rows
+
+
+class BlockQuantized(NamedTuple):
+    """A matrix as MatMulNBits reads it: codes (outputs, blocks, block), scales (outputs, blocks)."""
+
+    codes: NDArray[np.uint8]
+    """One byte each, of which ZERO_POINT stands for zero."""
+    scales: Floats
+
+
+class Weights(Protocol):
+    """Weights by name."""
+
+    def __getitem__(self, name: str, /) -> Floats: ...
+
+
+class PackedWeights(Protocol):
+    """Weights by name, of which some may be in int8."""
+
+    def __getitem__(self, name: str, /) -> Floats | RowQuantized: ...
 
 
 def read_packed(path: Path, prefix: str = "") -> dict[str, Floats | RowQuantized]:
@@ -94,12 +112,12 @@ def fitting_weights(source: ModelSource) -> Iterator[None]:
         ) from error
 
 
-def unpack(packed: PackedWeights) -> dict[str, Floats]:
+def unpack(packed: Mapping[str, Floats | RowQuantized]) -> dict[str, Floats]:
     """Return all tensors in float32."""
     return {name: dequantize(value) for name, value in packed.items()}
 
 
-class LazyFloats(Mapping[str, Floats]):
+class LazyFloats:
     """Packed weights that are converted to float32 when they are read."""
 
     def __init__(self, packed: PackedWeights) -> None:
@@ -107,12 +125,6 @@ class LazyFloats(Mapping[str, Floats]):
 
     def __getitem__(self, name: str) -> Floats:
         return dequantize(self.packed[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.packed)
-
-    def __len__(self) -> int:
-        return len(self.packed)
 
 
 def dequantize(value: Floats | RowQuantized) -> Floats:
@@ -122,14 +134,23 @@ def dequantize(value: Floats | RowQuantized) -> Floats:
     return np.multiply(value.codes, value.scales.reshape(shape), dtype=np.float32)
 
 
-def quantize_rows(weight: Floats) -> RowQuantized:
-    """Return a matrix in the compact format."""
-    scales = np.abs(weight).max(axis=1) / INT8_MAX
-    codes = weight / np.where(scales > 0, scales, 1)[:, None]
-    return RowQuantized(np.rint(codes).astype(np.int8), scales.astype(np.float32))
+def quantize_blocks(weight: Floats | RowQuantized) -> BlockQuantized:
+    """Return a matrix in blocks, as backends/shared/quantize.py does; a compact one keeps its values."""
+    outputs, inputs = (weight.codes if isinstance(weight, RowQuantized) else weight).shape
+    block = block_size_for(inputs)
+    shape = (outputs, inputs // block, block)
+    if isinstance(weight, RowQuantized):
+        codes = np.ascontiguousarray(weight.codes).view(np.uint8) ^ np.uint8(ZERO_POINT)
+        return BlockQuantized(codes.reshape(shape), np.repeat(weight.scales[:, None], shape[1], axis=1))
+    parts = weight.reshape(shape)
+    scales = np.maximum(parts.max(axis=-1), -parts.min(axis=-1)) / np.float32(INT8_MAX)
+    levels = parts / np.where(scales > 0, scales, np.float32(1))[..., None]
+    np.rint(levels, out=levels)
+    levels += ZERO_POINT
+    return BlockQuantized(levels.astype(np.uint8), scales)
 
 
-def sharpen(weights: Weights, amount: float) -> dict[str, Floats]:
+def sharpen(weights: Mapping[str, Floats], amount: float) -> dict[str, Floats]:
     """Fold the sharpening of the mel into HiFT's first layer (models/chatterbox/hift/sharpen.py).
 
     Each band becomes x + amount · (x - mean of its neighbourhood).

@@ -23,7 +23,7 @@ from nightingale.backends.onnx.rendering.vocoder_stream import (
     VocoderNetwork,
     VocoderStream,
 )
-from nightingale.backends.onnx.streaming_session import default_threads
+from nightingale.backends.shared.capability_checks import available_cores
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
@@ -39,7 +39,7 @@ class StageThreads(NamedTuple):
 
 def share_cores(cores: int | None = None) -> StageThreads:
     """Divide the cores of this process among the stages."""
-    cores = default_threads() if cores is None else cores
+    cores = available_cores() if cores is None else cores
     few = max(1, cores // 4)
     return StageThreads(decoder=few, flow=few, vocoder=max(1, cores // 2))
 

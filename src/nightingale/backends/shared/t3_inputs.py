@@ -22,30 +22,36 @@ class InputEmbeddings:
     def __init__(self, t3: T3) -> None:
         self._speech: Floats = t3.speech_emb.weight.detach().float().numpy()
         self._learned: Floats | None = None
-        self._absolute: Floats | None = None
+        self.absolute: Floats | None = None
+        """GPT-2's position embeddings."""
         if t3.config.learned_positions is not None:
             self._learned = t3.speech_pos_emb.emb.weight.detach().float().numpy()
         if not isinstance(t3.tfmr, LlamaBackbone):
-            self._absolute = t3.tfmr.wpe.weight.detach().float().numpy()
+            self.absolute = t3.tfmr.wpe.weight.detach().float().numpy()
 
     def embed(
         self, x: Floats, tokens: Sequence[int], speech_positions: Sequence[int], positions: Sequence[int]
     ) -> None:
-        """Write the embeddings of speech tokens (n) into x (n, width), as `T3.embed_speech_at` computes them.
+        """Write what the first layer reads of speech tokens (n) into x (n, width).
 
         `speech_positions` count from the start token, `positions` from the beginning of the sequence.
         """
-        np.take(self._speech, tokens, axis=0, out=x)
+        x[:] = self.speech(tokens, speech_positions)
+        if self.absolute is not None:
+            x += self.absolute[list(positions)]
+
+    def speech(self, tokens: Sequence[int], positions: Sequence[int]) -> Floats:
+        """Return the embeddings (n, width) of speech tokens, as `T3.embed_speech_at` computes them."""
+        x: Floats = self._speech[list(tokens)]
         if self._learned is not None:
-            x += self._learned[list(speech_positions)]
-        if self._absolute is not None:
-            x += self._absolute[list(positions)]
+            x += self._learned[list(positions)]
+        return x
 
     def add_positions(self, prompt: Tensor) -> Tensor:
         """Add GPT-2's position embeddings to a prompt (rows, time, width); Llama has none."""
-        if self._absolute is None:
+        if self.absolute is None:
             return prompt
-        return prompt + torch.from_numpy(self._absolute[: prompt.shape[1]])
+        return prompt + torch.from_numpy(self.absolute[: prompt.shape[1]])
 
 
 def rotary_tables(t3: T3, positions: int) -> tuple[Floats, Floats] | None:

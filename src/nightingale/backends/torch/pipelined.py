@@ -11,7 +11,6 @@ cores: T3 and the flow never have anything left to do then.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,14 +21,12 @@ import torch
 from torch import Tensor
 
 from nightingale.backends.base import Block
+from nightingale.backends.shared.capability_checks import SMALL_MODEL_WEIGHTS, available_cores
 from nightingale.backends.torch.devices import use_threads
 from nightingale.backends.torch.renderer import TorchRenderer, TorchRenderStream
 from nightingale.backends.torch.sample_stream import Excitation
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
-
-SMALL_MODEL_WEIGHTS = 50_000_000
-"""With fewer weights, two threads spend more on waking each other than they save."""
 
 
 class CoreShares(NamedTuple):
@@ -47,7 +44,7 @@ def share_cores(weights: int) -> CoreShares | None:
 
     weights: of T3. An application that gave PyTorch fewer threads than cores wants no product to use more.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = available_cores()
     limit = torch.get_num_threads()
     if cores < 2 or (weights > SMALL_MODEL_WEIGHTS and limit >= cores):
         return None

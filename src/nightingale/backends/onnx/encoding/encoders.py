@@ -21,7 +21,8 @@ from nightingale.backends.onnx.encoding.encoder_graphs import (
 )
 from nightingale.backends.onnx.encoding.mel_fronts import flow_mel, token_mel, voice_mel
 from nightingale.backends.onnx.numpy_weights import Floats, encoder_weights
-from nightingale.backends.onnx.streaming_session import MASKED, create_session, default_threads
+from nightingale.backends.onnx.streaming_session import MASKED, create_session
+from nightingale.backends.shared.capability_checks import available_cores
 from nightingale.models.chatterbox.encoders.config import (
     FSQ_LEVELS,
     SpeechTokenizerConfig,
@@ -71,7 +72,7 @@ class SpeakerSession:
 
     def __init__(self, config: VoiceEncoderConfig, weights: dict[str, Floats]) -> None:
         self.config = config
-        self._session = create_session(VoiceEncoderGraph(config, weights), default_threads())
+        self._session = create_session(VoiceEncoderGraph(config, weights), available_cores())
 
     def embed(self, mel: Floats) -> Floats:
         """Embed (frames, bands) as (embedding,) of length one."""
@@ -96,7 +97,7 @@ class TokenizerSession:
 
     def __init__(self, config: SpeechTokenizerConfig, weights: dict[str, Floats]) -> None:
         self.config = config
-        self._session = create_session(SpeechTokenizerGraph(config, weights), default_threads())
+        self._session = create_session(SpeechTokenizerGraph(config, weights), available_cores())
 
     def tokenize(self, mel: Floats) -> NDArray[np.int64]:
         """Tokenize (frames, bands); where two windows of a long clip overlap, each gives its half."""

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 pytest.importorskip("onnxruntime")
+from backends.onnx.runners import runner_without_torch
 from backends.small_t3 import relative_error
 
 from nightingale import wren
-from nightingale.backends.onnx.llama_runner import LlamaRunner, unsupported_config_reason
-from nightingale.backends.onnx.numpy_weights import read_packed
+from nightingale.backends.onnx.embeddings import torch_reason
+from nightingale.backends.onnx.runner import OnnxRunner
 from nightingale.backends.torch.runner import TorchRunner, embed_prompt
 from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.runner import StepInput, VerifyInput
@@ -39,8 +40,8 @@ def reference_t3() -> T3:
 
 
 @cache
-def runner(*, int8: bool) -> LlamaRunner:
-    return LlamaRunner(CONFIG, read_packed(FILE), int8=int8, threads=1, **POOL, spare=8)
+def runner(*, int8: bool) -> OnnxRunner:
+    return runner_without_torch(CONFIG, FILE, int8=int8, **POOL, spare=8)
 
 
 def in_torch() -> TorchRunner:
@@ -129,5 +130,5 @@ def test_a_full_cache_is_reported() -> None:
 
 
 @pytest.mark.parametrize(("name", "supported"), [("wren", True), ("english", False), ("turbo", False)])
-def test_other_models_are_refused(name: str, supported: bool) -> None:
-    assert (unsupported_config_reason(PRESETS[name].t3) is None) is supported
+def test_prompts_of_other_models_need_pytorch(name: str, supported: bool) -> None:
+    assert (torch_reason(PRESETS[name].t3) is None) is supported
