@@ -14,6 +14,7 @@ from backends.small_t3 import relative_error
 
 from nightingale import wren
 from nightingale.backends.onnx.embeddings import torch_reason
+from nightingale.backends.onnx.numpy_weights import Floats
 from nightingale.backends.onnx.runner import OnnxRunner
 from nightingale.backends.torch.runner import TorchRunner, embed_prompt
 from nightingale.decoding.decoding import Prompt
@@ -119,6 +120,34 @@ def test_a_moved_utterance_continues() -> None:
     mine.move(2, 0)
     (got,), (expected,) = mine.step([StepInput(0, 5, 1)]), reference.step([StepInput(2, 5, 1)])
     np.testing.assert_allclose(got, expected, atol=MAX_ERROR)
+
+
+def test_hidden_states_equal_pytorch() -> None:
+    mine, reference = runner(int8=False), in_torch()
+    reference.capture_hidden_states()
+    mine.prefill(1, prompt(6, guided=True), max_tokens=40)
+    reference.prefill(1, prompt(6, guided=True), max_tokens=40)
+    np.testing.assert_allclose(mine.hidden_states(1, 0), reference.hidden_states(1, 0), atol=MAX_ERROR)
+    for one in (mine, reference):
+        one.step([StepInput(1, 5, 1)])
+    np.testing.assert_allclose(mine.hidden_states(1, 1), reference.hidden_states(1, 1), atol=MAX_ERROR)
+
+
+def test_of_a_second_prompt_only_what_is_new_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, reference = runner(int8=False), in_torch()
+    mine.prefill(0, prompt(7), max_tokens=40)
+    read: list[int] = []
+    plain = mine._read
+
+    def counted(row: int, x: Floats, known: int) -> tuple[Floats, Floats]:
+        read.append(x.shape[1])
+        return plain(row, x, known)
+
+    monkeypatch.setattr(mine, "_read", counted)
+    got = mine.prefill(1, prompt(8), max_tokens=40)
+    framed = CONFIG.frame_text(prompt(8).text_ids)
+    assert len(framed) - 1 <= read[0] <= len(framed) + CONFIG.starts, "the text, not the voice"
+    np.testing.assert_allclose(got, reference.prefill(1, prompt(8), max_tokens=40), atol=MAX_ERROR)
 
 
 def test_a_full_cache_is_reported() -> None:
