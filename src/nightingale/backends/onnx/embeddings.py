@@ -1,4 +1,4 @@
-"""What T3's first layer reads, in numpy: for Llama models whose prompt is only embedded, such as wren.
+"""Embed prompts and speech tokens in numpy, for Llama models whose prompt is only embedded, such as wren.
 
 Prompts of the other models pass through layers that are written in PyTorch; torch_model.py embeds them.
 """
@@ -67,12 +67,16 @@ class NumpyEmbeddings:
         return _rows(self._speech, tokens)
 
     def rotary_tables(self, positions: int) -> dict[str, Floats]:
-        assert isinstance(self.config.backbone, LlamaConfig)
-        width = self.config.backbone.width // self.config.backbone.heads
-        exponent = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
-        inverse = np.float32(1.0) / np.float32(self.config.backbone.rope_theta) ** exponent
-        angle = np.arange(positions, dtype=np.float32)[:, None] * inverse
-        return {"cos": np.cos(angle), "sin": np.sin(angle)}
+        backbone = self.config.backbone
+        assert isinstance(backbone, LlamaConfig)
+        return rotary_tables(backbone.width // backbone.heads, positions, theta=backbone.rope_theta)
+
+
+def rotary_tables(head_width: int, positions: int, *, theta: float) -> dict[str, Floats]:
+    exponent = np.arange(0, head_width, 2, dtype=np.float32) / np.float32(head_width)
+    inverse = np.float32(1.0) / np.float32(theta) ** exponent
+    angle = np.arange(positions, dtype=np.float32)[:, None] * inverse
+    return {"cos": np.cos(angle), "sin": np.sin(angle)}
 
 
 def _rows(table: Floats | RowQuantized, ids: Sequence[int]) -> Floats:

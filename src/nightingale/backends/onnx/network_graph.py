@@ -10,8 +10,7 @@ the prefix "new."; `StreamingSession` passes the outputs of one block to the nex
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,8 +34,7 @@ Residual = tuple[str, str] | None
 """A layer's part of the residual stream: its product, and its name, whose bias is not added yet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cache:
+class Cache(NamedTuple):
     """Values that a layer keeps between blocks."""
 
     name: str
@@ -46,10 +44,8 @@ class Cache:
     """The time axis."""
     fill: float
     """The value at the start of a stream."""
-    positions_per_token: int = 0
+    positions_per_token: int
     """The growth of keys and values with each token of a block; 0 for the inputs of a convolution."""
-    max_positions: int | None = None
-    """The limit of that growth."""
 
 
 class TensorFile(Protocol):
@@ -66,7 +62,12 @@ class NetworkGraph(OnnxGraph):
         int8: Products take weights and inputs as integers. file: Gets the weights, instead of the session.
         """
         super().__init__(WEIGHTS_FILE)
-        self.packed, self.weights, self.int8, self._file = weights, LazyFloats(weights), int8, file
+        self.packed, self.weights, self.int8, self._file = (
+            weights,
+            LazyFloats(weights.__getitem__),
+            int8,
+            file,
+        )
         self.initializers: dict[str, NDArray[Any]] = {}
         self._names: set[str] = set()
         self.caches: list[Cache] = []
@@ -114,23 +115,13 @@ class NetworkGraph(OnnxGraph):
         start: int = 0,
         fill: float = 0.0,
         positions_per_token: int = 0,
-        max_positions: int | None = None,
     ) -> str:
         """Add a cache whose time axis has `start` columns at first; the caller adds the output NEW + name."""
         self.input(name, FLOAT, ("rows", *shape))
         self.output(NEW + name, FLOAT, ("rows", *shape))
         sizes = [1, *(size if isinstance(size, int) else 0 for size in shape)]
         sizes[axis] = start
-        self.caches.append(
-            Cache(
-                name=name,
-                shape=tuple(sizes),
-                axis=axis,
-                fill=fill,
-                positions_per_token=positions_per_token,
-                max_positions=max_positions,
-            )
-        )
+        self.caches.append(Cache(name, tuple(sizes), axis, fill, positions_per_token))
         return name
 
     def slice(self, x: str, start: int, end: int | None, axis: int, out: str = "") -> str:
@@ -221,9 +212,7 @@ class NetworkGraph(OnnxGraph):
 
     def attention(
         self,
-        q: str,
-        k: str,
-        v: str,
+        qkv: Sequence[str],
         name: str,
         *,
         heads: int,
@@ -235,21 +224,16 @@ class NetworkGraph(OnnxGraph):
     ) -> str:
         """Attend to the block and to the cached positions before it.
 
-        score_bias: (rows, heads or 1, time, positions), added to the scores. input_bias: added to q, k and v.
+        score_bias: (rows, heads or 1, time, positions), added to the scores. input_bias: of all three, joined.
         """
+        shape = (heads, "cached", head_width)
         past = [
-            self.cache(
-                f"{name}.{part}",
-                (heads, "cached", head_width),
-                axis=2,
-                positions_per_token=positions_per_token,
-                max_positions=max_positions,
-            )
+            self.cache(f"{name}.{part}", shape, axis=2, positions_per_token=positions_per_token)
             for part in ("keys", "values")
         ]
         joined = [f"{cache}.joined" for cache in past]
         outputs = [f"{name}.attended", *joined]
-        inputs = [q, k, v, input_bias, "", score_bias, *past]
+        inputs = [*qkv, input_bias, "", score_bias, *past]
         self.node("MultiHeadAttention", inputs, outputs, domain=CONTRIB, num_heads=heads)
         for cache, whole in zip(past, joined, strict=True):
             if max_positions is None:

@@ -6,10 +6,10 @@ memory are read through `state_dict`, so this file works with them and never imp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,18 +43,6 @@ class BlockQuantized(NamedTuple):
     codes: NDArray[np.uint8]
     """One byte each, of which ZERO_POINT stands for zero."""
     scales: Floats
-
-
-class Weights(Protocol):
-    """Weights by name."""
-
-    def __getitem__(self, name: str, /) -> Floats: ...
-
-
-class PackedWeights(Protocol):
-    """Weights by name, of which some may be in int8."""
-
-    def __getitem__(self, name: str, /) -> Floats | RowQuantized: ...
 
 
 def read_packed(path: Path, prefix: str = "") -> dict[str, Floats | RowQuantized]:
@@ -118,13 +106,17 @@ def unpack(packed: Mapping[str, Floats | RowQuantized]) -> dict[str, Floats]:
 
 
 class LazyFloats:
-    """Packed weights that are converted to float32 when they are read."""
+    """Weights that are read, and converted to float32, when they are asked for."""
 
-    def __init__(self, packed: PackedWeights) -> None:
-        self.packed = packed
+    def __init__(self, read: Callable[[str], Floats | RowQuantized]) -> None:
+        self._read = read
 
     def __getitem__(self, name: str) -> Floats:
-        return dequantize(self.packed[name])
+        return dequantize(self._read(name))
+
+
+Weights = Mapping[str, Floats] | LazyFloats
+PackedWeights = Mapping[str, Floats | RowQuantized] | Weights
 
 
 def dequantize(value: Floats | RowQuantized) -> Floats:
@@ -170,30 +162,28 @@ def sharpen(weights: Mapping[str, Floats], amount: float) -> dict[str, Floats]:
 
 def flow_weights(source: ModelSource) -> dict[str, Floats | RowQuantized]:
     """Return the flow's tensors; the table of token embeddings stays in int8 where it is stored so."""
-    if source.has("s3gen"):
-        flow, _ = source.shared("s3gen", _missing)
-        return {**_state(flow)}
+    if (networks := source.loaded("s3gen")) is not None:
+        return {**_state(networks[0])}
     return read_packed(source.files["s3gen"], "flow.")
 
 
 def hift_weights(source: ModelSource) -> dict[str, Floats]:
-    if source.has("s3gen"):
-        _, hift = source.shared("s3gen", _missing)
-        return _state(hift)
+    if (networks := source.loaded("s3gen")) is not None:
+        return _state(networks[1])
     stored = unpack(read_packed(source.files["s3gen"], "mel2wav."))
     return sharpen(stored, source.info.preset.hift.sharpening)
 
 
 def t3_weights(source: ModelSource) -> dict[str, Floats | RowQuantized]:
-    if source.has("t3"):
-        return {**_state(source.shared("t3", _missing))}
+    if (t3 := source.loaded("t3")) is not None:
+        return {**_state(t3)}
     return read_packed(source.files["t3"])
 
 
 def encoder_weights(source: ModelSource, name: str) -> dict[str, Floats]:
     """Return the weights of "speech_tokenizer" or "voice_encoder"."""
-    if source.has("encoders"):
-        return _state(getattr(source.shared("encoders", _missing), name))
+    if (encoders := source.loaded("encoders")) is not None:
+        return _state(getattr(encoders, name))
     if name == "voice_encoder":
         return unpack(read_packed(source.files["voice_encoder"]))
     return unpack(read_packed(source.files["s3gen"], "tokenizer."))
@@ -201,7 +191,3 @@ def encoder_weights(source: ModelSource, name: str) -> dict[str, Floats]:
 
 def _state(network: Any) -> dict[str, Floats]:
     return {name: np.asarray(value.detach(), np.float32) for name, value in network.state_dict().items()}
-
-
-def _missing() -> Any:
-    raise AssertionError("`ModelSource.has` was checked before")

@@ -20,13 +20,14 @@ from nightingale.backends.onnx.numpy_weights import (
     read_packed,
     t3_weights,
 )
-from nightingale.backends.onnx.renderer import OnnxRenderer, share_cores
+from nightingale.backends.onnx.renderer import OnnxRenderer
 from nightingale.backends.onnx.rendering.flow_stream import FlowNetwork
 from nightingale.backends.onnx.rendering.vocoder_stream import VocoderNetwork
 from nightingale.backends.onnx.runner import OnnxRunner
 from nightingale.backends.onnx.streaming_session import return_freed_memory
 from nightingale.backends.onnx.t3_graph import T3StepGraph
 from nightingale.backends.shared.capability_checks import available_cores
+from nightingale.backends.shared.pipeline import CoreShares
 from nightingale.backends.shared.speculation import MAX_HEAD_TOKENS, open_speculation
 from nightingale.decoding.drafts import Draft
 from nightingale.decoding.host_decoder import HostDecoder
@@ -106,7 +107,7 @@ def _open_draft_model(source: ModelSource, setup: Setup) -> tuple[Draft, float]:
 
 def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
     int8 = setup.precision == "int8"
-    preset, shares = source.info.preset, share_cores()
+    preset, shares = source.info.preset, CoreShares.of(available_cores(), available_cores())
 
     def load() -> tuple[FlowNetwork, VocoderNetwork]:
         # Sessions are created outside of Python's lock, so the two are loaded at the same time. Weights are

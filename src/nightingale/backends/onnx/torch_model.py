@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from nightingale.backends.base import ModelSource, Setup
-from nightingale.backends.onnx.numpy_weights import Floats
+from nightingale.backends.onnx.numpy_weights import Floats, LazyFloats
 from nightingale.backends.onnx.t3_graph import T3StepGraph
 from nightingale.backends.shared.packed_t3 import TensorFileWriter, TensorSource, open_packed
 from nightingale.backends.shared.t3_inputs import InputEmbeddings, rotary_tables
@@ -30,18 +30,12 @@ class OnnxFormat:
     name = "onnx"
 
     def write(self, config: T3Config, source: TensorSource, file: TensorFileWriter) -> Mapping[str, bytes]:
-        graph = T3StepGraph(config, _NumpyTensors(source), int8=True, hidden_states=True, file=file)
+        graph = T3StepGraph(config, to_numpy(source), int8=True, hidden_states=True, file=file)
         return {GRAPH_FILE: graph.model()}
 
 
-class _NumpyTensors:
-    """Tensors of PyTorch as float32 arrays, converted when they are read."""
-
-    def __init__(self, source: TensorSource) -> None:
-        self._source = source
-
-    def __getitem__(self, name: str) -> Floats:
-        return self._source(name).detach().float().numpy()
+def to_numpy(source: TensorSource) -> LazyFloats:
+    return LazyFloats(lambda name: source(name).detach().float().numpy())
 
 
 class TorchEmbeddings(InputEmbeddings):
@@ -64,7 +58,7 @@ class TorchEmbeddings(InputEmbeddings):
 
 def float32_graph(t3: T3, *, hidden_states: bool) -> T3StepGraph:
     """Return the graph of T3's step in float32."""
-    weights = _NumpyTensors(t3.state_dict().__getitem__)
+    weights = to_numpy(t3.state_dict().__getitem__)
     return T3StepGraph(t3.config, weights, int8=False, hidden_states=hidden_states)
 
 

@@ -69,7 +69,7 @@ class FlowNetwork:
         self, config: FlowConfig, weights: PackedWeights, *, threads: int, int8: bool = False
     ) -> None:
         """int8: compute products with int8 weights and inputs; in float32 otherwise."""
-        self.config, floats = config, LazyFloats(weights)
+        self.config, floats = config, LazyFloats(weights.__getitem__)
         # Rows of the largest table are converted when they are read.
         self._embedding = weights[EMBEDDING]
         self._encoder = StreamingSession(TokenEncoderGraph(config, weights, int8=int8), threads)
