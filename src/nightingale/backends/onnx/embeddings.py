@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from nightingale.backends.onnx.numpy_weights import Floats, PackedWeights, RowQuantized, dequantize
+from nightingale.backends.onnx.numpy_weights import Floats, PackedWeights, dequantize, take_rows
 from nightingale.decoding.decoding import Prompt
 from nightingale.models.chatterbox.t3.config import START_SPEECH, LlamaConfig, T3Config
 
@@ -54,17 +54,17 @@ class NumpyEmbeddings:
     def prompt(self, prompt: Prompt) -> Floats:
         """Return  speaker ‖ the clip's tokens ‖ text ‖ start;  the row without text has zeros in its place."""
         voice = prompt.voice
-        text = _rows(self._text, self.config.frame_text(prompt.text_ids))
+        text = take_rows(self._text, self.config.frame_text(prompt.text_ids))
         before = [
             (self._speaker @ voice.speaker + self._speaker_bias)[None],
-            _rows(self._speech, voice.prompt_ids[: self.config.prompt_tokens].tolist()),
+            take_rows(self._speech, voice.prompt_ids[: self.config.prompt_tokens]),
         ]
-        start = _rows(self._speech, [START_SPEECH] * self.config.starts)
+        start = take_rows(self._speech, [START_SPEECH] * self.config.starts)
         texts = [text, np.zeros_like(text)][: prompt.rows]
         return np.stack([np.concatenate([*before, own, start]) for own in texts]).astype(np.float32)
 
     def speech(self, tokens: Sequence[int], positions: Sequence[int]) -> Floats:  # noqa: ARG002, a protocol
-        return _rows(self._speech, tokens)
+        return take_rows(self._speech, list(tokens))
 
     def rotary_tables(self, positions: int) -> dict[str, Floats]:
         backbone = self.config.backbone
@@ -77,8 +77,3 @@ def rotary_tables(head_width: int, positions: int, *, theta: float) -> dict[str,
     inverse = np.float32(1.0) / np.float32(theta) ** exponent
     angle = np.arange(positions, dtype=np.float32)[:, None] * inverse
     return {"cos": np.cos(angle), "sin": np.sin(angle)}
-
-
-def _rows(table: Floats | RowQuantized, ids: Sequence[int]) -> Floats:
-    index = np.asarray(ids, np.int64)
-    return table.rows(index) if isinstance(table, RowQuantized) else table[index]

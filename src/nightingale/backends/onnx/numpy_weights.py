@@ -119,6 +119,11 @@ Weights = Mapping[str, Floats] | LazyFloats
 PackedWeights = Mapping[str, Floats | RowQuantized] | Weights
 
 
+def take_rows(table: Floats | RowQuantized, ids: Any) -> Floats:
+    """Return some rows of a table in float32."""
+    return table.rows(ids) if isinstance(table, RowQuantized) else table[ids]
+
+
 def dequantize(value: Floats | RowQuantized) -> Floats:
     if not isinstance(value, RowQuantized):
         return value

@@ -48,21 +48,14 @@ class OnnxRenderStream(CutStream):
 
 
 class OnnxRenderer(RenderPipeline):
-    """Render blocks in a pipeline of three threads.
+    """Render blocks by sessions whose threads are `shares`."""
 
-    Args:
-        flow: The flow's sessions.
-        hift: The vocoder's sessions.
-        shares: The threads that these sessions have, and those that are left for the decoder.
-        max_batch: Blocks of one call. On a CPU a batch takes as long as its blocks one after the other, and
-            its first samples come last.
-    """
+    max_batch = 1
+    """Blocks of one call. A CPU renders a batch no sooner than its blocks one by one, and its first samples last."""
 
-    def __init__(
-        self, flow: FlowNetwork, hift: VocoderNetwork, shares: CoreShares, *, max_batch: int = 1
-    ) -> None:
+    def __init__(self, flow: FlowNetwork, hift: VocoderNetwork, shares: CoreShares) -> None:
         super().__init__(shares)
-        self._flow, self._hift, self.max_batch = flow, hift, max_batch
+        self._flow, self._hift = flow, hift
 
     def open(self, voice: Voice, *, seed: int) -> OnnxRenderStream:
         flow, vocoder = FlowStream(self._flow, voice, seed=seed), VocoderStream(self._hift, seed=seed)
