@@ -166,7 +166,7 @@ def test_the_prefix_cache_saves_work_and_changes_nothing(made: Made) -> None:
     read: list[int] = []
     plain = runner._read
 
-    def counted(row: int, x: Tensor, known: int) -> Any:
+    def counted(row: int, x: NDArray[Any], known: int) -> Any:
         read.append(x.shape[-2])
         return plain(row, x, known)
 

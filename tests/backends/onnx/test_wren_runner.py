@@ -140,7 +140,7 @@ def test_of_a_second_prompt_only_what_is_new_is_read(monkeypatch: pytest.MonkeyP
     plain = mine._read
 
     def counted(row: int, x: Floats, known: int) -> tuple[Floats, Floats]:
-        read.append(x.shape[1])
+        read.append(len(x))
         return plain(row, x, known)
 
     monkeypatch.setattr(mine, "_read", counted)

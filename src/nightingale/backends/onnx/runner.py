@@ -1,17 +1,12 @@
 """T3's steps on a CPU by ONNX Runtime, in float32 or with int8 weights.
 
-A slot is the KV cache of one utterance, two rows where it may be guided. The pool has one buffer per layer; a
-step binds the rows it needs in place, and the graph writes its new keys and values into them.
-
-Prompts share prefixes: the voice's part precedes the text in every prompt and in both rows of a guided one, and
-unguided rows differ only in length. So the rows of the latest prompts are kept (`PrefixCache`), and a prefill
-reads only what follows the longest common prefix.
+The pool of KV caches has one buffer per layer; a step binds the rows it needs in place, and the graph writes its
+new keys and values into them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +19,7 @@ from nightingale.backends.onnx.numpy_weights import Floats
 from nightingale.backends.onnx.streaming_session import Binding, create_session
 from nightingale.backends.onnx.t3_graph import T3StepGraph
 from nightingale.backends.shared.aligned_arrays import page_aligned_zeros
-from nightingale.backends.shared.prefix_cache import PrefixCache
+from nightingale.backends.shared.slot_runner import SlotRunner
 from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.runner import StepInput, VerifyInput
 from nightingale.decoding.sampling import Logits
@@ -35,7 +30,7 @@ IDLE = 1
 """Positions past the capacity, where rows that take no part in a step and padding may write."""
 
 
-class OnnxRunner:
+class OnnxRunner(SlotRunner[tuple[Logits, Floats]]):
     """Run T3's step graph over a pool of KV caches; implements `DraftVerifier`."""
 
     def __init__(
@@ -64,31 +59,22 @@ class OnnxRunner:
             batched: Step all utterances in one pass.
             spare: Positions past the capacity for drafted tokens.
         """
-        self.config, self.embeddings = config, embeddings
-        self.rows_per_slot, self.batched, self.capacity = rows_per_slot, batched, capacity + spare
+        backbone, positions = config.backbone, capacity + spare + IDLE
+        shape = (slots * rows_per_slot, backbone.heads, positions, backbone.width // backbone.heads)
+        names = [f"{name}.{layer}" for layer in range(backbone.layers) for name in ("keys", "values")]
+        super().__init__(
+            {name: page_aligned_zeros(shape) for name in names},
+            slots=slots,
+            rows_per_slot=rows_per_slot,
+            capacity=capacity + spare,
+            batched=batched,
+        )
+        self.config, self.embeddings, self._rope = config, embeddings, embeddings.rotary_tables(positions)
         self.session = create_session(graph, threads)
         self._has_hidden_states = "hidden_states" in [output.name for output in self.session.get_outputs()]
-        backbone = config.backbone
-        positions = self.capacity + IDLE
-        shape = (slots * rows_per_slot, backbone.heads, positions, backbone.width // backbone.heads)
-        self.pool: dict[str, Floats] = {
-            f"{name}.{layer}": page_aligned_zeros(shape)
-            for layer in range(backbone.layers)
-            for name in ("keys", "values")
-        }
-        self._rope = embeddings.rotary_tables(positions)
-        self._prefix_cache = PrefixCache(rows_per_slot)
-        self.rows: list[int] = [0] * slots
-        """rows[slot]: the rows that its utterance uses."""
-        self.lengths: list[int] = [0] * slots
-        """lengths[slot]: the positions that its KV cache holds."""
         self._bound: dict[tuple[int, int, int], Binding] = {}
         self._hidden: dict[int, tuple[int, Floats]] = {}
         """The latest pass of each slot: the number of its first draw, and its hidden states (rows, tokens, …)."""
-
-    @property
-    def kv_bytes(self) -> int:
-        return sum(part.nbytes for part in self.pool.values())
 
     def prefill(self, slot: int, prompt: Prompt, *, max_tokens: int) -> Logits:
         del max_tokens
@@ -96,18 +82,7 @@ class OnnxRunner:
 
     def prefill_embeddings(self, slot: int, prompt: Floats) -> Logits:
         """Read embeddings (rows, time, width) into a slot; return the logits (rows, vocab) after them."""
-        x = np.asarray(prompt, np.float32)
-        rows, length = x.shape[:2]
-        check_capacity(length, self.capacity)
-        if self.embeddings.absolute is not None:
-            x = x + self.embeddings.absolute[:length]
-        passed = []
-        for row, own in enumerate(x, slot * self.rows_per_slot):
-            known = self._prefix_cache.restore(own, partial(self._own, row))
-            passed.append(self._read(row, own[None, known:], known))
-            self._prefix_cache.store(own, self._own(row, length))
-        self.rows[slot], self.lengths[slot] = rows, length
-        logits, hidden = _concatenate(passed)
+        logits, hidden = _concatenate(self.read_prompt(slot, prompt, self.embeddings.absolute))
         self._hidden[slot] = 0, hidden
         return logits[:, 0]
 
@@ -157,23 +132,8 @@ class OnnxRunner:
         return states[:, draw - first]
 
     def move(self, source: int, target: int) -> None:
-        rows, length = self.rows[source], self.lengths[source]
-        old, new = source * self.rows_per_slot, target * self.rows_per_slot
-        for part in self.pool.values():
-            part[new : new + rows, :, :length] = part[old : old + rows, :, :length]
-        self.rows[target], self.lengths[target] = rows, length
-        self.rows[source], self.lengths[source] = 0, 0
+        super().move(source, target)
         self._hidden[target] = self._hidden.pop(source)
-
-    def release(self, slot: int) -> None:
-        """Do nothing: the next prompt overwrites the slot."""
-
-    def reset(self, slot: int) -> None:
-        """Clear the slot and all cached prompts, so that nothing from before an error is used again."""
-        first = slot * self.rows_per_slot
-        for part in self.pool.values():
-            part[first : first + self.rows_per_slot] = 0
-        self._prefix_cache.entries.clear()
 
     def _step(self, slot: int, slots: int, inputs: Sequence[StepInput]) -> tuple[Logits, Floats]:
         """Step `slots` slots from `slot` on; the results of slots without an input are not read."""
@@ -200,9 +160,8 @@ class OnnxRunner:
         return logits[:, :count], hidden[:, :count]
 
     def _read(self, row: int, x: Floats, known: int) -> tuple[Logits, Floats]:
-        """Read x (1, time, width), which follows `known` positions; return its last logits and hidden state."""
-        bound = self._binding(row, np.ascontiguousarray(x), [-1])
-        return self._pass(bound, [known + x.shape[1] - 1])
+        bound = self._binding(row, np.ascontiguousarray(x[None]), [-1])
+        return self._pass(bound, [known + len(x) - 1])
 
     def _embed(
         self, x: Floats, tokens: Sequence[int], speech_positions: Sequence[int], positions: Sequence[int]
@@ -224,8 +183,7 @@ class OnnxRunner:
         logits = arrays["logits"].copy()
         return logits, arrays["hidden_states"].copy() if self._has_hidden_states else logits[..., :0]
 
-    def _own(self, row: int, positions: int) -> dict[str, Floats]:
-        """Return the first positions of a row, (heads, positions, head width) for each buffer."""
+    def _views(self, row: int, positions: int) -> dict[str, Floats]:
         return {name: part[row, :, :positions] for name, part in self.pool.items()}
 
     def _bind(self, row: int, rows: int, tokens: int) -> Binding:

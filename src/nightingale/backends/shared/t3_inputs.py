@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from nightingale.models.chatterbox.t3.backbone import LlamaBackbone
 from nightingale.models.chatterbox.t3.model import T3
@@ -46,12 +45,6 @@ class InputEmbeddings:
         if self._learned is not None:
             x += self._learned[list(positions)]
         return x
-
-    def add_positions(self, prompt: Tensor) -> Tensor:
-        """Add GPT-2's position embeddings to a prompt (rows, time, width); Llama has none."""
-        if self.absolute is None:
-            return prompt
-        return prompt + torch.from_numpy(self.absolute[: prompt.shape[1]])
 
 
 def rotary_tables(t3: T3, positions: int) -> tuple[Floats, Floats] | None:
