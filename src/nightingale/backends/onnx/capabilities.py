@@ -21,7 +21,6 @@ from nightingale.backends.shared.capability_checks import (
     width_reason,
 )
 from nightingale.backends.shared.int8_blocks import BLOCK_SIZES
-from nightingale.backends.shared.speculation import draft_needs_torch
 from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS
 from nightingale.models.chatterbox.t3.config import T3Config
 
@@ -48,11 +47,17 @@ def decoder_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
     if find_spec("torch") is None:
         if (reason := torch_reason(config)) is not None:
             return reason
-        if draft and draft_needs_torch(draft):
+        if draft and _draft_needs_torch(draft):
             return "this draft needs PyTorch"
     if setup.precision == "int8":
         return int8_unsupported_reason(config)
     return float32_unsupported_reason(config)
+
+
+def _draft_needs_torch(draft: str) -> bool:
+    from nightingale.backends.shared.speculation import draft_needs_torch  # most profiles have no draft
+
+    return draft_needs_torch(draft)
 
 
 def renderer_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:

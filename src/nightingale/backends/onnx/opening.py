@@ -6,18 +6,16 @@ PyTorch is imported only for models whose prompts need it, and for drafts that a
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 from nightingale.backends.base import Decoder, Encoders, ModelSource, Renderer, Setup
 from nightingale.backends.onnx.capabilities import package_reason
-from nightingale.backends.onnx.draft_graph import HeadWeights, OnnxDraftHead, open_draft_head, shared_weights
 from nightingale.backends.onnx.embeddings import Embeddings, NumpyEmbeddings, torch_reason
 from nightingale.backends.onnx.numpy_weights import (
+    PackedWeights,
     fitting_weights,
     flow_weights,
     hift_weights,
-    read_packed,
     t3_weights,
 )
 from nightingale.backends.onnx.renderer import OnnxRenderer
@@ -28,15 +26,13 @@ from nightingale.backends.onnx.streaming_session import return_freed_memory
 from nightingale.backends.onnx.t3_graph import T3StepGraph
 from nightingale.backends.shared.capability_checks import available_cores
 from nightingale.backends.shared.pipeline import CoreShares
-from nightingale.backends.shared.speculation import MAX_HEAD_TOKENS, open_speculation
-from nightingale.decoding.drafts import Draft
 from nightingale.decoding.host_decoder import HostDecoder
 from nightingale.decoding.kv_budget import KVBudget
-from nightingale.decoding.speculative import MAX_DRAFT_TOKENS, ONNX_COSTS
+from nightingale.decoding.runner import MAX_DRAFT_TOKENS
 
 
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
-    info, draft = source.info, setup.profile.draft
+    info = source.info
     threads, on_start = available_cores() if setup.threads is None else setup.threads, None
     if torch_reason(info.preset.t3) is not None:
         from nightingale.backends.onnx.torch_model import torch_threads
@@ -45,22 +41,15 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     runner, weights = _open_runner(source, setup, threads)
     return_freed_memory()
     budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=4)
-    if not draft:
+    if weights is None:
         return HostDecoder(runner, budget, on_start=on_start)
-    return open_speculation(
-        source,
-        setup,
-        runner,
-        budget,
-        on_start,
-        open_head=partial(_open_head, source, runner.embeddings, weights, threads),
-        open_model=partial(_open_draft_model, source, setup),
-        costs=ONNX_COSTS.row_by_row(info.rows_per_slot),
-    )
+    from nightingale.backends.onnx.draft_opening import open_drafts  # most profiles have no draft
+
+    return open_drafts(source, setup, runner, weights, budget, on_start, threads=threads)
 
 
-def _open_runner(source: ModelSource, setup: Setup, threads: int) -> tuple[OnnxRunner, HeadWeights]:
-    """Return the runner, and the weights of T3 that a draft head reads."""
+def _open_runner(source: ModelSource, setup: Setup, threads: int) -> tuple[OnnxRunner, PackedWeights | None]:
+    """Return the runner, and T3's weights if the profile has a draft, which may read some of them."""
     info, profile, config = source.info, setup.profile, source.info.preset.t3
     embeddings: Embeddings
     graph: T3StepGraph | Path
@@ -84,25 +73,7 @@ def _open_runner(source: ModelSource, setup: Setup, threads: int) -> tuple[OnnxR
             batched=profile.batched,
             spare=MAX_DRAFT_TOKENS if profile.draft else 0,
         )
-        if not profile.draft or isinstance(graph, Path):
-            return runner, {}
-        return runner, {name: graph.packed[name] for name in shared_weights(config)}
-
-
-def _open_head(
-    source: ModelSource, embeddings: Embeddings, shared: HeadWeights, threads: int, path: Path
-) -> OnnxDraftHead:
-    weights = {**read_packed(path), **shared}
-    with fitting_weights(source):
-        return open_draft_head(
-            source.info.preset.t3, weights, embeddings, threads=threads, longest=MAX_HEAD_TOKENS
-        )
-
-
-def _open_draft_model(source: ModelSource, setup: Setup) -> tuple[Draft, float]:
-    from nightingale.backends.torch.draft_models import open_draft_model
-
-    return open_draft_model(source, setup)
+    return runner, None if isinstance(graph, Path) or not profile.draft else graph.packed
 
 
 def open_renderer(source: ModelSource, setup: Setup) -> Renderer:

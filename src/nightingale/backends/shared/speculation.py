@@ -12,8 +12,8 @@ from nightingale import wren
 from nightingale.backends.base import ModelSource, Setup
 from nightingale.decoding.drafts import Draft, DraftHeadRunner, HiddenStateDraft, LookupDraft
 from nightingale.decoding.kv_budget import KVBudget
-from nightingale.decoding.runner import DraftVerifier
-from nightingale.decoding.speculative import MAX_DRAFT_TOKENS, Costs, SpeculativeDecoder
+from nightingale.decoding.runner import MAX_DRAFT_TOKENS, DraftVerifier
+from nightingale.decoding.speculative import Costs, SpeculativeDecoder
 from nightingale.errors import CheckpointError, ConfigError
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 

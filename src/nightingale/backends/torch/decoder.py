@@ -17,7 +17,7 @@ from nightingale.backends.torch.weights import torch_t3
 from nightingale.decoding.host_decoder import HostDecoder
 from nightingale.decoding.kv_budget import KVBudget
 from nightingale.decoding.kv_retention import find_table
-from nightingale.decoding.speculative import MAX_DRAFT_TOKENS
+from nightingale.decoding.runner import MAX_DRAFT_TOKENS
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_blocks import KVBlockLayout
 

@@ -15,8 +15,8 @@ from nightingale.backends.torch.weights import t3_weights, torch_t3
 from nightingale.decoding.decoding import Decoding, Prompt
 from nightingale.decoding.drafts import Draft, ModelDraft
 from nightingale.decoding.kv_budget import KVBudget
-from nightingale.decoding.runner import DraftVerifier
-from nightingale.decoding.speculative import MAX_DRAFT_TOKENS, TORCH_COSTS, SpeculativeDecoder
+from nightingale.decoding.runner import MAX_DRAFT_TOKENS, DraftVerifier
+from nightingale.decoding.speculative import TORCH_COSTS, SpeculativeDecoder
 from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load, read_tensors
