@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -133,9 +134,18 @@ def test_hidden_states_equal_pytorch() -> None:
     np.testing.assert_allclose(mine.hidden_states(1, 1), reference.hidden_states(1, 1), atol=MAX_ERROR)
 
 
-def test_of_a_second_prompt_only_what_is_new_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, reference = runner(int8=False), in_torch()
-    mine.prefill(0, prompt(7), max_tokens=40)
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_prompt_that_is_read_again_gives_the_same_bits(int8: bool) -> None:
+    mine = runner(int8=int8)
+    first, again = (mine.prefill(0, prompt(7), max_tokens=40) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+
+
+def test_with_a_clip_in_the_prompt_only_what_is_new_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = runner_without_torch(replace(CONFIG, prompt_tokens=6), FILE, int8=False, **POOL)
+    rng = np.random.default_rng(0)
+    clip, one, other = (rng.normal(size=(1, 6, 320)).astype(np.float32) for _ in range(3))
+    mine.prefill_embeddings(0, np.concatenate([clip, one], axis=1))
     read: list[int] = []
     plain = mine._read
 
@@ -144,10 +154,10 @@ def test_of_a_second_prompt_only_what_is_new_is_read(monkeypatch: pytest.MonkeyP
         return plain(row, x, known)
 
     monkeypatch.setattr(mine, "_read", counted)
-    got = mine.prefill(1, prompt(8), max_tokens=40)
-    framed = CONFIG.frame_text(prompt(8).text_ids)
-    assert len(framed) - 1 <= read[0] <= len(framed) + CONFIG.starts, "the text, not the voice"
-    np.testing.assert_allclose(got, reference.prefill(1, prompt(8), max_tokens=40), atol=MAX_ERROR)
+    got = mine.prefill_embeddings(1, np.concatenate([clip, other], axis=1))
+    assert read == [6]
+    expected = runner(int8=False).prefill_embeddings(1, np.concatenate([clip, other], axis=1))
+    np.testing.assert_allclose(got, expected, atol=MAX_ERROR)
 
 
 def test_a_full_cache_is_reported() -> None:

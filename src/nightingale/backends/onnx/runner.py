@@ -68,6 +68,9 @@ class OnnxRunner(SlotRunner[tuple[Logits, Floats]]):
             rows_per_slot=rows_per_slot,
             capacity=capacity + spare,
             batched=batched,
+            # Without a clip there is next to nothing to share, and a product of one row rounds otherwise than
+            # that of a whole prompt: a sentence that is spoken twice would not give the same samples.
+            has_prefix_cache=config.prompt_tokens > 0,
         )
         self.config, self.embeddings, self._rope = config, embeddings, embeddings.rotary_tables(positions)
         self.session = create_session(graph, threads)

@@ -41,4 +41,5 @@ class PrefixCache:
 
     def store(self, x: Floats, views: Mapping[str, NDArray[Any]]) -> None:
         """Copy the keys and values of a row whose inputs are x; the oldest entry is dropped."""
-        self.entries.append((x.copy(), {name: view.copy() for name, view in views.items()}))
+        if self.entries.maxlen:
+            self.entries.append((x.copy(), {name: view.copy() for name, view in views.items()}))

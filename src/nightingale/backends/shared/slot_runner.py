@@ -31,10 +31,11 @@ class SlotRunner(Generic[Read]):
         rows_per_slot: int,
         capacity: int,
         batched: bool,
+        has_prefix_cache: bool = True,
     ) -> None:
         """pool: the KV caches, arrays whose first axis is the row."""
         self.pool, self.rows_per_slot, self.capacity, self.batched = pool, rows_per_slot, capacity, batched
-        self._prefix_cache = PrefixCache(rows_per_slot)
+        self._prefix_cache = PrefixCache(rows_per_slot if has_prefix_cache else 0)
         self.rows: list[int] = [0] * slots
         """rows[slot]: the rows that its utterance uses."""
         self.lengths: list[int] = [0] * slots
