@@ -23,10 +23,12 @@ import torch
 
 from nightingale import wren
 from nightingale.backends.base import ModelInfo, ModelSource
-from nightingale.backends.onnx.llama_runner import LlamaRunner
-from nightingale.backends.onnx.numpy_weights import flow_weights, hift_weights, t3_weights
+from nightingale.backends.onnx.embeddings import NumpyEmbeddings
+from nightingale.backends.onnx.numpy_weights import PackedWeights, flow_weights, hift_weights, t3_weights
 from nightingale.backends.onnx.rendering.flow_stream import FlowNetwork, FlowStream
 from nightingale.backends.onnx.rendering.vocoder_stream import VocoderNetwork, VocoderStream
+from nightingale.backends.onnx.runner import OnnxRunner
+from nightingale.backends.onnx.t3_graph import T3StepGraph
 from nightingale.backends.torch.mel_stream import MelStream
 from nightingale.backends.torch.runner import TorchRunner
 from nightingale.backends.torch.sample_stream import SampleStream
@@ -34,6 +36,7 @@ from nightingale.backends.torch.weights import rendering_weights, torch_t3
 from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.runner import StepInput
 from nightingale.models.chatterbox.presets import PRESETS
+from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.voices.voice import Voice
 
@@ -104,6 +107,11 @@ def load_vocoder(source: ModelSource) -> VocoderNetwork:
     return VocoderNetwork(source.info.preset.hift, hift_weights(source), threads=1)
 
 
+def load_t3(config: T3Config, weights: PackedWeights, *, int8: bool) -> OnnxRunner:
+    graph = T3StepGraph(config, weights, int8=int8)
+    return OnnxRunner(config, NumpyEmbeddings(config, weights), graph, threads=1, **POOL)
+
+
 def push(flow: FlowNetwork, stream: FlowStream, tokens: list[int], final: bool) -> None:
     block = stream.next_block(tokens, final=final)
     assert block is not None
@@ -120,10 +128,8 @@ def vocode(hift: VocoderNetwork, stream: VocoderStream, mel: np.ndarray, final: 
 def steps(source: ModelSource, voice: Voice, rounds: int, times: Times) -> None:
     """Time T3's prompt of 40 text ids and its steps."""
     config, weights = source.info.preset.t3, t3_weights(source)
-    runners: dict[str, LlamaRunner | TorchRunner] = {
-        f"onnx {name}": clock(
-            times, f"load, T3, {name}", LlamaRunner, config, weights, int8=int8, threads=1, **POOL
-        )
+    runners: dict[str, OnnxRunner | TorchRunner] = {
+        f"onnx {name}": clock(times, f"load, T3, {name}", load_t3, config, weights, int8=int8)
         for name, int8 in (("float32", False), ("int8", True))
     }
     runners["torch"] = TorchRunner(torch_t3(source, "cpu", "float32"), **POOL, max_new_tokens=150)

@@ -128,8 +128,9 @@ class ModelSource:
             made: Made = self._made[key]
             return made
 
-    def has(self, key: str) -> bool:
-        return key in self._made
+    def loaded(self, key: str) -> Any:
+        """Return the object under `key` if it exists already."""
+        return self._made.get(key)
 
     def with_info(self, info: ModelInfo) -> ModelSource:
         """Return a source with another description that shares everything that was loaded."""

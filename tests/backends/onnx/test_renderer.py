@@ -11,8 +11,8 @@ from backends.onnx.test_flow_stream import tiny_source, voice_of, wren_source
 from backends.test_renderer_conformance import render
 
 from nightingale.backends.base import Block, ModelSource, Renderer, Setup
+from nightingale.backends.onnx.opening import open_renderer
 from nightingale.backends.onnx.renderer import OnnxRenderer
-from nightingale.backends.onnx.torch_free import open_renderer
 from nightingale.backends.profiles import PROFILES
 from nightingale.backends.torch import TorchBackend
 from nightingale.types import Samples

@@ -17,8 +17,8 @@ from safetensors.numpy import load_file, save_file
 
 from nightingale import wren
 from nightingale.backends.base import ModelInfo, ModelSource, Setup
-from nightingale.backends.onnx import OnnxBackend, torch_free
-from nightingale.backends.onnx.numpy_weights import dequantize, quantize_rows, read_packed, sharpen
+from nightingale.backends.onnx import OnnxBackend, capabilities, opening
+from nightingale.backends.onnx.numpy_weights import RowQuantized, dequantize, read_packed, sharpen
 from nightingale.backends.profiles import PROFILES, profile_named
 from nightingale.errors import CheckpointError
 from nightingale.models.chatterbox.presets import PRESETS
@@ -35,56 +35,59 @@ def setup(precision: str = "float32", profile: str = "balanced") -> Setup:
 
 @pytest.fixture(autouse=True)
 def _forget_package() -> Iterator[None]:
-    torch_free.package_reason.cache_clear()
+    for known in (capabilities.package_reason, capabilities._slow_reason):
+        known.cache_clear()
     yield
-    torch_free.package_reason.cache_clear()
+    for known in (capabilities.package_reason, capabilities._slow_reason):
+        known.cache_clear()
 
 
 def test_wren_is_supported() -> None:
-    assert torch_free.decoder_unsupported_reason(info("wren"), setup()) is None
-    assert torch_free.renderer_unsupported_reason(info("wren"), setup()) is None
-    assert torch_free.open_encoders(ModelSource(info("wren"), {}, packed=True)) is not None
+    assert capabilities.decoder_unsupported_reason(info("wren"), setup()) is None
+    assert capabilities.renderer_unsupported_reason(info("wren"), setup()) is None
+    assert opening.open_encoders(ModelSource(info("wren"), {}, packed=True)) is not None
 
 
 @pytest.mark.parametrize("name", ["english", "turbo"])
 def test_other_models_are_not(name: str) -> None:
-    assert torch_free.decoder_unsupported_reason(info(name), setup()) is not None
-    assert torch_free.renderer_unsupported_reason(info(name), setup()) is not None
-    assert torch_free.open_encoders(ModelSource(info(name), {})) is None
+    assert capabilities.decoder_unsupported_reason(info(name), setup()) is not None
+    assert capabilities.renderer_unsupported_reason(info(name), setup()) is not None
+    assert opening.open_encoders(ModelSource(info(name), {})) is None
 
 
 def test_options_that_need_pytorch_are_named() -> None:
-    reason = torch_free.decoder_unsupported_reason(info("wren"), setup(profile="balanced+cache=int8"))
+    reason = capabilities.decoder_unsupported_reason(info("wren"), setup(profile="balanced+cache=int8"))
     assert "KV cache" in str(reason)
-    assert "bfloat16" in str(torch_free.decoder_unsupported_reason(info("wren"), setup("bfloat16")))
-    assert "bfloat16" in str(torch_free.renderer_unsupported_reason(info("wren"), setup("bfloat16")))
+    assert "bfloat16" in str(capabilities.decoder_unsupported_reason(info("wren"), setup("bfloat16")))
+    assert "bfloat16" in str(capabilities.renderer_unsupported_reason(info("wren"), setup("bfloat16")))
     whole = Setup(profile=PROFILES["exact"], machine=CPU, precision="float32")
-    assert "whole" in str(torch_free.renderer_unsupported_reason(info("wren"), whole))
+    assert "whole" in str(capabilities.renderer_unsupported_reason(info("wren"), whole))
 
 
 def test_slow_int8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_free, "int8_speedup", lambda: 1.1)
-    assert "1.1 times" in str(torch_free.decoder_unsupported_reason(info("wren"), setup("int8")))
-    assert "1.1 times" in str(torch_free.renderer_unsupported_reason(info("wren"), setup("int8")))
-    monkeypatch.setattr(torch_free, "int8_speedup", lambda: 2.0)
-    assert torch_free.decoder_unsupported_reason(info("wren"), setup("int8")) is None
+    monkeypatch.setattr(capabilities, "measure_speedup", lambda *_, **__: 1.1)
+    assert "1.1 times" in str(capabilities.decoder_unsupported_reason(info("wren"), setup("int8")))
+    assert "1.1 times" in str(capabilities.renderer_unsupported_reason(info("wren"), setup("int8")))
+    monkeypatch.setattr(capabilities, "measure_speedup", lambda *_, **__: 2.0)
+    capabilities._slow_reason.cache_clear()
+    assert capabilities.decoder_unsupported_reason(info("wren"), setup("int8")) is None
 
 
 def test_the_speed_of_int8_is_measured() -> None:
-    assert torch_free.int8_speedup() > 0
+    assert capabilities.measure_speedup(*capabilities.SMALL_PROBE, threads=1) > 0
 
 
 def test_a_missing_an_old_and_a_broken_package_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     assert "not installed" in str(OnnxBackend().unsupported_reason("renderer", info("wren"), setup()))
-    torch_free.package_reason.cache_clear()
+    capabilities.package_reason.cache_clear()
     old = SimpleNamespace(__version__="1.20.1", __spec__=SimpleNamespace())
     monkeypatch.setitem(sys.modules, "onnxruntime", old)
-    assert "too old" in str(torch_free.package_reason())
-    torch_free.package_reason.cache_clear()
+    assert "too old" in str(capabilities.package_reason())
+    capabilities.package_reason.cache_clear()
     broken = SimpleNamespace(__version__="no number", __spec__=SimpleNamespace())
     monkeypatch.setitem(sys.modules, "onnxruntime", broken)
-    assert "does not work here" in str(torch_free.package_reason())
+    assert "does not work here" in str(capabilities.package_reason())
 
 
 def test_a_damaged_file_is_reported(tmp_path: Path) -> None:
@@ -108,7 +111,7 @@ def test_missing_weights_are_reported(missing: str, tmp_path: Path) -> None:
     save_file(kept, tmp_path / "s3gen.safetensors")
     source = ModelSource(info("wren"), {"s3gen": tmp_path / "s3gen.safetensors"}, packed=True)
     with pytest.raises(CheckpointError, match="do not fit"):
-        torch_free.open_renderer(source, setup())
+        opening.open_renderer(source, setup())
 
 
 def test_a_missing_layer_of_t3_is_reported(tmp_path: Path) -> None:
@@ -117,13 +120,13 @@ def test_a_missing_layer_of_t3_is_reported(tmp_path: Path) -> None:
     save_file(kept, tmp_path / "t3.safetensors")
     source = ModelSource(info("wren"), {"t3": tmp_path / "t3.safetensors"}, packed=True)
     with pytest.raises(CheckpointError, match="do not fit"):
-        torch_free.open_decoder(source, setup())
+        opening.open_decoder(source, setup())
 
 
 def test_quantized_rows_are_restored() -> None:
-    weight = np.random.default_rng(0).normal(size=(4, 32)).astype(np.float32)
-    packed = quantize_rows(weight)
-    assert np.abs(dequantize(packed) - weight).max() <= packed.scales.max() / 2 + 1e-6
+    codes = np.random.default_rng(0).integers(-127, 128, (4, 32)).astype(np.int8)
+    packed = RowQuantized(codes, np.array([0.5, 0.0, 2.0, 1.0], np.float32))
+    np.testing.assert_array_equal(dequantize(packed), codes * packed.scales[:, None])
     np.testing.assert_array_equal(packed.rows([2, 0]), dequantize(packed)[[2, 0]])
 
 
@@ -147,4 +150,4 @@ def test_a_preset_without_block_causality_is_refused() -> None:
     random_phase = replace(preset, hift=replace(preset.hift, in_phase=False))
     for changed in (two_sided, random_phase):
         model = replace(info("wren"), preset=changed)
-        assert torch_free.renderer_unsupported_reason(model, setup()) is not None
+        assert capabilities.renderer_unsupported_reason(model, setup()) is not None

@@ -10,8 +10,7 @@ the prefix "new."; `StreamingSession` passes the outputs of one block to the nex
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,24 +21,20 @@ from nightingale.backends.onnx.numpy_weights import (
     PackedWeights,
     RowQuantized,
     dequantize,
-    quantize_rows,
+    quantize_blocks,
 )
 from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, INT64, UINT8, OnnxGraph
 
-IN_MEMORY: Final = "weights"
-"""Stands for the file of external weights, which does not exist: `InferenceSession` gets them as arrays."""
+WEIGHTS_FILE: Final = "weights.bin"
+"""The file of external weights, beside a graph on disk. `create_session` passes arrays in its place."""
 NEW: Final = "new."
 INT8_INPUTS: Final = 4
 """The `accuracy_level` of MatMulNBits that quantizes the inputs to int8 too."""
-INT8_BLOCKS: Final = (128, 64, 32, 16)
-"""Inputs that share a scale in MatMulNBits, the fastest first."""
-INT8_ZERO_POINT: Final = 128
 Residual = tuple[str, str] | None
 """A layer's part of the residual stream: its product, and its name, whose bias is not added yet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cache:
+class Cache(NamedTuple):
     """Values that a layer keeps between blocks."""
 
     name: str
@@ -49,29 +44,45 @@ class Cache:
     """The time axis."""
     fill: float
     """The value at the start of a stream."""
-    positions_per_token: int = 0
+    positions_per_token: int
     """The growth of keys and values with each token of a block; 0 for the inputs of a convolution."""
-    max_positions: int | None = None
-    """The limit of that growth."""
+
+
+class TensorFile(Protocol):
+    def write(self, name: str, value: NDArray[Any]) -> int:
+        """Write a tensor and return its offset."""
 
 
 class NetworkGraph(OnnxGraph):
     """The operations that the networks share. Activations are (rows, time, channels) unless a name says so."""
 
-    def __init__(self, weights: PackedWeights, *, int8: bool = False) -> None:
-        """Start a graph over weights by name; with `int8`, products take them as integers."""
-        super().__init__(IN_MEMORY)
-        self.packed, self.weights, self.int8 = weights, LazyFloats(weights), int8
+    def __init__(self, weights: PackedWeights, *, int8: bool = False, file: TensorFile | None = None) -> None:
+        """Start a graph over weights by name.
+
+        int8: Products take weights and inputs as integers. file: Gets the weights, instead of the session.
+        """
+        super().__init__(WEIGHTS_FILE)
+        self.packed, self.weights, self.int8, self._file = (
+            weights,
+            LazyFloats(weights.__getitem__),
+            int8,
+            file,
+        )
         self.initializers: dict[str, NDArray[Any]] = {}
         self._names: set[str] = set()
         self.caches: list[Cache] = []
 
     def tensor(self, name: str, value: NDArray[Any]) -> str:
-        """Add weights in float32 or uint8 that are passed to the session by reference."""
-        if name not in self.initializers:
+        """Add weights in float32 or uint8, once for each name."""
+        if name not in self._names:
+            self._names.add(name)
             dtype, kind = (UINT8, np.uint8) if value.dtype == np.uint8 else (FLOAT, np.float32)
-            stored = self.initializers[name] = np.ascontiguousarray(value, kind)
-            self.external_constant(name, dtype, stored.shape, offset=0, size=stored.nbytes)
+            stored, offset = np.ascontiguousarray(value, kind), 0
+            if self._file is None:
+                self.initializers[name] = stored
+            else:
+                offset = self._file.write(name, stored)
+            self.external_constant(name, dtype, stored.shape, offset=offset, size=stored.nbytes)
         return name
 
     def weight(self, name: str) -> str:
@@ -104,23 +115,13 @@ class NetworkGraph(OnnxGraph):
         start: int = 0,
         fill: float = 0.0,
         positions_per_token: int = 0,
-        max_positions: int | None = None,
     ) -> str:
         """Add a cache whose time axis has `start` columns at first; the caller adds the output NEW + name."""
         self.input(name, FLOAT, ("rows", *shape))
         self.output(NEW + name, FLOAT, ("rows", *shape))
         sizes = [1, *(size if isinstance(size, int) else 0 for size in shape)]
         sizes[axis] = start
-        self.caches.append(
-            Cache(
-                name=name,
-                shape=tuple(sizes),
-                axis=axis,
-                fill=fill,
-                positions_per_token=positions_per_token,
-                max_positions=max_positions,
-            )
-        )
+        self.caches.append(Cache(name, tuple(sizes), axis, fill, positions_per_token))
         return name
 
     def slice(self, x: str, start: int, end: int | None, axis: int, out: str = "") -> str:
@@ -130,29 +131,37 @@ class NetworkGraph(OnnxGraph):
 
     def matmul(self, x: str, name: str) -> str:
         """Multiply by the weights of a linear layer, without its bias."""
-        return self.product(x, f"{name}.weight", self.packed[f"{name}.weight"])
+        return self.product(x, name, self.packed[f"{name}.weight"])
 
-    def product(self, x: str, name: str, weight: Floats | RowQuantized, out: str = "") -> str:
-        """Multiply x (…, inputs) by a matrix (outputs, inputs)."""
+    def product(
+        self, x: str, name: str, weight: Floats | RowQuantized, out: str = "", *, bias: str = ""
+    ) -> str:
+        """Multiply x (…, inputs) by a matrix (outputs, inputs).
+
+        name: of the matrix in the graph. bias: the name of weights that are added.
+        """
         outputs = [out] if out else []
-        if not self.int8:
-            factors = [x, self.tensor(name, dequantize(weight))]
+        if self.int8:
+            blocks = quantize_blocks(weight)
+            factors = [
+                x,
+                self.tensor(f"{name}.codes", blocks.codes),
+                self.tensor(f"{name}.scales", blocks.scales),
+                *(["", "", self.weight(bias)] if bias else []),
+            ]
+            count, number, block = blocks.codes.shape
+            sizes = {"K": number * block, "N": count, "bits": 8, "block_size": block}
+            return self.node(
+                "MatMulNBits", factors, outputs, domain=CONTRIB, **sizes, accuracy_level=INT8_INPUTS
+            )
+        factors = [x, self.tensor(f"{name}.weight", dequantize(weight))]
+        if not bias:
             return self.node("FusedMatMul", factors, outputs, domain=CONTRIB, transB=1)
-        rows = weight if isinstance(weight, RowQuantized) else quantize_rows(weight)
-        count, inputs = rows.codes.shape
-        block = next(size for size in INT8_BLOCKS if inputs % size == 0)
-        codes = np.ascontiguousarray(rows.codes).view(np.uint8) ^ np.uint8(INT8_ZERO_POINT)
-        scales = np.repeat(rows.scales[:, None], inputs // block, axis=1)
-        factors = [
-            x,
-            self.tensor(f"{name}.codes", codes.reshape(count, -1, block)),
-            self.tensor(f"{name}.scales", scales),
-        ]
-        sizes = {"K": inputs, "N": count, "bits": 8, "block_size": block, "accuracy_level": INT8_INPUTS}
-        return self.node("MatMulNBits", factors, outputs, domain=CONTRIB, **sizes)
+        product = self.node("FusedMatMul", factors, domain=CONTRIB, transB=1)
+        return self.node("Add", [product, self.weight(bias)], outputs)
 
     def linear(self, x: str, name: str) -> str:
-        return self.node("Add", [self.matmul(x, name), self.weight(f"{name}.bias")])
+        return self.product(x, name, self.packed[f"{name}.weight"], bias=f"{name}.bias")
 
     def layer_norm(self, x: str, name: str, epsilon: float, *, gain: float = 1.0) -> str:
         """Normalize over channels; `gain` scales the result."""
@@ -199,15 +208,11 @@ class NetworkGraph(OnnxGraph):
             if isinstance(weight, RowQuantized)
             else weight.transpose(0, 2, 1).reshape(matrix)
         )
-        return self.node(
-            "Add", [self.product(windows, f"{name}.weight", by_tap), self.weight(f"{name}.bias")]
-        )
+        return self.product(windows, name, by_tap, bias=f"{name}.bias")
 
     def attention(
         self,
-        q: str,
-        k: str,
-        v: str,
+        qkv: Sequence[str],
         name: str,
         *,
         heads: int,
@@ -219,21 +224,16 @@ class NetworkGraph(OnnxGraph):
     ) -> str:
         """Attend to the block and to the cached positions before it.
 
-        score_bias: (rows, heads or 1, time, positions), added to the scores. input_bias: added to q, k and v.
+        score_bias: (rows, heads or 1, time, positions), added to the scores. input_bias: of all three, joined.
         """
+        shape = (heads, "cached", head_width)
         past = [
-            self.cache(
-                f"{name}.{part}",
-                (heads, "cached", head_width),
-                axis=2,
-                positions_per_token=positions_per_token,
-                max_positions=max_positions,
-            )
+            self.cache(f"{name}.{part}", shape, axis=2, positions_per_token=positions_per_token)
             for part in ("keys", "values")
         ]
         joined = [f"{cache}.joined" for cache in past]
         outputs = [f"{name}.attended", *joined]
-        inputs = [q, k, v, input_bias, "", score_bias, *past]
+        inputs = [*qkv, input_bias, "", score_bias, *past]
         self.node("MultiHeadAttention", inputs, outputs, domain=CONTRIB, num_heads=heads)
         for cache, whole in zip(past, joined, strict=True):
             if max_positions is None:

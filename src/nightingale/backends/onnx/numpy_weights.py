@@ -6,7 +6,7 @@ memory are read through `state_dict`, so this file works with them and never imp
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -16,13 +16,11 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from nightingale.backends.base import ModelSource
+from nightingale.backends.shared.int8_blocks import INT8_MAX, ZERO_POINT, block_size_for
 from nightingale.errors import CheckpointError
 
 Floats = NDArray[np.float32]
-Weights = Mapping[str, Floats]
-PackedWeights = Mapping[str, "Floats | RowQuantized"]
 SCALE: Final = ".scale"
-INT8_MAX: Final = 127
 NEIGHBOURHOOD_BANDS: Final = 5
 
 
@@ -37,6 +35,14 @@ class RowQuantized(NamedTuple):
         """Return some rows in float32."""
         rows: Floats = self.codes[indices].astype(np.float32) * self.scales[indices][..., None]
         return rows
+
+
+class BlockQuantized(NamedTuple):
+    """A matrix as MatMulNBits reads it: codes (outputs, blocks, block), scales (outputs, blocks)."""
+
+    codes: NDArray[np.uint8]
+    """One byte each, of which ZERO_POINT stands for zero."""
+    scales: Floats
 
 
 def read_packed(path: Path, prefix: str = "") -> dict[str, Floats | RowQuantized]:
@@ -94,25 +100,28 @@ def fitting_weights(source: ModelSource) -> Iterator[None]:
         ) from error
 
 
-def unpack(packed: PackedWeights) -> dict[str, Floats]:
+def unpack(packed: Mapping[str, Floats | RowQuantized]) -> dict[str, Floats]:
     """Return all tensors in float32."""
     return {name: dequantize(value) for name, value in packed.items()}
 
 
-class LazyFloats(Mapping[str, Floats]):
-    """Packed weights that are converted to float32 when they are read."""
+class LazyFloats:
+    """Weights that are read, and converted to float32, when they are asked for."""
 
-    def __init__(self, packed: PackedWeights) -> None:
-        self.packed = packed
+    def __init__(self, read: Callable[[str], Floats | RowQuantized]) -> None:
+        self._read = read
 
     def __getitem__(self, name: str) -> Floats:
-        return dequantize(self.packed[name])
+        return dequantize(self._read(name))
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.packed)
 
-    def __len__(self) -> int:
-        return len(self.packed)
+Weights = Mapping[str, Floats] | LazyFloats
+PackedWeights = Mapping[str, Floats | RowQuantized] | Weights
+
+
+def take_rows(table: Floats | RowQuantized, ids: Any) -> Floats:
+    """Return some rows of a table in float32."""
+    return table.rows(ids) if isinstance(table, RowQuantized) else table[ids]
 
 
 def dequantize(value: Floats | RowQuantized) -> Floats:
@@ -122,14 +131,23 @@ def dequantize(value: Floats | RowQuantized) -> Floats:
     return np.multiply(value.codes, value.scales.reshape(shape), dtype=np.float32)
 
 
-def quantize_rows(weight: Floats) -> RowQuantized:
-    """Return a matrix in the compact format."""
-    scales = np.abs(weight).max(axis=1) / INT8_MAX
-    codes = weight / np.where(scales > 0, scales, 1)[:, None]
-    return RowQuantized(np.rint(codes).astype(np.int8), scales.astype(np.float32))
+def quantize_blocks(weight: Floats | RowQuantized) -> BlockQuantized:
+    """Return a matrix in blocks, as backends/shared/quantize.py does; a compact one keeps its values."""
+    outputs, inputs = (weight.codes if isinstance(weight, RowQuantized) else weight).shape
+    block = block_size_for(inputs)
+    shape = (outputs, inputs // block, block)
+    if isinstance(weight, RowQuantized):
+        codes = np.ascontiguousarray(weight.codes).view(np.uint8) ^ np.uint8(ZERO_POINT)
+        return BlockQuantized(codes.reshape(shape), np.repeat(weight.scales[:, None], shape[1], axis=1))
+    parts = weight.reshape(shape)
+    scales = np.maximum(parts.max(axis=-1), -parts.min(axis=-1)) / np.float32(INT8_MAX)
+    levels = parts / np.where(scales > 0, scales, np.float32(1))[..., None]
+    np.rint(levels, out=levels)
+    levels += ZERO_POINT
+    return BlockQuantized(levels.astype(np.uint8), scales)
 
 
-def sharpen(weights: Weights, amount: float) -> dict[str, Floats]:
+def sharpen(weights: Mapping[str, Floats], amount: float) -> dict[str, Floats]:
     """Fold the sharpening of the mel into HiFT's first layer (models/chatterbox/hift/sharpen.py).
 
     Each band becomes x + amount · (x - mean of its neighbourhood).
@@ -149,30 +167,28 @@ def sharpen(weights: Weights, amount: float) -> dict[str, Floats]:
 
 def flow_weights(source: ModelSource) -> dict[str, Floats | RowQuantized]:
     """Return the flow's tensors; the table of token embeddings stays in int8 where it is stored so."""
-    if source.has("s3gen"):
-        flow, _ = source.shared("s3gen", _missing)
-        return {**_state(flow)}
+    if (networks := source.loaded("s3gen")) is not None:
+        return {**_state(networks[0])}
     return read_packed(source.files["s3gen"], "flow.")
 
 
 def hift_weights(source: ModelSource) -> dict[str, Floats]:
-    if source.has("s3gen"):
-        _, hift = source.shared("s3gen", _missing)
-        return _state(hift)
+    if (networks := source.loaded("s3gen")) is not None:
+        return _state(networks[1])
     stored = unpack(read_packed(source.files["s3gen"], "mel2wav."))
     return sharpen(stored, source.info.preset.hift.sharpening)
 
 
 def t3_weights(source: ModelSource) -> dict[str, Floats | RowQuantized]:
-    if source.has("t3"):
-        return {**_state(source.shared("t3", _missing))}
+    if (t3 := source.loaded("t3")) is not None:
+        return {**_state(t3)}
     return read_packed(source.files["t3"])
 
 
 def encoder_weights(source: ModelSource, name: str) -> dict[str, Floats]:
     """Return the weights of "speech_tokenizer" or "voice_encoder"."""
-    if source.has("encoders"):
-        return _state(getattr(source.shared("encoders", _missing), name))
+    if (encoders := source.loaded("encoders")) is not None:
+        return _state(getattr(encoders, name))
     if name == "voice_encoder":
         return unpack(read_packed(source.files["voice_encoder"]))
     return unpack(read_packed(source.files["s3gen"], "tokenizer."))
@@ -180,7 +196,3 @@ def encoder_weights(source: ModelSource, name: str) -> dict[str, Floats]:
 
 def _state(network: Any) -> dict[str, Floats]:
     return {name: np.asarray(value.detach(), np.float32) for name, value in network.state_dict().items()}
-
-
-def _missing() -> Any:
-    raise AssertionError("`ModelSource.has` was checked before")

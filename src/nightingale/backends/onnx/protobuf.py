@@ -96,6 +96,10 @@ class OnnxGraph:
         self._weights.append(_bytes(5, head + data))
         return name
 
+    def unique(self, name: str) -> str:
+        """Return a name that later operations do not get."""
+        return f"{name}.{len(self._nodes)}"
+
     def node(
         self,
         op_type: str,
@@ -110,7 +114,7 @@ class OnnxGraph:
         An empty name stands for an input or output that is left out.
         """
         # Unique, because profiles and error messages name nodes.
-        name = f"{op_type}.{len(self._nodes)}"
+        name = self.unique(op_type)
         outputs = outputs or [name]
         encoded = b"".join(_bytes(1, given) for given in inputs) + b"".join(_bytes(2, out) for out in outputs)
         encoded += _bytes(3, name) + _bytes(4, op_type)

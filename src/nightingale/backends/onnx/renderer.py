@@ -1,18 +1,14 @@
-"""Speech tokens to samples on ONNX Runtime: the flow and the two parts of the vocoder in one thread each.
+"""Speech tokens to samples on ONNX Runtime, in a pipeline of three threads (backends/shared/pipeline.py).
 
-The next tokens, the mel of the latest block, the excitation of the one before and the samples of another one
-are independent of each other, so T3 and the three stages run at the same time. Each session has a fixed number
-of threads: results depend on the tokens and the seed, never on timing.
+Each session has a fixed number of threads: results depend on the tokens and the seed, never on timing.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Hashable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from typing import NamedTuple
+from concurrent.futures import Future
+from functools import partial
 
 from nightingale.backends.base import Block, BlockCut
 from nightingale.backends.onnx.numpy_weights import Floats
@@ -23,46 +19,20 @@ from nightingale.backends.onnx.rendering.vocoder_stream import (
     VocoderNetwork,
     VocoderStream,
 )
-from nightingale.backends.onnx.streaming_session import default_threads
+from nightingale.backends.shared.pipeline import CoreShares, CutStream, RenderPipeline
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
 
 
-class StageThreads(NamedTuple):
-    """Threads for each stage; those of the vocoder's two parts are equal."""
-
-    decoder: int
-    flow: int
-    vocoder: int
-
-
-def share_cores(cores: int | None = None) -> StageThreads:
-    """Divide the cores of this process among the stages."""
-    cores = default_threads() if cores is None else cores
-    few = max(1, cores // 4)
-    return StageThreads(decoder=few, flow=few, vocoder=max(1, cores // 2))
-
-
-class OnnxRenderStream:
+class OnnxRenderStream(CutStream):
     """One utterance: mel frames, then samples."""
-
-    prefers_large_batches = False  # a batch takes as long as its blocks one by one
 
     def __init__(self, flow: FlowStream, vocoder: VocoderStream, *, prompt_tokens: int) -> None:
         self.flow, self.vocoder = flow, vocoder
-        self.started = False
         # What the stages will hold once all submitted blocks are rendered.
         self._waiting_tokens, self._waiting_frames = min(prompt_tokens, LOOKAHEAD_TOKENS), 0
         self._has_samples = False
-
-    def next_cut(self, waiting: int, *, finished: bool, wanted: int) -> BlockCut | None:
-        size = wanted + (0 if self.started else LOOKAHEAD_TOKENS)
-        # Never more than wanted, however long the block has waited, and final no sooner because the end has
-        # become known in the meantime: the audio must not depend on timing.
-        if waiting >= size:
-            return BlockCut(size, False)
-        return BlockCut(waiting, True) if finished else None
 
     def batch_key(self, cut: BlockCut) -> Hashable:
         return cut, self._waiting_tokens, self._waiting_frames, self._has_samples
@@ -77,70 +47,32 @@ class OnnxRenderStream:
             self._has_samples, self._waiting_frames = True, 0
 
 
-class OnnxRenderer:
-    """Render blocks in a pipeline of three threads.
+class OnnxRenderer(RenderPipeline):
+    """Render blocks by sessions whose threads are `shares`."""
 
-    Args:
-        flow: The flow's sessions.
-        hift: The vocoder's sessions.
-        shares: The threads that these sessions have, and those that are left for the decoder.
-        max_batch: Blocks of one call. On a CPU a batch takes as long as its blocks one after the other, and
-            its first samples come last.
-    """
+    max_batch = 1
+    """Blocks of one call. A CPU renders a batch no sooner than its blocks one by one, and its first samples last."""
 
-    max_in_flight = 3  # one block in each stage
-
-    def __init__(
-        self, flow: FlowNetwork, hift: VocoderNetwork, shares: StageThreads, *, max_batch: int = 1
-    ) -> None:
-        self._flow, self._hift, self.max_batch = flow, hift, max_batch
-        self.decoder_threads: int | None = shares.decoder
-        self._few_cores = shares.vocoder == 1
-        self._previous: Future[list[Samples]] | None = None
-        self._turn, self._decoder_idle = threading.Condition(), True
-        self._stages = [
-            ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"nightingale-{stage}")
-            for stage in ("flow", "excitation", "vocoder")
-        ]
+    def __init__(self, flow: FlowNetwork, hift: VocoderNetwork, shares: CoreShares) -> None:
+        super().__init__(shares)
+        self._flow, self._hift = flow, hift
 
     def open(self, voice: Voice, *, seed: int) -> OnnxRenderStream:
         flow, vocoder = FlowStream(self._flow, voice, seed=seed), VocoderStream(self._hift, seed=seed)
         return OnnxRenderStream(flow, vocoder, prompt_tokens=len(voice.flow_prompt_ids))
 
-    def decoder_busy(self, busy: bool) -> None:
-        if busy == self._decoder_idle:
-            with self._turn:
-                self._decoder_idle = not busy
-                self._turn.notify_all()
-
     def render(self, blocks: Sequence[Block]) -> Future[list[Samples]]:
         for block in blocks:
             block.stream.submit(block)
-        flow, excitation, vocoder = self._stages
-        mels = flow.submit(self._mels, blocks, self._previous)
-        features = excitation.submit(self._excite, blocks, mels)
-        samples = self._previous = vocoder.submit(self._synthesize, blocks, features)
-        samples.add_done_callback(self._notify)
-        if blocks[0].first:
-            # The first audio is awaited: T3 beside the flow would delay it.
-            with suppress(Exception):  # the caller gets it from the future
-                mels.result()
-        return samples
+        return self.submit(
+            partial(self._mels, blocks),
+            partial(self._excite, blocks),
+            partial(self._synthesize, blocks),
+            first=blocks[0].first,
+        )
 
-    def close(self) -> None:
-        for stage in self._stages:
-            stage.shutdown(wait=True, cancel_futures=True)
-
-    def _notify(self, _: Future[list[Samples]]) -> None:
-        with self._turn:
-            self._turn.notify_all()
-
-    def _mels(self, blocks: Sequence[Block], previous: Future[list[Samples]] | None) -> list[Floats]:
+    def _mels(self, blocks: Sequence[Block]) -> list[Floats]:
         """Return the mel (frames, bands) of each block; no frames where too few tokens are known."""
-        # The stages of a block run one after the other: on two cores, T3 and another block would delay it.
-        if self._few_cores and previous is not None:
-            with self._turn:
-                self._turn.wait_for(lambda: self._decoder_idle or previous.done())
         started = time.perf_counter()
         streams: list[FlowStream] = [block.stream.flow for block in blocks]
         taken = [
@@ -157,12 +89,11 @@ class OnnxRenderer:
             block.record("flow", started)
         return fresh
 
-    def _excite(self, blocks: Sequence[Block], mels: Future[list[Floats]]) -> list[ExcitedPass]:
+    def _excite(self, blocks: Sequence[Block], mels: list[Floats]) -> list[ExcitedPass]:
         """Return the features of the excitation; none if the vocoder has to wait for more frames."""
-        known, final = mels.result(), blocks[0].final
-        started = time.perf_counter()
+        started, final = time.perf_counter(), blocks[0].final
         streams: list[VocoderStream] = [block.stream.vocoder for block in blocks]
-        taken = [stream.next_mel(mel, final=final) for stream, mel in zip(streams, known, strict=True)]
+        taken = [stream.next_mel(mel, final=final) for stream, mel in zip(streams, mels, strict=True)]
         ready = [mel for mel in taken if mel is not None]
         if len(ready) < len(blocks):
             return []
@@ -171,8 +102,7 @@ class OnnxRenderer:
             block.record("vocoder", started)
         return passes
 
-    def _synthesize(self, blocks: Sequence[Block], excited: Future[list[ExcitedPass]]) -> list[Samples]:
-        passes = excited.result()
+    def _synthesize(self, blocks: Sequence[Block], passes: list[ExcitedPass]) -> list[Samples]:
         if not passes:
             return [self._flow.noise(0, 0, 0)[:, 0] for _ in blocks]
         started = time.perf_counter()

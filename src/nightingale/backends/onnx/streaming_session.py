@@ -11,10 +11,10 @@ cached different numbers of positions; the shorter caches are padded at their be
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,24 +30,41 @@ MASKED = np.float32(-1e9)
 """Added to the scores of positions that a row does not have. Not -inf: ONNX Runtime subtracts maxima."""
 
 
-def create_session(graph: NetworkGraph, threads: int) -> onnxruntime.InferenceSession:
-    """Create a session over a graph. ONNX Runtime copies the weights into its own layout."""
+def create_session(graph: NetworkGraph | Path, threads: int) -> onnxruntime.InferenceSession:
+    """Create a session over a graph, or over a file, whose weights lie beside it and are mapped.
+
+    ONNX Runtime copies the weights of a graph into its own layout.
+    """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
+    # Its threads wait for the next operation by spinning, but not for the next step: others need the cores.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if isinstance(graph, Path):
+        return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     # Planning the reuse of buffers takes longer than all the rest: 314 instead of 133 ms for flow and vocoder.
     options.enable_mem_reuse = False
     options.enable_mem_pattern = False  # shapes differ from block to block
-    options.add_session_config_entry("session.force_spinning_stop", "1")
     names = list(graph.initializers)
     values = [onnxruntime.OrtValue.ortvalue_from_numpy(graph.initializers[name]) for name in names]
     options.add_external_initializers(names, values)
     return onnxruntime.InferenceSession(graph.model(), options, providers=["CPUExecutionProvider"])
 
 
-def default_threads() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+class Binding:
+    """Arrays that are bound to a session's inputs and outputs once, and then only written and read."""
+
+    def __init__(
+        self, session: Any, inputs: Mapping[str, NDArray[Any]], outputs: Mapping[str, NDArray[Any]]
+    ) -> None:
+        self._session, self._binding = session, session.io_binding()
+        self.arrays = {**inputs, **outputs}
+        for bind, values in ((self._binding.bind_input, inputs), (self._binding.bind_output, outputs)):
+            for name, value in values.items():
+                bind(name, "cpu", 0, value.dtype.type, value.shape, value.ctypes.data)
+
+    def run(self) -> None:
+        self._session.run_with_iobinding(self._binding)
 
 
 def return_freed_memory() -> None:

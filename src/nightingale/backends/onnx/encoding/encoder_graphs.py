@@ -22,7 +22,6 @@ from nightingale.backends.onnx.numpy_weights import Floats, Weights
 from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT
 from nightingale.models.chatterbox.encoders.config import SpeechTokenizerConfig, VoiceEncoderConfig
 
-ROPE_THETA = 10_000.0
 EPSILON = 1e-5
 
 
@@ -109,11 +108,3 @@ class SpeechTokenizerGraph(NetworkGraph):
 
     def _gelu(self, x: str) -> str:
         return self.node("Gelu", [x], domain=CONTRIB)
-
-
-def rotary_tables(config: SpeechTokenizerConfig, tokens: int) -> dict[str, Floats]:
-    """Return cosines and sines, (tokens, head_dim / 2) each."""
-    width = config.width // config.heads
-    inverse = 1.0 / ROPE_THETA ** (np.arange(0, width, 2, dtype=np.float32) / np.float32(width))
-    angle = np.arange(tokens, dtype=np.float32)[:, None] * inverse.astype(np.float32)
-    return {"cos": np.cos(angle), "sin": np.sin(angle)}

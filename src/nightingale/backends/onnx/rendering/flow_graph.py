@@ -102,7 +102,7 @@ class TokenEncoderGraph(NetworkGraph):
         """Add a score by distance to the score by content: (q + u)·k + (q + v)·distance."""
         heads, width = self.config.encoder_heads, self.config.encoder_width
         head_width = width // heads
-        q, k, v = (self.matmul(x, f"{name}.linear_{part}") for part in "qkv")
+        qkv = [self.matmul(x, f"{name}.linear_{part}") for part in "qkv"]
         by_distance, by_content = (
             self.weights[f"{name}.pos_bias_{part}"].reshape(-1) + self.weights[f"{name}.linear_q.bias"]
             for part in "vu"
@@ -112,14 +112,12 @@ class TokenEncoderGraph(NetworkGraph):
         distances = self.input(
             f"{name}.distances", FLOAT, (heads, head_width, f"spans.{positions_per_token}")
         )
-        q_v = self.node("Add", [q, self.tensor(f"{name}.distance_bias", by_distance)])
+        q_v = self.node("Add", [qkv[0], self.tensor(f"{name}.distance_bias", by_distance)])
         q_v = self.node("Reshape", [q_v, self.ints(0, 0, heads, head_width)])
         q_v = self.node("Transpose", [q_v], perm=(0, 2, 1, 3))
         scores = self._align_distances(self.node("MatMul", [q_v, distances]), mask)
         attended = self.attention(
-            q,
-            k,
-            v,
+            qkv,
             name,
             heads=heads,
             head_width=head_width,
@@ -186,11 +184,8 @@ class EstimatorGraph(NetworkGraph):
         for number in range(self.config.estimator_stage_blocks):
             at = f"{name}.1.{number}"
             normed, x = self.add_layer_norm(x, residual, f"{at}.norm1", EPSILON)
-            q, k, v = (self.matmul(normed, f"{at}.attn1.to_{part}") for part in "qkv")
             attended = self.attention(
-                q,
-                k,
-                v,
+                [self.matmul(normed, f"{at}.attn1.to_{part}") for part in "qkv"],
                 at,
                 heads=self.config.estimator_heads,
                 head_width=HEAD_WIDTH,

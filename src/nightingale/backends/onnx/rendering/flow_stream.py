@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from nightingale.backends.onnx.numpy_weights import Floats, LazyFloats, PackedWeights, RowQuantized, Weights
+from nightingale.backends.onnx.numpy_weights import Floats, LazyFloats, PackedWeights, Weights, take_rows
 from nightingale.backends.onnx.rendering.flow_graph import (
     ESTIMATOR,
     EstimatorGraph,
@@ -69,7 +69,7 @@ class FlowNetwork:
         self, config: FlowConfig, weights: PackedWeights, *, threads: int, int8: bool = False
     ) -> None:
         """int8: compute products with int8 weights and inputs; in float32 otherwise."""
-        self.config, floats = config, LazyFloats(weights)
+        self.config, floats = config, LazyFloats(weights.__getitem__)
         # Rows of the largest table are converted when they are read.
         self._embedding = weights[EMBEDDING]
         self._encoder = StreamingSession(TokenEncoderGraph(config, weights, int8=int8), threads)
@@ -104,7 +104,7 @@ class FlowNetwork:
         for row, block in enumerate(blocks):
             prompt_mel[row, : len(block.prompt_mel)] = self._normalize(block.prompt_mel)
         inputs = {
-            "embedded": self._embed(ids),
+            "embedded": take_rows(self._embedding, ids),
             "tail": np.zeros((len(blocks), missing, self.config.encoder_width), np.float32),
             "speaker": np.stack([block.speaker for block in blocks])[:, None],
             "prompt_mel": prompt_mel,
@@ -155,10 +155,6 @@ class FlowNetwork:
         )
         _, (state,) = self.render([block])
         return tokens, state
-
-    def _embed(self, ids: np.ndarray) -> Floats:
-        table = self._embedding
-        return table.rows(ids) if isinstance(table, RowQuantized) else table[ids]
 
     def _normalize(self, mel: Floats) -> Floats:
         return (mel - np.float32(self.config.mel_mean)) / np.float32(self.config.mel_std)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -9,11 +10,13 @@ import numpy as np
 import pytest
 
 pytest.importorskip("onnxruntime")
+from backends.onnx.runners import runner_without_torch
 from backends.small_t3 import relative_error
 
 from nightingale import wren
-from nightingale.backends.onnx.llama_runner import LlamaRunner, unsupported_config_reason
-from nightingale.backends.onnx.numpy_weights import read_packed
+from nightingale.backends.onnx.embeddings import torch_reason
+from nightingale.backends.onnx.numpy_weights import Floats
+from nightingale.backends.onnx.runner import OnnxRunner
 from nightingale.backends.torch.runner import TorchRunner, embed_prompt
 from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.runner import StepInput, VerifyInput
@@ -39,8 +42,8 @@ def reference_t3() -> T3:
 
 
 @cache
-def runner(*, int8: bool) -> LlamaRunner:
-    return LlamaRunner(CONFIG, read_packed(FILE), int8=int8, threads=1, **POOL, spare=8)
+def runner(*, int8: bool) -> OnnxRunner:
+    return runner_without_torch(CONFIG, FILE, int8=int8, **POOL, spare=8)
 
 
 def in_torch() -> TorchRunner:
@@ -120,6 +123,43 @@ def test_a_moved_utterance_continues() -> None:
     np.testing.assert_allclose(got, expected, atol=MAX_ERROR)
 
 
+def test_hidden_states_equal_pytorch() -> None:
+    mine, reference = runner(int8=False), in_torch()
+    reference.capture_hidden_states()
+    mine.prefill(1, prompt(6, guided=True), max_tokens=40)
+    reference.prefill(1, prompt(6, guided=True), max_tokens=40)
+    np.testing.assert_allclose(mine.hidden_states(1, 0), reference.hidden_states(1, 0), atol=MAX_ERROR)
+    for one in (mine, reference):
+        one.step([StepInput(1, 5, 1)])
+    np.testing.assert_allclose(mine.hidden_states(1, 1), reference.hidden_states(1, 1), atol=MAX_ERROR)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_a_prompt_that_is_read_again_gives_the_same_bits(int8: bool) -> None:
+    mine = runner(int8=int8)
+    first, again = (mine.prefill(0, prompt(7), max_tokens=40) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+
+
+def test_with_a_clip_in_the_prompt_only_what_is_new_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = runner_without_torch(replace(CONFIG, prompt_tokens=6), FILE, int8=False, **POOL)
+    rng = np.random.default_rng(0)
+    clip, one, other = (rng.normal(size=(1, 6, 320)).astype(np.float32) for _ in range(3))
+    mine.prefill_embeddings(0, np.concatenate([clip, one], axis=1))
+    read: list[int] = []
+    plain = mine._read
+
+    def counted(row: int, x: Floats, known: int) -> tuple[Floats, Floats]:
+        read.append(len(x))
+        return plain(row, x, known)
+
+    monkeypatch.setattr(mine, "_read", counted)
+    got = mine.prefill_embeddings(1, np.concatenate([clip, other], axis=1))
+    assert read == [6]
+    expected = runner(int8=False).prefill_embeddings(1, np.concatenate([clip, other], axis=1))
+    np.testing.assert_allclose(got, expected, atol=MAX_ERROR)
+
+
 def test_a_full_cache_is_reported() -> None:
     mine = runner(int8=False)
     mine.prefill(0, prompt(1), max_tokens=40)
@@ -129,5 +169,5 @@ def test_a_full_cache_is_reported() -> None:
 
 
 @pytest.mark.parametrize(("name", "supported"), [("wren", True), ("english", False), ("turbo", False)])
-def test_other_models_are_refused(name: str, supported: bool) -> None:
-    assert (unsupported_config_reason(PRESETS[name].t3) is None) is supported
+def test_prompts_of_other_models_need_pytorch(name: str, supported: bool) -> None:
+    assert (torch_reason(PRESETS[name].t3) is None) is supported
