@@ -23,7 +23,7 @@ RUN version=$(sed -n 's/^torch==//p' constraints.txt) \
     fi
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-RUN pip install -c constraints.txt '.[server,wyoming]'
+RUN pip install -c constraints.txt '.[torch,server,wyoming]'
 
 FROM python:3.11-slim
 LABEL org.opencontainers.image.title="Nightingale" \

@@ -4,7 +4,7 @@
 PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV ?= .venv
-# Extra arguments for pip, such as an index that has torch without CUDA.
+# Extra arguments for pip, such as an index that has PyTorch without CUDA (`make test` installs PyTorch).
 PIP_ARGS ?=
 TEXT ?= Hello. I am Nightingale, and I speak on this computer without any network.
 OUT ?= hello.wav
@@ -64,7 +64,7 @@ contract: ## try other projects' clients (LiveKit, Pipecat, ElevenLabs), in an e
 	.venv-contract/bin/python -m pip install --quiet $(PIP_ARGS) -r tests/contract/requirements.txt
 	.venv-contract/bin/python -m pytest -W default -m contract tests/contract
 
-bench-check: $(INSTALLED) ## did a change make it slower? two minutes, ratios against the last accepted line
+bench-check: $(INSTALLED_DEV) ## did a change make it slower? two minutes, ratios against the last accepted line
 	$(BIN)/python -m nightingale_lab.bench.guard
 
 docs: $(INSTALLED_DEV) ## write the generated pages (docs/cli.md, configuration.md, performance.md)

@@ -12,7 +12,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-UNUSED = ("soxr", "soundfile", "tokenizers", "platformdirs", "huggingface_hub")
+UNUSED = ("soxr", "soundfile", "platformdirs", "huggingface_hub")
 
 
 class EmptyModule(types.ModuleType):

@@ -153,7 +153,7 @@ def bandwidth(threads: int, rounds: int = 5) -> float:
 
 def packed_bytes(bench: Bench) -> int:
     from nightingale.backends.cpu.int8_layout import TiledFormat
-    from nightingale.backends.onnx.graph import OnnxFormat
+    from nightingale.backends.onnx.torch_model import OnnxFormat
     from nightingale.backends.shared.packed_t3 import WEIGHTS, open_packed
 
     native = bench.plan.decoder.backend.name == "cpu"

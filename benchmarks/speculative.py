@@ -30,8 +30,8 @@ from nightingale.backends.base import Decoder, ModelInfo, ModelSource
 from nightingale.backends.profiles import BALANCED, EXACT
 from nightingale.decoding.decoding import DraftStats, Prompt
 from nightingale.decoding.host_decoder import HostDecoder
-from nightingale.decoding.runner import DraftVerifier, VerifyInput
-from nightingale.decoding.speculative import MAX_DRAFT_TOKENS, Costs, SpeculativeDecoder
+from nightingale.decoding.runner import MAX_DRAFT_TOKENS, DraftVerifier, VerifyInput
+from nightingale.decoding.speculative import Costs, SpeculativeDecoder
 from nightingale.engine.load import Model
 from nightingale.models.chatterbox.presets import PRESETS, Preset
 from nightingale.models.chatterbox.t3.config import LlamaConfig

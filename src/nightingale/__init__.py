@@ -35,7 +35,8 @@ from nightingale.errors import (
 
 if TYPE_CHECKING:
     from nightingale.audio.encoders.recording import save
-    from nightingale.engine import TTS, AsyncTTS
+    from nightingale.engine import TTS
+    from nightingale.engine.aio import AsyncTTS
     from nightingale.types import Audio, AudioChunk, Metrics, Sampling
     from nightingale.voices.voice import Voice
 
@@ -76,7 +77,8 @@ __all__ = [
 
 _LATE = {
     "nightingale.audio.encoders.recording": ("save",),
-    "nightingale.engine": ("TTS", "AsyncTTS"),
+    "nightingale.engine": ("TTS",),
+    "nightingale.engine.aio": ("AsyncTTS",),
     "nightingale.types": ("Audio", "AudioChunk", "Metrics", "Sampling"),
     "nightingale.voices.voice": ("Voice",),
 }

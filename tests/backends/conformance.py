@@ -68,6 +68,8 @@ ALL_RENDERERS = [
     Case("cuda", "float32"),
     Case("cpu", "bfloat16"),
     Case("cpu", "int8"),
+    Case("onnx", "float32"),
+    Case("onnx", "int8"),
     Case("noise", "float32"),
 ]
 
@@ -95,7 +97,12 @@ def tiny_preset(family: str) -> Preset:
             speaker_width=16,
         ),
         flow=replace(TINY_PRESET.flow, block_causal=full.flow.block_causal, meanflow=full.flow.meanflow),
-        hift=replace(TINY_PRESET.hift, causal=full.hift.causal, in_phase=full.hift.in_phase),
+        hift=replace(
+            TINY_PRESET.hift,
+            causal=full.hift.causal,
+            in_phase=full.hift.in_phase,
+            harmonics=full.hift.harmonics,
+        ),
     )
 
 
@@ -135,7 +142,12 @@ def runs_here(role: Role, case: Case) -> str | None:
         return None
     setup = Setup(profile=PROFILES["balanced"], machine=CPU, precision=case.precision)
     with mock.patch.object(capabilities, "SMALL_MODEL_WEIGHTS", 0):
-        return case.object.unsupported_reason(role, source_of("turbo").info, setup)
+        return case.object.unsupported_reason(role, source_of(rendered_family(case)).info, setup)
+
+
+def rendered_family(case: Case) -> str:
+    """Return a family that the backend renders."""
+    return "wren" if case.backend == "onnx" else "turbo"
 
 
 def open_decoder(case: Case, family: str, *, batched: bool = True) -> tuple[ModelSource, Decoder]:

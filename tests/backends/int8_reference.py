@@ -5,12 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nightingale.backends.shared.quantize import (
-    ZERO_POINT,
-    QuantizedWeight,
-    quantize_blocks,
-    quantize_weights,
-)
+from nightingale.backends.shared.int8_blocks import ZERO_POINT
+from nightingale.backends.shared.quantize import QuantizedWeight, quantize_blocks, quantize_weights
 from nightingale.models.chatterbox.t3.backbone import Gpt2Linear
 from nightingale.models.chatterbox.t3.model import T3
 

@@ -182,3 +182,18 @@ def test_a_model_that_nothing_can_run_is_refused(reasons: Reasons) -> None:
     reasons(onnx="no", cpu="no", torch="PyTorch is not installed")
     with pytest.raises(ConfigError, match=r"no backend can run the decoder.*PyTorch is not installed"):
         plan("turbo", CPU, "fast")
+
+
+@pytest.mark.parametrize("name", ["turbo", "nano", "english", "multilingual"])
+def test_without_pytorch_an_official_model_is_refused_before_its_download(
+    name: str, reasons: Reasons, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("looked for files that nothing here can run")
+
+    reasons(onnx="no", cpu="no", torch="PyTorch is not installed")
+    monkeypatch.setattr("nightingale.engine.load.locate", refuse)
+    with pytest.raises(ConfigError, match="PyTorch is not installed") as caught:
+        TTS(name)
+    assert "pip install 'nightingale-tts[torch]'" in str(caught.value)
+    assert "--extra-index-url https://download.pytorch.org/whl/cpu" in str(caught.value)

@@ -157,6 +157,14 @@ def test_constraints_hold_an_exact_version_of_every_core_dependency() -> None:
     assert names <= pinned, f"not pinned: {names - pinned}"
 
 
+def test_the_core_depends_on_what_wren_needs_and_no_more() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {re.split(r"[<>=!~;\[ ]", requirement)[0] for requirement in project["dependencies"]}
+    assert names == {
+        "numpy", "onnxruntime", "safetensors", "soundfile", "soxr", "typer", "rich", "platformdirs",
+    }  # fmt: skip
+
+
 def test_the_readme_lists_every_extra() -> None:
     told = re.search(
         r"^Optional extras: (.*?)\. ", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL

@@ -61,7 +61,16 @@ BACKENDS_MAY_IMPORT: dict[str, set[str]] = {
 }
 READ_THE_VERSION = {"cli", "server"}
 """Packages that may import `nightingale` itself, for `nightingale.__version__`."""
-NOT_IN_THE_PRODUCT = {"transformers", "diffusers", "librosa", "torchaudio", "gradio", "scipy"}
+NOT_IN_THE_PRODUCT = {
+    "transformers",
+    "diffusers",
+    "librosa",
+    "torchaudio",
+    "gradio",
+    "scipy",
+    "tokenizers",
+    "regex",
+}
 TORCH_FOLDERS = (
     "nightingale.models.",
     *(f"nightingale.backends.{name}." for name in (*sorted(BACKENDS), "shared")),

@@ -41,6 +41,14 @@ def test_help_does_not_import_torch() -> None:
     assert not loaded & (HEAVY | OPTIONAL)
 
 
+def test_the_engine_imports_no_event_loop_and_no_client_of_the_hub() -> None:
+    """A program that only calls `TTS.say` waits for every import."""
+    loaded = loaded_after("import nightingale.engine")
+    assert not loaded & (
+        OPTIONAL | {"asyncio", "ssl", "huggingface_hub", "tokenizers", "typer", "rich", "soxr"}
+    )
+
+
 def test_help_is_printed_within_half_a_second() -> None:
     took_s = min(help_took_s() for _ in range(3))
     assert took_s < HELP_LIMIT_S, f"best of three: {took_s:.2f} s"

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,11 @@ from nightingale.models.defaults import ModelDefaults
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
 
+TORCH_MISSING: Final = "PyTorch is not installed"
+INSTALL_TORCH: Final = (
+    "Install PyTorch: pip install 'nightingale-tts[torch]'. On a machine without a GPU, add "
+    "--extra-index-url https://download.pytorch.org/whl/cpu to leave out CUDA's libraries."
+)
 Role = Literal["decoder", "renderer"]
 """The two roles that a profile has preferences for."""
 
@@ -123,8 +128,9 @@ class ModelSource:
             made: Made = self._made[key]
             return made
 
-    def has(self, key: str) -> bool:
-        return key in self._made
+    def loaded(self, key: str) -> Any:
+        """Return the object under `key` if it exists already."""
+        return self._made.get(key)
 
     def with_info(self, info: ModelInfo) -> ModelSource:
         """Return a source with another description that shares everything that was loaded."""

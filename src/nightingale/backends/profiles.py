@@ -68,7 +68,7 @@ BALANCED: Final = Profile(
     streaming=True,
     batched=True,
     decoder=(Preference("cuda", "bfloat16"), Preference("onnx", "float32", warn=False)),
-    renderer=(Preference("cuda", "float32"),),
+    renderer=(Preference("cuda", "float32"), Preference("onnx", "float32", warn=False)),
 )
 FAST: Final = Profile(
     name="fast",
@@ -84,6 +84,8 @@ FAST: Final = Profile(
         Preference("cuda", "bfloat16"),
         Preference("cpu", "bfloat16", warn=False),
         Preference("cpu", "int8", warn=False),
+        Preference("onnx", "int8", warn=False),
+        Preference("onnx", "float32", warn=False),
     ),
 )
 PROFILES: Final[Mapping[str, Profile]] = {profile.name: profile for profile in (EXACT, BALANCED, FAST)}

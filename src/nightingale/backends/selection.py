@@ -10,7 +10,7 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from nightingale.backends.base import Backend, Machine, ModelInfo, Role, Setup
+from nightingale.backends.base import INSTALL_TORCH, Backend, Machine, ModelInfo, Role, Setup
 from nightingale.backends.profiles import Preference, Profile
 from nightingale.errors import ConfigError, DeviceError
 
@@ -121,7 +121,7 @@ def select(
         raise ConfigError(
             f"no backend can run the {role} of the model {model.name!r} here",
             got="; ".join(f"{s.backend}: {s.reason}" for s in skipped),
-            fix="Install the extra that the model needs: pip install 'nightingale-tts[torch]'.",
+            fix=INSTALL_TORCH,
         )
 
     fallback = "float32" if dtype == "auto" else dtype

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -23,7 +22,9 @@ from nightingale.cli.console import format_size
 from nightingale.cli.options import option
 from nightingale.errors import DeviceError, NightingaleError
 
-EXTRAS = {"ja": "pykakasi", "zh": "spacy_pkuseg", "he": "dicta_onnx", "cpu": "onnxruntime"}
+EXTRAS = {
+    "hub": "huggingface_hub", "cpu": "llvmlite", "ja": "pykakasi", "zh": "spacy_pkuseg", "he": "dicta_onnx",
+}  # fmt: skip
 MAX_GPUS = 16
 
 
@@ -96,12 +97,16 @@ def _print_plan(profile: str, model: str | None, device: str, *, as_json: bool) 
 
 
 def _software() -> Iterator[Finding]:
+    from importlib.metadata import PackageNotFoundError, version
+
     yield Finding("nightingale", f"{__version__} in {Path(__file__).parents[1]}")
     yield Finding("python", f"{platform.python_version()} ({sys.executable})", ok=True)
     try:
         yield Finding("torch", version("torch"), ok=True)
     except PackageNotFoundError:
-        yield Finding("torch", "absent")
+        yield Finding(
+            "torch", "absent: pip install 'nightingale-tts[torch]', for the official models and GPUs"
+        )
 
 
 def _hardware() -> Iterator[Finding]:

@@ -7,13 +7,16 @@ A backend that samples on its device implements `Decoder` (backends/base.py) its
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.sampling import Logits
+
+MAX_DRAFT_TOKENS: Final = 8
+"""Drafted tokens in one pass, at most."""
 
 
 class StepInput(NamedTuple):

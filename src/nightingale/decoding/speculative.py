@@ -24,12 +24,10 @@ from nightingale.decoding.decoding import Decoding
 from nightingale.decoding.drafts import Draft, DraftRequest
 from nightingale.decoding.host_decoder import DecodeRow, HostDecoder, Tokens
 from nightingale.decoding.kv_budget import KVBudget
-from nightingale.decoding.runner import DraftVerifier, VerifyInput
+from nightingale.decoding.runner import MAX_DRAFT_TOKENS, DraftVerifier, VerifyInput
 from nightingale.decoding.sampling import Logits
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
 
-MAX_DRAFT_TOKENS: Final = 8
-"""Drafted tokens in one pass, at most."""
 INITIAL_ACCEPTANCE: Final = 0.6
 """The acceptance rate that is assumed until it has been measured."""
 BEST_ACCEPTANCE: Final = 0.95

@@ -1,6 +1,8 @@
-"""Text in, audio chunks out. Knows no HTTP, no argv, and no audio file but the clips that become voices."""
+"""Text in, audio chunks out. Knows no HTTP, no argv, and no audio file but the clips that become voices.
 
-from nightingale.engine.aio import AsyncTTS
+`AsyncTTS` is in `nightingale.engine.aio`, so that a program without asyncio does not import it.
+"""
+
 from nightingale.engine.tts import TTS
 
-__all__ = ["TTS", "AsyncTTS"]
+__all__ = ["TTS"]

@@ -15,7 +15,7 @@ from typing import Any
 from nightingale import wren
 from nightingale.backends import BACKENDS
 from nightingale.backends.base import ModelInfo, ModelSource
-from nightingale.backends.profiles import Profile
+from nightingale.backends.profiles import Profile, profile_named
 from nightingale.backends.selection import Plan, find_machine, select
 from nightingale.engine.noise_model import NOISE, NOTICE, ByteTokenizer, noise_voice
 from nightingale.errors import CheckpointError, ConfigError, ModelMissing
@@ -73,7 +73,7 @@ def load_model(name: str | Path, *, offline: bool, options: Mapping[str, Any]) -
     """Find a model by name or folder.
 
     Raises:
-        ConfigError: An option is unknown, or the model has none.
+        ConfigError: An option is unknown, the model has none, or no installed backend can run the model.
         UnknownModel: There is no model of that name and no such folder.
         ModelMissing: The model's files are not on this machine.
     """
@@ -148,6 +148,9 @@ def _read_card(path: Path) -> dict[str, Any]:
 
 
 def _load_official(name: str | Path, *, offline: bool, options: Mapping[str, Any]) -> Model:
+    if name in PRESETS:
+        # Before gigabytes are downloaded: the profile that every model has on the reference backend.
+        select(BACKENDS, _info_of(str(name)), find_machine(BACKENDS, "cpu"), profile_named("exact"))
     files = locate(name, offline=offline, **options)
     card = files.card
     conds = files.paths.get("conds")

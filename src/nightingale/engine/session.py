@@ -23,6 +23,9 @@ from nightingale.voices.voice import Voice
 SAMPLE_SIZE: Final = 512
 """Large enough that two times in three the p95 lies between the 94th and the 96th percentile of all gaps."""
 
+FIRST_AUDIO_S: Final = 0.25
+"""The deadline of a request's first audio, after it was opened."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
@@ -76,6 +79,13 @@ class Timing:
     gaps: ChunkGapStats = field(default_factory=ChunkGapStats)
     _last_chunk_s: float | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def deadline_s(self) -> float:
+        """When a listener that plays from the first chunk on runs out of audio."""
+        if self.first_audio_s is None:
+            return self.opened_s + FIRST_AUDIO_S
+        return self.first_audio_s + self.samples / CLOCKS.sample_rate_hz
 
     def delivered(self, samples: int) -> None:
         now = time.perf_counter()

@@ -8,7 +8,7 @@ from typing import Final
 
 from nightingale.audio.read import MAX_SECONDS, read_audio
 from nightingale.backends import BACKENDS
-from nightingale.backends.base import Encoders, Setup
+from nightingale.backends.base import INSTALL_TORCH, Encoders, Setup
 from nightingale.engine.cloning import clone
 from nightingale.engine.load import Model
 from nightingale.errors import VoiceError, VoiceNotFound
@@ -81,7 +81,7 @@ class VoiceResolver:
                 return encoders
         raise VoiceError(
             f"no installed backend can clone voices for the model {self._model.name!r}",
-            fix="Install PyTorch: pip install 'nightingale-tts[torch]'.",
+            fix=INSTALL_TORCH,
         )
 
     def _check_fits(self, voice: Voice) -> None:

@@ -9,13 +9,13 @@ error in one request ends that request alone.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -25,12 +25,17 @@ from nightingale.decoding.host_decoder import DecodeRow
 from nightingale.decoding.philox import nth_seed
 from nightingale.engine.faults import engine_closed, engine_failed
 from nightingale.engine.load import Model
+from nightingale.engine.rate import RateMeter
 from nightingale.engine.rendering.utterance import Utterance
+from nightingale.engine.requests.job import Job
 from nightingale.engine.requests.segments import SegmentQueue, TextSegment
 from nightingale.engine.scheduler import Scheduler
 from nightingale.engine.session import Session
 from nightingale.errors import NightingaleError, QueueFull
 from nightingale.types import Samples
+
+SOON_S: Final = 5.0
+"""A listener with more audio than this left to play needs no block soon."""
 
 
 class BlockRow(NamedTuple):
@@ -39,28 +44,6 @@ class BlockRow(NamedTuple):
     request: int
     utterance: Utterance
     block: Block
-
-
-@dataclass(slots=True)
-class Job:
-    """A request inside the worker."""
-
-    session: Session
-    segments: SegmentQueue
-    started: int = 0
-    """Segments that were started."""
-    segment: TextSegment | None = None
-    """The next segment."""
-    utterance: Utterance | None = None
-    """The segment that is being synthesized."""
-    parked: bool = False
-    """Neither queued nor in a slot: it waits for more text, or for its listener."""
-
-    @property
-    def may_resume(self) -> bool:
-        """True if a parked job can continue: its listener caught up, or its text changed."""
-        can_continue = self.segments.waiting if self.segment is None else not self.session.is_ahead
-        return self.parked and can_continue
 
 
 class Worker:
@@ -73,11 +56,12 @@ class Worker:
         )
         self._jobs: dict[int, Job] = {}
         self._ids = count()
-        self._ready: deque[int] = deque()
+        self._ready: list[int] = []
         """Requests whose next block waits to be rendered."""
         self._in_flight: deque[tuple[list[BlockRow], RenderFuture]] = deque()
         self._changed = threading.Condition()
         self._stopped = False
+        self.rate = RateMeter()
         self._thread: threading.Thread | None = None
 
     def submit(self, session: Session, segments: SegmentQueue) -> None:
@@ -131,6 +115,10 @@ class Worker:
     def _step(self) -> None:
         self._sweep()
         for _ in range(self.decoder.max_prefills):
+            with self._changed:
+                admissible = self._can_admit()
+            if not admissible:
+                break
             self._reserve_next()
             with self._changed:
                 admitted = self.scheduler.admit()
@@ -143,8 +131,37 @@ class Worker:
         self._deliver()
 
     def _has_work(self) -> bool:
-        busy = self._ready or self._in_flight or self.scheduler.can_admit or self._is_decoding()
+        busy = self._ready or self._in_flight or self._can_admit() or self._is_decoding()
         return bool(busy) or any(job.session.cancelled or job.may_resume for job in self._jobs.values())
+
+    def _can_admit(self) -> bool:
+        """Sort the admission queue by deadline; return whether its first request can start. Needs the lock."""
+        scheduler, full = self.scheduler, self._is_full()
+        scheduler.waiting = deque(
+            sorted(scheduler.waiting, key=lambda r: (full and self._jobs[r].is_new, self._deadline_s(r)))
+        )
+        held = full and bool(scheduler.waiting) and self._jobs[scheduler.waiting[0]].is_new
+        return scheduler.can_admit and not held
+
+    def _is_full(self) -> bool:
+        """Return whether a new stream must wait, so that running ones do not have underruns. Needs the lock."""
+        if not self.profile.streaming:
+            return False
+        # Where blocks are rendered one by one, each stream starts after the first block of the one before it.
+        starting = any(self._jobs[request].is_new for request in self.scheduler.running)
+        rate = self.rate.rate
+        return (starting and self.renderer.max_batch == 1) or (rate is not None and self._streams() >= rate)
+
+    def _streams(self) -> int:
+        """Return the number of streams whose listeners would run out of audio soon. Needs the lock."""
+        soon_s = time.perf_counter() + SOON_S
+        return sum(
+            not job.parked and not job.is_new and job.session.timing.deadline_s < soon_s
+            for job in self._jobs.values()
+        )
+
+    def _deadline_s(self, request: int) -> float:
+        return self._jobs[request].session.timing.deadline_s
 
     def _check_stalled(self) -> None:
         """Refuse requests while too many listeners stall: each holds buffered audio. Needs the lock."""
@@ -242,7 +259,7 @@ class Worker:
                 break  # tokens beyond the end belong to no utterance
         timing = self._jobs[request].session.timing
         if utterance.must_restart:
-            self._ready = deque(waiting for waiting in self._ready if waiting != request)
+            self._ready = [waiting for waiting in self._ready if waiting != request]
             utterance.restart(timing)
             slot = self.scheduler.running.index(request)
             self._accept(request, self.decoder.prefill(slot, utterance.decoding))
@@ -257,21 +274,21 @@ class Worker:
             self._ready.append(request)
 
     def _render(self) -> None:
-        """Render the block that has waited longest, and others that can be rendered with it."""
+        """Render the block with the earliest deadline, and others that can be rendered with it."""
         if not self._ready or not self._can_render():
             return
-        requests = [self._ready.popleft()]
-        if self.renderer.max_batch > 1:
-            key = self._utterance(requests[0]).batch_key
-            alike = [r for r in self._ready if self._utterance(r).batch_key == key]
-            requests += alike[: self.renderer.max_batch - 1]
-            self._ready = deque(request for request in self._ready if request not in requests)
+        self._ready.sort(key=self._deadline_s)
+        key = self._utterance(self._ready[0]).batch_key
+        alike = [r for r in self._ready if self._utterance(r).batch_key == key]
+        requests = alike[: self.renderer.max_batch]
+        self._ready = [request for request in self._ready if request not in requests]
         with self._changed:
             concurrent = sum(not job.parked for job in self._jobs.values()) > 1
+            stream_rate = (self.rate.rate or math.inf) / max(1, self._streams())
         rows = []
         for request in requests:
             utterance = self._utterance(request)
-            utterance.concurrent = concurrent
+            utterance.concurrent, utterance.stream_rate = concurrent, stream_rate
             block = utterance.take_block(self._jobs[request].session.timing)
             rows.append(BlockRow(request, utterance, block))
         if len(rows) > 1:
@@ -298,7 +315,7 @@ class Worker:
     def _has_other_work(self) -> bool:
         """Return whether there is something to do before the next audio is ready."""
         with self._changed:
-            waiting = self.scheduler.can_admit
+            waiting = self._can_admit()
         return waiting or self._is_decoding() or (bool(self._ready) and self._can_render())
 
     def _deliver(self) -> None:
@@ -321,7 +338,10 @@ class Worker:
             return  # the request was cancelled
         if isinstance(samples, Exception):
             raise samples
-        job.session.put(row.utterance.finish(row.block, samples))
+        audio = row.utterance.finish(row.block, samples)
+        job.session.put(audio)
+        with self._changed:
+            self.rate.add(len(audio), time.perf_counter(), streams=self._streams())
         if row.block.final:
             job.utterance = None
             self._continue(row.request, job)

@@ -1,11 +1,12 @@
 """Single files of the hub: looking them up in its cache, downloading them and verifying their digests.
 
-This is the only module that uses `huggingface_hub`. It imports it late: a local folder must not need it.
+Only downloading uses `huggingface_hub`, an optional package: files that are here are found without it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 from nightingale.errors import CheckpointError, ModelMissing
@@ -13,34 +14,48 @@ from nightingale.hub.cards import SHA256, Card
 
 
 def cache_root() -> Path:
-    """Return the folder of the hub cache, as HF_HOME and HF_HUB_CACHE say."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE)
+    """Return the folder of the hub cache, as HF_HUB_CACHE, HF_HOME and XDG_CACHE_HOME say."""
+    environment = os.environ
+    user_cache = environment.get("XDG_CACHE_HOME", "~/.cache")
+    home = environment.get("HF_HOME", os.path.join(user_cache, "huggingface"))
+    # HUGGINGFACE_HUB_CACHE is the former name, which the hub's client still reads.
+    old = environment.get("HUGGINGFACE_HUB_CACHE", os.path.join(home, "hub"))
+    root = environment.get("HF_HUB_CACHE", old)
+    return Path(os.path.expandvars(os.path.expanduser(root)))
 
 
 def revisions_in_cache(card: Card) -> list[str]:
     """Return the commits of this card's repository that the cache holds files of."""
-    snapshots = cache_root() / f"models--{card.repo.replace('/', '--')}" / "snapshots"
+    snapshots = _cached_repository(card) / "snapshots"
     return sorted(folder.name for folder in snapshots.iterdir()) if snapshots.is_dir() else []
 
 
 def in_cache(card: Card, name: str) -> Path | None:
     """Return the cached file of the card's revision, or None."""
-    from huggingface_hub import try_to_load_from_cache
-
+    repository = _cached_repository(card)
     pinned = [r for r in revisions_in_cache(card) if r.startswith(card.revision_prefix)]
-    for revision in [*pinned, card.revision]:
-        found = try_to_load_from_cache(card.repo, name, cache_dir=cache_root(), revision=revision)
-        if isinstance(found, str):
-            return Path(found)
-    return None
+    branch = repository / "refs" / card.revision  # contains a commit
+    named = branch.read_text() if branch.is_file() else card.revision
+    paths = (repository / "snapshots" / revision / name for revision in [*pinned, named])
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _cached_repository(card: Card) -> Path:
+    return cache_root() / f"models--{card.repo.replace('/', '--')}"
 
 
 def download(card: Card, names: tuple[str, ...]) -> Path:
     """Download the first of `names` that the repository has. The hub client writes its cache atomically."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    except ModuleNotFoundError as error:
+        raise ModelMissing(
+            f"the files of {card.name!r} cannot be downloaded",
+            got=f"no package {error.name}",
+            allowed=f"the package huggingface_hub, or a folder with the files of {card.repo}",
+            fix="Install the hub's client: pip install 'nightingale-tts[hub]'.",
+        ) from error
 
     reason = "no such file in the repository"
     for name in names:

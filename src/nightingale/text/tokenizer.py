@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from unicodedata import normalize
 
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-
 from nightingale.errors import CheckpointError
+from nightingale.text.bpe import BPETokenizer, unreadable
 from nightingale.text.language_steps import STEPS, Step
 from nightingale.text.languages import check_language
 from nightingale.text.punctuation import ENGLISH, MULTILINGUAL, TURBO, normalize_punctuation
@@ -41,7 +40,7 @@ class EnglishTokenizer:
     def encode(self, text: str, language: str | None = None) -> list[int]:
         if language is not None:
             check_language(language, ("en",))
-        return _ids(self._bpe, normalize_punctuation(text, ENGLISH).replace(" ", SPACE))
+        return self._bpe.encode(normalize_punctuation(text, ENGLISH).replace(" ", SPACE))
 
 
 class MultilingualTokenizer:
@@ -58,7 +57,7 @@ class MultilingualTokenizer:
         prepared = normalize("NFKD", normalize_punctuation(text, MULTILINGUAL).lower())
         if code:
             prepared = f"[{code}]{self._apply_step(prepared, code)}"
-        return _ids(self._bpe, prepared.replace(" ", SPACE))
+        return self._bpe.encode(prepared.replace(" ", SPACE))
 
     def _apply_step(self, text: str, code: str) -> str:
         if code not in STEPS:
@@ -76,47 +75,40 @@ class TurboTokenizer:
         vocabulary = _read_json(folder / "vocab.json")
         added = _read_json(folder / "added_tokens.json")
         settings = _read_json(folder / "tokenizer_config.json", default={})
+        end_of_text = {"content": END_OF_TEXT, "id": vocabulary.get(END_OF_TEXT, len(vocabulary))}
         try:
-            pairs = _read_merges(folder / "merges.txt")
-            self._bpe = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs))
-        except Exception as error:  # the library raises bare exceptions for a merge outside the vocabulary
-            raise _unreadable(folder / "merges.txt", error) from error
-        self._bpe.pre_tokenizer = pre_tokenizers.ByteLevel(
-            add_prefix_space=bool(settings.get("add_prefix_space", False))
-        )
-        self._bpe.add_special_tokens([AddedToken(END_OF_TEXT, normalized=False, special=True)])
-        self._add_tokens(added, settings.get("added_tokens_decoder", {}), folder)
+            self._bpe = BPETokenizer(
+                {
+                    "pre_tokenizer": {
+                        "type": "ByteLevel",
+                        "add_prefix_space": settings.get("add_prefix_space", False),
+                    },
+                    "model": {"vocab": vocabulary, "merges": _read_merges(folder / "merges.txt")},
+                    "added_tokens": [
+                        {**end_of_text, "normalized": False},
+                        *_sound_tags(added, settings.get("added_tokens_decoder", {})),
+                    ],
+                }
+            )
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise unreadable(folder / "merges.txt", error) from error
 
     def encode(self, text: str, language: str | None = None) -> list[int]:
         if language is not None:
             check_language(language, ("en",))
-        return _ids(self._bpe, normalize_punctuation(text, TURBO))
-
-    def _add_tokens(self, added: dict[str, int], flags: dict[str, Any], folder: Path) -> None:
-        """Add tokens in the order of their ids and check the ids that the library assigns."""
-        for content, number in sorted(added.items(), key=lambda item: item[1]):
-            flag = flags.get(str(number), {})
-            token = AddedToken(content, lstrip=flag.get("lstrip", False), rstrip=flag.get("rstrip", False))
-            self._bpe.add_tokens([token])
-            if self._bpe.token_to_id(content) != number:
-                raise CheckpointError(
-                    "the added tokens do not continue the vocabulary",
-                    got=f"{content!r} as {number}, where {self._bpe.token_to_id(content)} is next",
-                    allowed="ids that follow the last id of vocab.json without a gap",
-                    fix=f"Pull the model again: the files in {folder} belong to different models.",
-                )
+        return self._bpe.encode(normalize_punctuation(text, TURBO))
 
 
-def _ids(bpe: Tokenizer, text: str) -> list[int]:
-    # A lone surrogate, which a badly decoded argument may contain, cannot be encoded.
-    return list(bpe.encode(text.encode("utf-8", "ignore").decode()).ids)
+def _sound_tags(ids: dict[str, int], flags: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the entries of the added tags in the order of their ids, with the flags of the tokenizer config."""
+    return [
+        {**flags.get(str(number), {}), "content": content, "id": number, "normalized": True}
+        for content, number in sorted(ids.items(), key=lambda item: item[1])
+    ]
 
 
-def _read_bpe(path: Path) -> Tokenizer:
-    try:
-        bpe = Tokenizer.from_str(path.read_text(encoding="utf-8"))
-    except Exception as error:  # the library raises bare exceptions for every kind of bad file
-        raise _unreadable(path, error) from error
+def _read_bpe(path: Path) -> BPETokenizer:
+    bpe = BPETokenizer.from_file(path)
     missing = [token for token in REQUIRED_TOKENS if bpe.token_to_id(token) is None]
     if missing:
         raise CheckpointError(
@@ -137,7 +129,7 @@ def _read_json(path: Path, default: dict[str, Any] | None = None) -> dict[str, A
             raise ValueError("not a JSON object")
         return found
     except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
 def _read_merges(path: Path) -> list[tuple[str, str]]:
@@ -145,12 +137,3 @@ def _read_merges(path: Path) -> list[tuple[str, str]]:
     lines = path.read_text(encoding="utf-8").split("\n")
     rows = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     return [(left, right) for left, right in rows]
-
-
-def _unreadable(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(
-        "a tokenizer file cannot be read",
-        got=f"{path} ({error})",
-        allowed="the tokenizer files as the model's authors published them",
-        fix="Pull the model again, or check the folder.",
-    )

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "numpy", "tokenizers", "safetensors")
+PACKAGES = ("torch", "numpy", "onnxruntime", "safetensors")
 
 
 def checkout() -> Path | None:

@@ -1,4 +1,4 @@
-"""Wren's text ids without the `tokenizers` package, which a bare GPU machine lacks.
+"""Wren's text ids for training, with BPE-dropout, which `nightingale.text.bpe` does not have.
 
 The byte pair encoding reads the same file, after the same punctuation normalization as at inference; a test
 compares the two.

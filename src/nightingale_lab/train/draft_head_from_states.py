@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.t3.draft_head import TAPS, DraftHead
+from nightingale.models.chatterbox.t3.config import TAPS
+from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale_lab.train.draft_head import DEPTH_WEIGHTS, RECIPE, draft_ahead, new_head
 from nightingale_lab.train.loop import (
     Ema,

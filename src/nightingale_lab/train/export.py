@@ -22,7 +22,7 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from nightingale import wren
-from nightingale.errors import CheckpointError, ConfigError
+from nightingale.errors import CheckpointError, ConfigError, NightingaleError
 from nightingale.files import write_whole
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
 from nightingale.models.chatterbox.encoders.voice_encoder import VoiceEncoder
@@ -33,6 +33,7 @@ from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load, read_tensors
 from nightingale.models.compact import unpack
+from nightingale.text.bpe import BPETokenizer
 from nightingale.types import Sampling
 from nightingale.voices.voice import Voice
 from nightingale_lab.train.pack_weights import pack
@@ -156,8 +157,6 @@ def with_lowercasing(path: Path) -> str:
 
     Wren's vocabulary is lower case, and the family's tokenizer passes a capital first letter.
     """
-    from tokenizers import Tokenizer  # imported here, because the training machine does not have it
-
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
         stored["normalizer"] = {
@@ -165,11 +164,12 @@ def with_lowercasing(path: Path) -> str:
             "normalizers": [{"type": "NFD"}, {"type": "StripAccents"}, {"type": "Lowercase"}],
         }
         text = json.dumps(stored, ensure_ascii=False)
-        tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # the library raises bare exceptions for every kind of bad file
+        tokenizer = BPETokenizer(stored)
+    except (NightingaleError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _bad_vocabulary(path, str(error)) from error
     # A tag is matched before lowercasing only if it was added with normalized=False.
-    tokens = tokenizer.encode("Ab[SPACE]Éa").tokens
+    names = {number: name for name, number in stored["model"]["vocab"].items()}
+    tokens = [names[number] for number in tokenizer.encode("Ab[SPACE]Éa")]
     if "".join(tokens) != "ab[SPACE]ea" or "[SPACE]" not in tokens:
         raise _bad_vocabulary(path, f"'Ab[SPACE]Éa' encoded as {' '.join(tokens)}")
     return text

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nightingale.models.chatterbox.hift.source import VOICED_ABOVE_HZ
-from nightingale.models.layers.mel import FLOW_MEL, MelConfig, slaney_filters
+from nightingale.models.layers.mel import slaney_filters
+from nightingale.models.layers.mel_config import FLOW_MEL, MelConfig
 
 LOG_FLOOR = 1e-5
 MELS = (

@@ -20,7 +20,8 @@ from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.hift.config import CAUSAL_LOOKAHEAD_FRAMES, NOISY_HARMONICS, HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.presets import PRESETS
-from nightingale.models.layers.mel import FLOW_MEL, FlowMel, spectrum
+from nightingale.models.layers.mel import FlowMel, spectrum
+from nightingale.models.layers.mel_config import FLOW_MEL
 from nightingale_lab.train.bank import HOP, AudioBank, BankSampler, Crops
 from nightingale_lab.train.discriminators import (
     Discriminators,

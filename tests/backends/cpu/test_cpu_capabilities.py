@@ -111,12 +111,14 @@ def test_the_self_test_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_self_test_detects_a_missing_position(rotary: bool) -> None:
     """With ONNX Runtime, which runs everywhere: once with the whole prompt, once without its beginning."""
     pytest.importorskip("onnxruntime")
-    from nightingale.backends.onnx.graph import GRAPH_FILE, OnnxFormat
+    from backends.onnx.runners import runner_over
+
     from nightingale.backends.onnx.runner import OnnxRunner
+    from nightingale.backends.onnx.torch_model import GRAPH_FILE, OnnxFormat
 
     def open_runner(t3: T3, folder: Path, first: int) -> OnnxRunner:
         packed = pack(t3.config, t3.state_dict(), OnnxFormat(), cache_dir=folder, source="test")
-        runner = OnnxRunner(t3, packed / GRAPH_FILE, **capabilities.TEST_POOL)
+        runner = runner_over(t3, packed / GRAPH_FILE, **capabilities.TEST_POOL)
         prefill = runner.prefill_embeddings
         runner.prefill_embeddings = lambda slot, x: prefill(slot, x[:, first:])  # type: ignore[method-assign]
         return runner

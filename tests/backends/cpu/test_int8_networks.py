@@ -27,7 +27,8 @@ from nightingale.backends.cpu.int8_networks import (
 from nightingale.backends.cpu.kernels import target
 from nightingale.backends.cpu.kernels.target import Isa, detect_target
 from nightingale.backends.shared import capability_checks
-from nightingale.backends.shared.quantize import block_size_for, quantize_blocks
+from nightingale.backends.shared.int8_blocks import block_size_for
+from nightingale.backends.shared.quantize import quantize_blocks
 from nightingale.models.chatterbox.hift.generator import Hift, Snake
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct

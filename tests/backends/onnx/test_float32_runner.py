@@ -13,13 +13,14 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 pytest.importorskip("onnxruntime")
+from backends.onnx.runners import draft_weights, runner_over
 from backends.small_t3 import GPT2, LLAMA, MAX_ERROR, prompt, relative_error, small_t3
 from backends.torch.test_speculative import FREE, Batch, budget_for, check_same, embedded, random_head
 
 from nightingale.backends.onnx import capabilities
 from nightingale.backends.onnx.draft_graph import OnnxDraftChain, OnnxDraftHead
-from nightingale.backends.onnx.graph import GRAPH_FILE, OnnxFormat
-from nightingale.backends.onnx.runner import OnnxRunner, exact_graph
+from nightingale.backends.onnx.runner import OnnxRunner
+from nightingale.backends.onnx.torch_model import GRAPH_FILE, OnnxFormat, TorchEmbeddings
 from nightingale.backends.shared.capability_checks import weight_count
 from nightingale.backends.shared.packed_t3 import digest_of_tensors, pack
 from nightingale.backends.torch.draft_heads import TorchDraftHead
@@ -31,8 +32,8 @@ from nightingale.decoding.philox import uniform_rows
 from nightingale.decoding.runner import StepInput, VerifyInput
 from nightingale.decoding.sampling import Logits, draw, process_logits
 from nightingale.decoding.speculative import SpeculativeDecoder
-from nightingale.models.chatterbox.t3.config import MULTILINGUAL, LlamaConfig
-from nightingale.models.chatterbox.t3.draft_head import TAPS, DraftHead
+from nightingale.models.chatterbox.t3.config import MULTILINGUAL, TAPS, LlamaConfig
+from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Sampling
 
@@ -48,10 +49,10 @@ class Pair:
     onnx: OnnxRunner
     torch: TorchRunner
 
-    def prefill(self, slot: int, x: Tensor) -> tuple[Tensor, Tensor]:
+    def prefill(self, slot: int, x: Tensor) -> tuple[Logits, Tensor]:
         max_tokens = POOL["max_new_tokens"]
         expected = self.torch.prefill_embeddings(slot, x, max_tokens=max_tokens)
-        return self.onnx.prefill_embeddings(slot, x), expected
+        return self.onnx.prefill_embeddings(slot, x.numpy()), expected
 
 
 class EmbeddedOnnxRunner(OnnxRunner):
@@ -59,7 +60,8 @@ class EmbeddedOnnxRunner(OnnxRunner):
 
     def prefill(self, slot: int, prompt: Prompt, *, max_tokens: int) -> Logits:
         del max_tokens
-        return self.prefill_embeddings(slot, embedded(self.t3, prompt)).numpy()
+        assert isinstance(self.embeddings, TorchEmbeddings)
+        return self.prefill_embeddings(slot, embedded(self.embeddings._t3, prompt).numpy())
 
 
 @pytest.fixture(scope="module", params=["llama", "gpt2"])
@@ -71,7 +73,15 @@ def t3(request: pytest.FixtureRequest) -> T3:
 def pair(t3: T3) -> Pair:
     in_torch = TorchRunner(t3, **POOL)
     in_torch.capture_hidden_states()
-    return Pair(t3, OnnxRunner(t3, exact_graph(t3), **POOL, threads=1), in_torch)
+    return Pair(t3, runner_over(t3, **POOL), in_torch)
+
+
+def embeddings_of(t3: T3) -> TorchEmbeddings:
+    return TorchEmbeddings(t3, max_new_tokens=POOL["max_new_tokens"])
+
+
+def chain_of(t3: T3, head: DraftHead) -> OnnxDraftChain:
+    return OnnxDraftChain(t3.config, draft_weights(t3, head), embeddings_of(t3), threads=1, longest=4)
 
 
 def check_close(got: ArrayLike, expected: ArrayLike) -> None:
@@ -109,15 +119,15 @@ def test_hidden_states_move_with_their_utterance(pair: Pair) -> None:
     expected = pair.torch.hidden_states(0, 0)
     check_close(pair.onnx.hidden_states(0, 0), expected)
     last = torch.from_numpy(expected[:, : pair.t3.config.backbone.width])
-    check_close(pair.t3.speech_head(last), pair.onnx.prefill_embeddings(1, prompt(2, 7, 3)))
+    check_close(pair.t3.speech_head(last), pair.onnx.prefill_embeddings(1, prompt(2, 7, 3).numpy()))
 
 
 def test_int8_too_gives_logits_of_every_drafted_token(t3: T3, tmp_path: Path) -> None:
     weights = t3.state_dict()
     source = digest_of_tensors(weights)
     packed = pack(t3.config, weights, OnnxFormat(), cache_dir=tmp_path, source=source)
-    runner = OnnxRunner(t3, packed / GRAPH_FILE, **POOL, threads=1)
-    runner.prefill_embeddings(0, prompt(2, 9, 4))
+    runner = runner_over(t3, packed / GRAPH_FILE, **POOL)
+    runner.prefill_embeddings(0, prompt(2, 9, 4).numpy())
     alone = [
         runner.step([StepInput(slot=0, token=token, position=position)])[0]
         for position, token in enumerate(TOKENS, 1)
@@ -134,7 +144,8 @@ def test_an_int8_draft_is_close_to_torch(t3: T3) -> None:
         torch.manual_seed(5)
         head = DraftHead(width, blocks=2, inner=64).requires_grad_(False)
         hidden = torch.randn(2, (1 + TAPS) * width).numpy()
-    ours, in_torch = OnnxDraftHead(t3, head, threads=1), TorchDraftHead(t3, head)
+    ours = OnnxDraftHead(t3.config, draft_weights(t3, head), embeddings_of(t3), threads=1)
+    in_torch = TorchDraftHead(t3, head)
     state = in_torch.start(hidden)
     check_close(ours.start(hidden), state)
     got, expected = ours.step(np.asarray(state), 17, 3), in_torch.step(state, 17, 3)
@@ -154,8 +165,8 @@ def test_large_models_are_not_copied() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "sampled"])
 def test_speculative_decoding_gives_the_tokens_of_plain_decoding(t3: T3, temperature: float) -> None:
     name = "multilingual" if isinstance(t3.config.backbone, LlamaConfig) else "turbo"
-    runner, reference = (EmbeddedOnnxRunner(t3, exact_graph(t3), **POOL, threads=1) for _ in range(2))
-    draft = HiddenStateDraft(runner, OnnxDraftChain(t3, random_head(t3), threads=1, longest=4))
+    runner, reference = (runner_over(t3, kind=EmbeddedOnnxRunner, **POOL) for _ in range(2))
+    draft = HiddenStateDraft(runner, chain_of(t3, random_head(t3)))
     speculative = SpeculativeDecoder(runner, draft, budget_for(t3), costs=FREE, after=1, longest=4)
     got = Batch(t3, name, speculative, temperature=temperature).run()
     plain = HostDecoder(reference, budget_for(t3))
@@ -166,7 +177,7 @@ def test_speculative_decoding_gives_the_tokens_of_plain_decoding(t3: T3, tempera
 def test_a_chain_samples_what_single_drafts_would(t3: T3) -> None:
     """Each token is sampled inside the graph, and its embedding is fed to the next draft."""
     head, vocab = random_head(t3), t3.config.speech_vocab
-    ours = OnnxDraftChain(t3, head, threads=1, longest=4)
+    ours = chain_of(t3, head)
     # So low a temperature that few tokens are candidates, as with a trained T3 at its own temperature.
     sampling = replace(Sampling(), temperature=0.05, min_p=0.05, top_p=1.0, repetition_penalty=1.0)
     rng = torch.Generator().manual_seed(3)

@@ -23,10 +23,12 @@ from nightingale.models.layers.kv_cache import KVCache
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("llvmlite")
+from backends.onnx.runners import runner_over
+
 from nightingale.backends.cpu.int8_layout import TiledFormat
 from nightingale.backends.cpu.runner import Int8Runner
-from nightingale.backends.onnx.graph import GRAPH_FILE, OnnxFormat
 from nightingale.backends.onnx.runner import OnnxRunner
+from nightingale.backends.onnx.torch_model import GRAPH_FILE, OnnxFormat
 
 Runner = OnnxRunner | Int8Runner
 
@@ -62,7 +64,7 @@ def runner_of(
     pool |= {"max_new_tokens": 24, "threads": 1}
     if made.runtime == "native":
         return Int8Runner(light, made.packed, **pool)
-    return OnnxRunner(light, made.packed / GRAPH_FILE, **pool)
+    return runner_over(light, made.packed / GRAPH_FILE, **pool)
 
 
 def reference_logits(t3: T3, x: Tensor, tokens: list[int]) -> list[Tensor]:
@@ -164,7 +166,7 @@ def test_the_prefix_cache_saves_work_and_changes_nothing(made: Made) -> None:
     read: list[int] = []
     plain = runner._read
 
-    def counted(row: int, x: Tensor, known: int) -> Any:
+    def counted(row: int, x: NDArray[Any], known: int) -> Any:
         read.append(x.shape[-2])
         return plain(row, x, known)
 

@@ -10,7 +10,7 @@ import torch
 from backends.small_t3 import LLAMA, small_t3
 from torch import Tensor
 
-from nightingale.backends.onnx.graph import GRAPH_FILE, OnnxFormat
+from nightingale.backends.onnx.torch_model import GRAPH_FILE, OnnxFormat
 from nightingale.backends.shared import packed_t3
 from nightingale.backends.shared.packed_t3 import (
     digest_of_file,

@@ -10,10 +10,13 @@ import torch
 from backends.int8_reference import ReferenceInt8Linear, dequantized, quantize_t3
 
 from nightingale.backends.onnx import capabilities
-from nightingale.backends.onnx.capabilities import unsupported_reason
+from nightingale.backends.onnx.capabilities import LARGE_PROBE, int8_unsupported_reason
+from nightingale.backends.onnx.numpy_weights import RowQuantized
+from nightingale.backends.onnx.numpy_weights import quantize_blocks as quantize_arrays
 from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, UINT8, OnnxGraph
 from nightingale.backends.shared import capability_checks
-from nightingale.backends.shared.quantize import block_size_for, quantize_blocks, quantize_weights
+from nightingale.backends.shared.int8_blocks import block_size_for
+from nightingale.backends.shared.quantize import quantize_blocks, quantize_weights
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, Gpt2Config, LlamaConfig, T3Config
 from nightingale.models.chatterbox.t3.model import T3
@@ -37,6 +40,22 @@ def test_a_block_of_zeros_stays_zero() -> None:
     codes, scales = quantize_blocks(torch.zeros(2, 32), 16)
     assert not codes.any()
     assert not scales.any()
+
+
+@pytest.mark.parametrize("inputs", [1024, 320, 48])
+def test_arrays_are_quantized_as_tensors_are(inputs: int) -> None:
+    weight = torch.randn(6, inputs, generator=rng()) * torch.logspace(-3, 1, 6)[:, None]
+    weight[2] = 0.0
+    arrays, tensors = quantize_arrays(weight.numpy()), quantize_weights([weight])
+    assert (arrays.codes == tensors.codes.numpy()).all()
+    assert (arrays.scales == tensors.scales.numpy()).all()
+
+
+def test_compact_weights_keep_their_values() -> None:
+    codes = torch.randint(-127, 128, (3, 64), dtype=torch.int8, generator=rng())
+    blocks = quantize_arrays(RowQuantized(codes.numpy(), torch.tensor([0.1, 2.0, 0.0]).numpy()))
+    restored = (blocks.codes.astype("f4") - 128) * blocks.scales[..., None]
+    assert (restored.reshape(3, 64) == codes.numpy() * blocks.scales[:, :1]).all()
 
 
 @pytest.mark.parametrize(("inputs", "block"), [(1024, 128), (4096, 128), (320, 64), (864, 32), (48, 16)])
@@ -90,32 +109,34 @@ def _config(backbone: LlamaConfig | Gpt2Config) -> T3Config:
 
 
 def test_a_model_that_cannot_be_cut_into_blocks_gives_a_reason() -> None:
-    assert "multiple of 16" in str(unsupported_reason(_config(LlamaConfig(width=1000))))
-    assert "ffn" not in str(unsupported_reason(_config(Gpt2Config(width=1000))))
+    assert "multiple of 16" in str(int8_unsupported_reason(_config(LlamaConfig(width=1000))))
+    assert "ffn" not in str(int8_unsupported_reason(_config(Gpt2Config(width=1000))))
 
 
 def test_without_the_package_the_reason_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    capabilities.package_reason.cache_clear()
     monkeypatch.setattr(capability_checks, "find_spec", lambda _: None)
-    assert "pip install 'nightingale-tts[cpu]'" in str(unsupported_reason(MULTILINGUAL))
+    assert "pip install 'nightingale-tts[cpu]'" in str(int8_unsupported_reason(MULTILINGUAL))
+    capabilities.package_reason.cache_clear()
 
 
 def test_a_cpu_on_which_int8_is_slow_gives_the_measured_speedup(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
     capabilities._slow_reason.cache_clear()
-    monkeypatch.setattr(capabilities, "measure_speedup", lambda _: 0.25)
-    assert "0.2 times as fast" in str(unsupported_reason(MULTILINGUAL, threads=1))
+    monkeypatch.setattr(capabilities, "measure_speedup", lambda *_, **__: 0.25)
+    assert "0.2 times as fast" in str(int8_unsupported_reason(MULTILINGUAL))
     capabilities._slow_reason.cache_clear()
 
 
 def test_a_runtime_that_fails_gives_a_reason_and_no_exception(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("onnxruntime")
 
-    def fails(_: int) -> float:
+    def fails(*_: object, **__: object) -> float:
         raise RuntimeError("illegal instruction\nand more")
 
     capabilities._slow_reason.cache_clear()
     monkeypatch.setattr(capabilities, "measure_speedup", fails)
-    assert "illegal instruction" in str(unsupported_reason(MULTILINGUAL, threads=1))
+    assert "illegal instruction" in str(int8_unsupported_reason(MULTILINGUAL))
     capabilities._slow_reason.cache_clear()
 
 
@@ -127,5 +148,5 @@ def test_the_speedup_is_the_ratio_of_float32_to_int8(monkeypatch: pytest.MonkeyP
 
     runs: list[Callable[[], object]] = []
     monkeypatch.setattr(capabilities, "fastest_s", run_and_count)
-    assert capabilities.measure_speedup(1) == 2.0
+    assert capabilities.measure_speedup(*LARGE_PROBE, threads=1) == 2.0
     assert len(runs) == 2

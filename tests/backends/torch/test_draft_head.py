@@ -12,11 +12,13 @@ from tiny_torch import t3_of
 
 from nightingale import TTS
 from nightingale.backends.base import ModelSource
+from nightingale.backends.shared.speculation import find_draft_head
 from nightingale.backends.torch.draft_heads import TorchDraftHead
-from nightingale.backends.torch.speculation import find_draft_head
+from nightingale.backends.torch.draft_models import load_draft_head
 from nightingale.engine.load import Model
-from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.t3.draft_head import TAPS, DraftHead
+from nightingale.errors import CheckpointError, ConfigError
+from nightingale.models.chatterbox.t3.config import TAPS
+from nightingale.models.chatterbox.t3.draft_head import DraftHead
 
 
 def test_a_model_without_one_says_so(tiny_model: Model, tmp_path: Path) -> None:
@@ -33,14 +35,18 @@ def test_a_file_is_known_by_what_it_holds(tiny_model: Model, tmp_path: Path) -> 
     width = t3_of(tiny_model).config.backbone.width
     save_file(DraftHead(width, blocks=2, inner=24).state_dict(), tmp_path / "draft_head.safetensors")
     save_file({"tfmr.layers.0.x": torch.zeros(1)}, tmp_path / "draft.safetensors")
-    head = find_draft_head(tiny_model.source, str(tmp_path / "draft_head.safetensors"))
-    assert head is not None
+    path = find_draft_head(tiny_model.source, str(tmp_path / "draft_head.safetensors"))
+    assert path is not None
+    head = load_draft_head(path)
     assert (head.width, len(head.blocks)) == (width, 2)
     assert find_draft_head(tiny_model.source, str(tmp_path / "draft.safetensors")) is None
     assert find_draft_head(tiny_model.source, "turbo") is None
     save_file(DraftHead(width + 8, blocks=1, inner=24).state_dict(), tmp_path / "other.safetensors")
     with pytest.raises(ConfigError, match="made for another model"):
         find_draft_head(tiny_model.source, str(tmp_path / "other.safetensors"))
+    (tmp_path / "damaged.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        find_draft_head(tiny_model.source, str(tmp_path / "damaged.safetensors"))
     runner = TorchDraftHead(t3_of(tiny_model), head)
     state = runner.start(np.zeros((1, (1 + TAPS) * width), np.float32))
     _, logits = runner.step(state, 5, 1)

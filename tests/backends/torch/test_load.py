@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nightingale import TTS, CheckpointError, ConfigError, ModelMissing, VoiceError
 from nightingale.backends.onnx import capabilities
-from nightingale.backends.onnx.graph import OnnxFormat
+from nightingale.backends.onnx.torch_model import OnnxFormat
 from nightingale.backends.profiles import PROFILES, Preference
 from nightingale.backends.shared.packed_t3 import open_packed
 from nightingale.backends.torch.weights import in_memory, rendering_weights, t3_weights
@@ -359,7 +359,7 @@ def test_packed_layers_give_the_same_tokens_from_file_and_from_memory(
     preset = replace(ENGLISH, t3=t3)
     monkeypatch.setattr(load_module, "PRESETS", {"english": preset})
     profile = replace(PROFILES["fast"], decoder=(Preference("onnx", "int8"),))
-    monkeypatch.setattr(capabilities, "unsupported_reason", lambda *_, **__: None)
+    monkeypatch.setattr(capabilities, "decoder_unsupported_reason", lambda *_: None)
     from_file = load_module.load_model(folder_of(tmp_path / "m", official(preset)), offline=True, options={})
     flow, hift = rendering_weights(from_file.source, "cpu")
     loaded = t3_weights(from_file.source, "cpu", "float32")

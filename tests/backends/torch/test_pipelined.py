@@ -10,14 +10,11 @@ import pytest
 import torch
 
 from nightingale.backends.base import Block
+from nightingale.backends.shared.capability_checks import SMALL_MODEL_WEIGHTS
+from nightingale.backends.shared.pipeline import CoreShares
 from nightingale.backends.torch import opening
 from nightingale.backends.torch.devices import use_threads
-from nightingale.backends.torch.pipelined import (
-    SMALL_MODEL_WEIGHTS,
-    CoreShares,
-    PipelinedRenderer,
-    share_cores,
-)
+from nightingale.backends.torch.pipelined import PipelinedRenderer, share_cores
 from nightingale.backends.torch.renderer import TorchRenderer
 from nightingale.backends.torch.sample_stream import Excitation
 from nightingale.engine.load import Model

@@ -10,7 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from nightingale.models.chatterbox.t3.draft_head import TAPS, DraftHead
+from nightingale.models.chatterbox.t3.config import TAPS
+from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale_lab.train import loop
 from nightingale_lab.train.draft_head_from_states import HiddenStateDataset, train_from_hidden_states
 from nightingale_lab.train.loop import read_log

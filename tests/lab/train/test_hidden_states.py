@@ -20,7 +20,7 @@ from nightingale.decoding.philox import nth_seed
 from nightingale.decoding.runner import StepInput
 from nightingale.engine.load import Model
 from nightingale.errors import ConfigError, VoiceNotFound
-from nightingale.models.chatterbox.t3.draft_head import TAPS
+from nightingale.models.chatterbox.t3.config import TAPS
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale_lab.reference import decoding_of
 from nightingale_lab.train.draft_head_from_states import HiddenStateDataset, train_from_hidden_states

@@ -6,16 +6,8 @@ import pytest
 import torch
 
 from nightingale.errors import BadReference
-from nightingale.models.layers.mel import (
-    FLOW_MEL,
-    TOKEN_MEL,
-    VOICE_MEL,
-    FlowMel,
-    KaldiFbank,
-    TokenMel,
-    VoiceMel,
-    slaney_filters,
-)
+from nightingale.models.layers.mel import FlowMel, KaldiFbank, TokenMel, VoiceMel, slaney_filters
+from nightingale.models.layers.mel_config import FLOW_MEL, TOKEN_MEL, VOICE_MEL
 
 
 def sampled(mel):

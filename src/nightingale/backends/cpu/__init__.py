@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 
-from nightingale.backends.base import Decoder, ModelInfo, ModelSource, Renderer, Role, Setup
+from nightingale.backends.base import TORCH_MISSING, Decoder, ModelInfo, ModelSource, Renderer, Role, Setup
 
 
 class CpuBackend:
@@ -20,7 +20,7 @@ class CpuBackend:
 
     def unsupported_reason(self, role: Role, model: ModelInfo, setup: Setup) -> str | None:
         if importlib.util.find_spec("torch") is None:
-            return "PyTorch is not installed (pip install 'nightingale-tts[torch]')"
+            return TORCH_MISSING
         if model.synthetic:
             return "the model has no weights"
         from nightingale.backends.cpu import opening

@@ -114,7 +114,7 @@ def t3_test_error(config: T3Config, open_runner: Callable[[T3, Path], Any] = ope
     exact = [t3.next_logits(prompt, kv_cache)]
     with TemporaryDirectory(prefix="nightingale-test-") as folder:
         runner = open_runner(t3, Path(folder))
-        logits = [runner.prefill_embeddings(0, prompt)]
+        logits = [torch.from_numpy(runner.prefill_embeddings(0, prompt.numpy()))]
         for position, token in enumerate((7, 4000), 1):
             exact.append(t3.next_logits(t3.embed_speech(torch.full((2, 1), token), position), kv_cache))
             (step,) = runner.step([StepInput(slot=0, token=token, position=position)])

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, TILE_OUTPUTS, host_target
+from nightingale.backends.shared.int8_blocks import ZERO_POINT
 from nightingale.backends.shared.packed_t3 import TensorFileWriter, TensorSource
-from nightingale.backends.shared.quantize import ZERO_POINT, QuantizedWeight, quantize_weights
+from nightingale.backends.shared.quantize import QuantizedWeight, quantize_weights
 from nightingale.models.chatterbox.t3.config import Gpt2Config, LlamaConfig, T3Config
 
 

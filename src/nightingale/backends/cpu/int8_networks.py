@@ -29,7 +29,8 @@ from nightingale.backends.cpu.kernels.render_operations import RenderOpcode, Row
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, host_target
 from nightingale.backends.cpu.kernels.thread_pool import ThreadPool, address_of
 from nightingale.backends.cpu.kernels.vector_math import LANES
-from nightingale.backends.shared.quantize import ZERO_POINT, block_size_for, quantize_blocks, quantize_weights
+from nightingale.backends.shared.int8_blocks import ZERO_POINT, block_size_for
+from nightingale.backends.shared.quantize import quantize_blocks, quantize_weights
 from nightingale.models.chatterbox.hift.generator import Hift, Snake
 from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct
 from nightingale.models.chatterbox.s3gen.flow import Flow

@@ -6,6 +6,7 @@ import importlib.util
 from typing import Final
 
 from nightingale.backends.base import (
+    TORCH_MISSING,
     Decoder,
     Encoders,
     Machine,
@@ -32,7 +33,7 @@ class CudaBackend:
     def unsupported_reason(self, role: Role, model: ModelInfo, setup: Setup) -> str | None:
         machine, precision = setup.machine, setup.precision
         if importlib.util.find_spec("torch") is None:
-            return "PyTorch is not installed (pip install 'nightingale-tts[torch]')"
+            return TORCH_MISSING
         if model.synthetic:
             return "the model has no weights"
         if machine.problem is not None:

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from nightingale.backends.base import Block, BlockCut
+from nightingale.backends.shared.pipeline import CutStream
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.philox import normal, stream_key
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
@@ -21,22 +22,13 @@ TONE, NOISE = np.float32(0.1), np.float32(0.02)
 SAMPLES = CLOCKS.samples_per_token
 
 
-class NoiseStream:
-    prefers_large_batches = False
-
+class NoiseStream(CutStream):
     def __init__(self, voice: Voice, seed: int) -> None:
         self._key = stream_key(seed, "source")
         self._base_hz = 100.0 + 50.0 * float(np.tanh(voice.flow_speaker).mean())
         self._waiting: list[int] = []
-        self.started = False
         self._done = 0
         """Tokens that were rendered."""
-
-    def next_cut(self, waiting: int, *, finished: bool, wanted: int) -> BlockCut | None:
-        size = wanted + (0 if self.started else LOOKAHEAD_TOKENS)
-        if waiting >= size:
-            return BlockCut(size, False)
-        return BlockCut(waiting, True) if finished else None
 
     def batch_key(self, cut: BlockCut) -> Hashable:  # noqa: ARG002, a protocol
         return id(self)

@@ -1,8 +1,6 @@
-"""The ONNX Runtime backend: T3's decode step as one graph, in float32 or int8."""
+"""The ONNX Runtime backend: all of wren without PyTorch, and T3's decode step of the other models."""
 
 from __future__ import annotations
-
-import importlib.util
 
 from nightingale.backends.base import (
     Decoder,
@@ -18,22 +16,20 @@ from nightingale.backends.base import (
 
 class OnnxBackend:
     name = "onnx"
-    description = "T3's step as one graph of ONNX Runtime"
+    description = "graphs of ONNX Runtime, for wren without PyTorch"
     device_kinds: tuple[str, ...] = ("cpu",)
 
     def probe(self, device: str) -> Machine | None:  # noqa: ARG002, a protocol
         return None
 
     def unsupported_reason(self, role: Role, model: ModelInfo, setup: Setup) -> str | None:
-        if role != "decoder":
-            return "it does not render yet"
-        if importlib.util.find_spec("torch") is None:
-            return "PyTorch is not installed (pip install 'nightingale-tts[torch]')"
         if model.synthetic:
             return "the model has no weights"
-        from nightingale.backends.onnx.opening import unsupported_reason
+        from nightingale.backends.onnx import capabilities
 
-        return unsupported_reason(model, setup)
+        if role == "renderer":
+            return capabilities.renderer_unsupported_reason(model, setup)
+        return capabilities.decoder_unsupported_reason(model, setup)
 
     def open_decoder(self, source: ModelSource, setup: Setup) -> Decoder:
         from nightingale.backends.onnx.opening import open_decoder
@@ -41,7 +37,11 @@ class OnnxBackend:
         return open_decoder(source, setup)
 
     def open_renderer(self, source: ModelSource, setup: Setup) -> Renderer:
-        raise NotImplementedError("`unsupported_reason` refuses this role")
+        from nightingale.backends.onnx.opening import open_renderer
+
+        return open_renderer(source, setup)
 
     def open_encoders(self, source: ModelSource, setup: Setup) -> Encoders | None:  # noqa: ARG002
-        return None
+        from nightingale.backends.onnx.opening import open_encoders
+
+        return open_encoders(source)

@@ -1,56 +1,103 @@
-"""Reasons why ONNX Runtime should not run a T3 on this machine; asked before weights are loaded."""
+"""Reasons why ONNX Runtime should not run a model on this machine; asked before weights are loaded."""
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
+from importlib.util import find_spec
 from typing import Final
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+import numpy as np
 
-from nightingale.backends.onnx.graph import GraphBuilder
-from nightingale.backends.onnx.protobuf import FLOAT
+from nightingale.backends.base import ModelInfo, Setup
+from nightingale.backends.onnx.embeddings import torch_reason
 from nightingale.backends.shared.capability_checks import (
     MIN_SPEEDUP,
     SMALL_MODEL_WEIGHTS,
+    available_cores,
     failed_package_reason,
     fastest_s,
     missing_package_reason,
     weight_count,
     width_reason,
 )
-from nightingale.backends.shared.quantize import BLOCK_SIZES, ZERO_POINT, QuantizedWeight
+from nightingale.backends.shared.int8_blocks import BLOCK_SIZES
+from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS
 from nightingale.models.chatterbox.t3.config import T3Config
 
 PACKAGE: Final = "onnxruntime"
 MIN_VERSION: Final = (1, 23)
 """Earlier versions have no int8 kernels for ARM."""
-PROBE_INPUTS, PROBE_OUTPUTS, PROBE_LAYERS, PROBE_ROWS = 1024, 4096, 4, 2
+PROBE_LAYERS: Final = 4
+SMALL_PROBE: Final = ((1, 320), 2048)
+LARGE_PROBE: Final = ((2, 1024), 4096)
+"""Rows and inputs, and outputs of the products that are measured."""
 
 
-def unsupported_reason(config: T3Config, *, threads: int | None = None) -> str | None:
+def decoder_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
+    """Return why T3 cannot be run here, or None if it can."""
+    config, draft = model.preset.t3, setup.profile.draft
+    if setup.profile.needs_torch_kv_cache:
+        return "this profile's KV cache needs T3's layers in PyTorch"
+    if setup.precision not in ("float32", "int8"):
+        return f"it computes in float32 and int8, not in {setup.precision}"
+    if draft and setup.precision == "int8":
+        return (
+            "in int8, a pass over several tokens may round otherwise than single steps, so no draft is exact"
+        )
+    if find_spec("torch") is None:
+        if (reason := torch_reason(config)) is not None:
+            return reason
+        if draft and _draft_needs_torch(draft):
+            return "this draft needs PyTorch"
+    if setup.precision == "int8":
+        return int8_unsupported_reason(config)
+    return float32_unsupported_reason(config)
+
+
+def _draft_needs_torch(draft: str) -> bool:
+    from nightingale.backends.shared.speculation import draft_needs_torch  # most profiles have no draft
+
+    return draft_needs_torch(draft)
+
+
+def renderer_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
+    """Return why flow and vocoder cannot be run here, or None if they can."""
+    flow, hift = model.preset.flow, model.preset.hift
+    if setup.precision not in ("float32", "int8"):
+        return f"it renders in float32, or with the flow in int8, not in {setup.precision}"
+    if not setup.profile.streaming:
+        return "it renders block by block, and this profile renders segments whole"
+    if not (flow.block_causal and flow.meanflow):
+        return "its flow has two steps and attends to earlier blocks only"
+    if not (hift.causal and hift.in_phase) or hift.harmonics == NOISY_HARMONICS:
+        return "its vocoder is causal and has harmonics in phase"
+    return package_reason() or (_slow_reason(*SMALL_PROBE, threads=1) if setup.precision == "int8" else None)
+
+
+def int8_unsupported_reason(config: T3Config) -> str | None:
     """Return why T3 should not be run in int8 here, or None if it should.
 
-    The first call that gets past the sizes measures a few products with `threads` threads, or as many as
-    torch uses, for a tenth of a second.
+    The first call that gets past the sizes measures a few products, for a tenth of a second.
     """
-    return (
-        width_reason(config, BLOCK_SIZES[-1])
-        or missing_package_reason(PACKAGE)
-        or _slow_reason(torch.get_num_threads() if threads is None else threads)
-    )
+    if (reason := width_reason(config, BLOCK_SIZES[-1]) or package_reason()) is not None:
+        return reason
+    if weight_count(config) <= SMALL_MODEL_WEIGHTS:
+        return _slow_reason(*SMALL_PROBE, threads=1)
+    return _slow_reason(*LARGE_PROBE, threads=available_cores())
 
 
 def float32_unsupported_reason(config: T3Config) -> str | None:
     """Return why T3 should not be run in float32 here, or None if it should."""
-    if (weights := weight_count(config)) > SMALL_MODEL_WEIGHTS:
+    if torch_reason(config) is not None and (weights := weight_count(config)) > SMALL_MODEL_WEIGHTS:
         return f"ONNX Runtime would hold a second copy of its {weights / 1e6:.0f} million weights"
-    return missing_package_reason(PACKAGE) or _version_reason()
+    return package_reason()
 
 
 @cache
-def _version_reason() -> str | None:
+def package_reason() -> str | None:
+    """Return why ONNX Runtime cannot be used, or None if it can."""
+    if (reason := missing_package_reason(PACKAGE)) is not None:
+        return reason
     try:
         import onnxruntime
 
@@ -63,11 +110,9 @@ def _version_reason() -> str | None:
 
 
 @cache
-def _slow_reason(threads: int) -> str | None:
-    if (reason := _version_reason()) is not None:
-        return reason
+def _slow_reason(shape: tuple[int, int], outputs: int, *, threads: int) -> str | None:
     try:
-        speedup = measure_speedup(threads)
+        speedup = measure_speedup(shape, outputs, threads=threads)
     except Exception as error:  # as above
         return failed_package_reason(PACKAGE, error)
     if speedup < MIN_SPEEDUP:
@@ -78,26 +123,19 @@ def _slow_reason(threads: int) -> str | None:
     return None
 
 
-def measure_speedup(threads: int) -> float:
-    """Return how many times faster products of a few rows are in int8 than in torch's float32."""
-    from nightingale.backends.onnx.runner import open_session
+def measure_speedup(shape: tuple[int, int], outputs: int, *, threads: int) -> float:
+    """Return how many times faster products of a few rows (rows, inputs) are in int8 than in float32."""
+    from nightingale.backends.onnx.network_graph import NetworkGraph
+    from nightingale.backends.onnx.protobuf import FLOAT
+    from nightingale.backends.onnx.streaming_session import create_session
 
-    rng, blocks = torch.Generator().manual_seed(0), PROBE_INPUTS // BLOCK_SIZES[0]
-    graph = GraphBuilder(dict[str, Tensor]().__getitem__, int8=True)
-    graph.input("x", FLOAT, (PROBE_ROWS, PROBE_INPUTS))
-    for layer in range(PROBE_LAYERS):
-        shape = (PROBE_OUTPUTS, blocks, BLOCK_SIZES[0])
-        codes = torch.randint(0, 2 * ZERO_POINT, shape, dtype=torch.uint8, generator=rng)
-        weight = QuantizedWeight(codes, torch.full(shape[:2], 1e-3))
-        name = graph.int8_linear(f"y.{layer}", "x", weight)
-        graph.output(name, FLOAT, (PROBE_ROWS, PROBE_OUTPUTS))
-    session = open_session(graph.model(), threads)
-    x = torch.zeros(PROBE_ROWS, PROBE_INPUTS)
-    weights = [torch.full((PROBE_OUTPUTS, PROBE_INPUTS), 1e-3) for _ in range(PROBE_LAYERS)]
-
-    def run_float32() -> None:
-        with torch.inference_mode():
-            for weight in weights:
-                F.linear(x, weight)
-
-    return fastest_s(run_float32) / fastest_s(lambda: session.run(None, {"x": x.numpy()}))
+    x, weight, seconds = np.zeros(shape, np.float32), np.ones((outputs, shape[1]), np.float32), []
+    for int8 in (False, True):
+        graph = NetworkGraph({}, int8=int8)
+        graph.input("x", FLOAT, shape)
+        for layer in range(PROBE_LAYERS):
+            graph.product("x", f"weight.{layer}", weight, f"y.{layer}")
+            graph.output(f"y.{layer}", FLOAT, (shape[0], outputs))
+        session = create_session(graph, threads)
+        seconds.append(fastest_s(partial(session.run, None, {"x": x})))
+    return seconds[0] / seconds[1]

@@ -1,69 +1,102 @@
-"""Check and open T3 on ONNX Runtime."""
+"""Open what ONNX Runtime runs: T3 of most models, and the renderer and the encoders of wren-like ones.
+
+PyTorch is imported only for models whose prompts need it, and for drafts that are models.
+"""
 
 from __future__ import annotations
 
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import torch
-
-from nightingale.backends.base import Decoder, ModelInfo, ModelSource, Setup
-from nightingale.backends.onnx import capabilities
-from nightingale.backends.onnx.draft_graph import open_draft_head
-from nightingale.backends.onnx.graph import GRAPH_FILE, OnnxFormat
-from nightingale.backends.onnx.runner import OnnxRunner, exact_graph
-from nightingale.backends.shared.packed_t3 import open_packed
-from nightingale.backends.torch.decoder import pool_options
-from nightingale.backends.torch.devices import use_threads
-from nightingale.backends.torch.speculation import MAX_HEAD_TOKENS, open_speculation
-from nightingale.backends.torch.weights import t3_weights
+from nightingale.backends.base import Decoder, Encoders, ModelSource, Renderer, Setup
+from nightingale.backends.onnx.capabilities import package_reason
+from nightingale.backends.onnx.embeddings import Embeddings, NumpyEmbeddings, torch_reason
+from nightingale.backends.onnx.numpy_weights import (
+    PackedWeights,
+    fitting_weights,
+    flow_weights,
+    hift_weights,
+    t3_weights,
+)
+from nightingale.backends.onnx.renderer import OnnxRenderer
+from nightingale.backends.onnx.rendering.flow_stream import FlowNetwork
+from nightingale.backends.onnx.rendering.vocoder_stream import VocoderNetwork
+from nightingale.backends.onnx.runner import OnnxRunner
+from nightingale.backends.onnx.streaming_session import return_freed_memory
+from nightingale.backends.onnx.t3_graph import T3StepGraph
+from nightingale.backends.shared.capability_checks import available_cores
+from nightingale.backends.shared.pipeline import CoreShares
 from nightingale.decoding.host_decoder import HostDecoder
 from nightingale.decoding.kv_budget import KVBudget
-from nightingale.decoding.speculative import MAX_DRAFT_TOKENS, ONNX_COSTS
-
-
-def unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
-    if setup.profile.needs_torch_kv_cache:
-        return "this profile's KV cache needs T3's layers in PyTorch"
-    if setup.precision == "float32":
-        return capabilities.float32_unsupported_reason(model.preset.t3)
-    if setup.precision != "int8":
-        return f"it computes in float32 and int8, not in {setup.precision}"
-    if setup.profile.draft:
-        return (
-            "in int8, a pass over several tokens may round otherwise than single steps, so no draft is exact"
-        )
-    return capabilities.unsupported_reason(model.preset.t3)
+from nightingale.decoding.runner import MAX_DRAFT_TOKENS
 
 
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
-    info, profile = source.info, setup.profile
-    load_t3 = partial(t3_weights, source, "cpu", "float32")
-    graph: Path | bytes
-    if setup.precision == "int8":
-        t3, folder = open_packed(source, OnnxFormat(), load_t3)
-        graph = folder / GRAPH_FILE
-    else:
-        t3 = load_t3()
-        graph = exact_graph(t3)
-    runner = OnnxRunner(
-        t3,
-        graph,
-        **pool_options(source, setup),
-        spare=MAX_DRAFT_TOKENS if profile.draft else 0,
-        threads=setup.threads,
-    )
+    info = source.info
+    threads, on_start = available_cores() if setup.threads is None else setup.threads, None
+    if torch_reason(info.preset.t3) is not None:
+        from nightingale.backends.onnx.torch_model import torch_threads
+
+        threads, on_start = torch_threads(setup.threads)
+    runner, weights = _open_runner(source, setup, threads)
+    return_freed_memory()
     budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=4)
-    on_start = None if setup.threads is None else partial(use_threads, setup.threads)
-    if not profile.draft:
+    if weights is None:
         return HostDecoder(runner, budget, on_start=on_start)
-    threads = torch.get_num_threads() if setup.threads is None else setup.threads
-    return open_speculation(
-        source,
-        setup,
-        runner,
-        budget,
-        on_start,
-        open_head=partial(open_draft_head, threads=threads, longest=MAX_HEAD_TOKENS),
-        costs=ONNX_COSTS.row_by_row(info.rows_per_slot),
-    )
+    from nightingale.backends.onnx.draft_opening import open_drafts  # most profiles have no draft
+
+    return open_drafts(source, setup, runner, weights, budget, on_start, threads=threads)
+
+
+def _open_runner(source: ModelSource, setup: Setup, threads: int) -> tuple[OnnxRunner, PackedWeights | None]:
+    """Return the runner, and T3's weights if the profile has a draft, which may read some of them."""
+    info, profile, config = source.info, setup.profile, source.info.preset.t3
+    embeddings: Embeddings
+    graph: T3StepGraph | Path
+    with fitting_weights(source):
+        if torch_reason(config) is not None:
+            from nightingale.backends.onnx.torch_model import open_torch_model
+
+            embeddings, graph = open_torch_model(source, setup)
+        else:
+            weights, int8 = t3_weights(source), setup.precision == "int8"
+            embeddings = NumpyEmbeddings(config, weights)
+            graph = T3StepGraph(config, weights, int8=int8, hidden_states=bool(profile.draft))
+        runner = OnnxRunner(
+            config,
+            embeddings,
+            graph,
+            threads=threads,
+            slots=profile.slots,
+            rows_per_slot=info.rows_per_slot,
+            capacity=info.max_positions,
+            batched=profile.batched,
+            spare=MAX_DRAFT_TOKENS if profile.draft else 0,
+        )
+    return runner, None if isinstance(graph, Path) or not profile.draft else graph.packed
+
+
+def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
+    int8 = setup.precision == "int8"
+    preset, shares = source.info.preset, CoreShares.of(available_cores(), available_cores())
+
+    def load() -> tuple[FlowNetwork, VocoderNetwork]:
+        # Sessions are created outside of Python's lock, so the two are loaded at the same time. Weights are
+        # read here: this thread holds the lock of the source.
+        weights = flow_weights(source), hift_weights(source)
+        with fitting_weights(source), ThreadPoolExecutor(max_workers=1) as pool:
+            hift = pool.submit(VocoderNetwork, preset.hift, weights[1], threads=shares.vocoder)
+            return FlowNetwork(preset.flow, weights[0], threads=shares.flow, int8=int8), hift.result()
+
+    flow, hift = source.shared(f"onnx-renderer/{setup.precision}", load)
+    return_freed_memory()
+    return OnnxRenderer(flow, hift, shares)
+
+
+def open_encoders(source: ModelSource) -> Encoders | None:
+    """Return the encoders of a model that was trained without an x-vector network; None for the others."""
+    if source.info.synthetic or source.info.preset.xvector is not None or package_reason() is not None:
+        return None
+    from nightingale.backends.onnx.encoding.encoders import OnnxEncoders
+
+    return OnnxEncoders(source)

@@ -17,7 +17,12 @@ CONTRIB = "com.microsoft"
 IR_VERSION, OPSET = 10, 21
 
 
+_ONE_BYTE = [bytes([value]) for value in range(128)]
+
+
 def _varint(value: int) -> bytes:
+    if 0 <= value < len(_ONE_BYTE):  # almost all of them
+        return _ONE_BYTE[value]
     value &= (1 << 64) - 1  # negative numbers are ten bytes of two's complement
     out = bytearray()
     while value > 0x7F:
@@ -36,11 +41,18 @@ def _bytes(number: int, value: bytes | str) -> bytes:
     return _varint(number << 3 | 2) + _varint(len(data)) + data
 
 
-def _attribute(name: str, value: int | float) -> bytes:
+Attribute = int | float | str | Sequence[int]
+
+
+def _attribute(name: str, value: Attribute) -> bytes:
     if isinstance(value, float):
         encoded = _varint(2 << 3 | 5) + struct.pack("<f", value) + _number(20, 1)
-    else:
+    elif isinstance(value, int):
         encoded = _number(3, value) + _number(20, 2)
+    elif isinstance(value, str):
+        encoded = _bytes(4, value) + _number(20, 3)
+    else:
+        encoded = b"".join(_number(8, item) for item in value) + _number(20, 7)
     return _bytes(5, _bytes(1, name) + encoded)
 
 
@@ -84,6 +96,10 @@ class OnnxGraph:
         self._weights.append(_bytes(5, head + data))
         return name
 
+    def unique(self, name: str) -> str:
+        """Return a name that later operations do not get."""
+        return f"{name}.{len(self._nodes)}"
+
     def node(
         self,
         op_type: str,
@@ -91,14 +107,14 @@ class OnnxGraph:
         outputs: Sequence[str] = (),
         *,
         domain: str = "",
-        **attributes: int | float,
+        **attributes: Attribute,
     ) -> str:
         """Add an operation and return the name of its first output, which is generated if none is given.
 
         An empty name stands for an input or output that is left out.
         """
         # Unique, because profiles and error messages name nodes.
-        name = f"{op_type}.{len(self._nodes)}"
+        name = self.unique(op_type)
         outputs = outputs or [name]
         encoded = b"".join(_bytes(1, given) for given in inputs) + b"".join(_bytes(2, out) for out in outputs)
         encoded += _bytes(3, name) + _bytes(4, op_type)

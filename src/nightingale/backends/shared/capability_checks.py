@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import timeit
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -13,6 +14,11 @@ SMALL_MODEL_WEIGHTS: Final = 50_000_000
 """Up to so many weights ONNX Runtime may hold a copy in float32: 200 MB."""
 MIN_SPEEDUP: Final = 1.3
 """A lower precision must be so many times faster than float32, or it is not worth its error."""
+
+
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def missing_package_reason(package: str) -> str | None:

@@ -11,16 +11,18 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+
+Floats = NDArray[np.float32]
 
 
 class PrefixCache:
     def __init__(self, max_rows: int) -> None:
-        self.entries: deque[tuple[Tensor, dict[str, NDArray[Any]]]] = deque(maxlen=max_rows)
+        self.entries: deque[tuple[Floats, dict[str, NDArray[Any]]]] = deque(maxlen=max_rows)
         """The inputs (time, width) of each row, and copies of its keys and values."""
 
-    def restore(self, x: Tensor, views: Callable[[int], Mapping[str, NDArray[Any]]]) -> int:
+    def restore(self, x: Floats, views: Callable[[int], Mapping[str, NDArray[Any]]]) -> int:
         """Write the longest cached prefix of x (time, width) into a row of the KV cache; return its length.
 
         `views` returns the row's keys and values up to a position. The last position of x is not restored.
@@ -28,7 +30,8 @@ class PrefixCache:
         length, longest = 0, None
         for other, cached in self.entries:
             both = min(len(x) - 1, len(other))
-            shared = int((x[:both] == other[:both]).all(-1).cumprod(0).sum())
+            different = np.flatnonzero((x[:both] != other[:both]).any(-1))
+            shared = int(different[0]) if len(different) else both
             if shared > length:
                 length, longest = shared, cached
         if longest is not None:
@@ -36,6 +39,7 @@ class PrefixCache:
                 view[:] = longest[name][tuple(map(slice, view.shape))]
         return length
 
-    def store(self, x: Tensor, views: Mapping[str, NDArray[Any]]) -> None:
+    def store(self, x: Floats, views: Mapping[str, NDArray[Any]]) -> None:
         """Copy the keys and values of a row whose inputs are x; the oldest entry is dropped."""
-        self.entries.append((x.clone(), {name: view.copy() for name, view in views.items()}))
+        if self.entries.maxlen:
+            self.entries.append((x.copy(), {name: view.copy() for name, view in views.items()}))

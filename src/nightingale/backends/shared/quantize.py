@@ -12,18 +12,12 @@ exact integer on every machine.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from nightingale.errors import ConfigError
-
-BLOCK_SIZES: Final = (128, 64, 32, 16)
-"""Inputs per block, the fastest first; 256 is hardly faster than 128 and less precise."""
-INT8_MAX: Final = 127
-ZERO_POINT: Final = 128
-"""Stored codes are unsigned; this one stands for zero."""
+from nightingale.backends.shared.int8_blocks import INT8_MAX, ZERO_POINT, block_size_for
 
 
 class QuantizedWeight(NamedTuple):
@@ -31,19 +25,6 @@ class QuantizedWeight(NamedTuple):
 
     codes: Tensor
     scales: Tensor
-
-
-def block_size_for(inputs: int) -> int:
-    """Return the largest block size that divides the number of inputs."""
-    for block in BLOCK_SIZES:
-        if inputs % block == 0:
-            return block
-    raise ConfigError(
-        "a layer cannot be quantized to int8",
-        got=f"{inputs} inputs",
-        allowed=f"a multiple of {BLOCK_SIZES[-1]}",
-        fix="Use a profile without int8 for this model.",
-    )
 
 
 def quantize_blocks(x: Tensor, block: int) -> tuple[Tensor, Tensor]:

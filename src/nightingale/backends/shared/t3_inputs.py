@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from nightingale.models.chatterbox.t3.backbone import LlamaBackbone
 from nightingale.models.chatterbox.t3.model import T3
@@ -22,30 +21,30 @@ class InputEmbeddings:
     def __init__(self, t3: T3) -> None:
         self._speech: Floats = t3.speech_emb.weight.detach().float().numpy()
         self._learned: Floats | None = None
-        self._absolute: Floats | None = None
+        self.absolute: Floats | None = None
+        """GPT-2's position embeddings."""
         if t3.config.learned_positions is not None:
             self._learned = t3.speech_pos_emb.emb.weight.detach().float().numpy()
         if not isinstance(t3.tfmr, LlamaBackbone):
-            self._absolute = t3.tfmr.wpe.weight.detach().float().numpy()
+            self.absolute = t3.tfmr.wpe.weight.detach().float().numpy()
 
     def embed(
         self, x: Floats, tokens: Sequence[int], speech_positions: Sequence[int], positions: Sequence[int]
     ) -> None:
-        """Write the embeddings of speech tokens (n) into x (n, width), as `T3.embed_speech_at` computes them.
+        """Write what the first layer reads of speech tokens (n) into x (n, width).
 
         `speech_positions` count from the start token, `positions` from the beginning of the sequence.
         """
-        np.take(self._speech, tokens, axis=0, out=x)
-        if self._learned is not None:
-            x += self._learned[list(speech_positions)]
-        if self._absolute is not None:
-            x += self._absolute[list(positions)]
+        x[:] = self.speech(tokens, speech_positions)
+        if self.absolute is not None:
+            x += self.absolute[list(positions)]
 
-    def add_positions(self, prompt: Tensor) -> Tensor:
-        """Add GPT-2's position embeddings to a prompt (rows, time, width); Llama has none."""
-        if self._absolute is None:
-            return prompt
-        return prompt + torch.from_numpy(self._absolute[: prompt.shape[1]])
+    def speech(self, tokens: Sequence[int], positions: Sequence[int]) -> Floats:
+        """Return the embeddings (n, width) of speech tokens, as `T3.embed_speech_at` computes them."""
+        x: Floats = self._speech[list(tokens)]
+        if self._learned is not None:
+            x += self._learned[list(positions)]
+        return x
 
 
 def rotary_tables(t3: T3, positions: int) -> tuple[Floats, Floats] | None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from nightingale.backends.base import (
+    TORCH_MISSING,
     Decoder,
     Encoders,
     Machine,
@@ -16,8 +17,6 @@ from nightingale.backends.base import (
     Role,
     Setup,
 )
-
-INSTALL = "PyTorch is not installed (pip install 'nightingale-tts[torch]')"
 
 
 class TorchBackend:
@@ -37,7 +36,7 @@ class TorchBackend:
 
     def unsupported_reason(self, role: Role, model: ModelInfo, setup: Setup) -> str | None:  # noqa: ARG002
         if importlib.util.find_spec("torch") is None:
-            return INSTALL
+            return TORCH_MISSING
         if model.synthetic:
             return "the model has no weights"
         if setup.precision not in ("float32", "bfloat16"):

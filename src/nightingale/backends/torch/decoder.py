@@ -10,14 +10,14 @@ import torch
 
 from nightingale.backends.base import Decoder, ModelInfo, ModelSource, Setup
 from nightingale.backends.torch.devices import use_threads
+from nightingale.backends.torch.draft_models import open_torch_speculation
 from nightingale.backends.torch.kv_pools import PagedKVPool
 from nightingale.backends.torch.runner import TorchRunner
-from nightingale.backends.torch.speculation import open_speculation
 from nightingale.backends.torch.weights import torch_t3
 from nightingale.decoding.host_decoder import HostDecoder
 from nightingale.decoding.kv_budget import KVBudget
 from nightingale.decoding.kv_retention import find_table
-from nightingale.decoding.speculative import MAX_DRAFT_TOKENS
+from nightingale.decoding.runner import MAX_DRAFT_TOKENS
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_blocks import KVBlockLayout
 
@@ -36,7 +36,7 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     budget = kv_budget(source.info, t3, layout)
     on_start = None if setup.threads is None else partial(use_threads, setup.threads)
     if setup.profile.draft:
-        return open_speculation(source, setup, runner, budget, on_start)
+        return open_torch_speculation(source, setup, runner, budget, on_start)
     return HostDecoder(runner, budget, on_start=on_start)
 
 

@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from torch import Tensor
 
 from nightingale.backends.base import Block, BlockCut
+from nightingale.backends.shared.pipeline import CutStream
 from nightingale.backends.torch.mel_stream import MelStream, PromptState, prepare_prompt
 from nightingale.backends.torch.sample_stream import Excitation, SampleStream
 from nightingale.decoding.lru import BytesLRU
 from nightingale.models.chatterbox.hift.generator import Hift
-from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
@@ -22,22 +22,11 @@ PROMPT_CACHE_BYTES = 3 << 30
 """Limit of cached voice prompts. Ten seconds of a guided flow's prompt take 2.3 GB in float32."""
 
 
-class TorchRenderStream:
+class TorchRenderStream(CutStream):
     """One utterance: mel frames, then samples."""
-
-    prefers_large_batches = False  # blocks are rendered one after the other
 
     def __init__(self, mel: MelStream, samples: SampleStream) -> None:
         self.mel, self.samples = mel, samples
-        self.started = False
-
-    def next_cut(self, waiting: int, *, finished: bool, wanted: int) -> BlockCut | None:
-        size = wanted + (0 if self.started else LOOKAHEAD_TOKENS)
-        # Never more than wanted, however long the block has waited, and final no sooner because the end has
-        # become known in the meantime: the audio must not depend on timing.
-        if waiting >= size:
-            return BlockCut(size, False)
-        return BlockCut(waiting, True) if finished else None
 
     def batch_key(self, cut: BlockCut) -> Hashable:  # noqa: ARG002, a protocol
         return id(self)

@@ -42,8 +42,8 @@ def t3_weights(source: ModelSource, device: str, precision: str, *, owned: bool 
     dtype = DTYPES[precision]
 
     def make() -> T3:
-        if source.has("t3"):
-            given: T3 = source.shared("t3", _missing)
+        given: T3 | None = source.loaded("t3")
+        if given is not None:
             weight = given.speech_head.weight
             if not owned and weight.dtype == dtype and weight.device == torch.device(device):
                 return given
@@ -75,8 +75,8 @@ def rendering_weights(
     """
 
     def make() -> tuple[Flow, Hift]:
-        if source.has("s3gen"):
-            flow, hift = source.shared("s3gen", _missing)
+        if (networks := source.loaded("s3gen")) is not None:
+            flow, hift = networks
         else:
             loaded = load_s3gen(source.info.preset, source.files["s3gen"], unpacker(source))
             flow, hift = (net.to(torch.float32) for net in loaded)
@@ -104,7 +104,3 @@ def _on(net: Any, device: str) -> Any:
         return net
     moved: nn.Module = copy.deepcopy(net).to(device)
     return moved
-
-
-def _missing() -> Any:
-    raise AssertionError("`ModelSource.has` was checked before")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Hashable
+from typing import Final
 
 import numpy as np
 
@@ -21,6 +24,9 @@ from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
 from nightingale.models.defaults import SILENCE_TOKEN
 from nightingale.types import Samples
+
+BUFFER_SHARE: Final = 0.7
+"""The share of a listener's buffered audio within which its next block should be rendered."""
 
 
 class Utterance:
@@ -46,6 +52,8 @@ class Utterance:
         """True after the last block was taken."""
         self.concurrent = False
         """True while other requests are being served too."""
+        self.stream_rate = math.inf
+        """Seconds of audio per second that the engine can give to each of its streams."""
         self._stretcher = TimeStretcher(CLOCKS.sample_rate_hz, request.speed)
         self._block_tokens = model.defaults.first_block_tokens or profile.first_block_tokens
 
@@ -130,7 +138,8 @@ class Utterance:
         if self._guard is not None:
             self._guard.commit(self._taken)
         timing.tokens += cut.tokens
-        self._block_tokens = self._next_block_tokens(first=self._taken == cut.tokens)
+        buffered_s = timing.deadline_s - time.perf_counter() + cut.tokens / CLOCKS.token_rate_hz
+        self._block_tokens = self._next_block_tokens(first=self._taken == cut.tokens, buffered_s=buffered_s)
         self.rendered = cut.final
         return Block(
             stream=self._stream,
@@ -141,14 +150,23 @@ class Utterance:
             record=timing.record,
         )
 
-    def _next_block_tokens(self, *, first: bool) -> int:
-        """Return the size of the next block. first: the block before it was the first one."""
+    def _next_block_tokens(self, *, first: bool, buffered_s: float) -> int:
+        """Return the size of the next block, such that it is rendered before the listener's audio ends.
+
+        Args:
+            first: The block before it was the first one.
+            buffered_s: Audio that the listener has to play, the block before it included.
+        """
         largest, defaults = self.profile.largest_block_tokens, self.model.defaults
         if self.concurrent and self._stream.prefers_large_batches:
             return largest
         if first and defaults.second_block_tokens is not None:
             return defaults.second_block_tokens
-        return min(2 * self._block_tokens, largest)
+        tokens = min(2 * self._block_tokens, largest)
+        if self.concurrent and self.stream_rate < math.inf:
+            in_time = BUFFER_SHARE * buffered_s * self.stream_rate * CLOCKS.token_rate_hz
+            tokens = max(self.profile.first_block_tokens, min(tokens, int(in_time)))
+        return tokens
 
     def finish(self, block: Block, samples: Samples) -> Samples:
         """Return the audio of a rendered block: trimmed, time-stretched, with the pause after the segment."""

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nightingale.errors import MemoryFull
+from nightingale.models.layers.capacity import check_capacity
 
 
 class KVCache(Protocol):
@@ -112,17 +112,6 @@ class BatchedKVCache:
         self.keys[self._rows, :, at] = k.transpose(1, 2)
         self.values[self._rows, :, at] = v.transpose(1, 2)
         return F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=self._mask)
-
-
-def check_capacity(positions: int, capacity: int) -> None:
-    """Raise `MemoryFull` if a sequence of so many positions does not fit."""
-    if positions > capacity:
-        raise MemoryFull(
-            "the utterance is longer than its KV cache",
-            got=f"{positions} positions",
-            allowed=f"at most {capacity}",
-            fix="Use a shorter sentence, or open the session with a larger capacity.",
-        )
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

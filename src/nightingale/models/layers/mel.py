@@ -13,35 +13,21 @@ module is built on the meta device.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nightingale.errors import BadReference
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MelConfig:
-    """Sizes of one mel spectrogram. The window is as long as the transform; `high_hz` is above 1 kHz."""
-
-    sample_rate_hz: int
-    fft_samples: int
-    hop_samples: int
-    bands: int
-    high_hz: float = 8000.0
-
-
-FLOW_MEL = MelConfig(sample_rate_hz=24_000, fft_samples=1920, hop_samples=480, bands=80)
-TOKEN_MEL = MelConfig(sample_rate_hz=16_000, fft_samples=400, hop_samples=160, bands=128)
-VOICE_MEL = MelConfig(sample_rate_hz=16_000, fft_samples=400, hop_samples=160, bands=40)
-KALDI_FBANK = MelConfig(sample_rate_hz=16_000, fft_samples=512, hop_samples=160, bands=80)
-
-LINEAR_HZ_PER_MEL, LINEAR_TOP_HZ, LINEAR_TOP_MEL = 200.0 / 3, 1000.0, 15.0
-LOG_STEP = math.log(6.4) / 27.0
-"""Slaney's scale."""
+from nightingale.models.layers.mel_config import (
+    FLOW_MEL,
+    KALDI_FBANK,
+    TOKEN_MEL,
+    VOICE_MEL,
+    MelConfig,
+    clip_too_short,
+    slaney_triangles,
+)
 
 
 class MelFront(nn.Module):
@@ -143,30 +129,9 @@ def spectrum(wav: Tensor, window: Tensor, hop_samples: int) -> Tensor:
     return torch.stft(wav, size, hop_samples, size, window, center=False, return_complex=True)
 
 
-def clip_too_short(samples: int, min_samples: int) -> BadReference:
-    return BadReference(
-        "the clip is too short to analyse",
-        got=f"{samples} samples",
-        allowed=f"at least {min_samples} samples",
-        fix="Use a clip of a second or more.",
-    )
-
-
 def slaney_filters(config: MelConfig) -> Tensor:
-    """Return (bands, bins): triangles of equal area on Slaney's scale, linear to 1 kHz, then logarithmic."""
-    high = LINEAR_TOP_MEL + math.log(config.high_hz / LINEAR_TOP_HZ) / LOG_STEP
-    mel = torch.linspace(0.0, high, config.bands + 2, dtype=torch.float64, device="cpu")
-    log_hz = LINEAR_TOP_HZ * (LOG_STEP * (mel - LINEAR_TOP_MEL)).exp()
-    edges_hz = torch.where(mel >= LINEAR_TOP_MEL, log_hz, mel * LINEAR_HZ_PER_MEL)
-    bins = torch.arange(config.fft_samples // 2 + 1, dtype=torch.float64, device="cpu")
-    bins_hz = bins * config.sample_rate_hz / config.fft_samples
-    widths = edges_hz.diff()
-    up = (bins_hz - edges_hz[:-2, None]) / widths[:-1, None]
-    down = (edges_hz[2:, None] - bins_hz) / widths[1:, None]
-    # PARITY: librosa rounds the triangles to float32 before it scales them.
-    #         tests/models/encoders/test_mel_fronts.py::test_slaney_filters_equal_librosa
-    triangles = torch.minimum(up, down).clamp(min=0.0).float().double()
-    return (triangles * (2.0 / (edges_hz[2:] - edges_hz[:-2]))[:, None]).float()
+    """Return (bands, bins): triangles of equal area on Slaney's scale."""
+    return torch.from_numpy(slaney_triangles(config))
 
 
 def kaldi_filters(config: MelConfig) -> Tensor:

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nightingale.models.layers.capacity import check_capacity
 from nightingale.models.layers.kv_blocks import MAX_QUANTIZED, KVBlockPool, dequantize, quantize
-from nightingale.models.layers.kv_cache import check_capacity
 
 TILE: Final = 256
 """Blocks that a CPU dequantizes at a time."""

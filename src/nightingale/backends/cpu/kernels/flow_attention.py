@@ -32,7 +32,7 @@ from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I32, I64, Fun
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, Target
 from nightingale.backends.cpu.kernels.thread_pool import Arg, Operation
 from nightingale.backends.cpu.kernels.vector_math import LANES, emit_softmax_numerators
-from nightingale.backends.shared.quantize import ZERO_POINT
+from nightingale.backends.shared.int8_blocks import ZERO_POINT
 
 HEAD_DIM: Final = 64
 PARTS: Final = HEAD_DIM // LANES

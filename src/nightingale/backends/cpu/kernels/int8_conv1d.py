@@ -36,7 +36,7 @@ from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I32, I64, Fun
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, Target
 from nightingale.backends.cpu.kernels.thread_pool import Arg, Operation
 from nightingale.backends.cpu.kernels.vector_math import LANES
-from nightingale.backends.shared.quantize import INT8_MAX, ZERO_POINT
+from nightingale.backends.shared.int8_blocks import INT8_MAX, ZERO_POINT
 
 CONV_OUTPUTS: Final = 4
 """Outputs of a tile: as many as have their weights in one vector of 16 bytes."""

@@ -36,7 +36,7 @@ from llvmlite import ir
 from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I32, I64, Function, Pointer, Value
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, TILE_OUTPUTS, Target
 from nightingale.backends.cpu.kernels.vector_math import LANES, emit_gelu, emit_sigmoid
-from nightingale.backends.shared.quantize import INT8_MAX, ZERO_POINT
+from nightingale.backends.shared.int8_blocks import INT8_MAX, ZERO_POINT
 
 QUANT_BLOCK: Final = 128
 """Inputs that share a scale in T3's layers."""

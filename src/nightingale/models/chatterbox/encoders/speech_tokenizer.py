@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nightingale.models.chatterbox.encoders.config import FSQ_LEVELS, SpeechTokenizerConfig
-from nightingale.models.layers.mel import TOKEN_MEL, TokenMel
+from nightingale.models.layers.mel import TokenMel
+from nightingale.models.layers.mel_config import TOKEN_MEL
 from nightingale.models.layers.rope import inverse_frequencies, rotate, rotations
 
 FSQ_SCALE = 0.9990000128746033

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from nightingale.audio.reference_check import sound_span
 from nightingale.models.chatterbox.encoders.config import VoiceEncoderConfig
-from nightingale.models.layers.mel import VOICE_MEL, VoiceMel
+from nightingale.models.layers.mel import VoiceMel
+from nightingale.models.layers.mel_config import VOICE_MEL
 
 
 class VoiceEncoder(nn.Module):

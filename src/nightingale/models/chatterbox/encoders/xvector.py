@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from nightingale.models.chatterbox.encoders.config import XVectorConfig
-from nightingale.models.layers.mel import KALDI_FBANK, KaldiFbank, clip_too_short
+from nightingale.models.layers.mel import KaldiFbank
+from nightingale.models.layers.mel_config import KALDI_FBANK, clip_too_short
 
 SEGMENT_FRAMES = 100
 MIN_FRAMES = 3

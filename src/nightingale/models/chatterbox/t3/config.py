@@ -8,6 +8,13 @@ START_SPEECH = 6561
 STOP_SPEECH = 6562
 PERCEIVER_QUERIES = 32
 """Vectors that the perceiver compresses a speech prompt to."""
+TAPS = 3
+"""Layers of T3 whose inputs a draft head reads, besides the final hidden state."""
+
+
+def tapped_layers(layers: int) -> tuple[int, ...]:
+    """Return the indices of the layers whose inputs are read: at a third, at two thirds, and the last."""
+    return layers // 3, 2 * layers // 3, layers - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,16 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from nightingale.models.chatterbox.t3.backbone import LlamaMlp, RmsNorm
-from nightingale.models.chatterbox.t3.config import LlamaConfig
+from nightingale.models.chatterbox.t3.config import TAPS, LlamaConfig
 
 BLOCKS, INNER_OVER_WIDTH = 3, 3
-TAPS = 3
-"""Layers of T3 whose inputs the head reads, besides the final hidden state."""
-
-
-def tapped_layers(layers: int) -> tuple[int, ...]:
-    """Return the indices of the layers whose inputs are read: at a third, at two thirds, and the last."""
-    return layers // 3, 2 * layers // 3, layers - 1
 
 
 class DraftBlock(nn.Module):

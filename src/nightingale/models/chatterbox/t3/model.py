@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from nightingale.models.chatterbox.t3.backbone import Gpt2Backbone, LlamaBackbone
 from nightingale.models.chatterbox.t3.conditioning import Conditioning
-from nightingale.models.chatterbox.t3.config import START_SPEECH, LlamaConfig, T3Config
-from nightingale.models.chatterbox.t3.draft_head import tapped_layers
+from nightingale.models.chatterbox.t3.config import START_SPEECH, LlamaConfig, T3Config, tapped_layers
 from nightingale.models.layers.kv_cache import DenseKVCache, KVCache, lazy_zeros
 
 

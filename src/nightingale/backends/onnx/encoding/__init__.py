@@ -1,0 +1,1 @@
+"""The networks that make a voice from a reference clip."""

@@ -1,0 +1,1 @@
+"""The flow and the vocoder of wren-like models, block by block."""

@@ -1,0 +1,176 @@
+"""Mel frames to samples, block by block, over the graphs of hift_graph.py.
+
+The vocoder is causal except for its first layers, so samples are three frames and a few columns behind the
+mel, and the joined blocks equal the whole. `models/chatterbox/hift/hift_stream.py` is the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from nightingale.audio.crossfade import apply_fade_in
+from nightingale.backends.onnx.numpy_weights import Floats, Weights
+from nightingale.backends.onnx.rendering.excitation import ExcitationStream
+from nightingale.backends.onnx.rendering.hift_graph import (
+    BINS,
+    GeneratorGraph,
+    PitchGraph,
+    SourceGraph,
+    window_energy,
+)
+from nightingale.backends.onnx.streaming_session import State, StreamingSession
+from nightingale.models.chatterbox.hift.config import (
+    CAUSAL_LOOKAHEAD_FRAMES,
+    ISTFT_HOP,
+    ISTFT_SIZE,
+    UPSAMPLE_RATES,
+    HiftConfig,
+)
+from nightingale.types import Samples
+
+SOURCE_WEIGHTS: Final = ("m_source.l_linear.weight", "m_source.l_linear.bias")
+HALF_WINDOW: Final = ISTFT_SIZE // 2
+SAMPLE_LIMIT: Final = 0.99
+PASS_FRAMES: Final = 40
+"""Longer blocks are rendered in several passes, which costs no time and keeps activations small."""
+MIN_FIRST_FRAMES: Final = CAUSAL_LOOKAHEAD_FRAMES + 1
+"""Fewer frames at the start of a stream wait for the next block."""
+
+
+class ExcitedPass(NamedTuple):
+    """A part of a block, with the features of its excitation."""
+
+    mels: list[Floats]
+    """(frames, mel) of each stream."""
+    features: list[Floats]
+    """One array for each stage, (rows, channels, 1, columns)."""
+    final: bool
+
+
+class VocoderStream:
+    """The state of one utterance."""
+
+    def __init__(self, hift: VocoderNetwork, *, seed: int) -> None:
+        self.excitation = ExcitationStream(hift.source_weights, seed=seed)
+        self.pitch, self.features, self.generator = hift.start()
+        self.excitation_started = self.samples_started = False
+        self.kept_excitation: Floats = np.zeros(0, np.float32)
+        self.emitted_samples = 0
+        self._waiting: Floats = np.zeros((0, hift.config.mel_bands), np.float32)
+
+    def next_mel(self, mel: Floats, *, final: bool) -> Floats | None:
+        """Return the frames (frames, mel) to render now, with those that waited; None if they wait too."""
+        mel, self._waiting = np.concatenate([self._waiting, mel]), self._waiting[:0]
+        if len(mel) and (final or self.excitation_started or len(mel) >= MIN_FIRST_FRAMES):
+            return mel
+        self._waiting = mel
+        return None
+
+
+class VocoderNetwork:
+    """The vocoder's sessions. Methods take blocks of several streams, of equal length and equal `final`.
+
+    A batch has streams that all begin or that all have begun.
+    """
+
+    def __init__(self, config: HiftConfig, weights: Weights, *, threads: int) -> None:
+        self.config = config
+        self.source_weights = {name: weights[name] for name in SOURCE_WEIGHTS}
+        self._pitch = StreamingSession(PitchGraph(config, weights), threads)
+        self._features = StreamingSession(SourceGraph(config, weights), threads)
+        self._generator = StreamingSession(GeneratorGraph(config, weights), threads)
+
+    def start(self) -> tuple[State, State, State]:
+        return self._pitch.start(), self._features.start(), self._generator.start()
+
+    def excite(
+        self, streams: Sequence[VocoderStream], mels: Sequence[Floats], *, final: bool
+    ) -> list[ExcitedPass]:
+        """Compute the features of a block's excitation; another thread may do it before `synthesize`."""
+        count = -(-len(mels[0]) // PASS_FRAMES)
+        passes = list(zip(*(np.array_split(mel, count) for mel in mels), strict=True))
+        return [
+            self._excite(streams, list(rows), final=final and number == count - 1)
+            for number, rows in enumerate(passes)
+        ]
+
+    def synthesize(self, streams: Sequence[VocoderStream], passes: Sequence[ExcitedPass]) -> list[Samples]:
+        """Return the samples of each stream's block."""
+        rendered = [self._synthesize(streams, *excited) for excited in passes]
+        return (
+            rendered[0]
+            if len(rendered) == 1
+            else [np.concatenate(row) for row in zip(*rendered, strict=True)]
+        )
+
+    def _excite(self, streams: Sequence[VocoderStream], mels: list[Floats], *, final: bool) -> ExcitedPass:
+        excitation = np.stack(
+            [
+                self._padded_excitation(stream, f0, final=final)
+                for stream, f0 in zip(streams, self._f0(streams, mels, final=final), strict=True)
+            ]
+        )
+        states = [stream.features for stream in streams]
+        features, states = self._features.run({"excitation": excitation[:, None, None]}, states)
+        for stream, state in zip(streams, states, strict=True):
+            stream.features = state
+        return ExcitedPass(mels, features, final)
+
+    def _synthesize(
+        self, streams: Sequence[VocoderStream], mels: list[Floats], features: list[Floats], final: bool
+    ) -> list[Samples]:
+        first, rows = not streams[0].samples_started, len(streams)
+        mel = _channels_first(mels)
+        if final:
+            mel = np.concatenate(
+                [mel, np.zeros((*mel.shape[:3], CAUSAL_LOOKAHEAD_FRAMES), np.float32)], axis=3
+            )
+        inputs = {f"source.{stage}": features[stage] for stage in range(len(UPSAMPLE_RATES))} | {
+            "mel": mel,
+            "reflect": np.ones(int(first), np.int64),
+            "tail": np.zeros((rows, 2 * BINS, 1, int(final)), np.float32),
+        }
+        (hops,), states = self._generator.run(inputs, [stream.generator for stream in streams])
+        samples = hops.transpose(0, 3, 1, 2).reshape(rows, -1)
+        if final:  # the last hop is covered by one window less
+            energy = window_energy()
+            samples[:, -ISTFT_HOP:] *= energy.sum(axis=0) / energy[1:].sum(axis=0)
+        samples = np.clip(samples[:, HALF_WINDOW if first else 0 :], -SAMPLE_LIMIT, SAMPLE_LIMIT)
+        for stream, state, own in zip(streams, states, samples, strict=True):
+            stream.generator, stream.samples_started = state, True
+            apply_fade_in(own, stream.emitted_samples)
+            stream.emitted_samples += len(own)
+        return list(samples)
+
+    def _f0(self, streams: Sequence[VocoderStream], mels: Sequence[Floats], *, final: bool) -> Floats:
+        """Return f0 (rows, frames) of the frames that no later frame can change, in Hz."""
+        rows, tail = len(streams), int(final)
+        inputs = {
+            "mel": _channels_first(mels),
+            "mel_tail": np.zeros((rows, self.config.mel_bands, 1, tail), np.float32),
+            "hidden_tail": np.zeros((rows, self.config.f0_channels, 1, tail), np.float32),
+        }
+        (f0,), states = self._pitch.run(inputs, [stream.pitch for stream in streams])
+        for stream, state in zip(streams, states, strict=True):
+            stream.pitch = state
+        return f0[:, 0, 0]
+
+    def _padded_excitation(self, stream: VocoderStream, f0_hz: Floats, *, final: bool) -> Floats:
+        """Return the excitation of the next frames after the samples that windows reach back to."""
+        excitation = stream.excitation.next(f0_hz)
+        if not stream.excitation_started:
+            excitation = np.pad(excitation, (HALF_WINDOW, 0), mode="reflect")
+        excitation = np.concatenate([stream.kept_excitation, excitation])
+        if final:
+            excitation = np.pad(excitation, (0, HALF_WINDOW), mode="reflect")
+        stream.excitation_started = True
+        stream.kept_excitation = excitation[len(excitation) - (ISTFT_SIZE - ISTFT_HOP) :].copy()
+        return excitation
+
+
+def _channels_first(mels: Sequence[Floats]) -> Floats:
+    """Return (rows, mel, 1, frames) from (frames, mel) of each row."""
+    return np.ascontiguousarray(np.stack(mels).transpose(0, 2, 1)[:, :, None])
