@@ -12,7 +12,8 @@ from typing import Any
 import typer.main
 
 from nightingale import errors
-from nightingale.cli.main import INTERRUPTED, app
+from nightingale.cli.commands import app
+from nightingale.cli.console import INTERRUPTED
 from nightingale.server.settings import ServerSettings
 from nightingale_lab.bench.report import markdown
 from nightingale_lab.bench.store import read_lines

@@ -15,7 +15,7 @@ from nightingale.backends import BACKENDS
 from nightingale.backends.base import Machine, ModelInfo
 from nightingale.backends.profiles import PROFILES, profile_named
 from nightingale.backends.selection import Plan, find_machine, select
-from nightingale.cli.main import app
+from nightingale.cli.commands import app
 from nightingale.engine.load import Model, plan_named
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale.models.chatterbox.presets import PRESETS

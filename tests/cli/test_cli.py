@@ -22,7 +22,7 @@ from typer.testing import CliRunner, Result
 
 import nightingale.engine
 from nightingale import errors
-from nightingale.cli.main import app
+from nightingale.cli.commands import app
 from nightingale.types import Audio, AudioChunk, Metrics
 from nightingale.voices import library
 from nightingale.voices.voice import Voice

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nightingale.cli.main import LAB_COMMANDS
+from nightingale.cli.commands import LAB_COMMANDS
 
 NO_LAB = """
 import sys

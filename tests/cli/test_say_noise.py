@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from nightingale import TTS
 from nightingale.backends.noise.renderer import NoiseStream
-from nightingale.cli.main import app
+from nightingale.cli.commands import app
 from nightingale.engine import load
 from nightingale.engine.noise_model import NOTICE
 from nightingale.engine.requests.segments import MAX_CHARS

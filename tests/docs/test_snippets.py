@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nightingale import TTS, save
-from nightingale.cli.main import app
+from nightingale.cli.commands import app
 from nightingale.engine import load
 from nightingale.types import AudioChunk
 

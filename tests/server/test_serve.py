@@ -23,7 +23,7 @@ from plain_http import HTTP
 from typer.testing import CliRunner
 from websockets.sync.client import connect
 
-from nightingale.cli.main import app
+from nightingale.cli.commands import app
 from nightingale.cli.serve import serve
 from nightingale.errors import VoiceNotFound
 from nightingale.server.listen_socket import open_listen_socket

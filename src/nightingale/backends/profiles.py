@@ -62,7 +62,13 @@ class Profile:
         return bool(self.cache) or self.keep < 100
 
 
-EXACT: Final = Profile(name="exact", streaming=False, batched=False)
+EXACT: Final = Profile(
+    name="exact",
+    streaming=False,
+    batched=False,
+    # Other backends give other samples, so a warning says when one of them renders.
+    renderer=(Preference("torch", "float32"),),
+)
 BALANCED: Final = Profile(
     name="balanced",
     streaming=True,
@@ -82,10 +88,11 @@ FAST: Final = Profile(
     ),
     renderer=(
         Preference("cuda", "bfloat16"),
-        Preference("cpu", "bfloat16", warn=False),
-        Preference("cpu", "int8", warn=False),
+        # Before the CPU backend, which imports PyTorch: that takes longer than a sentence of wren.
         Preference("onnx", "int8", warn=False),
         Preference("onnx", "float32", warn=False),
+        Preference("cpu", "bfloat16", warn=False),
+        Preference("cpu", "int8", warn=False),
     ),
 )
 PROFILES: Final[Mapping[str, Profile]] = {profile.name: profile for profile in (EXACT, BALANCED, FAST)}

@@ -60,7 +60,8 @@ class Plan:
         """Return what is slower here than the profile promises, one line each."""
         problem = [self.machine.problem] if self.machine.problem else []
         return problem + [
-            f"{choice.role}: no {skipped.backend} {skipped.precision}: {skipped.reason}"
+            f"{choice.role}: {choice.backend.name} {choice.precision} is used, not {skipped.backend} "
+            f"{skipped.precision}: {skipped.reason}"
             for choice in self.choices
             for skipped in choice.skipped
             if skipped.warn
@@ -106,7 +107,12 @@ def select(
     def choose(role: Role, preferences: Sequence[Preference], fallback: str) -> Choice:
         skipped: list[Skipped] = []
         tried = [p for p in preferences if p.backend in by_name]
-        tried += [Preference(backend.name, fallback, warn=False) for backend in reversed(backends)]
+        named = {(p.backend, p.precision) for p in tried}
+        tried += [
+            Preference(backend.name, fallback, warn=False)
+            for backend in reversed(backends)
+            if (backend.name, fallback) not in named
+        ]
         for preference in tried:
             backend = by_name[preference.backend]
             setup = Setup(profile=profile, machine=machine, precision=preference.precision)
@@ -117,7 +123,8 @@ def select(
             unsupported = backend.unsupported_reason(role, model, setup)
             if unsupported is None:
                 return Choice(role=role, backend=backend, setup=setup, skipped=tuple(skipped))
-            skipped.append(Skipped(preference.backend, preference.precision, unsupported, preference.warn))
+            warn = preference.warn and not model.synthetic
+            skipped.append(Skipped(preference.backend, preference.precision, unsupported, warn))
         raise ConfigError(
             f"no backend can run the {role} of the model {model.name!r} here",
             got="; ".join(f"{s.backend}: {s.reason}" for s in skipped),

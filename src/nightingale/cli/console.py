@@ -9,6 +9,10 @@ from typing import Any
 
 from nightingale.errors import ConfigError, NightingaleError
 
+INTERRUPTED = 130
+"""128 + SIGINT, as shells expect."""
+ERASE_LINE_END = "\x1b[K"
+
 
 def note(text: str) -> None:
     print(text, file=sys.stderr)
@@ -23,22 +27,40 @@ def print_error(error: NightingaleError) -> None:
 
 
 @contextmanager
-def spinner(text: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Show a spinner on a terminal, a line elsewhere, nothing if quiet; yield a function for progress."""
+def exit_on_error() -> Iterator[None]:
+    """Turn errors and an interrupt into messages and exit codes."""
+    try:
+        yield
+    except NightingaleError as error:
+        print_error(error)
+        raise SystemExit(error.exit_code) from error
+    except KeyboardInterrupt as interrupt:
+        note("interrupted")
+        raise SystemExit(INTERRUPTED) from interrupt
+
+
+@contextmanager
+def progress_line(text: str, *, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Show what is done: on a terminal until it is done, with progress; elsewhere as a line; nothing if quiet."""
     if quiet:
         yield lambda _: None
     elif sys.stderr.isatty():
-        from rich.console import Console
 
-        with Console(stderr=True).status(text) as status:
-            yield lambda progress: status.update(f"{text} {progress}")
+        def show(line: str) -> None:
+            print(f"\r{line}{ERASE_LINE_END}", end="", file=sys.stderr, flush=True)
+
+        show(text)
+        try:
+            yield lambda progress: show(f"{text} {progress}")
+        finally:
+            show("")
     else:
         note(text)
         yield lambda _: None
 
 
 def loading(model: str | None) -> str:
-    """Return the spinner's text while a model is loaded."""
+    """Return the text of the progress line while a model is loaded."""
     return f"loading {model or 'the built-in model'} …"
 
 

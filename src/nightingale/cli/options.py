@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
-
-import typer
+from typing import Annotated, Any, NamedTuple
 
 
-def option(text: str, *names: str, default: str | bool = False, **more: Any) -> Any:
+class Option(NamedTuple):
+    """The description of an option; commands.py makes typer's of it."""
+
+    names: tuple[str, ...]
+    """As they are typed, such as -m and --model; none for the name of the parameter."""
+    settings: dict[str, Any]
+    """Other arguments of `typer.Option`."""
+
+
+class Argument(NamedTuple):
+    """The description of a positional argument: arguments of `typer.Argument`."""
+
+    settings: dict[str, Any]
+
+
+def option(text: str, *names: str, default: str | bool = False, **more: Any) -> Option:
     """Describe an option; `default` is what the help shows as its default, True for the value itself."""
-    return typer.Option(*names, help=text, show_default=default, **more)
+    return Option(names, {"help": text, "show_default": default, **more})
 
 
-def of_model(text: str) -> Any:
+def of_model(text: str) -> Option:
     """Describe an option whose default depends on the model."""
     return option(text, default="the model's")
 
 
-def argument(name: str, text: str) -> Any:
-    return typer.Argument(metavar=name, help=text, show_default=False)
+def argument(name: str, text: str) -> Argument:
+    return Argument({"metavar": name, "help": text, "show_default": False})
 
 
 Model = Annotated[

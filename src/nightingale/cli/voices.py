@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from nightingale.cli import options
-from nightingale.cli.console import note, parse_options, spinner
+from nightingale.cli.console import note, parse_options, progress_line
 from nightingale.cli.options import argument, option
 from nightingale.errors import ConfigError, VoiceNotFound
 
@@ -48,7 +48,7 @@ def add(
 
     if not (replace and library.is_name(name)):
         library.check_free(name)  # before a model is loaded, which takes time
-    with spinner(f"reading {reference} …", quiet=quiet):
+    with progress_line(f"reading {reference} …", quiet=quiet):
         voice = _read_voice(reference, model, device=device, offline=offline, **parse_options(choices))
     path = library.add(name, voice, replace=replace)
     if not quiet:

@@ -121,7 +121,7 @@ class TTS:
         self._plan, self._model = plan, model
         for warning in plan.warnings:
             log.warning("%s, %s: %s", model.name, profile.name, warning)
-        self._voices = VoiceResolver(model, plan.renderer.setup)
+        self._voices = VoiceResolver(model, plan.renderer.setup, plan.renderer.backend)
         setup = replace(plan.renderer.setup, voice=model.default_voice)
         renderer = plan.renderer.backend.open_renderer(model.source, setup)
         draft = _draft_model(profile, model)

@@ -8,7 +8,7 @@ from typing import Final
 
 from nightingale.audio.read import MAX_SECONDS, read_audio
 from nightingale.backends import BACKENDS
-from nightingale.backends.base import INSTALL_TORCH, Encoders, Setup
+from nightingale.backends.base import INSTALL_TORCH, Backend, Encoders, Setup
 from nightingale.engine.cloning import clone
 from nightingale.engine.load import Model
 from nightingale.errors import VoiceError, VoiceNotFound
@@ -22,9 +22,9 @@ _KINDS: Final = "a voice's name, a voice file, or a wav, flac, ogg or mp3 clip o
 class VoiceResolver:
     """Find or make the voices of one model."""
 
-    def __init__(self, model: Model, setup: Setup) -> None:
-        """setup: the device and profile that the engine runs with."""
-        self._model, self._setup = model, setup
+    def __init__(self, model: Model, setup: Setup, preferred: Backend | None = None) -> None:
+        """setup: the device and profile that the engine runs with. preferred: its backend clones if it can."""
+        self._model, self._setup, self._preferred = model, setup, preferred
 
     def resolve(self, voice: Voice | str | Path | None) -> Voice:
         """Return the voice that a request means; None means the model's default voice."""
@@ -72,8 +72,9 @@ class VoiceResolver:
         return clone(samples, rate_hz, name=name, source=source, family=family, encoders=encoders, info=info)
 
     def _encoders(self) -> Encoders:
-        """Open the encoders of the first backend that has them."""
-        for backend in reversed(BACKENDS):
+        """Open the encoders of the first backend that has them; the preferred one is loaded already."""
+        preferred = () if self._preferred is None else (self._preferred,)
+        for backend in (*preferred, *reversed(BACKENDS)):
             if backend.unsupported_reason("renderer", self._model.info, self._setup) is not None:
                 continue
             encoders = backend.open_encoders(self._model.source, self._setup)

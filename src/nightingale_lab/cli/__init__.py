@@ -1,1 +1,1 @@
-"""The commands bench, verify, report and train, which nightingale.cli.main looks up here."""
+"""The commands bench, verify, report and train, which nightingale.cli.commands looks up here."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from nightingale.cli import options
-from nightingale.cli.console import loading, note, parse_options, spinner
+from nightingale.cli.console import loading, note, parse_options, progress_line
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale_lab.cli.lab_console import Results, console, counter
 
@@ -151,7 +151,7 @@ def _measure_here(
     from nightingale_lab.bench.speed.floor import distances
     from nightingale_lab.bench.speed.targets import engine_target
 
-    with spinner(loading(model), quiet=quiet):
+    with progress_line(loading(model), quiet=quiet):
         from nightingale.engine.load import default_model, load_model
         from nightingale.engine.tts import TTS
 
@@ -168,12 +168,12 @@ def _measure_here(
         with tts, counter(f"measuring {name}", plan.requests, quiet=quiet) as step:
             measure(result, engine_target(tts, voice), plan, who=name, on_request=step)
     if cold:
-        with spinner("starting new processes …", quiet=quiet):
+        with progress_line("starting new processes …", quiet=quiet):
             for name in names:
                 settings = {"model": model, "profile": name, **load, **model_options}
                 result["cold"].append({"who": name, **cold_start(settings, TEXTS["short"])})
     if distance:
-        with spinner("measuring the hardware limits …", quiet=quiet):
+        with progress_line("measuring the hardware limits …", quiet=quiet):
             result["distance"] = [one.row() for one in distances(loaded, TEXTS["medium"], load["device"])]
     memory = {"peak_memory_mb": peak_memory_mb(), "gpu_peak_mb": gpu_peak_mb()}
     result["memory"] = {key: value for key, value in memory.items() if value is not None}

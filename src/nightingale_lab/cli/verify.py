@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nightingale.cli import options
-from nightingale.cli.console import loading, note, parse_options, spinner
+from nightingale.cli.console import loading, note, parse_options, progress_line
 from nightingale_lab.cli.lab_console import Results, console, progress
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def verify(
     """
     model_options = parse_options(choices)
     _check_profiles(profile, against)
-    with spinner(loading(model), quiet=quiet):
+    with progress_line(loading(model), quiet=quiet):
         from nightingale.engine.load import default_model, load_model
         from nightingale_lab.bench import store
         from nightingale_lab.bench.verify import verification

@@ -12,7 +12,7 @@ import pytest
 from planted import TEXT, PlantedSubject
 from typer.testing import CliRunner, Result
 
-from nightingale.cli.main import app
+from nightingale.cli.commands import app
 
 
 def run(*words: str) -> Result:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from nightingale import TTS
 from nightingale.backends.torch.runner import TorchRunner
-from nightingale.cli.main import app
+from nightingale.cli.commands import app
 from nightingale.decoding.philox import nth_seed
 from nightingale.decoding.runner import StepInput
 from nightingale.engine.load import Model

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 
 from nightingale.backends.base import TORCH_MISSING, Decoder, ModelInfo, ModelSource, Renderer, Role, Setup
+from nightingale.backends.shared.capability_checks import SMALL_MODEL_WEIGHTS, weight_count
 
 
 class CpuBackend:
@@ -23,6 +24,8 @@ class CpuBackend:
             return TORCH_MISSING
         if model.synthetic:
             return "the model has no weights"
+        if role == "decoder" and weight_count(model.preset.t3) <= SMALL_MODEL_WEIGHTS:
+            return "onnxruntime starts sooner with such a small model"  # and PyTorch need not be imported
         from nightingale.backends.cpu import opening
 
         if role == "decoder":

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from nightingale.backends.shared import capability_checks
-from nightingale.backends.shared.capability_checks import SMALL_MODEL_WEIGHTS, weight_count, width_reason
+from nightingale.backends.shared.capability_checks import width_reason
 from nightingale.backends.shared.packed_t3 import pack
 from nightingale.decoding.runner import StepInput
 from nightingale.models.chatterbox.hift.generator import Snake
@@ -56,8 +56,6 @@ def unsupported_reason(config: T3Config) -> str | None:
         return reason
     if (head_dim := config.backbone.width // config.backbone.heads) % HEAD_DIM_MULTIPLE:
         return f"its attention heads have {head_dim} channels, not a multiple of {HEAD_DIM_MULTIPLE}"
-    if weight_count(config) <= SMALL_MODEL_WEIGHTS:
-        return "onnxruntime starts sooner with such a small model"
     missing = capability_checks.missing_package_reason(PACKAGE)
     return missing or _t3_reason(isinstance(config.backbone, LlamaConfig))
 

@@ -65,8 +65,8 @@ def renderer_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
     flow, hift = model.preset.flow, model.preset.hift
     if setup.precision not in ("float32", "int8"):
         return f"it renders in float32, or with the flow in int8, not in {setup.precision}"
-    if not setup.profile.streaming:
-        return "it renders block by block, and this profile renders segments whole"
+    if not setup.profile.streaming and find_spec("torch") is not None:
+        return "PyTorch renders segments whole, as upstream does"
     if not (flow.block_causal and flow.meanflow):
         return "its flow has two steps and attends to earlier blocks only"
     if not (hift.causal and hift.in_phase) or hift.harmonics == NOISY_HARMONICS:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from nightingale.cli.main import app
+from nightingale.cli.commands import app
 from nightingale.decoding.decoding import token_budget
 from nightingale.engine.load import load_noise
 from nightingale.errors import ConfigError, EngineFault

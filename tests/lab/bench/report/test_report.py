@@ -15,7 +15,7 @@ from planted import RATE_HZ, sound
 from typer.testing import CliRunner
 
 from nightingale.audio.samples import wav_bytes
-from nightingale.cli.main import app
+from nightingale.cli.commands import app
 from nightingale_lab.bench.report import rows, svg
 from nightingale_lab.bench.report.page import page
 from nightingale_lab.bench.report.pictures import outline_svg, spectrogram_png

@@ -1,0 +1,110 @@
+"""The subcommands of `nightingale`, and how errors end them.
+
+Subcommands import heavy packages inside their functions, so that `--help` answers at once. Results go to
+stdout; progress, notices and errors go to stderr. The class of an error determines the exit code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Annotated, Any, get_args, get_type_hints
+
+import typer
+from typer.core import TyperGroup
+
+from nightingale import __version__
+from nightingale.cli import doctor, models, say, serve, voices
+from nightingale.cli.console import exit_on_error
+from nightingale.cli.options import Argument, Option
+from nightingale.errors import ConfigError
+
+LAB_COMMANDS = {
+    "verify": "Check the quality of a model's speech.",
+    "bench": "Measure speed.",
+    "report": "Write a page from the results of bench and verify.",
+    "train": "Train wren.",
+}
+"""Commands of the package nightingale_lab, and their help where it is not installed."""
+
+
+class ErrorHandlingGroup(TyperGroup):
+    """A group of commands whose errors become messages and exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with exit_on_error():
+            return super().invoke(ctx)
+
+
+# rich_markup_mode=None: plain help prints faster, and docs/cli.md contains it.
+_PLAIN: dict[str, Any] = {"no_args_is_help": True, "rich_markup_mode": None, "add_completion": False}
+# The command parses all of its arguments, including --help, itself.
+_FORWARD = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+
+app = typer.Typer(name="nightingale", cls=ErrorHandlingGroup, pretty_exceptions_enable=False, **_PLAIN)
+models_app = typer.Typer(help="List and download models, and find their files.", **_PLAIN)
+voices_app = typer.Typer(help="Manage named voices.", **_PLAIN)
+
+
+def add_command(group: typer.Typer, name: str, command: Callable[..., None], **settings: Any) -> None:
+    """Add a command whose parameters are described by `option` and `argument`, or by typer itself."""
+    hints = get_type_hints(command, include_extras=True)
+    command.__annotations__ = {parameter: _with_typer(hint) for parameter, hint in hints.items()}
+    group.command(name, **settings)(command)
+
+
+def _with_typer(hint: Any) -> Any:
+    """Return a parameter's type with typer's description in the place of ours."""
+    kind, about, *_ = (*get_args(hint), None, None)
+    if isinstance(about, Option):
+        return Annotated[kind, typer.Option(*about.names, **about.settings)]
+    return Annotated[kind, typer.Argument(**about.settings)] if isinstance(about, Argument) else hint
+
+
+def _add_lab_command(name: str) -> None:
+    """Add a command of nightingale_lab or, if that is not installed, one that says how to install it."""
+
+    def missing(_: typer.Context) -> None:
+        raise ConfigError(f"`nightingale {name}` is not installed", fix="pip install 'nightingale-tts[lab]'")
+
+    missing.__doc__ = f"{LAB_COMMANDS[name]} Needs `pip install 'nightingale-tts[lab]'`."
+    command: Callable[..., None] = missing
+    try:
+        command = getattr(import_module(f"nightingale_lab.cli.{name}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "nightingale_lab":
+            raise
+    forwards = name == "train" or command is missing
+    add_command(app, name, command, context_settings=_FORWARD if forwards else None)
+
+
+add_command(app, "say", say.say)
+add_command(app, "serve", serve.serve)
+add_command(app, "doctor", doctor.doctor)
+for _name in LAB_COMMANDS:
+    _add_lab_command(_name)
+app.add_typer(models_app, name="models")
+app.add_typer(voices_app, name="voices")
+add_command(models_app, "list", models.list_models)
+add_command(models_app, "pull", models.pull)
+add_command(models_app, "path", models.path)
+add_command(voices_app, "list", voices.list_voices)
+add_command(voices_app, "add", voices.add)
+add_command(voices_app, "remove", voices.remove)
+add_command(voices_app, "export", voices.export)
+
+
+def _print_version(requested: bool) -> None:
+    if requested:
+        print(f"nightingale {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def nightingale(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Text to speech on your own machine."""
