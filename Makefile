@@ -11,7 +11,8 @@ OUT ?= hello.wav
 TESTS ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS) -c constraints.txt
+# --no-compile: Python compiles the few modules that are used when it first imports them.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile $(PIP_ARGS) -c constraints.txt
 # Stamps: installed once, and again only when what is asked for changes.
 INSTALLED := $(VENV)/.installed
 INSTALLED_SERVER := $(VENV)/.installed-server

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 from tiny_torch import TINY_PRESET, seeded
 
-from nightingale.backends import BACKENDS
+from nightingale.backends import BACKENDS, cpu
 from nightingale.backends.base import Backend, Decoder, Machine, ModelInfo, ModelSource, Role, Setup
-from nightingale.backends.cpu import capabilities
 from nightingale.backends.profiles import PROFILES, Profile
 from nightingale.backends.torch.weights import in_memory
 from nightingale.decoding.decoding import Decoding, Prompt
@@ -141,7 +140,7 @@ def runs_here(role: Role, case: Case) -> str | None:
     if case.backend in ("cuda", "noise"):
         return None
     setup = Setup(profile=PROFILES["balanced"], machine=CPU, precision=case.precision)
-    with mock.patch.object(capabilities, "SMALL_MODEL_WEIGHTS", 0):
+    with mock.patch.object(cpu, "SMALL_MODEL_WEIGHTS", 0):
         return case.object.unsupported_reason(role, source_of(rendered_family(case)).info, setup)
 
 

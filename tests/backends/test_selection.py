@@ -154,7 +154,7 @@ def test_int8_is_used_where_it_pays_and_its_absence_is_a_warning(reasons: Reason
     reasons(onnx="int8 products are no faster")
     made = plan("multilingual", CPU, "fast")
     assert made.decoder.backend.name == "torch"
-    assert made.warnings == ["decoder: no onnx int8: int8 products are no faster"]
+    assert made.warnings == ["decoder: torch float32 is used, not onnx int8: int8 products are no faster"]
 
 
 def test_generated_kernels_are_preferred_and_missed_without_a_warning(reasons: Reasons) -> None:

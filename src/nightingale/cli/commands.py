@@ -7,6 +7,7 @@ stdout; progress, notices and errors go to stderr. The class of an error determi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
 from typing import Annotated, Any, get_args, get_type_hints
 
@@ -48,9 +49,14 @@ voices_app = typer.Typer(help="Manage named voices.", **_PLAIN)
 
 def add_command(group: typer.Typer, name: str, command: Callable[..., None], **settings: Any) -> None:
     """Add a command whose parameters are described by `option` and `argument`, or by typer itself."""
+
+    @wraps(command)
+    def described(*arguments: Any, **options: Any) -> None:
+        command(*arguments, **options)
+
     hints = get_type_hints(command, include_extras=True)
-    command.__annotations__ = {parameter: _with_typer(hint) for parameter, hint in hints.items()}
-    group.command(name, **settings)(command)
+    described.__annotations__ = {parameter: _with_typer(hint) for parameter, hint in hints.items()}
+    group.command(name, **settings)(described)
 
 
 def _with_typer(hint: Any) -> Any:

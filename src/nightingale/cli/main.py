@@ -7,6 +7,7 @@ sentence. Help, mistakes and every other command are typer's: see commands.py.
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import sys
 
@@ -24,6 +25,8 @@ def main() -> None:
     try:
         plain = parse_plain(say, sys.argv[2:]) if sys.argv[1:2] == ["say"] else None
         if plain is not None:
+            # numpy's products here are small; its second thread would take time from the networks.
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
             with exit_on_error():
                 say(**plain)
             return
