@@ -297,6 +297,12 @@ class Backend(Protocol):
     def unsupported_reason(self, role: Role, model: ModelInfo, setup: Setup) -> str | None:
         """Say why this backend cannot take a role; None if it can. Needs no weights."""
 
+    def decoder_threads(self) -> int | None:
+        """Return the CPU threads that its renderer leaves for the decoder, if all its renderers leave as many.
+
+        Then a decoder can be opened while the renderer is being opened in another thread.
+        """
+
     def open_decoder(self, source: ModelSource, setup: Setup) -> Decoder: ...
 
     def open_renderer(self, source: ModelSource, setup: Setup) -> Renderer: ...

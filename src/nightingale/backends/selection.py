@@ -8,11 +8,24 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from nightingale.backends.base import INSTALL_TORCH, Backend, Machine, ModelInfo, Role, Setup
+from nightingale.backends.base import (
+    INSTALL_TORCH,
+    Backend,
+    Decoder,
+    DraftModel,
+    Machine,
+    ModelInfo,
+    ModelSource,
+    Renderer,
+    Role,
+    Setup,
+)
 from nightingale.backends.profiles import Preference, Profile
 from nightingale.errors import ConfigError, DeviceError
+from nightingale.voices.voice import Voice
 
 FLOAT_PRECISIONS = ("float32", "bfloat16")
 
@@ -66,6 +79,26 @@ class Plan:
             for skipped in choice.skipped
             if skipped.warn
         ]
+
+
+def open_plan(
+    plan: Plan, source: ModelSource, *, voice: Voice | None, draft: DraftModel | None
+) -> tuple[Decoder, Renderer]:
+    """Open the backends of a plan, both at the same time where the threads of the decoder are known before."""
+    renderer_backend, setup = plan.renderer.backend, replace(plan.renderer.setup, voice=voice)
+
+    def open_decoder(threads: int | None) -> Decoder:
+        decoder_setup = replace(plan.decoder.setup, threads=threads, draft=draft)
+        return plan.decoder.backend.open_decoder(source, decoder_setup)
+
+    threads = renderer_backend.decoder_threads()
+    if threads is None:
+        renderer = renderer_backend.open_renderer(source, setup)
+        return open_decoder(renderer.decoder_threads), renderer
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        opening = pool.submit(renderer_backend.open_renderer, source, setup)
+        decoder = open_decoder(threads)
+        return decoder, opening.result()
 
 
 def find_machine(backends: Sequence[Backend], device: str) -> Machine:

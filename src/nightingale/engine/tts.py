@@ -21,7 +21,7 @@ import numpy as np
 from nightingale.backends import BACKENDS
 from nightingale.backends.base import DraftModel
 from nightingale.backends.profiles import Profile, profile_named
-from nightingale.backends.selection import Plan, check_precision, find_machine, select
+from nightingale.backends.selection import Plan, check_precision, find_machine, open_plan, select
 from nightingale.clocks import CLOCKS
 from nightingale.engine.load import Model, default_model, load_model
 from nightingale.engine.requests.controls import (
@@ -122,11 +122,8 @@ class TTS:
         for warning in plan.warnings:
             log.warning("%s, %s: %s", model.name, profile.name, warning)
         self._voices = VoiceResolver(model, plan.renderer.setup, plan.renderer.backend)
-        setup = replace(plan.renderer.setup, voice=model.default_voice)
-        renderer = plan.renderer.backend.open_renderer(model.source, setup)
         draft = _draft_model(profile, model)
-        setup = replace(plan.decoder.setup, threads=renderer.decoder_threads, draft=draft)
-        decoder = plan.decoder.backend.open_decoder(model.source, setup)
+        decoder, renderer = open_plan(plan, model.source, voice=model.default_voice, draft=draft)
         self._worker = Worker(model, profile, decoder, renderer)
         # A TTS that is garbage-collected must not leave its thread behind.
         weakref.finalize(self, self._worker.stop)

@@ -32,6 +32,9 @@ class CpuBackend:
             return opening.decoder_unsupported_reason(model, setup)
         return opening.renderer_unsupported_reason(setup)
 
+    def decoder_threads(self) -> None:
+        """Leave it to the renderer."""
+
     def open_decoder(self, source: ModelSource, setup: Setup) -> Decoder:
         from nightingale.backends.cpu.opening import open_decoder
 

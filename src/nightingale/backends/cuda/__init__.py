@@ -60,6 +60,9 @@ class CudaBackend:
             )
         return None
 
+    def decoder_threads(self) -> None:
+        """Leave it to the renderer."""
+
     def open_decoder(self, source: ModelSource, setup: Setup) -> Decoder:
         from nightingale.backends.cuda.graph_decoder import open_decoder
 

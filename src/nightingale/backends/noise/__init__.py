@@ -30,6 +30,9 @@ class NoiseBackend:
     def unsupported_reason(self, role: Role, model: ModelInfo, setup: Setup) -> str | None:  # noqa: ARG002
         return None if model.synthetic else "it makes test signals for the model 'noise' only"
 
+    def decoder_threads(self) -> None:
+        """Leave it to the renderer."""
+
     def open_decoder(self, source: ModelSource, setup: Setup) -> Decoder:
         from nightingale.backends.noise.runner import NoiseRunner
         from nightingale.decoding.drafts import LookupDraft

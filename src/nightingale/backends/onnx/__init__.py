@@ -12,6 +12,8 @@ from nightingale.backends.base import (
     Role,
     Setup,
 )
+from nightingale.backends.shared.capability_checks import available_cores
+from nightingale.backends.shared.pipeline import CoreShares
 
 
 class OnnxBackend:
@@ -30,6 +32,9 @@ class OnnxBackend:
         if role == "renderer":
             return capabilities.renderer_unsupported_reason(model, setup)
         return capabilities.decoder_unsupported_reason(model, setup)
+
+    def decoder_threads(self) -> int:
+        return CoreShares.of(available_cores(), available_cores()).decoder
 
     def open_decoder(self, source: ModelSource, setup: Setup) -> Decoder:
         from nightingale.backends.onnx.opening import open_decoder

@@ -43,6 +43,9 @@ class TorchBackend:
             return f"it computes in float32 and bfloat16, not in {setup.precision}"
         return None
 
+    def decoder_threads(self) -> None:
+        """Leave it to the renderer."""
+
     def open_decoder(self, source: ModelSource, setup: Setup) -> Decoder:
         from nightingale.backends.torch.decoder import open_decoder
 
