@@ -77,6 +77,8 @@ clean: ## forget the environment and the caches
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "Nightingale needs Python 3.11 or newer; none was found. Try: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	@# Python 3.11 adds 10 MB that nothing here uses.
+	@$(BIN)/python -m pip --disable-pip-version-check uninstall --quiet --yes setuptools 2>/dev/null || true
 
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e .

@@ -38,6 +38,9 @@ from nightingale import TTS
 tts = TTS("wren", profile=sys.argv[-1])
 voice = tts.voice("clip.wav")
 assert sum(chunk.seconds for chunk in tts.stream("Good morning.", voice=voice, seed=1)) > 0.5
+if sys.argv[-1] == "exact":
+    alone, *together = [tts.say("One.", seed=1), *tts.say_many(["One.", "One."], seed=1)]
+    assert all((audio.samples == alone.samples).all() for audio in together)
 """
 SERVE = """
 from starlette.testclient import TestClient

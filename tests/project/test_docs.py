@@ -161,7 +161,7 @@ def test_the_core_depends_on_what_wren_needs_and_no_more() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     names = {re.split(r"[<>=!~;\[ ]", requirement)[0] for requirement in project["dependencies"]}
     assert names == {
-        "numpy", "onnxruntime", "safetensors", "soundfile", "soxr", "typer", "rich", "platformdirs",
+        "numpy", "onnxruntime", "safetensors", "soundfile", "soxr", "typer", "platformdirs",
     }  # fmt: skip
 
 

@@ -8,13 +8,16 @@ import sys
 import venv
 import wave
 import zipfile
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from project.source_tree import ROOT
 
 pytestmark = pytest.mark.package
 LIMIT_S = 50
+MAX_WHEEL_BYTES = 44 * 2**20
 
 
 def run(*command: str | Path, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -45,17 +48,31 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the bin folder of a new environment: the wheel, and the dependencies of the running one."""
+    """Return the bin folder of a new environment: the wheel, and the packages it depends on, without extras."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=False, symlinks=True)
     python = folder / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
     run(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=folder)
-    # Folders named in a .pth file are searched, but their own .pth files (an editable install) are not read.
     (packages,) = folder.glob("lib/python*/site-packages")
-    dependencies = [path for path in sys.path if path.endswith("site-packages")]
-    (packages / "dependencies.pth").write_text("\n".join(dependencies) + "\n")
+    (built,) = packages.glob("nightingale_tts-*.dist-info")
+    for name in needed_by(Distribution.at(built)):
+        for part in {file.parts[0] for file in distribution(name).files or ()} - {"..", "__pycache__"}:
+            if not (packages / part).exists():
+                (packages / part).symlink_to(distribution(name).locate_file(part))
     return folder / "bin"
+
+
+def needed_by(package: Distribution) -> set[str]:
+    """Return the names of the packages that a package depends on, also indirectly, without extras."""
+    found: set[str] = set()
+    left = [package]
+    while left:
+        for wanted in map(Requirement, left.pop().requires or ()):
+            if wanted.name not in found and (not wanted.marker or wanted.marker.evaluate({"extra": ""})):
+                found.add(wanted.name)
+                left.append(distribution(wanted.name))
+    return found
 
 
 def test_the_wheel_holds_the_product_with_its_weights_and_nothing_else(wheel: Path) -> None:
@@ -68,7 +85,13 @@ def test_the_wheel_holds_the_product_with_its_weights_and_nothing_else(wheel: Pa
     }
 
 
-def test_an_installed_wheel_speaks_in_another_folder(installed: Path, tmp_path: Path) -> None:
+def test_the_wheel_is_small(wheel: Path) -> None:
+    assert wheel.stat().st_size <= MAX_WHEEL_BYTES
+
+
+def test_an_installed_wheel_speaks_in_another_folder_without_torch(installed: Path, tmp_path: Path) -> None:
+    absent = "from importlib.util import find_spec; assert find_spec('torch') is None"
+    run(installed / "python", "-c", absent, cwd=tmp_path)
     where = run(installed / "python", "-c", "import nightingale; print(nightingale.__file__)", cwd=tmp_path)
     assert Path(where.stdout.strip()).is_relative_to(installed.parent)
     run(installed / "nightingale", "say", "Good morning.", "-o", "out.wav", cwd=tmp_path)
