@@ -45,7 +45,7 @@ def test_the_engine_imports_no_event_loop_and_no_client_of_the_hub() -> None:
     """A program that only calls `TTS.say` waits for every import."""
     loaded = loaded_after("import nightingale.engine")
     assert not loaded & (
-        OPTIONAL | {"asyncio", "ssl", "huggingface_hub", "tokenizers", "typer", "rich", "soxr"}
+        OPTIONAL | {"asyncio", "ssl", "huggingface_hub", "tokenizers", "typer", "rich", "soxr", "soundfile"}
     )
 
 

@@ -10,12 +10,15 @@ from __future__ import annotations
 import io
 import stat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import soundfile
 
 from nightingale.audio.samples import Samples
 from nightingale.errors import BadReference
+
+if TYPE_CHECKING:
+    import soundfile
 
 MAX_FILE_BYTES = 256 * 1024 * 1024
 MAX_SECONDS = 600
@@ -46,6 +49,8 @@ def read_audio(source: str | Path | bytes, *, max_seconds: float = MAX_SECONDS) 
     if not data:
         raise BadReference("the audio file is empty", allowed=_FORMAT_NAMES)
     _check_size(len(data))
+    import soundfile  # late, because speaking with a named voice reads no clip
+
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             _check_header(file)
