@@ -6,6 +6,7 @@ stdout; progress, notices and errors go to stderr. The class of an error determi
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
@@ -56,6 +57,10 @@ def add_command(group: typer.Typer, name: str, command: Callable[..., None], **s
 
     hints = get_type_hints(command, include_extras=True)
     described.__annotations__ = {parameter: _with_typer(hint) for parameter, hint in hints.items()}
+    own = inspect.signature(command)
+    described.__signature__ = own.replace(  # type: ignore[attr-defined]
+        parameters=[p.replace(annotation=described.__annotations__[p.name]) for p in own.parameters.values()]
+    )
     group.command(name, **settings)(described)
 
 
