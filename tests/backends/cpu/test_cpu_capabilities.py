@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from nightingale.backends.cpu import capabilities
+from nightingale.backends.base import Machine, ModelInfo, Setup
+from nightingale.backends.cpu import CpuBackend, capabilities
+from nightingale.backends.profiles import PROFILES
 from nightingale.backends.shared import capability_checks
 from nightingale.backends.shared.packed_t3 import pack
 from nightingale.models.chatterbox.presets import PRESETS
@@ -21,6 +23,7 @@ from nightingale.backends.cpu.kernels import target
 from nightingale.backends.cpu.kernels.int8_gemm import QUANT_BLOCK
 from nightingale.backends.cpu.kernels.target import select_target
 from nightingale.backends.cpu.kernels.vector_math import LANES
+from nightingale.models.defaults import MODEL_DEFAULTS
 
 
 def reason(config: object) -> str:
@@ -43,7 +46,10 @@ def test_it_is_for_large_models_of_even_widths() -> None:
     for name in ("multilingual", "turbo", "nano"):
         assert capabilities.unsupported_reason(PRESETS[name].t3) is None
     assert "its width is 320" in reason(PRESETS["wren"].t3)
-    assert "such a small model" in reason(capabilities.TEST_CONFIGS[True])
+    wren = ModelInfo(name="wren", preset=PRESETS["wren"], defaults=MODEL_DEFAULTS["wren"])
+    machine = Machine(device="cpu", name="cpu", instructions="NEON")
+    setup = Setup(profile=PROFILES["fast"], machine=machine, precision="int8")
+    assert "such a small model" in (CpuBackend().unsupported_reason("decoder", wren, setup) or "")
     odd = replace(MULTILINGUAL, backbone=replace(MULTILINGUAL.backbone, heads=128))
     assert "its attention heads have 8 channels" in reason(odd)
 
