@@ -122,7 +122,7 @@ def push(flow: FlowNetwork, stream: FlowStream, tokens: list[int], final: bool) 
 def vocode(hift: VocoderNetwork, stream: VocoderStream, mel: np.ndarray, final: bool) -> None:
     ready = stream.next_mel(mel, final=final)
     assert ready is not None
-    hift.synthesize([stream], hift.excite([stream], [ready], final=final))
+    hift.render([stream], [ready], final=final)
 
 
 def steps(source: ModelSource, voice: Voice, rounds: int, times: Times) -> None:

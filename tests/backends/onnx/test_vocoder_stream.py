@@ -47,7 +47,7 @@ def push(
     ready = [mel for mel in taken if mel is not None]
     if not ready:
         return [np.zeros(0, np.float32) for _ in streams]
-    return hift.synthesize(streams, hift.excite(streams, ready, final=final))
+    return hift.render(streams, ready, final=final)
 
 
 def error_db(got: Samples, expected: Samples) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import Final
@@ -10,6 +11,7 @@ import numpy as np
 
 from nightingale.backends.base import ModelInfo, Setup
 from nightingale.backends.onnx.embeddings import torch_reason
+from nightingale.backends.profiles import ONNX_PRECISIONS
 from nightingale.backends.shared.capability_checks import (
     MIN_SPEEDUP,
     SMALL_MODEL_WEIGHTS,
@@ -63,15 +65,20 @@ def _draft_needs_torch(draft: str) -> bool:
 def renderer_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
     """Return why flow and vocoder cannot be run here, or None if they can."""
     flow, hift = model.preset.flow, model.preset.hift
-    if setup.precision not in ("float32", "int8"):
-        return f"it renders in float32, or with the flow in int8, not in {setup.precision}"
+    if setup.precision not in ONNX_PRECISIONS:
+        return f"it renders in {', '.join(ONNX_PRECISIONS)}, not in {setup.precision}"
     if not setup.profile.streaming:
         return "it renders block by block, and this profile renders segments whole"
     if not (flow.block_causal and flow.meanflow):
         return "its flow has two steps and attends to earlier blocks only"
     if not (hift.causal and hift.in_phase) or hift.harmonics == NOISY_HARMONICS:
         return "its vocoder is causal and has harmonics in phase"
-    return package_reason() or (_slow_reason(*SMALL_PROBE, threads=1) if setup.precision == "int8" else None)
+    if (reason := package_reason()) is not None:
+        return reason
+    parts = setup.precision.split("-")
+    if "float16" in parts and platform.machine() not in ("aarch64", "arm64"):
+        return "its convolutions in float16 are for ARM; elsewhere they are computed in float32"
+    return _slow_reason(*SMALL_PROBE, threads=1) if "int8" in parts else None
 
 
 def int8_unsupported_reason(config: T3Config) -> str | None:

@@ -77,7 +77,8 @@ def _open_runner(source: ModelSource, setup: Setup, threads: int) -> tuple[OnnxR
 
 
 def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
-    int8 = setup.precision == "int8"
+    parts = setup.precision.split("-")
+    int8, float16 = "int8" in parts, "float16" in parts
     preset, shares = source.info.preset, CoreShares.of(available_cores(), available_cores())
 
     def load() -> tuple[FlowNetwork, VocoderNetwork]:
@@ -85,7 +86,9 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
         # read here: this thread holds the lock of the source.
         weights = flow_weights(source), hift_weights(source)
         with fitting_weights(source), ThreadPoolExecutor(max_workers=1) as pool:
-            hift = pool.submit(VocoderNetwork, preset.hift, weights[1], threads=shares.vocoder)
+            hift = pool.submit(
+                VocoderNetwork, preset.hift, weights[1], threads=shares.vocoder, float16=float16
+            )
             return FlowNetwork(preset.flow, weights[0], threads=shares.flow, int8=int8), hift.result()
 
     flow, hift = source.shared(f"onnx-renderer/{setup.precision}", load)

@@ -1,4 +1,4 @@
-"""HiFT as three graphs: pitch, the features of the excitation, and the generator.
+"""HiFT as four graphs: pitch, the features of the excitation, and the generator in two parts of equal cost.
 
 Activations are (rows, channels, 1, columns): ONNX Runtime has its fastest convolutions in two dimensions.
 
@@ -7,10 +7,11 @@ Activations are (rows, channels, 1, columns): ONNX Runtime has its fastest convo
     spectrum = stft(excitation)                                                  SourceGraph
     source[stage] = resblock(strided_conv(spectrum))
 
-    x = conv_pre(mel)                                                            GeneratorGraph
+    x = conv_pre(mel)                                                            FrontGraph
     for each stage:
         x = transposed_conv(leaky_relu(x)) + source[stage]
         x = Σ resblock(x) over the stage's kernel sizes     (their mean: the next layer's weights are divided)
+                                                                                 BackGraph: from the last stage on
     magnitude ‖ phase = causal_conv(leaky_relu(x))
     samples = istft(min(exp(magnitude), 100) · e^{i·sin(phase)})
 
@@ -31,7 +32,7 @@ import numpy as np
 
 from nightingale.backends.onnx.network_graph import NEW, NetworkGraph
 from nightingale.backends.onnx.numpy_weights import Floats, Weights
-from nightingale.backends.onnx.protobuf import FLOAT, INT64
+from nightingale.backends.onnx.protobuf import FLOAT, FLOAT16, INT64
 from nightingale.models.chatterbox.hift.config import (
     CAUSAL_LOOKAHEAD_FRAMES,
     ISTFT_HOP,
@@ -46,12 +47,18 @@ BINS = ISTFT_SIZE // 2 + 1
 HOPS = ISTFT_SIZE // ISTFT_HOP
 """Hops that a window covers."""
 F0_LAYERS = 5
+LAST_STAGE = len(UPSAMPLE_RATES) - 1
 MAGNITUDE_LIMIT = 100.0
 PADDED_SNAKE = -1.0
 
 
 class ConvGraph(NetworkGraph):
     """Streaming convolutions over (rows, channels, 1, columns)."""
+
+    def __init__(self, weights: Weights, *, float16: bool = False) -> None:
+        """float16: compute the convolutions of resblocks in float16."""
+        super().__init__(weights)
+        self.float16 = float16
 
     def conv(
         self, x: str, weight: Floats, bias: Floats, name: str, *, stride: int = 1, dilation: int = 1
@@ -94,7 +101,11 @@ class ConvGraph(NetworkGraph):
         bias = scale * self.weights[f"{name}.bias"] + weight.sum(axis=(1, 2))
         span = (weight.shape[2] - 1) * dilation
         joined = self.join_inputs(snake, name, weight.shape[1], span=span, left=span, fill=PADDED_SNAKE)
-        return self.conv(joined, weight, bias, name, dilation=dilation)
+        if not self.float16:
+            return self.conv(joined, weight, bias, name, dilation=dilation)
+        half = self.node("Cast", [joined], to=FLOAT16)
+        y = self.conv(half, weight.astype(np.float16), bias.astype(np.float16), name, dilation=dilation)
+        return self.node("Cast", [y], to=FLOAT)
 
 
 class PitchGraph(ConvGraph):
@@ -132,8 +143,8 @@ class SourceGraph(ConvGraph):
     block, and it is padded by reflection at both ends of the utterance.
     """
 
-    def __init__(self, config: HiftConfig, weights: Weights) -> None:
-        super().__init__(weights)
+    def __init__(self, config: HiftConfig, weights: Weights, *, float16: bool = False) -> None:
+        super().__init__(weights, float16=float16)
         self.input("excitation", FLOAT, ("rows", 1, 1, "samples"))
         zeros = np.zeros(2 * BINS, np.float32)
         spectrum = self.conv("excitation", stft_kernel(), zeros, "stft", stride=ISTFT_HOP)
@@ -150,35 +161,22 @@ class SourceGraph(ConvGraph):
 
 
 class GeneratorGraph(ConvGraph):
-    """Inputs and output, besides the caches:
+    """The upsampling stages of the generator that two graphs divide among them."""
 
-    mel         (rows, bands, 1, frames)    with three frames of zeros after the last one
-    source.N    (rows, channels, 1, columns)
-    reflect     (1 or 0,) int64             1 in the first block: the column that is put before the others
-    tail        (rows, 18, 1, 0 or 1)       a column of zeros after the last one
-    hops        (rows, 4, 1, n)             n · 4 samples
-    """
-
-    def __init__(self, config: HiftConfig, weights: Weights) -> None:
-        super().__init__(weights)
+    def __init__(self, config: HiftConfig, weights: Weights, *, float16: bool = False) -> None:
+        super().__init__(weights, float16=float16)
         self.config = config
-        self.input("mel", FLOAT, ("rows", config.mel_bands, 1, "frames"))
-        self.input("reflect", INT64, ("reflected",))
-        self.input("tail", FLOAT, ("rows", 2 * BINS, 1, "tail"))
-        pre, bias = self.weights["conv_pre.weight"], self.weights["conv_pre.bias"]
-        span = pre.shape[2] - 1
-        x = self.join_inputs("mel", "conv_pre", config.mel_bands, span=span, left=span // 2)
-        x = self.conv(x, pre, bias, "conv_pre")
-        kernels = len(config.resblock_kernels)
-        for stage in range(len(UPSAMPLE_RATES)):
-            x = self._upsample(self.node("LeakyRelu", [x], alpha=0.1), stage, 1 / kernels if stage else 1.0)
-            if stage == len(UPSAMPLE_RATES) - 1:  # a centred STFT has one more column than hops
-                x = self.node("Concat", [self.node("Gather", [x, "reflect"], axis=3), x], axis=3)
-            x = self._add_source(x, stage)
-            blocks = [self.resblock(x, f"resblocks.{stage * kernels + n}") for n in range(kernels)]
-            x = blocks[0] if kernels == 1 else self.node("Sum", blocks)
-        x = self.named_conv(self.node("LeakyRelu", [x], alpha=0.01), "conv_post", scale=1 / kernels)
-        self._istft(x)
+        self.kernels = len(config.resblock_kernels)
+
+    def stage(self, x: str, stage: int) -> str:
+        """Add an upsampling stage; return the sum of its resblocks."""
+        scale = 1 / self.kernels if stage else 1.0
+        x = self._upsample(self.node("LeakyRelu", [x], alpha=0.1), stage, scale)
+        if stage == LAST_STAGE:  # a centred STFT has one more column than hops
+            x = self.node("Concat", [self.node("Gather", [x, "reflect"], axis=3), x], axis=3)
+        x = self._add_source(x, stage)
+        blocks = [self.resblock(x, f"resblocks.{stage * self.kernels + n}") for n in range(self.kernels)]
+        return blocks[0] if self.kernels == 1 else self.node("Sum", blocks)
 
     def _upsample(self, x: str, stage: int, scale: float) -> str:
         """Apply a causal transposed convolution; inputs before the block reach into it."""
@@ -206,6 +204,46 @@ class GeneratorGraph(ConvGraph):
         known = self.node("Slice", [joined, self.ints(0), end, self.ints(3)])
         self.node("Slice", [joined, end, self.ints(np.iinfo(np.int64).max), self.ints(3)], [NEW + cache])
         return self.node("Add", [known, behind])
+
+
+class FrontGraph(GeneratorGraph):
+    """All stages of the generator but the last one. Inputs and output, besides the caches:
+
+    mel         (rows, bands, 1, frames)    with three frames of zeros after the last one
+    source.N    (rows, channels, 1, columns)
+    x           (rows, channels, 1, columns)
+    """
+
+    def __init__(self, config: HiftConfig, weights: Weights, *, float16: bool = False) -> None:
+        super().__init__(config, weights, float16=float16)
+        self.input("mel", FLOAT, ("rows", config.mel_bands, 1, "frames"))
+        pre, bias = self.weights["conv_pre.weight"], self.weights["conv_pre.bias"]
+        span = pre.shape[2] - 1
+        x = self.join_inputs("mel", "conv_pre", config.mel_bands, span=span, left=span // 2)
+        x = self.conv(x, pre, bias, "conv_pre")
+        for stage in range(LAST_STAGE):
+            x = self.stage(x, stage)
+        self.node("Identity", [x], ["x"])
+        self.output("x", FLOAT, ("rows", config.base_channels >> LAST_STAGE, 1, "columns"))
+
+
+class BackGraph(GeneratorGraph):
+    """The generator's last stage and the inverse STFT. Inputs and output, besides the caches:
+
+    x           (rows, channels, 1, columns)   of FrontGraph
+    source.N    (rows, channels, 1, columns)   of the last stage
+    reflect     (1 or 0,) int64                1 in the first block: the column that is put before the others
+    tail        (rows, 18, 1, 0 or 1)          a column of zeros after the last one
+    hops        (rows, 4, 1, n)                n · 4 samples
+    """
+
+    def __init__(self, config: HiftConfig, weights: Weights, *, float16: bool = False) -> None:
+        super().__init__(config, weights, float16=float16)
+        self.input("x", FLOAT, ("rows", config.base_channels >> LAST_STAGE, 1, "columns"))
+        self.input("reflect", INT64, ("reflected",))
+        self.input("tail", FLOAT, ("rows", 2 * BINS, 1, "tail"))
+        x = self.node("LeakyRelu", [self.stage("x", LAST_STAGE)], alpha=0.01)
+        self._istft(self.named_conv(x, "conv_post", scale=1 / self.kernels))
 
     def _istft(self, x: str) -> None:
         """Overlap-add windows, four samples at a time, and divide by the energy of four windows."""
