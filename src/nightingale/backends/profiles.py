@@ -75,7 +75,8 @@ BALANCED: Final = Profile(
         Preference("onnx", "int8", warn=False, models=("wren",)),
         Preference("onnx", "float32", warn=False),
     ),
-    renderer=(Preference("cuda", "float32"), Preference("onnx", "float32", warn=False)),
+    # With a warning, for wren only: the other models never have this renderer.
+    renderer=(Preference("cuda", "float32"), Preference("onnx", "float32", models=("wren",))),
 )
 FAST: Final = Profile(
     name="fast",

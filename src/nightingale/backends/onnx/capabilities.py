@@ -23,6 +23,7 @@ from nightingale.backends.shared.capability_checks import (
     width_reason,
 )
 from nightingale.backends.shared.int8_blocks import BLOCK_SIZES
+from nightingale.errors import memory_full
 from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS
 from nightingale.models.chatterbox.t3.config import T3Config
 
@@ -102,7 +103,7 @@ def float32_unsupported_reason(config: T3Config) -> str | None:
 
 @cache
 def package_reason() -> str | None:
-    """Return why ONNX Runtime cannot be used, or None if it can."""
+    """Return why ONNX Runtime cannot be used, or None if it can: it must be able to run a graph."""
     if (reason := missing_package_reason(PACKAGE)) is not None:
         return reason
     try:
@@ -111,9 +112,22 @@ def package_reason() -> str | None:
         version = str(onnxruntime.__version__)
         if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
             return f"{PACKAGE} {version} is too old; {'.'.join(map(str, MIN_VERSION))} or later is needed"
+        _run_smallest_graph()
     except Exception as error:  # a broken installation, or an unknown instruction set, may raise anything
+        if (full := memory_full(error)) is not None:
+            raise full from error
         return failed_package_reason(PACKAGE, error)
     return None
+
+
+def _run_smallest_graph() -> None:
+    from nightingale.backends.onnx.network_graph import NetworkGraph
+    from nightingale.backends.onnx.protobuf import FLOAT
+    from nightingale.backends.onnx.streaming_session import create_session
+
+    graph = NetworkGraph({})
+    graph.output(graph.node("Cos", [graph.input("x", FLOAT, (1,))], ["y"]), FLOAT, (1,))
+    create_session(graph, 1).run(None, {"x": np.zeros(1, np.float32)})
 
 
 @cache

@@ -35,7 +35,7 @@ from nightingale.types import Samples
 SOURCE_WEIGHTS: Final = ("m_source.l_linear.weight", "m_source.l_linear.bias")
 HALF_WINDOW: Final = ISTFT_SIZE // 2
 SAMPLE_LIMIT: Final = 0.99
-PASS_FRAMES: Final = 40
+PASS_FRAMES: Final = 24
 """Longer blocks are rendered in several passes, which costs no time and keeps activations small."""
 MIN_FIRST_FRAMES: Final = CAUSAL_LOOKAHEAD_FRAMES + 1
 """Fewer frames at the start of a stream wait for the next block."""
