@@ -7,7 +7,7 @@ from numbers import Integral, Real
 from nightingale.errors import ConfigError, EngineFault, NightingaleError, memory_full
 
 
-def engine_closed() -> EngineFault:
+def engine_closed() -> NightingaleError:
     return EngineFault("the engine was closed", fix="Open a new TTS.")
 
 

@@ -69,8 +69,8 @@ def test_the_fast_profile_needs_no_torch() -> None:
 
 @pytest.mark.parametrize("draft", ["guess", "lookup"])
 def test_drafts_need_no_torch_and_change_nothing(draft: str) -> None:
-    plain, drafted = speak("balanced"), speak(f"balanced+draft={draft}")
-    assert drafted["plan"] == [["onnx", "int8"], ["onnx", "float32"]]
+    plain, drafted = speak("balanced+decoder=float32"), speak(f"balanced+draft={draft}")
+    assert drafted["plan"] == [["onnx", "float32"], ["onnx", "float32"]]
     assert drafted["torch"] == []
     assert drafted["sum"] == plain["sum"]
     assert plain["drafted"] == 0

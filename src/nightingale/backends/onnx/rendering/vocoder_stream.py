@@ -7,9 +7,10 @@ mel, and the joined blocks equal the whole. `models/chatterbox/hift/hift_stream.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nightingale.audio.crossfade import apply_fade_in
 from nightingale.backends.onnx.numpy_weights import Floats, Weights
@@ -35,8 +36,10 @@ from nightingale.types import Samples
 SOURCE_WEIGHTS: Final = ("m_source.l_linear.weight", "m_source.l_linear.bias")
 HALF_WINDOW: Final = ISTFT_SIZE // 2
 SAMPLE_LIMIT: Final = 0.99
-PASS_FRAMES: Final = 24
+PASS_FRAMES: Final = 40
 """Longer blocks are rendered in several passes, which costs no time and keeps activations small."""
+LAST_PASS_FRAMES: Final = 20
+"""Passes of the last block, whose stages have nothing but its other passes to run beside."""
 MIN_FIRST_FRAMES: Final = CAUSAL_LOOKAHEAD_FRAMES + 1
 """Fewer frames at the start of a stream wait for the next block."""
 
@@ -105,7 +108,7 @@ class VocoderNetwork:
 
         Each pass then goes through `upsample` and `synthesize`; other threads may do that meanwhile.
         """
-        count = -(-len(mels[0]) // PASS_FRAMES)
+        count = -(-len(mels[0]) // (LAST_PASS_FRAMES if final else PASS_FRAMES))
         passes = list(zip(*(np.array_split(mel, count) for mel in mels), strict=True))
         for number, rows in enumerate(passes):
             yield self._excite(streams, list(rows), final=final and number == count - 1)
@@ -147,7 +150,7 @@ class VocoderNetwork:
     def synthesize(self, streams: Sequence[VocoderStream], upsampled: UpsampledPass) -> list[Samples]:
         """Return the samples of each stream's pass."""
         first, rows, final = not streams[0].samples_started, len(streams), upsampled.final
-        inputs = {
+        inputs: dict[str, NDArray[Any]] = {
             "x": upsampled.x,
             f"source.{LAST_STAGE}": upsampled.feature,
             "reflect": np.ones(int(first), np.int64),
