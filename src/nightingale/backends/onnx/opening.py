@@ -108,9 +108,9 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
             )
             return FlowNetwork(preset.flow, weights[0], threads=shares.flow, int8=int8), hift.result()
 
+    check_working_memory()
     flow, hift = source.shared(f"onnx-renderer/{setup.precision}", load)
     return_freed_memory()
-    check_working_memory()
     return OnnxRenderer(flow, hift, shares)
 
 
