@@ -44,7 +44,7 @@ def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs limits of the address space")
-@pytest.mark.parametrize("spare_mb", [8, 100, 300])
+@pytest.mark.parametrize("spare_mb", [60, 150, 300])
 def test_say_with_too_little_memory_ends_with_the_exit_code_of_memory_full(
     tmp_path: Path, spare_mb: int
 ) -> None:

@@ -70,7 +70,7 @@ class RenderPipeline:
         waits_for_first_mel: bool = False,
         on_start: Callable[[int], None] | None = None,
     ) -> None:
-        """Start no thread yet.
+        """Start the threads.
 
         Args:
             shares: The threads of each stage.
@@ -92,6 +92,8 @@ class RenderPipeline:
             )
             for stage, threads in [("flow", shares.flow), ("excitation", shares.vocoder), *vocoder]
         )
+        for stage in (self._flow, self._excitation, *self._vocoder):
+            stage.submit(int)  # now, because a thread that cannot be started later would lose its blocks
 
     def decoder_busy(self, busy: bool) -> None:
         if busy == self._decoder_idle:
@@ -136,9 +138,9 @@ class RenderPipeline:
                     for stage, run in zip(self._vocoder[1:], synthesize[1:], strict=True):
                         done = stage.submit(_after, done, run)
                     parts.append(done)
+                self._vocoder[-1].submit(_join, parts, samples)
             except BaseException as error:  # the caller gets it from the future
-                parts.append(_failed(error))
-            self._vocoder[-1].submit(_join, parts, samples)
+                samples.set_exception(error)
 
         rendered = self._flow.submit(render_mels)
         self._excitation.submit(excite_parts)
@@ -156,12 +158,6 @@ class RenderPipeline:
 
 def _after(previous: Future[Any], run: Callable[[Any], Any]) -> Any:
     return run(previous.result())
-
-
-def _failed(error: BaseException) -> Future[Any]:
-    future = Future[Any]()
-    future.set_exception(error)
-    return future
 
 
 def _join(parts: Sequence[Future[list[Samples]]], joined: Future[list[Samples]]) -> None:
