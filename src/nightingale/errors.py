@@ -170,7 +170,7 @@ OUT_OF_MEMORY: Final = (
     "can't start new thread",
     "failed to map segment",
 )
-"""What errors of libraries say when an allocation has failed."""
+"""Words in the errors of libraries whose allocations have failed."""
 
 
 def memory_full(error: BaseException) -> MemoryFull | None:

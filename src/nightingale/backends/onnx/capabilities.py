@@ -35,7 +35,7 @@ MIN_VERSION: Final = (1, 23)
 PROBE_LAYERS: Final = 4
 SMALL_PROBE: Final = ((1, 320), 2048)
 INT8_INSTRUCTIONS: Final = ("asimddp", "avx_vnni", "avx512_vnni")
-"""As Linux names them. Small models are at least twice as fast in int8 with them, so nothing is measured."""
+"""Instructions, by Linux's names, with which small models are twice as fast in int8: nothing is measured."""
 LARGE_PROBE: Final = ((2, 1024), 4096)
 """Rows and inputs, and outputs of the products that are measured."""
 

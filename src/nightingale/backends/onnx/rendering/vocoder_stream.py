@@ -59,7 +59,7 @@ class UpsampledPass(NamedTuple):
 
     x: Floats
     feature: Floats
-    """Of the excitation, in the last stage."""
+    """The excitation's features in the last stage."""
     final: bool
 
 
