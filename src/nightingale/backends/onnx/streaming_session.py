@@ -30,20 +30,16 @@ MASKED = np.float32(-1e9)
 """Added to the scores of positions that a row does not have. Not -inf: ONNX Runtime subtracts maxima."""
 
 
-def create_session(
-    graph: NetworkGraph | Path, threads: int, *, spins: bool = True
-) -> onnxruntime.InferenceSession:
+def create_session(graph: NetworkGraph | Path, threads: int) -> onnxruntime.InferenceSession:
     """Create a session over a graph, or over a file, whose weights lie beside it and are mapped.
 
-    ONNX Runtime copies the weights of a graph into its own layout. spins: its threads wait for the next operation
-    by spinning, which is sooner; otherwise they sleep, and leave their cores to others.
+    ONNX Runtime copies the weights of a graph into its own layout.
     """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.log_severity_level = 3
-    # Threads never spin until the next step: others need the cores.
+    # Its threads wait for the next operation by spinning, but not for the next step: others need the cores.
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spins)))
     if isinstance(graph, Path):
         return onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
     # Planning the reuse of buffers takes longer than all the rest: 314 instead of 133 ms for flow and vocoder.
@@ -81,9 +77,9 @@ def return_freed_memory() -> None:
 class StreamingSession:
     """A network that is run block by block. It holds weights; states belong to streams."""
 
-    def __init__(self, graph: NetworkGraph, threads: int, *, spins: bool = True) -> None:
+    def __init__(self, graph: NetworkGraph, threads: int) -> None:
         self.caches: list[Cache] = graph.caches
-        self.session = create_session(graph, threads, spins=spins)
+        self.session = create_session(graph, threads)
         self._outputs = [
             output.name for output in self.session.get_outputs() if not output.name.startswith(NEW)
         ]
