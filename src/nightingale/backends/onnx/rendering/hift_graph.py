@@ -1,4 +1,4 @@
-"""HiFT as four graphs: pitch, the features of the excitation, and the generator in two parts of equal cost.
+"""HiFT as three graphs: pitch, the features of the excitation, and the generator, which may be divided.
 
 Activations are (rows, channels, 1, columns): ONNX Runtime has its fastest convolutions in two dimensions.
 
@@ -7,11 +7,10 @@ Activations are (rows, channels, 1, columns): ONNX Runtime has its fastest convo
     spectrum = stft(excitation)                                                  SourceGraph
     source[stage] = resblock(strided_conv(spectrum))
 
-    x = conv_pre(mel)                                                            FrontGraph
+    x = conv_pre(mel)                                                            GeneratorGraph
     for each stage:
         x = transposed_conv(leaky_relu(x)) + source[stage]
         x = Σ resblock(x) over the stage's kernel sizes     (their mean: the next layer's weights are divided)
-                                                                                 BackGraph: from the last stage on
     magnitude ‖ phase = causal_conv(leaky_relu(x))
     samples = istft(min(exp(magnitude), 100) · e^{i·sin(phase)})
 
@@ -47,7 +46,8 @@ BINS = ISTFT_SIZE // 2 + 1
 HOPS = ISTFT_SIZE // ISTFT_HOP
 """Hops that a window covers."""
 F0_LAYERS = 5
-LAST_STAGE = len(UPSAMPLE_RATES) - 1
+STAGES = range(len(UPSAMPLE_RATES))
+LAST_STAGE = STAGES[-1]
 MAGNITUDE_LIMIT = 100.0
 PADDED_SNAKE = -1.0
 
@@ -148,7 +148,7 @@ class SourceGraph(ConvGraph):
         self.input("excitation", FLOAT, ("rows", 1, 1, "samples"))
         zeros = np.zeros(2 * BINS, np.float32)
         spectrum = self.conv("excitation", stft_kernel(), zeros, "stft", stride=ISTFT_HOP)
-        for stage in range(len(UPSAMPLE_RATES)):
+        for stage in STAGES:
             name, stride = f"source_downs.{stage}", math.prod(UPSAMPLE_RATES[stage + 1 :])
             weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
             x = spectrum
@@ -161,14 +161,47 @@ class SourceGraph(ConvGraph):
 
 
 class GeneratorGraph(ConvGraph):
-    """The upsampling stages of the generator that two graphs divide among them."""
+    """The generator, or some of its upsampling stages. Inputs and output, besides the caches:
 
-    def __init__(self, config: HiftConfig, weights: Weights, *, float16: bool = False) -> None:
+    mel         (rows, bands, 1, frames)       with three frames of zeros after the last one
+    x           (rows, channels, 1, columns)   of the stages before; in place of mel if the first stage is not included
+    source.N    (rows, channels, 1, columns)   of each stage
+    reflect     (1 or 0,) int64                1 in the first block: the column that is put before the others
+    tail        (rows, 18, 1, 0 or 1)          a column of zeros after the last one
+    hops        (rows, 4, 1, n)                n · 4 samples
+    upsampled   (rows, channels, 1, columns)   in place of the last three if the last stage is not included
+    """
+
+    def __init__(
+        self, config: HiftConfig, weights: Weights, *, stages: range = STAGES, float16: bool = False
+    ) -> None:
         super().__init__(weights, float16=float16)
-        self.config = config
-        self.kernels = len(config.resblock_kernels)
+        self.config, self.kernels = config, len(config.resblock_kernels)
+        x = self._pre() if 0 in stages else self.input("x", FLOAT, self._shape(stages[0], "columns"))
+        if LAST_STAGE in stages:
+            self.input("reflect", INT64, ("reflected",))
+            self.input("tail", FLOAT, ("rows", 2 * BINS, 1, "tail"))
+        for stage in stages:
+            x = self._stage(x, stage)
+        if LAST_STAGE in stages:
+            x = self.node("LeakyRelu", [x], alpha=0.01)
+            self._istft(self.named_conv(x, "conv_post", scale=1 / self.kernels))
+        else:
+            self.node("Identity", [x], ["upsampled"])
+            self.output("upsampled", FLOAT, self._shape(stages[-1] + 1, "upsampled"))
 
-    def stage(self, x: str, stage: int) -> str:
+    def _shape(self, stage: int, columns: str) -> tuple[int | str, ...]:
+        """Return the shape of a stage's input."""
+        return "rows", self.config.base_channels >> stage, 1, columns
+
+    def _pre(self) -> str:
+        mel, name = self.input("mel", FLOAT, ("rows", self.config.mel_bands, 1, "frames")), "conv_pre"
+        weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
+        span = weight.shape[2] - 1
+        x = self.join_inputs(mel, name, self.config.mel_bands, span=span, left=span // 2)
+        return self.conv(x, weight, bias, name)
+
+    def _stage(self, x: str, stage: int) -> str:
         """Add an upsampling stage; return the sum of its resblocks."""
         scale = 1 / self.kernels if stage else 1.0
         x = self._upsample(self.node("LeakyRelu", [x], alpha=0.1), stage, scale)
@@ -204,46 +237,6 @@ class GeneratorGraph(ConvGraph):
         known = self.node("Slice", [joined, self.ints(0), end, self.ints(3)])
         self.node("Slice", [joined, end, self.ints(np.iinfo(np.int64).max), self.ints(3)], [NEW + cache])
         return self.node("Add", [known, behind])
-
-
-class FrontGraph(GeneratorGraph):
-    """All stages of the generator but the last one. Inputs and output, besides the caches:
-
-    mel         (rows, bands, 1, frames)    with three frames of zeros after the last one
-    source.N    (rows, channels, 1, columns)
-    x           (rows, channels, 1, columns)
-    """
-
-    def __init__(self, config: HiftConfig, weights: Weights, *, float16: bool = False) -> None:
-        super().__init__(config, weights, float16=float16)
-        self.input("mel", FLOAT, ("rows", config.mel_bands, 1, "frames"))
-        pre, bias = self.weights["conv_pre.weight"], self.weights["conv_pre.bias"]
-        span = pre.shape[2] - 1
-        x = self.join_inputs("mel", "conv_pre", config.mel_bands, span=span, left=span // 2)
-        x = self.conv(x, pre, bias, "conv_pre")
-        for stage in range(LAST_STAGE):
-            x = self.stage(x, stage)
-        self.node("Identity", [x], ["x"])
-        self.output("x", FLOAT, ("rows", config.base_channels >> LAST_STAGE, 1, "columns"))
-
-
-class BackGraph(GeneratorGraph):
-    """The generator's last stage and the inverse STFT. Inputs and output, besides the caches:
-
-    x           (rows, channels, 1, columns)   of FrontGraph
-    source.N    (rows, channels, 1, columns)   of the last stage
-    reflect     (1 or 0,) int64                1 in the first block: the column that is put before the others
-    tail        (rows, 18, 1, 0 or 1)          a column of zeros after the last one
-    hops        (rows, 4, 1, n)                n · 4 samples
-    """
-
-    def __init__(self, config: HiftConfig, weights: Weights, *, float16: bool = False) -> None:
-        super().__init__(config, weights, float16=float16)
-        self.input("x", FLOAT, ("rows", config.base_channels >> LAST_STAGE, 1, "columns"))
-        self.input("reflect", INT64, ("reflected",))
-        self.input("tail", FLOAT, ("rows", 2 * BINS, 1, "tail"))
-        x = self.node("LeakyRelu", [self.stage("x", LAST_STAGE)], alpha=0.01)
-        self._istft(self.named_conv(x, "conv_post", scale=1 / self.kernels))
 
     def _istft(self, x: str) -> None:
         """Overlap-add windows, four samples at a time, and divide by the energy of four windows."""

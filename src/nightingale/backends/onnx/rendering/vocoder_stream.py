@@ -18,8 +18,8 @@ from nightingale.backends.onnx.rendering.excitation import ExcitationStream
 from nightingale.backends.onnx.rendering.hift_graph import (
     BINS,
     LAST_STAGE,
-    BackGraph,
-    FrontGraph,
+    STAGES,
+    GeneratorGraph,
     PitchGraph,
     SourceGraph,
     window_energy,
@@ -95,8 +95,11 @@ class VocoderNetwork:
         self.source_weights = {name: weights[name] for name in SOURCE_WEIGHTS}
         self._pitch = StreamingSession(PitchGraph(config, weights), threads)
         self._features = StreamingSession(SourceGraph(config, weights, float16=float16), threads)
-        self._front = StreamingSession(FrontGraph(config, weights, float16=float16), threads)
-        self._back = StreamingSession(BackGraph(config, weights, float16=float16), threads)
+        # The last stage costs as much as the others, so that two threads can share the work.
+        self._front, self._back = (
+            StreamingSession(GeneratorGraph(config, weights, stages=stages, float16=float16), threads)
+            for stages in (STAGES[:LAST_STAGE], STAGES[LAST_STAGE:])
+        )
 
     def start(self) -> tuple[State, State, State, State]:
         return self._pitch.start(), self._features.start(), self._front.start(), self._back.start()
