@@ -81,6 +81,7 @@ def blocks(source: ModelSource, voice: Voice, rounds: int, times: Times) -> None
     """Time flow and vocoder; both vocoders render PyTorch's mel."""
     flow = clock(times, "load, flow", load_flow, source)
     hift = clock(times, "load, vocoder", load_vocoder, source)
+    flow8, hift16 = load_flow(source, int8=True), load_vocoder(source, float16=True)
     torch_flow, torch_hift = rendering_weights(source, "cpu")
     rng = np.random.default_rng(0)
     for _ in range(rounds):
@@ -89,22 +90,25 @@ def blocks(source: ModelSource, voice: Voice, rounds: int, times: Times) -> None
             SampleStream(torch_hift, seed=1, streaming=True),
         )
         stream, vocoder = FlowStream(flow, voice, seed=1), VocoderStream(hift, seed=1)
+        int8, float16 = FlowStream(flow8, voice, seed=1), VocoderStream(hift16, seed=1)
         for number, size in enumerate(BLOCKS):
             tokens, final = rng.integers(6561, size=size).tolist(), number == len(BLOCKS) - 1
             label = f"block {number}, {size} tokens"
             clock(times, f"{label}, flow, onnx", push, flow, stream, tokens, final)
+            clock(times, f"{label}, flow, onnx int8", push, flow8, int8, tokens, final)
             mel = clock(times, f"{label}, flow, torch", mels.push, tokens, final=final)
             frames = mel.numpy().T.copy()
             clock(times, f"{label}, vocoder, onnx", vocode, hift, vocoder, frames, final)
+            clock(times, f"{label}, vocoder, onnx float16", vocode, hift16, float16, frames, final)
             clock(times, f"{label}, vocoder, torch", samples.push, mel, final=final)
 
 
-def load_flow(source: ModelSource) -> FlowNetwork:
-    return FlowNetwork(source.info.preset.flow, flow_weights(source), threads=1)
+def load_flow(source: ModelSource, *, int8: bool = False) -> FlowNetwork:
+    return FlowNetwork(source.info.preset.flow, flow_weights(source), threads=1, int8=int8)
 
 
-def load_vocoder(source: ModelSource) -> VocoderNetwork:
-    return VocoderNetwork(source.info.preset.hift, hift_weights(source), threads=1)
+def load_vocoder(source: ModelSource, *, float16: bool = False) -> VocoderNetwork:
+    return VocoderNetwork(source.info.preset.hift, hift_weights(source), threads=1, float16=float16)
 
 
 def load_t3(config: T3Config, weights: PackedWeights, *, int8: bool) -> OnnxRunner:
@@ -122,7 +126,7 @@ def push(flow: FlowNetwork, stream: FlowStream, tokens: list[int], final: bool) 
 def vocode(hift: VocoderNetwork, stream: VocoderStream, mel: np.ndarray, final: bool) -> None:
     ready = stream.next_mel(mel, final=final)
     assert ready is not None
-    hift.synthesize([stream], hift.excite([stream], [ready], final=final))
+    hift.render([stream], [ready], final=final)
 
 
 def steps(source: ModelSource, voice: Voice, rounds: int, times: Times) -> None:

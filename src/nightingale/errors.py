@@ -16,7 +16,7 @@
     │   ├── VoiceExists          the name is taken
     │   └── BadReference         a reference clip that cannot become a voice
     ├── CapacityError
-    │   ├── MemoryFull           the utterance is longer than its KV cache
+    │   ├── MemoryFull           no memory is left, or no KV cache for the utterance
     │   └── QueueFull
     ├── EngineFault              the engine failed, and the request was not at fault
     ├── DeviceError              the requested device does not exist
@@ -26,6 +26,10 @@ The command line maps `exit_code` to the process's status and prints the message
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
 
 
 class NightingaleError(Exception):
@@ -156,3 +160,44 @@ class EngineFault(NightingaleError):
     """The engine failed while it served the request."""
 
     exit_code = 9
+
+
+OUT_OF_MEMORY: Final = (
+    "bad_alloc",
+    "bad allocation",
+    "failed to allocate memory",
+    "cannot allocate memory",
+    "can't start new thread",
+    "failed to map segment",
+)
+"""Words in the errors of libraries whose allocations have failed."""
+
+
+def memory_full(error: BaseException) -> MemoryFull | None:
+    """Return the error to raise in place of a failed allocation's; None if `error` is about something else."""
+    if isinstance(error, NightingaleError):
+        return None
+    message, _, _ = str(error).partition("\n")
+    is_allocation = isinstance(error, MemoryError) or any(
+        words in str(error).lower() for words in OUT_OF_MEMORY
+    )
+    if not is_allocation:
+        return None
+    full = MemoryFull(
+        "there is not enough memory",
+        got=f"{type(error).__name__}: {message}",
+        fix="Close other programs, raise the limit of the process, or choose a smaller model.",
+    )
+    full.__cause__ = error
+    return full
+
+
+@contextmanager
+def raising_memory_full() -> Iterator[None]:
+    """Raise MemoryFull in place of the error of a failed allocation. Can be used as a decorator."""
+    try:
+        yield
+    except Exception as error:
+        if (full := memory_full(error)) is not None:
+            raise full from error
+        raise

@@ -140,7 +140,7 @@ def test_an_error_in_prefill_frees_the_slot(
 
     monkeypatch.setattr(decoder, "prefill", prefill)
     fault = call_in_thread(lambda: tts.say("First.", seed=1))
-    assert isinstance(fault, EngineFault)
+    assert isinstance(fault, MemoryFull)
     assert "out of memory" in str(fault)
     assert is_drained(tts)
     assert len(tts.say("Second.", seed=1).samples) == 4 * TOKEN_SAMPLES

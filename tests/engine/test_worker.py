@@ -25,7 +25,7 @@ from nightingale.engine.load import Model
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.engine.requests.segments import SegmentQueue
 from nightingale.engine.session import Session
-from nightingale.errors import EngineFault, NightingaleError, QueueFull
+from nightingale.errors import EngineFault, MemoryFull, NightingaleError, QueueFull
 from nightingale.types import Samples
 
 TEXTS = ["Hello there.", "A second voice, a little longer.", "Three.", "And the fourth one speaks as well."]
@@ -162,7 +162,7 @@ def test_out_of_memory_in_prefill_ends_only_that_request(
         return plain(self, slot, prompt, max_tokens=max_tokens)
 
     monkeypatch.setattr(NoiseRunner, "prefill", prefill)
-    with pytest.raises(EngineFault, match="no room"):
+    with pytest.raises(MemoryFull, match="no room"):
         tts.say("This text is long enough to be refused by the planted fault in the runner.")
     assert len(tts.say("Short.", seed=1).samples) > 0
 

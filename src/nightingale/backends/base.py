@@ -155,7 +155,7 @@ class Setup:
     profile: Profile
     machine: Machine
     precision: str
-    """float32, bfloat16 or int8."""
+    """float32, bfloat16, int8, or one that the backend names (`profiles.ONNX_PRECISIONS`)."""
     threads: int | None = None
     """CPU threads for this role; None leaves the choice to the backend."""
     draft: DraftModel | None = None

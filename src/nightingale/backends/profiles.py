@@ -23,6 +23,8 @@ class Preference:
     precision: str
     warn: bool = True
     """Log a warning when the device fits and the backend still cannot be used."""
+    models: tuple[str, ...] = ()
+    """Names of the models that it is for; empty for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +75,14 @@ BALANCED: Final = Profile(
     name="balanced",
     streaming=True,
     batched=True,
-    decoder=(Preference("cuda", "bfloat16"), Preference("onnx", "float32", warn=False)),
-    renderer=(Preference("cuda", "float32"), Preference("onnx", "float32", warn=False)),
+    decoder=(
+        Preference("cuda", "bfloat16"),
+        # Wren's weights are stored in int8; here the inputs of its products are rounded too.
+        Preference("onnx", "int8", warn=False, models=("wren",)),
+        Preference("onnx", "float32", warn=False),
+    ),
+    # With a warning, for wren only: the other models never have this renderer.
+    renderer=(Preference("cuda", "float32"), Preference("onnx", "float32", models=("wren",))),
 )
 FAST: Final = Profile(
     name="fast",
@@ -89,6 +97,7 @@ FAST: Final = Profile(
     renderer=(
         Preference("cuda", "bfloat16"),
         # Before the CPU backend, which imports PyTorch: that takes longer than a sentence of wren.
+        Preference("onnx", "int8-float16", warn=False),
         Preference("onnx", "int8", warn=False),
         Preference("onnx", "float32", warn=False),
         Preference("cpu", "bfloat16", warn=False),
@@ -129,6 +138,12 @@ def _keep(value: str) -> int:
     return int(value)
 
 
+def _preference(value: str) -> tuple[Preference, ...]:
+    if value not in ONNX_PRECISIONS:
+        raise _bad("unknown precision", value, ", ".join(ONNX_PRECISIONS), "renderer=float16")
+    return (Preference("onnx", value),)
+
+
 def _slots(value: str) -> int:
     if not value.isdecimal() or not 1 <= int(value) <= 4096:
         raise _bad("not a number of slots", value, "1 to 4096", "slots=16")
@@ -146,11 +161,15 @@ def _bad(what: str, got: str, allowed: str, example: str) -> ConfigError:
     return ConfigError(what, got=repr(got), allowed=allowed, fix=f"For example: balanced+{example}")
 
 
+ONNX_PRECISIONS: Final = ("float32", "int8", "float16", "int8-float16")
+"""Precisions of the onnx backend. In a renderer, int8 is the flow's and float16 the vocoder's."""
 OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "cache": ("cache", _cache),
     "keep": ("keep", _keep),
     "memory": ("memory_bytes", _bytes),
     "draft": ("draft", str),
     "slots": ("slots", _slots),
+    "decoder": ("decoder", _preference),
+    "renderer": ("renderer", _preference),
 }
 """Options that may follow a profile's name: the field each sets, and the reader of its value."""

@@ -139,7 +139,7 @@ def select(
 
     def choose(role: Role, preferences: Sequence[Preference], fallback: str) -> Choice:
         skipped: list[Skipped] = []
-        tried = [p for p in preferences if p.backend in by_name]
+        tried = [p for p in preferences if p.backend in by_name and (not p.models or model.name in p.models)]
         named = {(p.backend, p.precision) for p in tried}
         tried += [
             Preference(backend.name, fallback, warn=False)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 from nightingale.cli import options
 from nightingale.cli.console import loading, note, parse_options, progress_line
 from nightingale.cli.options import argument, of_model, option
-from nightingale.errors import ConfigError, EmptyText, OutputError, TextError
+from nightingale.errors import ConfigError, EmptyText, OutputError, TextError, raising_memory_full
 
 if TYPE_CHECKING:
     from nightingale.audio.encoders.recording import Recorder
@@ -61,13 +61,13 @@ def say(
     check_out(out, as_json)
     words = read_text(text)
 
-    with progress_line(loading(model), quiet=quiet), fast_startup():
+    with progress_line(loading(model), quiet=quiet), fast_startup(), raising_memory_full():
         from nightingale.engine import TTS
 
         tts = TTS(model, device=device, profile=profile, offline=offline, **model_options)
     if tts.notice is not None:
         note(f"note: {tts.notice}")
-    with progress_line("speaking …", quiet=quiet) as show_progress:
+    with progress_line("speaking …", quiet=quiet) as show_progress, raising_memory_full():
         stream = tts.stream(words, **controls)
         digest, samples = hashlib.sha256(), 0
         with open_recorder(out, tts.sample_rate_hz) as recorder:

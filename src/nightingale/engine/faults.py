@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from numbers import Integral, Real
 
-from nightingale.errors import ConfigError, EngineFault
+from nightingale.errors import ConfigError, EngineFault, NightingaleError, memory_full
 
 
-def engine_closed() -> EngineFault:
+def engine_closed() -> NightingaleError:
     return EngineFault("the engine was closed", fix="Open a new TTS.")
 
 
-def engine_failed(error: BaseException) -> EngineFault:
+def engine_failed(error: BaseException) -> NightingaleError:
     """Return the error that a request ends with when `error` was not its caller's fault."""
+    if (full := memory_full(error)) is not None:
+        return full
     first_line, _, _ = str(error).partition("\n")
     fault = EngineFault(
         "the engine failed while it processed this request",

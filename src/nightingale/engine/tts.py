@@ -37,6 +37,7 @@ from nightingale.engine.requests.segments import MAX_CHARS, SegmentQueue, TextSe
 from nightingale.engine.session import Request, Session, Timing
 from nightingale.engine.voice_lookup import VoiceResolver
 from nightingale.engine.worker import Worker
+from nightingale.errors import raising_memory_full
 from nightingale.text.languages import LANGUAGES, check_language
 from nightingale.text.sentences import DEFAULT_SPAN_CHARS
 from nightingale.types import Audio, AudioChunk
@@ -105,6 +106,7 @@ class TTS:
         tts._start(model, profile, max_chars, device, dtype, plan)
         return tts
 
+    @raising_memory_full()
     def _start(
         self,
         model: Model,

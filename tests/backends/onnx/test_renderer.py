@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,8 @@ from backends.test_renderer_conformance import render
 from nightingale.backends.base import Block, ModelSource, Renderer, Setup
 from nightingale.backends.onnx.opening import open_renderer
 from nightingale.backends.onnx.renderer import OnnxRenderer
+from nightingale.backends.onnx.rendering.flow_stream import FlowStream
+from nightingale.backends.onnx.rendering.vocoder_stream import UpsampledPass, VocoderNetwork, VocoderStream
 from nightingale.backends.profiles import PROFILES
 from nightingale.backends.torch import TorchBackend
 from nightingale.types import Samples
@@ -41,6 +45,56 @@ def test_samples_equal_the_reference() -> None:
     assert 20 * np.log10(error) < -55  # random tokens: f0 jumps, and each rounding error moves the phase
     mine.close()
     theirs.close()
+
+
+def test_the_pipeline_gives_the_samples_of_one_thread() -> None:
+    source, voice = wren_source(), voice_of(256)
+    renderer = opened(source)
+    stream, samples = renderer.open(voice, seed=2), list[Samples]()
+    (tokens,) = streams([70])
+    cuts = (10, 60)  # the last block has several passes
+    blocks = [
+        Block(stream=stream, tokens=tokens[:10], first=True, final=False, alone=True),
+        Block(stream=stream, tokens=tokens[10:], first=False, final=True, alone=True),
+    ]
+    futures = [renderer.render([block]) for block in blocks]
+    flow, hift = renderer._network, renderer._hift
+    mels, vocoder = FlowStream(flow, voice, seed=2), VocoderStream(hift, seed=2)
+    for block, size in zip(blocks, cuts, strict=True):
+        assert len(block.tokens) == size
+        ready = mels.next_block(block.tokens, final=block.final)
+        assert ready is not None
+        (mel,), (state,) = flow.render([ready])
+        taken = vocoder.next_mel(mels.finish(ready, mel, state), final=block.final)
+        assert taken is not None
+        samples += hift.render([vocoder], [taken], final=block.final)
+    for future, expected in zip(futures, samples, strict=True):
+        assert np.array_equal(future.result()[0], expected)
+    renderer.close()
+
+
+def test_an_error_in_a_stage_ends_its_block_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, voice = tiny_source(1.0), voice_of(16)
+    renderer = opened(source)
+    (tokens,) = streams([60])
+    upsample, failed = VocoderNetwork.upsample, []
+
+    def once(self: VocoderNetwork, *arguments: Any) -> UpsampledPass:
+        if not failed:
+            failed.append(arguments)
+            raise RuntimeError("no pass")
+        return upsample(self, *arguments)
+
+    monkeypatch.setattr(VocoderNetwork, "upsample", once)
+    blocks = [
+        Block(stream=renderer.open(voice, seed=n), tokens=tokens, first=True, final=True, alone=True)
+        for n in range(2)
+    ]
+    lost, kept = (renderer.render([block]) for block in blocks)
+    with pytest.raises(RuntimeError, match="no pass"):
+        lost.result(timeout=60)
+    assert len(kept.result(timeout=60)[0]) == 960 * 60
+    renderer.close()
 
 
 @pytest.mark.parametrize("prompt_tokens", [0, 2, 9])

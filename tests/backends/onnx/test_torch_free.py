@@ -65,11 +65,21 @@ def test_options_that_need_pytorch_are_named() -> None:
 
 
 def test_slow_int8_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capabilities, "INT8_INSTRUCTIONS", ())
     monkeypatch.setattr(capabilities, "measure_speedup", lambda *_, **__: 1.1)
     assert "1.1 times" in str(capabilities.decoder_unsupported_reason(info("wren"), setup("int8")))
     assert "1.1 times" in str(capabilities.renderer_unsupported_reason(info("wren"), setup("int8")))
     monkeypatch.setattr(capabilities, "measure_speedup", lambda *_, **__: 2.0)
     capabilities._slow_reason.cache_clear()
+    assert capabilities.decoder_unsupported_reason(info("wren"), setup("int8")) is None
+
+
+def test_nothing_is_measured_where_a_cpu_has_int8_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("measured")
+
+    monkeypatch.setattr(capabilities, "measure_speedup", fail)
+    monkeypatch.setattr(capabilities, "INT8_INSTRUCTIONS", ("processor",))  # a word of every /proc/cpuinfo
     assert capabilities.decoder_unsupported_reason(info("wren"), setup("int8")) is None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import numpy as np
 import pytest
 import torch
@@ -47,7 +49,7 @@ def push(
     ready = [mel for mel in taken if mel is not None]
     if not ready:
         return [np.zeros(0, np.float32) for _ in streams]
-    return hift.synthesize(streams, hift.excite(streams, ready, final=final))
+    return hift.render(streams, ready, final=final)
 
 
 def error_db(got: Samples, expected: Samples) -> float:
@@ -82,6 +84,18 @@ def test_every_block_equals_pytorch() -> None:
         want.append(expected.push(torch.from_numpy(mel.T.copy()), final=final))
         assert len(got[-1]) == len(want[-1])
     assert error_db(np.concatenate(got), np.concatenate(want)) < MAX_ERROR_DB
+
+
+@pytest.mark.skipif(platform.machine() not in ("aarch64", "arm64"), reason="float16 is for ARM")
+def test_float16_is_near_float32() -> None:
+    source = wren_source()
+    half = VocoderNetwork(source.info.preset.hift, hift_weights(source), threads=1, float16=True)
+    mels, rendered = spoken(source), []
+    for hift in (half, network(source)):
+        stream = VocoderStream(hift, seed=1)
+        blocks = [push(hift, [stream], [mel], final=n == len(mels) - 1)[0] for n, mel in enumerate(mels)]
+        rendered.append(np.concatenate(blocks))
+    assert MAX_ERROR_DB < error_db(*rendered) < -30
 
 
 @pytest.mark.parametrize("sizes", [(2,), (1, 1, 1, 9), (4, 1, 2, 3), (3, 20)])

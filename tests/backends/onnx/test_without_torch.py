@@ -52,7 +52,7 @@ def test_the_default_profile_needs_no_torch(tmp_path: Path) -> None:
 
     soundfile.write(tmp_path / "clip.wav", voice_like(6.0, 24_000), 24_000)
     answer = speak("balanced", str(tmp_path / "clip.wav"))
-    assert answer["plan"] == [["onnx", "float32"], ["onnx", "float32"]]
+    assert answer["plan"] == [["onnx", "int8"], ["onnx", "float32"]]
     assert 0.5 < float(str(answer["seconds"])) < 3
     assert float(str(answer["level"])) > 0.01
     assert answer["repeats"]
@@ -69,7 +69,7 @@ def test_the_fast_profile_needs_no_torch() -> None:
 
 @pytest.mark.parametrize("draft", ["guess", "lookup"])
 def test_drafts_need_no_torch_and_change_nothing(draft: str) -> None:
-    plain, drafted = speak("balanced"), speak(f"balanced+draft={draft}")
+    plain, drafted = speak("balanced+decoder=float32"), speak(f"balanced+draft={draft}")
     assert drafted["plan"] == [["onnx", "float32"], ["onnx", "float32"]]
     assert drafted["torch"] == []
     assert drafted["sum"] == plain["sum"]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import platform
+from contextlib import suppress
 from functools import cache, partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from nightingale.backends.base import ModelInfo, Setup
 from nightingale.backends.onnx.embeddings import torch_reason
+from nightingale.backends.profiles import ONNX_PRECISIONS
 from nightingale.backends.shared.capability_checks import (
     MIN_SPEEDUP,
     SMALL_MODEL_WEIGHTS,
@@ -21,6 +25,7 @@ from nightingale.backends.shared.capability_checks import (
     width_reason,
 )
 from nightingale.backends.shared.int8_blocks import BLOCK_SIZES
+from nightingale.errors import memory_full
 from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS
 from nightingale.models.chatterbox.t3.config import T3Config
 
@@ -29,6 +34,8 @@ MIN_VERSION: Final = (1, 23)
 """Earlier versions have no int8 kernels for ARM."""
 PROBE_LAYERS: Final = 4
 SMALL_PROBE: Final = ((1, 320), 2048)
+INT8_INSTRUCTIONS: Final = ("asimddp", "avx_vnni", "avx512_vnni")
+"""Instructions, by Linux's names, with which small models are twice as fast in int8: nothing is measured."""
 LARGE_PROBE: Final = ((2, 1024), 4096)
 """Rows and inputs, and outputs of the products that are measured."""
 
@@ -63,26 +70,31 @@ def _draft_needs_torch(draft: str) -> bool:
 def renderer_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
     """Return why flow and vocoder cannot be run here, or None if they can."""
     flow, hift = model.preset.flow, model.preset.hift
-    if setup.precision not in ("float32", "int8"):
-        return f"it renders in float32, or with the flow in int8, not in {setup.precision}"
+    if setup.precision not in ONNX_PRECISIONS:
+        return f"it renders in {', '.join(ONNX_PRECISIONS)}, not in {setup.precision}"
     if not setup.profile.streaming and find_spec("torch") is not None:
         return "PyTorch renders segments whole, as upstream does"
     if not (flow.block_causal and flow.meanflow):
         return "its flow has two steps and attends to earlier blocks only"
     if not (hift.causal and hift.in_phase) or hift.harmonics == NOISY_HARMONICS:
         return "its vocoder is causal and has harmonics in phase"
-    return package_reason() or (_slow_reason(*SMALL_PROBE, threads=1) if setup.precision == "int8" else None)
+    if (reason := package_reason()) is not None:
+        return reason
+    parts = setup.precision.split("-")
+    if "float16" in parts and platform.machine() not in ("aarch64", "arm64"):
+        return "its convolutions in float16 are for ARM; elsewhere they are computed in float32"
+    return _small_int8_reason() if "int8" in parts else None
 
 
 def int8_unsupported_reason(config: T3Config) -> str | None:
     """Return why T3 should not be run in int8 here, or None if it should.
 
-    The first call that gets past the sizes measures a few products, for a tenth of a second.
+    The first call that gets past the sizes may measure a few products, for a tenth of a second.
     """
     if (reason := width_reason(config, BLOCK_SIZES[-1]) or package_reason()) is not None:
         return reason
     if weight_count(config) <= SMALL_MODEL_WEIGHTS:
-        return _slow_reason(*SMALL_PROBE, threads=1)
+        return _small_int8_reason()
     return _slow_reason(*LARGE_PROBE, threads=available_cores())
 
 
@@ -95,7 +107,7 @@ def float32_unsupported_reason(config: T3Config) -> str | None:
 
 @cache
 def package_reason() -> str | None:
-    """Return why ONNX Runtime cannot be used, or None if it can."""
+    """Return why ONNX Runtime cannot be used, or None if it can: it must be able to run a graph."""
     if (reason := missing_package_reason(PACKAGE)) is not None:
         return reason
     try:
@@ -104,9 +116,31 @@ def package_reason() -> str | None:
         version = str(onnxruntime.__version__)
         if tuple(int(part) for part in version.split(".")[:2]) < MIN_VERSION:
             return f"{PACKAGE} {version} is too old; {'.'.join(map(str, MIN_VERSION))} or later is needed"
+        _run_smallest_graph()
     except Exception as error:  # a broken installation, or an unknown instruction set, may raise anything
+        if (full := memory_full(error)) is not None:
+            raise full from error
         return failed_package_reason(PACKAGE, error)
     return None
+
+
+def _run_smallest_graph() -> None:
+    from nightingale.backends.onnx.network_graph import NetworkGraph
+    from nightingale.backends.onnx.protobuf import FLOAT
+    from nightingale.backends.onnx.streaming_session import create_session
+
+    graph = NetworkGraph({})
+    graph.output(graph.node("Cos", [graph.input("x", FLOAT, (1,))], ["y"]), FLOAT, (1,))
+    create_session(graph, 1).run(None, {"x": np.zeros(1, np.float32)})
+
+
+def _small_int8_reason() -> str | None:
+    """Return why a small model should not be run in int8 here, or None if it should."""
+    with suppress(OSError):  # not Linux
+        flags = Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+        if not {*INT8_INSTRUCTIONS}.isdisjoint(flags):
+            return None
+    return _slow_reason(*SMALL_PROBE, threads=1)
 
 
 @cache

@@ -23,11 +23,17 @@ from nightingale.backends.onnx.numpy_weights import (
     dequantize,
     quantize_blocks,
 )
-from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, INT64, UINT8, OnnxGraph
+from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, FLOAT16, INT64, UINT8, OnnxGraph
 
 WEIGHTS_FILE: Final = "weights.bin"
 """The file of external weights, beside a graph on disk. `create_session` passes arrays in its place."""
 NEW: Final = "new."
+STORED_TYPES: Final[dict[np.dtype[Any], int]] = {
+    np.dtype(np.float32): FLOAT,
+    np.dtype(np.float16): FLOAT16,
+    np.dtype(np.uint8): UINT8,
+}
+"""The types of weights in a graph; others are converted to float32."""
 INT8_INPUTS: Final = 4
 """The `accuracy_level` of MatMulNBits that quantizes the inputs to int8 too."""
 Residual = tuple[str, str] | None
@@ -73,11 +79,11 @@ class NetworkGraph(OnnxGraph):
         self.caches: list[Cache] = []
 
     def tensor(self, name: str, value: NDArray[Any]) -> str:
-        """Add weights in float32 or uint8, once for each name."""
+        """Add weights in uint8, float16 or float32, once for each name."""
         if name not in self._names:
             self._names.add(name)
-            dtype, kind = (UINT8, np.uint8) if value.dtype == np.uint8 else (FLOAT, np.float32)
-            stored, offset = np.ascontiguousarray(value, kind), 0
+            kind = value.dtype if value.dtype in STORED_TYPES else np.dtype(np.float32)
+            stored, dtype, offset = np.ascontiguousarray(value, kind), STORED_TYPES[kind], 0
             if self._file is None:
                 self.initializers[name] = stored
             else:

@@ -5,8 +5,10 @@ PyTorch is imported only for models whose prompts need it, and for drafts that a
 
 from __future__ import annotations
 
+import mmap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Final
 
 from nightingale.backends.base import Decoder, Encoders, ModelSource, Renderer, Setup
 from nightingale.backends.onnx.capabilities import package_reason
@@ -29,6 +31,20 @@ from nightingale.backends.shared.pipeline import CoreShares
 from nightingale.decoding.host_decoder import HostDecoder
 from nightingale.decoding.kv_budget import KVBudget
 from nightingale.decoding.runner import MAX_DRAFT_TOKENS
+from nightingale.errors import raising_memory_full
+
+WORKING_BYTES: Final = 192 << 20
+"""Address space for threads and activations, besides weights and KV caches."""
+
+
+def check_working_memory() -> None:
+    """Raise MemoryFull unless there is memory to work with.
+
+    While ONNX Runtime computes, an allocation that fails may end the process. So a limit of the address space
+    is tested before.
+    """
+    with raising_memory_full():
+        mmap.mmap(-1, WORKING_BYTES).close()
 
 
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
@@ -40,6 +56,7 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
         threads, on_start = torch_threads(setup.threads)
     runner, weights = _open_runner(source, setup, threads)
     return_freed_memory()
+    check_working_memory()
     budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=4)
     if weights is None:
         return HostDecoder(runner, budget, on_start=on_start)
@@ -77,7 +94,8 @@ def _open_runner(source: ModelSource, setup: Setup, threads: int) -> tuple[OnnxR
 
 
 def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
-    int8 = setup.precision == "int8"
+    parts = setup.precision.split("-")
+    int8, float16 = "int8" in parts, "float16" in parts
     preset, shares = source.info.preset, CoreShares.of(available_cores(), available_cores())
 
     def load() -> tuple[FlowNetwork, VocoderNetwork]:
@@ -85,9 +103,12 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
         # read here: this thread holds the lock of the source.
         weights = flow_weights(source), hift_weights(source)
         with fitting_weights(source), ThreadPoolExecutor(max_workers=1) as pool:
-            hift = pool.submit(VocoderNetwork, preset.hift, weights[1], threads=shares.vocoder)
+            hift = pool.submit(
+                VocoderNetwork, preset.hift, weights[1], threads=shares.vocoder, float16=float16
+            )
             return FlowNetwork(preset.flow, weights[0], threads=shares.flow, int8=int8), hift.result()
 
+    check_working_memory()
     flow, hift = source.shared(f"onnx-renderer/{setup.precision}", load)
     return_freed_memory()
     return OnnxRenderer(flow, hift, shares)

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-FLOAT, UINT8, INT32, INT64 = 1, 2, 6, 7
+FLOAT, UINT8, INT32, INT64, FLOAT16 = 1, 2, 6, 7, 10
 CONTRIB = "com.microsoft"
 """The domain of ONNX Runtime's own operators."""
 IR_VERSION, OPSET = 10, 21

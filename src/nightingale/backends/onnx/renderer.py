@@ -1,4 +1,4 @@
-"""Speech tokens to samples on ONNX Runtime, in a pipeline of three threads (backends/shared/pipeline.py).
+"""Speech tokens to samples on ONNX Runtime, in a pipeline of four threads (backends/shared/pipeline.py).
 
 Each session has a fixed number of threads: results depend on the tokens and the seed, never on timing.
 """
@@ -6,7 +6,7 @@ Each session has a fixed number of threads: results depend on the tokens and the
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -16,6 +16,7 @@ from nightingale.backends.onnx.rendering.flow_stream import FRAMES, FlowNetwork,
 from nightingale.backends.onnx.rendering.vocoder_stream import (
     MIN_FIRST_FRAMES,
     ExcitedPass,
+    UpsampledPass,
     VocoderNetwork,
     VocoderStream,
 )
@@ -54,11 +55,11 @@ class OnnxRenderer(RenderPipeline):
     """Blocks of one call. A CPU renders a batch no sooner than its blocks one by one, and its first samples last."""
 
     def __init__(self, flow: FlowNetwork, hift: VocoderNetwork, shares: CoreShares) -> None:
-        super().__init__(shares)
-        self._flow, self._hift = flow, hift
+        super().__init__(shares, vocoder_stages=2)
+        self._network, self._hift = flow, hift
 
     def open(self, voice: Voice, *, seed: int) -> OnnxRenderStream:
-        flow, vocoder = FlowStream(self._flow, voice, seed=seed), VocoderStream(self._hift, seed=seed)
+        flow, vocoder = FlowStream(self._network, voice, seed=seed), VocoderStream(self._hift, seed=seed)
         return OnnxRenderStream(flow, vocoder, prompt_tokens=len(voice.flow_prompt_ids))
 
     def render(self, blocks: Sequence[Block]) -> Future[list[Samples]]:
@@ -67,7 +68,7 @@ class OnnxRenderer(RenderPipeline):
         return self.submit(
             partial(self._mels, blocks),
             partial(self._excite, blocks),
-            partial(self._synthesize, blocks),
+            [partial(self._upsample, blocks), partial(self._synthesize, blocks)],
             first=blocks[0].first,
         )
 
@@ -81,33 +82,49 @@ class OnnxRenderer(RenderPipeline):
         ]
         ready = [one for one in taken if one is not None]
         if len(ready) < len(blocks):  # the blocks of a batch are alike
-            return [self._flow.noise(0, 0, 0) for _ in blocks]
-        mels, states = self._flow.render(ready)
+            return [self._network.noise(0, 0, 0) for _ in blocks]
+        mels, states = self._network.render(ready)
         parts = zip(streams, ready, mels, states, strict=True)
         fresh = [stream.finish(one, mel, state) for stream, one, mel, state in parts]
         for block in blocks:
             block.record("flow", started)
         return fresh
 
-    def _excite(self, blocks: Sequence[Block], mels: list[Floats]) -> list[ExcitedPass]:
-        """Return the features of the excitation; none if the vocoder has to wait for more frames."""
+    def _excite(self, blocks: Sequence[Block], mels: list[Floats]) -> Iterator[ExcitedPass | None]:
+        """Yield the features of the excitation, pass by pass; None if the vocoder has to wait for more frames."""
         started, final = time.perf_counter(), blocks[0].final
-        streams: list[VocoderStream] = [block.stream.vocoder for block in blocks]
+        streams = _vocoders(blocks)
         taken = [stream.next_mel(mel, final=final) for stream, mel in zip(streams, mels, strict=True)]
         ready = [mel for mel in taken if mel is not None]
         if len(ready) < len(blocks):
-            return []
-        passes = self._hift.excite(streams, ready, final=final)
-        for block in blocks:
-            block.record("vocoder", started)
-        return passes
+            yield None
+            return
+        for excited in self._hift.excite(streams, ready, final=final):
+            _record(blocks, started)
+            yield excited
+            started = time.perf_counter()
 
-    def _synthesize(self, blocks: Sequence[Block], passes: list[ExcitedPass]) -> list[Samples]:
-        if not passes:
-            return [self._flow.noise(0, 0, 0)[:, 0] for _ in blocks]
+    def _upsample(self, blocks: Sequence[Block], excited: ExcitedPass | None) -> UpsampledPass | None:
+        if excited is None:
+            return None
         started = time.perf_counter()
-        streams: list[VocoderStream] = [block.stream.vocoder for block in blocks]
-        samples = self._hift.synthesize(streams, passes)
-        for block in blocks:
-            block.record("vocoder", started)
+        upsampled = self._hift.upsample(_vocoders(blocks), excited)
+        _record(blocks, started)
+        return upsampled
+
+    def _synthesize(self, blocks: Sequence[Block], upsampled: UpsampledPass | None) -> list[Samples]:
+        if upsampled is None:
+            return [self._network.noise(0, 0, 0)[:, 0] for _ in blocks]
+        started = time.perf_counter()
+        samples = self._hift.synthesize(_vocoders(blocks), upsampled)
+        _record(blocks, started)
         return samples
+
+
+def _vocoders(blocks: Sequence[Block]) -> list[VocoderStream]:
+    return [block.stream.vocoder for block in blocks]
+
+
+def _record(blocks: Sequence[Block], started: float) -> None:
+    for block in blocks:
+        block.record("vocoder", started)

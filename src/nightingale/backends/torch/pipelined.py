@@ -40,7 +40,8 @@ class PipelinedRenderer(RenderPipeline):
     max_batch = 1
 
     def __init__(self, renderer: TorchRenderer, shares: CoreShares) -> None:
-        super().__init__(shares, on_start=use_threads)
+        # T3 beside the flow, whose calls are small too, would delay the first audio.
+        super().__init__(shares, waits_for_first_mel=True, on_start=use_threads)
         self._renderer = renderer
 
     def open(self, voice: Voice, *, seed: int) -> TorchRenderStream:
@@ -51,8 +52,8 @@ class PipelinedRenderer(RenderPipeline):
         self._renderer.mark_started(block)
         return self.submit(
             partial(self._renderer.mel, block),
-            partial(self._renderer.excite, block),
-            partial(self._samples, block),
+            lambda mel: [self._renderer.excite(block, mel)],
+            [partial(self._samples, block)],
             first=block.first,
         )
 

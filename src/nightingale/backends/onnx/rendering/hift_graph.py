@@ -1,4 +1,4 @@
-"""HiFT as three graphs: pitch, the features of the excitation, and the generator.
+"""HiFT as three graphs: pitch, the features of the excitation, and the generator, which may be divided.
 
 Activations are (rows, channels, 1, columns): ONNX Runtime has its fastest convolutions in two dimensions.
 
@@ -31,7 +31,7 @@ import numpy as np
 
 from nightingale.backends.onnx.network_graph import NEW, NetworkGraph
 from nightingale.backends.onnx.numpy_weights import Floats, Weights
-from nightingale.backends.onnx.protobuf import FLOAT, INT64
+from nightingale.backends.onnx.protobuf import FLOAT, FLOAT16, INT64
 from nightingale.models.chatterbox.hift.config import (
     CAUSAL_LOOKAHEAD_FRAMES,
     ISTFT_HOP,
@@ -46,12 +46,19 @@ BINS = ISTFT_SIZE // 2 + 1
 HOPS = ISTFT_SIZE // ISTFT_HOP
 """Hops that a window covers."""
 F0_LAYERS = 5
+STAGES = range(len(UPSAMPLE_RATES))
+LAST_STAGE = STAGES[-1]
 MAGNITUDE_LIMIT = 100.0
 PADDED_SNAKE = -1.0
 
 
 class ConvGraph(NetworkGraph):
     """Streaming convolutions over (rows, channels, 1, columns)."""
+
+    def __init__(self, weights: Weights, *, float16: bool = False) -> None:
+        """float16: compute the convolutions of resblocks in float16."""
+        super().__init__(weights)
+        self.float16 = float16
 
     def conv(
         self, x: str, weight: Floats, bias: Floats, name: str, *, stride: int = 1, dilation: int = 1
@@ -94,7 +101,11 @@ class ConvGraph(NetworkGraph):
         bias = scale * self.weights[f"{name}.bias"] + weight.sum(axis=(1, 2))
         span = (weight.shape[2] - 1) * dilation
         joined = self.join_inputs(snake, name, weight.shape[1], span=span, left=span, fill=PADDED_SNAKE)
-        return self.conv(joined, weight, bias, name, dilation=dilation)
+        if not self.float16:
+            return self.conv(joined, weight, bias, name, dilation=dilation)
+        half = self.node("Cast", [joined], to=FLOAT16)
+        y = self.conv(half, weight.astype(np.float16), bias.astype(np.float16), name, dilation=dilation)
+        return self.node("Cast", [y], to=FLOAT)
 
 
 class PitchGraph(ConvGraph):
@@ -132,12 +143,12 @@ class SourceGraph(ConvGraph):
     block, and it is padded by reflection at both ends of the utterance.
     """
 
-    def __init__(self, config: HiftConfig, weights: Weights) -> None:
-        super().__init__(weights)
+    def __init__(self, config: HiftConfig, weights: Weights, *, float16: bool = False) -> None:
+        super().__init__(weights, float16=float16)
         self.input("excitation", FLOAT, ("rows", 1, 1, "samples"))
         zeros = np.zeros(2 * BINS, np.float32)
         spectrum = self.conv("excitation", stft_kernel(), zeros, "stft", stride=ISTFT_HOP)
-        for stage in range(len(UPSAMPLE_RATES)):
+        for stage in STAGES:
             name, stride = f"source_downs.{stage}", math.prod(UPSAMPLE_RATES[stage + 1 :])
             weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
             x = spectrum
@@ -150,35 +161,55 @@ class SourceGraph(ConvGraph):
 
 
 class GeneratorGraph(ConvGraph):
-    """Inputs and output, besides the caches:
+    """The generator, or some of its upsampling stages. Inputs and output, besides the caches:
 
-    mel         (rows, bands, 1, frames)    with three frames of zeros after the last one
-    source.N    (rows, channels, 1, columns)
-    reflect     (1 or 0,) int64             1 in the first block: the column that is put before the others
-    tail        (rows, 18, 1, 0 or 1)       a column of zeros after the last one
-    hops        (rows, 4, 1, n)             n · 4 samples
+    mel         (rows, bands, 1, frames)       with three frames of zeros after the last one
+    x           (rows, channels, 1, columns)   of the stages before; in place of mel if the first stage is not included
+    source.N    (rows, channels, 1, columns)   of each stage
+    reflect     (1 or 0,) int64                1 in the first block: the column that is put before the others
+    tail        (rows, 18, 1, 0 or 1)          a column of zeros after the last one
+    hops        (rows, 4, 1, n)                n · 4 samples
+    upsampled   (rows, channels, 1, columns)   in place of the last three if the last stage is not included
     """
 
-    def __init__(self, config: HiftConfig, weights: Weights) -> None:
-        super().__init__(weights)
-        self.config = config
-        self.input("mel", FLOAT, ("rows", config.mel_bands, 1, "frames"))
-        self.input("reflect", INT64, ("reflected",))
-        self.input("tail", FLOAT, ("rows", 2 * BINS, 1, "tail"))
-        pre, bias = self.weights["conv_pre.weight"], self.weights["conv_pre.bias"]
-        span = pre.shape[2] - 1
-        x = self.join_inputs("mel", "conv_pre", config.mel_bands, span=span, left=span // 2)
-        x = self.conv(x, pre, bias, "conv_pre")
-        kernels = len(config.resblock_kernels)
-        for stage in range(len(UPSAMPLE_RATES)):
-            x = self._upsample(self.node("LeakyRelu", [x], alpha=0.1), stage, 1 / kernels if stage else 1.0)
-            if stage == len(UPSAMPLE_RATES) - 1:  # a centred STFT has one more column than hops
-                x = self.node("Concat", [self.node("Gather", [x, "reflect"], axis=3), x], axis=3)
-            x = self._add_source(x, stage)
-            blocks = [self.resblock(x, f"resblocks.{stage * kernels + n}") for n in range(kernels)]
-            x = blocks[0] if kernels == 1 else self.node("Sum", blocks)
-        x = self.named_conv(self.node("LeakyRelu", [x], alpha=0.01), "conv_post", scale=1 / kernels)
-        self._istft(x)
+    def __init__(
+        self, config: HiftConfig, weights: Weights, *, stages: range = STAGES, float16: bool = False
+    ) -> None:
+        super().__init__(weights, float16=float16)
+        self.config, self.kernels = config, len(config.resblock_kernels)
+        x = self._pre() if 0 in stages else self.input("x", FLOAT, self._shape(stages[0], "columns"))
+        if LAST_STAGE in stages:
+            self.input("reflect", INT64, ("reflected",))
+            self.input("tail", FLOAT, ("rows", 2 * BINS, 1, "tail"))
+        for stage in stages:
+            x = self._stage(x, stage)
+        if LAST_STAGE in stages:
+            x = self.node("LeakyRelu", [x], alpha=0.01)
+            self._istft(self.named_conv(x, "conv_post", scale=1 / self.kernels))
+        else:
+            self.node("Identity", [x], ["upsampled"])
+            self.output("upsampled", FLOAT, self._shape(stages[-1] + 1, "upsampled"))
+
+    def _shape(self, stage: int, columns: str) -> tuple[int | str, ...]:
+        """Return the shape of a stage's input."""
+        return "rows", self.config.base_channels >> stage, 1, columns
+
+    def _pre(self) -> str:
+        mel, name = self.input("mel", FLOAT, ("rows", self.config.mel_bands, 1, "frames")), "conv_pre"
+        weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
+        span = weight.shape[2] - 1
+        x = self.join_inputs(mel, name, self.config.mel_bands, span=span, left=span // 2)
+        return self.conv(x, weight, bias, name)
+
+    def _stage(self, x: str, stage: int) -> str:
+        """Add an upsampling stage; return the sum of its resblocks."""
+        scale = 1 / self.kernels if stage else 1.0
+        x = self._upsample(self.node("LeakyRelu", [x], alpha=0.1), stage, scale)
+        if stage == LAST_STAGE:  # a centred STFT has one more column than hops
+            x = self.node("Concat", [self.node("Gather", [x, "reflect"], axis=3), x], axis=3)
+        x = self._add_source(x, stage)
+        blocks = [self.resblock(x, f"resblocks.{stage * self.kernels + n}") for n in range(self.kernels)]
+        return blocks[0] if self.kernels == 1 else self.node("Sum", blocks)
 
     def _upsample(self, x: str, stage: int, scale: float) -> str:
         """Apply a causal transposed convolution; inputs before the block reach into it."""

@@ -6,16 +6,19 @@ mel, and the joined blocks equal the whole. `models/chatterbox/hift/hift_stream.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nightingale.audio.crossfade import apply_fade_in
 from nightingale.backends.onnx.numpy_weights import Floats, Weights
 from nightingale.backends.onnx.rendering.excitation import ExcitationStream
 from nightingale.backends.onnx.rendering.hift_graph import (
     BINS,
+    LAST_STAGE,
+    STAGES,
     GeneratorGraph,
     PitchGraph,
     SourceGraph,
@@ -26,7 +29,6 @@ from nightingale.models.chatterbox.hift.config import (
     CAUSAL_LOOKAHEAD_FRAMES,
     ISTFT_HOP,
     ISTFT_SIZE,
-    UPSAMPLE_RATES,
     HiftConfig,
 )
 from nightingale.types import Samples
@@ -36,6 +38,8 @@ HALF_WINDOW: Final = ISTFT_SIZE // 2
 SAMPLE_LIMIT: Final = 0.99
 PASS_FRAMES: Final = 40
 """Longer blocks are rendered in several passes, which costs no time and keeps activations small."""
+LAST_PASS_FRAMES: Final = 20
+"""Passes of the last block, whose stages have nothing but its other passes to run beside."""
 MIN_FIRST_FRAMES: Final = CAUSAL_LOOKAHEAD_FRAMES + 1
 """Fewer frames at the start of a stream wait for the next block."""
 
@@ -50,12 +54,21 @@ class ExcitedPass(NamedTuple):
     final: bool
 
 
+class UpsampledPass(NamedTuple):
+    """A pass before the generator's last stage."""
+
+    x: Floats
+    feature: Floats
+    """The excitation's features in the last stage."""
+    final: bool
+
+
 class VocoderStream:
     """The state of one utterance."""
 
     def __init__(self, hift: VocoderNetwork, *, seed: int) -> None:
         self.excitation = ExcitationStream(hift.source_weights, seed=seed)
-        self.pitch, self.features, self.generator = hift.start()
+        self.pitch, self.features, self.front, self.back = hift.start()
         self.excitation_started = self.samples_started = False
         self.kept_excitation: Floats = np.zeros(0, np.float32)
         self.emitted_samples = 0
@@ -76,35 +89,40 @@ class VocoderNetwork:
     A batch has streams that all begin or that all have begun.
     """
 
-    def __init__(self, config: HiftConfig, weights: Weights, *, threads: int) -> None:
+    def __init__(self, config: HiftConfig, weights: Weights, *, threads: int, float16: bool = False) -> None:
+        """float16: compute the convolutions of resblocks in float16, which takes ARM's instructions for it."""
         self.config = config
         self.source_weights = {name: weights[name] for name in SOURCE_WEIGHTS}
         self._pitch = StreamingSession(PitchGraph(config, weights), threads)
-        self._features = StreamingSession(SourceGraph(config, weights), threads)
-        self._generator = StreamingSession(GeneratorGraph(config, weights), threads)
+        self._features = StreamingSession(SourceGraph(config, weights, float16=float16), threads)
+        # The last stage costs as much as the others, so that two threads can share the work.
+        self._front, self._back = (
+            StreamingSession(GeneratorGraph(config, weights, stages=stages, float16=float16), threads)
+            for stages in (STAGES[:LAST_STAGE], STAGES[LAST_STAGE:])
+        )
 
-    def start(self) -> tuple[State, State, State]:
-        return self._pitch.start(), self._features.start(), self._generator.start()
+    def start(self) -> tuple[State, State, State, State]:
+        return self._pitch.start(), self._features.start(), self._front.start(), self._back.start()
 
     def excite(
         self, streams: Sequence[VocoderStream], mels: Sequence[Floats], *, final: bool
-    ) -> list[ExcitedPass]:
-        """Compute the features of a block's excitation; another thread may do it before `synthesize`."""
-        count = -(-len(mels[0]) // PASS_FRAMES)
-        passes = list(zip(*(np.array_split(mel, count) for mel in mels), strict=True))
-        return [
-            self._excite(streams, list(rows), final=final and number == count - 1)
-            for number, rows in enumerate(passes)
-        ]
+    ) -> Iterator[ExcitedPass]:
+        """Compute the features of a block's excitation, pass by pass.
 
-    def synthesize(self, streams: Sequence[VocoderStream], passes: Sequence[ExcitedPass]) -> list[Samples]:
-        """Return the samples of each stream's block."""
-        rendered = [self._synthesize(streams, *excited) for excited in passes]
-        return (
-            rendered[0]
-            if len(rendered) == 1
-            else [np.concatenate(row) for row in zip(*rendered, strict=True)]
-        )
+        Each pass then goes through `upsample` and `synthesize`; other threads may do that meanwhile.
+        """
+        count = -(-len(mels[0]) // (LAST_PASS_FRAMES if final else PASS_FRAMES))
+        passes = list(zip(*(np.array_split(mel, count) for mel in mels), strict=True))
+        for number, rows in enumerate(passes):
+            yield self._excite(streams, list(rows), final=final and number == count - 1)
+
+    def render(
+        self, streams: Sequence[VocoderStream], mels: Sequence[Floats], *, final: bool
+    ) -> list[Samples]:
+        """Return the samples of each stream's block, in this thread."""
+        passes = self.excite(streams, mels, final=final)
+        rendered = [self.synthesize(streams, self.upsample(streams, excited)) for excited in passes]
+        return [np.concatenate(row) for row in zip(*rendered, strict=True)]
 
     def _excite(self, streams: Sequence[VocoderStream], mels: list[Floats], *, final: bool) -> ExcitedPass:
         excitation = np.stack(
@@ -119,28 +137,36 @@ class VocoderNetwork:
             stream.features = state
         return ExcitedPass(mels, features, final)
 
-    def _synthesize(
-        self, streams: Sequence[VocoderStream], mels: list[Floats], features: list[Floats], final: bool
-    ) -> list[Samples]:
-        first, rows = not streams[0].samples_started, len(streams)
-        mel = _channels_first(mels)
-        if final:
+    def upsample(self, streams: Sequence[VocoderStream], excited: ExcitedPass) -> UpsampledPass:
+        """Run all stages of the generator but the last one."""
+        mel = _channels_first(excited.mels)
+        if excited.final:
             mel = np.concatenate(
                 [mel, np.zeros((*mel.shape[:3], CAUSAL_LOOKAHEAD_FRAMES), np.float32)], axis=3
             )
-        inputs = {f"source.{stage}": features[stage] for stage in range(len(UPSAMPLE_RATES))} | {
-            "mel": mel,
+        features = {f"source.{stage}": excited.features[stage] for stage in range(LAST_STAGE)}
+        (x,), states = self._front.run({**features, "mel": mel}, [stream.front for stream in streams])
+        for stream, state in zip(streams, states, strict=True):
+            stream.front = state
+        return UpsampledPass(x, excited.features[LAST_STAGE], excited.final)
+
+    def synthesize(self, streams: Sequence[VocoderStream], upsampled: UpsampledPass) -> list[Samples]:
+        """Return the samples of each stream's pass."""
+        first, rows, final = not streams[0].samples_started, len(streams), upsampled.final
+        inputs: dict[str, NDArray[Any]] = {
+            "x": upsampled.x,
+            f"source.{LAST_STAGE}": upsampled.feature,
             "reflect": np.ones(int(first), np.int64),
             "tail": np.zeros((rows, 2 * BINS, 1, int(final)), np.float32),
         }
-        (hops,), states = self._generator.run(inputs, [stream.generator for stream in streams])
+        (hops,), states = self._back.run(inputs, [stream.back for stream in streams])
         samples = hops.transpose(0, 3, 1, 2).reshape(rows, -1)
         if final:  # the last hop is covered by one window less
             energy = window_energy()
             samples[:, -ISTFT_HOP:] *= energy.sum(axis=0) / energy[1:].sum(axis=0)
         samples = np.clip(samples[:, HALF_WINDOW if first else 0 :], -SAMPLE_LIMIT, SAMPLE_LIMIT)
         for stream, state, own in zip(streams, states, samples, strict=True):
-            stream.generator, stream.samples_started = state, True
+            stream.back, stream.samples_started = state, True
             apply_fade_in(own, stream.emitted_samples)
             stream.emitted_samples += len(own)
         return list(samples)
