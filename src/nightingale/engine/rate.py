@@ -8,17 +8,18 @@ from typing import Final
 
 from nightingale.clocks import CLOCKS
 
-TIME_CONSTANT_S: Final = 8.0
+TIME_CONSTANT_S: Final = 4.0
 """Older measurements weigh less by a factor of e after this much working time."""
-LEAST_S: Final = 1.0
+LEAST_S: Final = 0.2
 """Working time before the rate is known."""
-LEAST_STREAMS: Final = 3
-"""Streams that must run at once for a measurement: a single one leaves cores or a GPU partly idle."""
+NEEDED_SHARE: Final = 0.5
+"""A measurement counts if at least this share of the streams runs that the known rate supplies: fewer leave
+cores or a GPU partly idle."""
 
 
 @dataclass(slots=True)
 class RateMeter:
-    """Measure seconds of audio per second of work, while several streams run."""
+    """Measure seconds of audio per second of work, over all streams."""
 
     _audio_s: float = 0.0
     _work_s: float = 0.0
@@ -31,7 +32,8 @@ class RateMeter:
 
     def add(self, samples: int, now_s: float, *, streams: int) -> None:
         """Count audio that was rendered since the last call, while this many streams ran."""
-        if streams < LEAST_STREAMS:
+        rate = self.rate
+        if rate is not None and streams < NEEDED_SHARE * rate:
             self._last_s = None
             return
         if self._last_s is not None:
@@ -40,3 +42,7 @@ class RateMeter:
             self._audio_s = kept * self._audio_s + samples / CLOCKS.sample_rate_hz
             self._work_s = kept * self._work_s + work_s
         self._last_s = now_s
+
+    def pause(self) -> None:
+        """Stop the clock: there is no work until the next call of `add`."""
+        self._last_s = None

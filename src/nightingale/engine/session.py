@@ -65,7 +65,7 @@ class ChunkGapStats:
 class Timing:
     """Timestamps and counters of one request."""
 
-    opened_s: float = field(default_factory=time.perf_counter)
+    opened_s: float = field(default_factory=lambda: time.perf_counter())
     admitted_s: float | None = None
     first_audio_s: float | None = None
     ended_s: float | None = None
@@ -136,6 +136,8 @@ class Session:
         self._error: NightingaleError | None = None
         self._ended = False
         self.cancelled = False
+        self.estimate_wait: Callable[[], float] = lambda: 0.0
+        """Estimates the seconds until synthesis starts; set by the worker."""
         self._notify: Callable[[], None] | None = None
         self._segment_start: SegmentStart | None = None
         """The segment that the next samples begin."""

@@ -15,12 +15,16 @@ class Job:
 
     session: Session
     segments: SegmentQueue
+    chars: int | None = None
+    """Characters of its text; None while the text still arrives."""
     started: int = 0
     """Segments that were started."""
     segment: TextSegment | None = None
     """The next segment."""
     utterance: Utterance | None = None
     """The segment that is being synthesized."""
+    in_flight_s: float = 0.0
+    """Audio that is being rendered."""
     parked: bool = False
     """Neither queued nor in a slot: it waits for more text, or for its listener."""
 
