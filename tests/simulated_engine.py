@@ -33,7 +33,7 @@ from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
 from nightingale.types import Samples
 
-TIMED = ("worker", "session", "deadlines")
+TIMED = ("worker", "session", "deadlines", "pacing", "requests.job")
 """Modules of the engine that read the clock."""
 
 
@@ -117,7 +117,9 @@ class SimulatedCondition:
 
     def notify_all(self) -> None: ...
 
-    def wait(self, timeout: float | None = None) -> None:  # noqa: ARG002, as of the real one
+    def wait(self, timeout: float | None = None) -> None:
+        if timeout is not None:
+            self._cores.at(self._cores.now_s + timeout, lambda: None)
         self._cores.advance()
 
 
@@ -131,7 +133,7 @@ class SimulatedDecoder:
 
     def start(self) -> None: ...
 
-    def prefill(self, slot: int, decoding: Decoding) -> list[int]:  # noqa: ARG002, a protocol
+    def prefill(self, slot: int, decoding: Decoding) -> list[int]:
         self.cores.run(self.costs.prefill_s)
         return [1]
 
@@ -150,7 +152,7 @@ class SimulatedDecoder:
 class SimulatedStream(CutStream):
     tokens = 0
 
-    def batch_key(self, cut: BlockCut) -> Hashable:  # noqa: ARG002, a protocol
+    def batch_key(self, cut: BlockCut) -> Hashable:
         return id(self)
 
 
@@ -176,7 +178,7 @@ class SimulatedRenderer:
         self._queues: dict[str, list[tuple[float, Callable[[], None]]]] = {"flow": [], "vocoder": []}
         self._running: set[str] = set()
 
-    def open(self, voice: Any, *, seed: int) -> SimulatedStream:  # noqa: ARG002, a protocol
+    def open(self, voice: Any, *, seed: int) -> SimulatedStream:
         return SimulatedStream()
 
     def render(self, blocks: Sequence[Block]) -> SimulatedFuture:
@@ -283,7 +285,7 @@ class SimulatedEngine:
         self.renderer = SimulatedRenderer(self.cores, self.costs)
         self.worker = Worker(self.model, profile, decoder, self.renderer, **options)
         self.worker._thread = threading.current_thread()  # so that it starts none
-        self.worker._changed = SimulatedCondition(self.cores)  # type: ignore[assignment]
+        self.worker._changed = self.worker._pacing._lock = SimulatedCondition(self.cores)  # type: ignore[assignment]
         self.listeners: list[Listener] = []
 
     def open(self, *sentences: int) -> Listener:

@@ -26,11 +26,11 @@ class Admission:
         capacity: Capacity,
         profile: Profile,
         *,
-        one_by_one: bool,
+        staggered: bool,
     ) -> None:
-        """one_by_one: blocks are rendered one at a time, so first blocks are, too."""
+        """staggered: each stream starts after the first block of the one before it."""
         self._scheduler, self._jobs, self._capacity, self._profile = scheduler, jobs, capacity, profile
-        self._staggered = one_by_one and profile.streaming
+        self._staggered = staggered
 
     def submit(self, request: int) -> None:
         """Queue a new request; raise QueueFull if too many are waiting or stalled."""
@@ -77,7 +77,6 @@ class Admission:
         jobs, capacity, new = self._jobs, self._capacity, self._new_requests()
         if not new or (capacity.max_streams == "auto" and not self._profile.streaming):
             return False
-        # Each stream starts after the first block of the one before it.
         if self._staggered and any(jobs[request].is_new for request in self._scheduler.running):
             return True
         return not capacity.admits(demands(jobs.values(), capacity), left_s(jobs[new[0]], capacity))

@@ -23,6 +23,7 @@ from nightingale.backends.base import DraftModel
 from nightingale.backends.profiles import Profile, profile_named
 from nightingale.backends.selection import Plan, check_precision, find_machine, select
 from nightingale.clocks import CLOCKS
+from nightingale.engine.capacity import MaxStreams, check_max_streams
 from nightingale.engine.load import Model, default_model, load_model
 from nightingale.engine.requests.controls import (
     Control,
@@ -54,6 +55,10 @@ class Occupancy:
     speaking: int
     """Requests in slots."""
     slots: int
+    rate: float | None = None
+    """Seconds of audio that the engine makes per second of work; None before it is known."""
+    wait_s: float | None = 0.0
+    """Estimated wait of a request that arrives now, in seconds; None if that is not known."""
 
 
 class TTS:
@@ -68,6 +73,7 @@ class TTS:
         profile: str | None = None,
         offline: bool = False,
         max_chars: int = MAX_CHARS,
+        max_streams: MaxStreams = "auto",
         **options: Any,
     ) -> None:
         """Load a model and open its backends.
@@ -82,12 +88,16 @@ class TTS:
             offline: Never fetch weights.
             max_chars: Longer texts are refused. Memory does not depend on it, since text is synthesized
                 segment by segment.
+            max_streams: Requests that are synthesized at once. "auto": as many as the engine can supply with
+                audio while they play, by its measured rate; the others wait.
             options: `kind`, `t3` and `s3gen` select files of an official model.
         """
         check_precision(dtype)
+        check_max_streams(max_streams)
         chosen = profile_named(profile) if profile else None
         name = default_model() if model is None else model
-        self._start(load_model(name, offline=offline, options=options), chosen, max_chars, device, dtype)
+        loaded = load_model(name, offline=offline, options=options)
+        self._start(loaded, chosen, max_chars, device, dtype, max_streams=max_streams)
 
     @classmethod
     def over(
@@ -99,10 +109,11 @@ class TTS:
         device: str = "auto",
         dtype: str = "auto",
         plan: Plan | None = None,
+        max_streams: MaxStreams = "auto",
     ) -> TTS:
         """Return an engine over a model that is loaded already. plan: the backends, if chosen already."""
         tts = cls.__new__(cls)
-        tts._start(model, profile, max_chars, device, dtype, plan)
+        tts._start(model, profile, max_chars, device, dtype, plan, check_max_streams(max_streams))
         return tts
 
     def _start(
@@ -113,6 +124,7 @@ class TTS:
         device: str,
         dtype: str,
         plan: Plan | None = None,
+        max_streams: MaxStreams = "auto",
     ) -> None:
         if not isinstance(profile, Profile):
             profile = profile_named(profile or model.defaults.profile)
@@ -127,7 +139,7 @@ class TTS:
         draft = _draft_model(profile, model)
         setup = replace(plan.decoder.setup, threads=renderer.decoder_threads, draft=draft)
         decoder = plan.decoder.backend.open_decoder(model.source, setup)
-        self._worker = Worker(model, profile, decoder, renderer)
+        self._worker = Worker(model, profile, decoder, renderer, max_streams)
         # A TTS that is garbage-collected must not leave its thread behind.
         weakref.finalize(self, self._worker.stop)
 
@@ -178,7 +190,8 @@ class TTS:
     def occupancy(self) -> Occupancy:
         scheduler = self._worker.scheduler
         waiting, speaking = len(scheduler.waiting), len(scheduler.running)
-        return Occupancy(waiting=waiting, speaking=speaking, slots=scheduler.slots)
+        wait_s, rate = self._worker.wait_s(), self._worker.capacity.rate
+        return Occupancy(waiting=waiting, speaking=speaking, slots=scheduler.slots, rate=rate, wait_s=wait_s)
 
     @property
     def at_once(self) -> int:
@@ -244,7 +257,7 @@ class TTS:
         )
         session.timing.record("text", session.timing.opened_s)
         timed = _timed(segments, session.timing)
-        self._worker.submit(session, SegmentQueue(timed, reached=session.reached))
+        self._worker.submit(session, SegmentQueue(timed, reached=session.reached), chars=len(text))
         return session
 
     @show_options

@@ -16,40 +16,27 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from nightingale.backends.base import Block, Decoder, Renderer, RenderFuture
+from nightingale.backends.base import Decoder, Renderer, RenderFuture
 from nightingale.backends.profiles import Profile
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.host_decoder import DecodeRow
 from nightingale.decoding.philox import nth_seed
 from nightingale.engine.admission import Admission
 from nightingale.engine.capacity import Capacity, MaxStreams
-from nightingale.engine.deadlines import deadline_s, tokens_in_time
 from nightingale.engine.faults import engine_closed, engine_failed
 from nightingale.engine.load import Model
+from nightingale.engine.pacing import Pacing
 from nightingale.engine.rendering.utterance import Utterance
-from nightingale.engine.requests.job import Job
+from nightingale.engine.requests.job import BlockRow, Job
 from nightingale.engine.requests.segments import SegmentQueue, TextSegment
 from nightingale.engine.scheduler import Scheduler
 from nightingale.engine.session import Session
 from nightingale.errors import NightingaleError
 from nightingale.types import Samples
-
-AHEAD_TOKENS: Final = 9
-"""Where T3 takes the renderer's cores: tokens beyond its next block up to which a stream joins decode steps."""
-CONCURRENT_IN_FLIGHT: Final = 2
-"""`render` calls that may be outstanding for concurrent streams: more would keep urgent blocks waiting."""
-
-
-class BlockRow(NamedTuple):
-    """A block, and the request and utterance that it belongs to."""
-
-    request: int
-    utterance: Utterance
-    block: Block
 
 
 class Worker:
@@ -75,8 +62,10 @@ class Worker:
         self._changed = threading.Condition()
         self._stopped = False
         self.capacity = Capacity(max_streams)
-        one_by_one = renderer.max_batch == 1
-        self._admission = Admission(self.scheduler, self._jobs, self.capacity, profile, one_by_one=one_by_one)
+        # Where blocks are rendered one by one, streams compete for the same cores, T3 included.
+        competing = profile.streaming and renderer.max_batch == 1
+        self._pacing = Pacing(self._jobs, self._changed, self.capacity, competing=competing)
+        self._admission = Admission(self.scheduler, self._jobs, self.capacity, profile, staggered=competing)
         self._thread: threading.Thread | None = None
 
     def submit(self, session: Session, segments: SegmentQueue, *, chars: int | None = None) -> None:
@@ -156,17 +145,19 @@ class Worker:
         self._deliver()
 
     def _has_work(self) -> bool:
-        busy = self._ready or self._in_flight or self._admission.can_admit() or self._is_decoding()
-        return bool(busy) or any(job.session.cancelled or job.may_resume for job in self._jobs.values())
+        busy = self._ready or self._in_flight or self._admission.can_admit() or self._rows_to_decode()
+        return bool(busy) or self._has_changes()
 
-    def _deadline_s(self, request: int) -> float:
-        return deadline_s(self._jobs[request])
+    def _has_changes(self) -> bool:
+        return any(job.session.cancelled or job.may_resume for job in self._jobs.values())
 
     def _sweep(self) -> None:
         """Drop cancelled requests and queue parked ones that can continue."""
         with self._changed:
             jobs = list(self._jobs.items())
         for request, job in jobs:
+            if job.held_until_s <= time.perf_counter():
+                job.flush()
             if job.session.cancelled:
                 self._drop(request)
             elif job.may_resume:
@@ -218,24 +209,9 @@ class Worker:
         utterance = self._jobs[request].utterance
         return utterance is not None and not utterance.decoding.finished
 
-    def _is_decoding(self) -> bool:
-        return any(self._may_decode(request) for request in self.scheduler.running)
-
     def _rows_to_decode(self) -> list[int]:
-        """Return the requests that the next decode step advances.
-
-        Where T3 takes the renderer's cores, it makes tokens for concurrent streams only as blocks need them.
-        """
         rows = [request for request in self.scheduler.running if self._may_decode(request)]
-        if self.renderer.max_batch > 1 or not self.profile.streaming or not self._is_concurrent():
-            return rows
-        if all(request in self._ready for request in rows):
-            return []
-        return [
-            request
-            for request in rows
-            if request not in self._ready or self._utterance(request).surplus_tokens < AHEAD_TOKENS
-        ]
+        return self._pacing.rows_to_decode(rows, self._ready)
 
     def _decode(self) -> None:
         """Advance every running utterance."""
@@ -280,20 +256,15 @@ class Worker:
         """Render the block with the earliest deadline, and others that can be rendered with it."""
         if not self._ready or not self._can_render():
             return
-        self._ready.sort(key=self._deadline_s)
+        self._ready = self._pacing.in_order(self._ready)
         key = self._utterance(self._ready[0]).batch_key
         alike = [r for r in self._ready if self._utterance(r).batch_key == key]
         requests = alike[: self.renderer.max_batch]
         self._ready = [request for request in self._ready if request not in requests]
-        with self._changed:
-            jobs = list(self._jobs.values())
-        concurrent = self._is_concurrent()
         rows = []
         for request in requests:
             job, utterance = self._jobs[request], self._utterance(request)
-            utterance.concurrent, utterance.tokens_in_time = concurrent, tokens_in_time(
-                job, jobs, self.capacity.rate
-            )
+            self._pacing.limit_block(job, utterance)
             block = utterance.take_block(job.session.timing)
             job.in_flight_s += len(block.tokens) / CLOCKS.token_rate_hz
             rows.append(BlockRow(request, utterance, block))
@@ -316,18 +287,18 @@ class Worker:
         return utterance
 
     def _can_render(self) -> bool:
-        most = self.renderer.max_in_flight
-        return len(self._in_flight) < (min(most, CONCURRENT_IN_FLIGHT) if self._is_concurrent() else most)
-
-    def _is_concurrent(self) -> bool:
-        with self._changed:
-            return sum(not job.parked for job in self._jobs.values()) > 1
+        return len(self._in_flight) < self._pacing.max_in_flight(self.renderer)
 
     def _has_other_work(self) -> bool:
         """Return whether there is something to do before the next audio is ready."""
         with self._changed:
-            waiting = self._admission.can_admit() or any(job.session.cancelled for job in self._jobs.values())
-        return waiting or bool(self._rows_to_decode()) or (bool(self._ready) and self._can_render())
+            waiting = self._admission.can_admit() or self._has_changes()
+        return (
+            waiting
+            or self._pacing.held_s() == 0.0
+            or bool(self._rows_to_decode())
+            or (bool(self._ready) and self._can_render())
+        )
 
     def _deliver(self) -> None:
         """Hand out rendered audio; wait for it only if there is nothing else to do."""
@@ -351,7 +322,7 @@ class Worker:
             future.add_done_callback(lambda _: self.wake())
             with self._changed:
                 while not (future.done() or self._stopped or self._has_other_work()):
-                    self._changed.wait()
+                    self._changed.wait(self._pacing.held_s())
             return future.done()
         return True  # taking it waits
 
@@ -363,7 +334,7 @@ class Worker:
             raise samples
         audio = row.utterance.finish(row.block, samples)
         job.in_flight_s -= len(row.block.tokens) / CLOCKS.token_rate_hz
-        job.session.put(audio)
+        self._pacing.pass_on(job, audio, final=row.block.final)
         with self._changed:
             streams = sum(bool(one.started) and not one.parked for one in self._jobs.values())
             self.capacity.meter.add(len(audio), time.perf_counter(), streams=streams)
@@ -413,6 +384,7 @@ class Worker:
         with self._changed:
             job = self._jobs.pop(request, None)
         if job is not None:
+            job.flush()
             job.session.end(error)
 
     def _guarded(self, request: int, action: Callable[..., None], *arguments: Any) -> None:

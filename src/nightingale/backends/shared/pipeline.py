@@ -94,7 +94,7 @@ class RenderPipeline:
         *,
         first: bool,
     ) -> Future[list[Samples]]:
-        """Queue the stages of some blocks. If they are the first of a request, wait for the flow."""
+        """Queue the stages of some blocks. If they are the first of the only request, wait for the flow."""
         flow, excitation, vocoder = self._stages
         previous = self._previous
 

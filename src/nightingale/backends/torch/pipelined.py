@@ -53,7 +53,7 @@ class PipelinedRenderer(RenderPipeline):
             partial(self._renderer.mel, block),
             partial(self._renderer.excite, block),
             partial(self._samples, block),
-            first=block.first,
+            first=block.first and block.alone,
         )
 
     def _samples(self, block: Block, excitation: Excitation) -> list[Samples]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Hashable
 from typing import Final
 
@@ -115,6 +114,11 @@ class Utterance:
     def has_block(self) -> bool:
         """True if a block can be rendered now."""
         return self._next_cut() is not None
+
+    @property
+    def least_block_tokens(self) -> int:
+        """Tokens of the next block, if it is made as small as possible."""
+        return min(self._block_tokens, self.profile.first_block_tokens)
 
     @property
     def surplus_tokens(self) -> int:
