@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from nightingale.engine.requests.controls import build_request
 from nightingale.engine.requests.segments import SegmentQueue, TextSegment
 from nightingale.engine.session import Session
 from nightingale.engine.worker import Worker
+from nightingale.errors import NightingaleError
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
 from nightingale.types import Samples
@@ -242,11 +243,16 @@ class Listener:
     session: Session
     arrivals: list[tuple[float, float]] = field(default_factory=list)
     """Time and seconds of audio of each chunk."""
-    ended_s: float | None = None
+    on_end: Callable[[], object] = lambda: None
 
     @property
     def first_audio_s(self) -> float:
         return self.arrivals[0][0] - self.opened_s
+
+    @property
+    def played_s(self) -> float:
+        """When a player that had no underrun is at the end."""
+        return self.arrivals[0][0] + sum(length_s for _, length_s in self.arrivals)
 
     @property
     def underruns(self) -> int:
@@ -302,7 +308,13 @@ class SimulatedEngine:
                 listener.arrivals.append((self.cores.now_s, len(samples) / CLOCKS.sample_rate_hz))
             put(samples)
 
-        session.put = record  # type: ignore[method-assign]
+        end = session.end
+
+        def record_end(error: NightingaleError | None = None) -> None:
+            end(error)
+            listener.on_end()
+
+        session.put, session.end = record, record_end  # type: ignore[method-assign]
         segments: Iterator[TextSegment] = iter(
             [TextSegment(text_ids=[tokens] * 30, pause_samples=2880, text="a") for tokens in sentences]
         )
@@ -319,8 +331,3 @@ class SimulatedEngine:
             else:
                 self.worker.capacity.meter.pause()
                 self.cores.advance()
-
-
-def fast_costs() -> Costs:
-    """Costs with T3 in int8."""
-    return replace(Costs(), prefill_s=0.013, step_s=0.0019, row_s=0.0006)

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Final
 
 from nightingale.backends.profiles import Profile
-from nightingale.engine.capacity import Capacity
+from nightingale.engine.capacity import Capacity, known_wait_s
 from nightingale.engine.deadlines import deadline_s, demands, left_s
 from nightingale.engine.requests.job import Job
 from nightingale.engine.scheduler import Scheduler
@@ -45,7 +45,7 @@ class Admission:
         try:
             self._scheduler.submit(request)
         except QueueFull as error:
-            error.retry_after_s = self.waits_s()[0]
+            error.retry_after_s = known_wait_s(self.waits_s()[0])
             raise
 
     def can_admit(self) -> bool:

@@ -22,8 +22,14 @@ CHARS_PER_S: Final = 15.0
 """Text that is spoken in a second, before the engine has measured it."""
 FIRST_AUDIO_S: Final = 0.2
 """Time from admission to first audio, before the engine has measured it."""
+RATE_SHARE: Final = 0.9
+"""The share of the rate that is given to listeners: audio is made in blocks, and lengths are estimates."""
 WEIGHT: Final = 0.2
 """Weight of the latest request in a running mean."""
+UNKNOWN_STREAMS: Final = 2
+"""Streams that may run before the rate is known, which takes a moment."""
+DECODED_S: Final = 0.7
+"""Audio that is left to render when all tokens of a stream are decoded, about: its slot is free then."""
 STEPS: Final = 400
 """Steps of an estimate, from now until all audio is made."""
 
@@ -79,10 +85,10 @@ class Capacity:
         """Seconds of audio per second of work; None before it is known."""
         return self.meter.rate
 
-    def measured(self, *, first_audio_s: float, chars: int, audio_s: float) -> None:
-        """Learn from a request that has ended."""
+    def learn(self, first_audio_s: float, chars: float | None, audio_s: float) -> None:
+        """Take the values of a request that has ended into the running means."""
         self.first_audio_s += WEIGHT * (first_audio_s - self.first_audio_s)
-        if chars and audio_s:
+        if chars:
             self.chars_per_s += WEIGHT * (chars / audio_s - self.chars_per_s)
 
     def admits(self, running: Sequence[Demand], left_s: float) -> bool:
@@ -90,15 +96,18 @@ class Capacity:
         if self.max_streams != "auto":
             return len(running) < self.max_streams
         rate = self.rate
-        if not running or rate is None or rate < 1:  # below 1 not even a single listener is supplied
+        if rate is None:
+            return len(running) < UNKNOWN_STREAMS
+        if not running or rate < 1:  # below 1 not even a single listener is supplied
             return True
-        return can_supply([*running, Demand(self.first_audio_s, left_s)], rate)
+        return can_supply([*running, Demand(self.first_audio_s, left_s)], RATE_SHARE * rate)
 
     def waits_s(self, running: Sequence[Demand], waiting: Sequence[float], *, slots: int) -> list[float]:
         """Estimate when requests with so much audio each will start, in order; infinite if that is not known."""
 
         def is_free(left_s: float) -> bool:
-            return len(streams) < slots and self.admits(streams, left_s)
+            decoding = sum(stream.left_s > DECODED_S for stream in streams)
+            return decoding < slots and self.admits(streams, left_s)
 
         rate, streams, starts_s = self.rate, list(running), []
         known = [left_s for _, left_s in running if not math.isinf(left_s)]
@@ -111,6 +120,11 @@ class Capacity:
             starts_s.append(now_s if is_free(left_s) else math.inf)
             streams.append(Demand(self.first_audio_s, left_s))
         return starts_s
+
+
+def known_wait_s(wait_s: float) -> float | None:
+    """Return an estimate, rounded; None if there is none because the length of a text is not known yet."""
+    return None if math.isinf(wait_s) else round(wait_s, 3)
 
 
 def advance(streams: Sequence[Demand], step_s: float, rate: float) -> list[Demand]:

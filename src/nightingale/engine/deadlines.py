@@ -21,6 +21,8 @@ HOLD_MARGIN: Final = 1.15
 """Work is expected to take this much longer than the measured rate says."""
 FIRST_BLOCK_S: Final = 0.3
 """Audio of the first block of a stream that has not started."""
+RESERVE_S: Final = 0.2
+"""Audio that a listener should always have: its next block takes about this long."""
 LEAST_LEFT_S: Final = 0.3
 """Audio that a request which has not ended is expected to make still, at the least."""
 
@@ -97,15 +99,16 @@ def left_s(job: Job, capacity: Capacity) -> float:
     """Return how much audio a request is expected to make still; infinite while its text arrives."""
     if job.chars is None:
         return math.inf
-    made_s = job.session.timing.samples / CLOCKS.sample_rate_hz + job.in_flight_s
-    return max(LEAST_LEFT_S, job.chars / capacity.chars_per_s / job.session.request.speed - made_s)
+    made_s = job.session.timing.samples / CLOCKS.sample_rate_hz + job.held_s
+    expected_s = job.chars / capacity.chars_per_s / job.session.request.speed
+    return max(LEAST_LEFT_S, expected_s - made_s)
 
 
 def demands(jobs: Iterable[Job], capacity: Capacity) -> list[Demand]:
     """Return what the streams that have started will need."""
     now_s = time.perf_counter()
     return [
-        Demand(max(0.0, deadline_s(job) - now_s), left_s(job, capacity))
+        Demand(max(0.0, job.session.timing.deadline_s - now_s - RESERVE_S), left_s(job, capacity))
         for job in jobs
         if job.started and not job.parked
     ]

@@ -18,7 +18,7 @@ from nightingale.types import Samples
 AHEAD_TOKENS: Final = 9
 """Tokens beyond its next block up to which a competing stream joins decode steps."""
 IN_FLIGHT: Final = 2
-"""`render` calls that may be outstanding for competing streams: more would keep urgent blocks waiting."""
+"""`render` calls that may be outstanding where streams compete: more would keep an urgent block waiting."""
 
 
 class Pacing:
@@ -54,8 +54,7 @@ class Pacing:
 
     def max_in_flight(self, renderer: Renderer) -> int:
         """Return how many `render` calls may be outstanding."""
-        limited = self._competing and self._is_concurrent()
-        return min(renderer.max_in_flight, IN_FLIGHT) if limited else renderer.max_in_flight
+        return min(renderer.max_in_flight, IN_FLIGHT) if self._competing else renderer.max_in_flight
 
     def in_order(self, ready: Sequence[int]) -> list[int]:
         """Sort requests whose next blocks are ready: the first one is rendered next."""
@@ -74,6 +73,13 @@ class Pacing:
         else:
             job.flush()
             job.session.put(audio)
+
+    def learn(self, job: Job) -> None:
+        """Improve the estimates by a request that has ended."""
+        timing, audio_s = job.session.timing, job.session.timing.samples / CLOCKS.sample_rate_hz
+        if timing.admitted_s is not None and timing.first_audio_s is not None and audio_s:
+            chars = None if job.chars is None else job.chars / job.session.request.speed
+            self._capacity.learn(timing.first_audio_s - timing.admitted_s, chars, audio_s)
 
     def held_s(self) -> float | None:
         """Return the time until kept audio must be handed out; None if there is none."""

@@ -15,6 +15,7 @@ from typing import Final
 
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.decoding import DraftStats
+from nightingale.engine.capacity import known_wait_s
 from nightingale.engine.requests.segments import TextSegment
 from nightingale.errors import NightingaleError
 from nightingale.types import AudioChunk, Metrics, Samples, Sampling, SegmentStart
@@ -174,6 +175,11 @@ class Session:
             self._unread_samples = 0
             self._signal()
         self._on_change()
+
+    @property
+    def wait_s(self) -> float | None:
+        """Estimated seconds until synthesis starts: 0 once it has, None if that is not known."""
+        return 0.0 if self.timing.admitted_s is not None else known_wait_s(self.estimate_wait())
 
     @property
     def is_ahead(self) -> bool:

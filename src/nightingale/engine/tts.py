@@ -23,7 +23,7 @@ from nightingale.backends.base import DraftModel
 from nightingale.backends.profiles import Profile, profile_named
 from nightingale.backends.selection import Plan, check_precision, find_machine, select
 from nightingale.clocks import CLOCKS
-from nightingale.engine.capacity import MaxStreams, check_max_streams
+from nightingale.engine.capacity import MaxStreams, check_max_streams, known_wait_s
 from nightingale.engine.load import Model, default_model, load_model
 from nightingale.engine.requests.controls import (
     Control,
@@ -190,7 +190,7 @@ class TTS:
     def occupancy(self) -> Occupancy:
         scheduler = self._worker.scheduler
         waiting, speaking = len(scheduler.waiting), len(scheduler.running)
-        wait_s, rate = self._worker.wait_s(), self._worker.capacity.rate
+        wait_s, rate = known_wait_s(self._worker.wait_s()), self._worker.capacity.rate
         return Occupancy(waiting=waiting, speaking=speaking, slots=scheduler.slots, rate=rate, wait_s=wait_s)
 
     @property

@@ -361,6 +361,7 @@ class Worker:
                 if not job.parked:
                     self.scheduler.submit(request, limited=False)
         if ended:  # not under the lock: a listener that holds its own may be waiting for ours
+            self._pacing.learn(job)
             job.session.end()
 
     def _release(self, request: int) -> None:
