@@ -22,7 +22,7 @@ CHARS_PER_S: Final = 15.0
 """Text that is spoken in a second, before the engine has measured it."""
 FIRST_AUDIO_S: Final = 0.2
 """Time from admission to first audio, before the engine has measured it."""
-RATE_SHARE: Final = 0.9
+RATE_SHARE: Final = 0.85
 """The share of the rate that is given to listeners: audio is made in blocks, and lengths are estimates."""
 WEIGHT: Final = 0.2
 """Weight of the latest request in a running mean."""

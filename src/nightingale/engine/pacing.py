@@ -63,11 +63,13 @@ class Pacing:
     def limit_block(self, job: Job, utterance: Utterance) -> None:
         """Tell an utterance how large its blocks may be."""
         utterance.concurrent = self._is_concurrent()
-        utterance.tokens_in_time = tokens_in_time(job, self._snapshot().values(), self._capacity.rate)
+        if job.session.plays:
+            utterance.tokens_in_time = tokens_in_time(job, self._snapshot().values(), self._capacity.rate)
 
     def pass_on(self, job: Job, audio: Samples, *, final: bool) -> None:
         """Hand out audio. A competing stream's first block is kept until the second can follow in time."""
-        if job.is_silent and not final and self._competing and self._is_concurrent():
+        competes = self._competing and job.session.plays and self._is_concurrent()
+        if competes and job.is_silent and not final:
             jobs = self._snapshot().values()
             job.hold(audio, hold_s(job, len(audio) / CLOCKS.sample_rate_hz, jobs, self._capacity.rate))
         else:

@@ -137,6 +137,8 @@ class Session:
         self._error: NightingaleError | None = None
         self._ended = False
         self.cancelled = False
+        self.plays = True
+        """False if the audio is wanted as a whole: its blocks then have the sizes of a request that runs alone."""
         self.estimate_wait: Callable[[], float] = lambda: 0.0
         """Estimates the seconds until synthesis starts; set by the worker."""
         self._notify: Callable[[], None] | None = None

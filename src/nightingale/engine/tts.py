@@ -207,7 +207,7 @@ class TTS:
     @show_options
     def say(self, text: str, **request: Unpack[RequestOptions]) -> Audio:
         """Return the whole audio: the joined stream."""
-        return _joined(self.open(text, **request))
+        return _joined(self._open_whole(text, request))
 
     @show_options
     def say_many(self, texts: Iterable[str], **request: Unpack[RequestOptions]) -> list[Audio]:
@@ -219,7 +219,7 @@ class TTS:
             for text in texts:
                 if len(opened) == self.at_once:
                     spoken.append(_joined(opened.popleft()))
-                opened.append(self.open(text, **request))
+                opened.append(self._open_whole(text, request))
             spoken += map(_joined, opened)
         finally:
             for session in opened:
@@ -258,6 +258,11 @@ class TTS:
         session.timing.record("text", session.timing.opened_s)
         timed = _timed(segments, session.timing)
         self._worker.submit(session, SegmentQueue(timed, reached=session.reached), chars=len(text))
+        return session
+
+    def _open_whole(self, text: str, request: RequestOptions) -> Session:
+        session = self.open(text, **request)
+        session.plays = False
         return session
 
     @show_options
