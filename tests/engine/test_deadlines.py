@@ -176,21 +176,24 @@ def test_the_rate_is_that_of_the_renderer(simulate: Simulate) -> None:
     assert rate == pytest.approx(1 / per_audio_s, rel=0.15)
 
 
-def test_the_rate_is_measured_while_enough_streams_run() -> None:
-    meter = RateMeter()
+def test_the_rate_is_what_enough_streams_reach() -> None:
+    meter, now_s = RateMeter(), 0.0
+
+    def work(seconds: float, *, rate: float, streams: int) -> float:
+        nonlocal now_s
+        meter.pause()
+        for _ in range(round(20 * seconds)):
+            meter.add(round(24_000 * rate / 20), now_s, streams=streams)
+            now_s += 1 / 20
+        return meter.rate or 0.0
+
     assert meter.rate is None
-    for step in range(50):
-        meter.add(24_000, 10 + 0.25 * step, streams=2)
-    assert meter.rate == pytest.approx(4.0)
-    for step in range(50):
-        meter.add(24_000, 100 + 1.0 * step, streams=1)
-    assert meter.rate == pytest.approx(4.0), "one stream does not show what four could do"
-    for step in range(400):
-        meter.add(24_000, 200 + 0.5 * step, streams=4)
-    assert meter.rate == pytest.approx(2.0, rel=0.01), "older measurements are forgotten"
-    meter.pause()
-    meter.add(24_000, 1e6, streams=4)
-    assert meter.rate == pytest.approx(2.0, rel=0.01), "time without work does not count"
+    assert work(5, rate=2.0, streams=1) == pytest.approx(2.0)
+    assert work(20, rate=4.0, streams=3) == pytest.approx(4.0, rel=0.02), "more streams reach more"
+    assert work(50, rate=2.0, streams=1) == pytest.approx(4.0, rel=0.02), "one does not show what three could"
+    assert work(50, rate=2.5, streams=3) == pytest.approx(2.5, rel=0.02), "older measurements are forgotten"
+    now_s += 1000
+    assert work(1, rate=2.5, streams=3) == pytest.approx(2.5, rel=0.02), "time without work does not count"
 
 
 def test_blocks_grow_with_the_listeners_buffers(simulate: Simulate) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Final
 
 from nightingale.backends.profiles import Profile
@@ -45,41 +44,50 @@ class Admission:
         try:
             self._scheduler.submit(request)
         except QueueFull as error:
-            error.retry_after_s = known_wait_s(self.waits_s()[0])
+            first = self._new_requests()[:1]
+            error.retry_after_s = known_wait_s(self._wait_s([], *first))
             raise
 
     def can_admit(self) -> bool:
-        """Sort the queue by deadline; return whether its first request can start."""
+        """Put the request with the earliest deadline first in the queue; return whether it can start.
+
+        Running streams come back for their next segments. If new ones must wait, these do not.
+        """
         scheduler, jobs = self._scheduler, self._jobs
         if not scheduler.can_admit:
             return False
-        # Running streams come back for their next segments: if new ones must wait, before those.
-        full = self._is_full()
-        order = sorted(scheduler.waiting, key=lambda r: (full and not jobs[r].started, deadline_s(jobs[r])))
-        scheduler.waiting = deque(order)
-        return scheduler.can_admit and not (full and not jobs[order[0]].started)
+        new = self._new_requests()
+        held = set(new) if new and self._is_full(jobs[new[0]]) else ()
+        free = [request for request in scheduler.waiting if request not in held]
+        if not free:
+            return False
+        first = min(free, key=lambda request: deadline_s(jobs[request]))
+        scheduler.waiting.remove(first)
+        scheduler.waiting.appendleft(first)
+        return scheduler.can_admit
 
     def wait_s(self, request: int | None = None) -> float:
         """Estimate the time until a request starts, or one that would arrive now."""
         new = self._new_requests()
-        if request is None:
-            return self.waits_s()[-1]
-        return self.waits_s()[new.index(request)] if request in new else 0.0
+        if request is not None and request not in new:
+            return 0.0
+        return self._wait_s(new if request is None else new[: new.index(request)], request)
 
-    def waits_s(self) -> list[float]:
-        """Estimate when the waiting requests will start, in order, and then one more."""
-        lengths_s = [left_s(self._jobs[request], self._capacity) for request in self._new_requests()]
+    def _wait_s(self, before: list[int], request: int | None = None) -> float:
+        """Estimate when a request starts that has these ones before it; by default one of typical length."""
+        lengths_s = [left_s(self._jobs[one], self._capacity) for one in before]
+        lengths_s.append(TYPICAL_S if request is None else left_s(self._jobs[request], self._capacity))
         running = demands(self._jobs.values(), self._capacity)
-        return self._capacity.waits_s(running, [*lengths_s, TYPICAL_S], slots=self._scheduler.slots)
+        return self._capacity.waits_s(running, lengths_s, slots=self._scheduler.slots)[-1]
 
-    def _is_full(self) -> bool:
-        """Return whether new streams must wait, so that running ones do not have underruns."""
-        jobs, capacity, new = self._jobs, self._capacity, self._new_requests()
-        if not new or (capacity.max_streams == "auto" and not self._profile.streaming):
+    def _is_full(self, first: Job) -> bool:
+        """Return whether new streams, of which this is the first, must wait: others would have underruns."""
+        jobs, capacity = self._jobs, self._capacity
+        if capacity.max_streams == "auto" and not self._profile.streaming:
             return False
         if self._staggered and any(jobs[request].is_new for request in self._scheduler.running):
             return True
-        return not capacity.admits(demands(jobs.values(), capacity), left_s(jobs[new[0]], capacity))
+        return not capacity.admits(demands(jobs.values(), capacity), left_s(first, capacity))
 
     def _new_requests(self) -> list[int]:
         """Return the requests that have not started, in order of arrival."""
