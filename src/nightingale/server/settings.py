@@ -108,7 +108,7 @@ class ServerSettings(BaseSettings):
     cors: StringList = Field([], description="Origins whose pages may call, such as https://chat.example.")
 
     slots: int = Field(8, ge=1, le=256, description="Requests that are decoded at the same time.")
-    max_streams: int | Literal["auto"] = Field(
+    max_streams: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
         description="Requests that are synthesized at once; auto: as many as stay supplied with audio.",
     )
