@@ -15,9 +15,9 @@ from nightingale.clocks import CLOCKS
 from nightingale.engine.capacity import Capacity, Demand
 from nightingale.engine.requests.job import Job
 
-TIME_SHARE: Final = 0.8
+TIME_SHARE: Final = 0.65
 """The share of the time until a deadline that blocks are planned for."""
-HOLD_MARGIN: Final = 1.15
+HOLD_MARGIN: Final = 1.3
 """Work is expected to take this much longer than the measured rate says."""
 FIRST_BLOCK_S: Final = 0.3
 """Audio of the first block of a stream that has not started."""
