@@ -18,6 +18,8 @@ from nightingale.errors import ConfigError, QueueFull
 
 Simulate = Callable[..., SimulatedEngine]
 ENDLESS = math.inf
+FAST, SLOW = (4, 5, 6), (2, 3)
+"""Streams of 12 s at once where the rate is 4.7, and at half of it: one that ends makes room for the next."""
 
 
 @pytest.fixture
@@ -81,17 +83,17 @@ def test_admission_follows_the_speed_of_the_machine(simulate: Simulate, speed: f
     at_once = serve_many(engine, 12)
     rate = engine.worker.capacity.rate
     assert rate == pytest.approx(4.7 * speed, rel=0.1)
-    assert at_once == (5 if speed == 1.0 else 2)
+    assert at_once in (FAST if speed == 1.0 else SLOW)
     assert sum(listener.underruns for listener in engine.listeners) <= 1
 
 
 def test_admission_shrinks_when_the_machine_slows_down_and_grows_again(simulate: Simulate) -> None:
     engine = simulate()
-    assert serve_many(engine, 12) == 5
-    for costs, streams in ((scaled(2.0), 2), (scaled(1.0), 5)):
+    assert serve_many(engine, 12) in FAST
+    for costs, streams in ((scaled(2.0), SLOW), (scaled(1.0), FAST)):
         engine.costs.__dict__.update(costs.__dict__)
         serve_many(engine, 12)  # learns the new rate
-        assert serve_many(engine, 12) == streams
+        assert serve_many(engine, 12) in streams
 
 
 def scaled(factor: float) -> Costs:
@@ -120,6 +122,25 @@ def serve_many(engine: SimulatedEngine, count: int) -> int:
     starts_s = [listener.session.timing.admitted_s or 0.0 for listener in served]
     assert starts_s == sorted(starts_s), "first come, first served"
     return most
+
+
+def test_texts_that_are_wanted_whole_are_not_held_back_unless_others_listen(simulate: Simulate) -> None:
+    engine = simulate()
+    serve_many(engine, 3)
+    for _ in range(8):
+        engine.open(75).session.plays = False
+    while len(engine.worker.scheduler.running) < 7:
+        engine.worker._step()  # does not end if they wait
+    listening = simulate()
+    serve_many(listening, 3)
+    listening.open(300)
+    for _ in range(8):
+        listening.open(300).session.plays = False
+    most = 0
+    while listening.worker._jobs[3].session.timing.first_audio_s is None or most < 2:
+        listening.worker._step()
+        most = max(most, len(listening.worker.scheduler.running))
+    assert most <= 5
 
 
 @pytest.mark.parametrize("max_streams", ["auto", 2])

@@ -192,6 +192,8 @@ def test_the_rate_is_what_enough_streams_reach() -> None:
     assert work(20, rate=4.0, streams=3) == pytest.approx(4.0, rel=0.02), "more streams reach more"
     assert work(50, rate=2.0, streams=1) == pytest.approx(4.0, rel=0.02), "one does not show what three could"
     assert work(50, rate=2.5, streams=3) == pytest.approx(2.5, rel=0.02), "older measurements are forgotten"
+    assert work(1, rate=30.0, streams=40) == pytest.approx(30.0, rel=0.02), "far more are measured anew"
+    assert work(50, rate=2.5, streams=20) == pytest.approx(2.5, rel=0.02)
     now_s += 1000
     assert work(1, rate=2.5, streams=3) == pytest.approx(2.5, rel=0.02), "time without work does not count"
 

@@ -83,7 +83,8 @@ class Admission:
     def _is_full(self, first: Job) -> bool:
         """Return whether new streams, of which this is the first, must wait: others would have underruns."""
         jobs, capacity = self._jobs, self._capacity
-        if capacity.max_streams == "auto" and not self._profile.streaming:
+        plays = first.session.plays or any(job.session.plays for job in jobs.values() if job.started)
+        if capacity.max_streams == "auto" and not (plays and self._profile.streaming):
             return False
         if self._staggered and any(jobs[request].is_new for request in self._scheduler.running):
             return True

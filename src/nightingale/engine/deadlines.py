@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from nightingale.clocks import CLOCKS
@@ -35,7 +35,7 @@ def deadline_s(job: Job) -> float:
     return timing.deadline_s + made_s
 
 
-def tokens_in_time(job: Job, jobs: Iterable[Job], rate: float | None) -> float:
+def tokens_in_time(job: Job, jobs: Collection[Job], rate: float | None) -> float:
     """Return how many tokens the next block of `job` may have.
 
     With blocks of this size, all streams get their next block before their deadlines if they are served in
@@ -71,14 +71,14 @@ def in_order(ready: Sequence[int], jobs: Mapping[int, Job], rate: float | None) 
     return [started[0], *(request for request in order if request != started[0])]
 
 
-def hold_s(job: Job, first_s: float, jobs: Iterable[Job], rate: float | None) -> float:
+def hold_s(job: Job, first_s: float, jobs: Collection[Job], rate: float | None) -> float:
     """Return how long to keep the first `first_s` seconds of audio, so that the second block follows in time.
 
     Before that block, the first blocks of streams that start now are rendered, and blocks with earlier deadlines.
     """
     if rate is None or job.utterance is None or job.utterance.rendered:
         return 0.0
-    jobs, own_s = list(jobs), deadline_s(job)
+    own_s = deadline_s(job)
     before = [
         one
         for one in jobs

@@ -69,7 +69,7 @@ class Pacing:
     def pass_on(self, job: Job, audio: Samples, *, final: bool) -> None:
         """Hand out audio. A competing stream's first block is kept until the second can follow in time."""
         competes = self._competing and job.session.plays and self._is_concurrent()
-        if competes and job.is_silent and not final:
+        if competes and job.is_silent and len(audio) and not final:
             jobs = self._snapshot().values()
             job.hold(audio, hold_s(job, len(audio) / CLOCKS.sample_rate_hz, jobs, self._capacity.rate))
         else:

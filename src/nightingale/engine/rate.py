@@ -42,6 +42,8 @@ class RateMeter:
 
     _always: _Mean = field(default_factory=_Mean)
     _busy: _Mean = field(default_factory=_Mean)
+    _streams: int = 0
+    """Streams from which on the second one is taken."""
     _last_s: float | None = None
 
     @property
@@ -55,6 +57,8 @@ class RateMeter:
             audio_s, work_s = samples / CLOCKS.sample_rate_hz, now_s - self._last_s
             enough = streams >= ENOUGH * (self.rate or 0.0)
             self._always.add(audio_s, work_s)
+            if streams >= 2 * self._streams:  # so many more that what was measured says little
+                self._busy, self._streams = _Mean(), streams
             if enough:
                 self._busy.add(audio_s, work_s)
         self._last_s = now_s
