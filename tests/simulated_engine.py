@@ -23,11 +23,11 @@ from nightingale.clocks import CLOCKS
 from nightingale.decoding.decoding import Decoding
 from nightingale.decoding.host_decoder import DecodeRow
 from nightingale.decoding.kv_budget import KVBudget
-from nightingale.engine.capacity import CHARS_PER_S
 from nightingale.engine.load import Model
 from nightingale.engine.requests.controls import build_request
 from nightingale.engine.requests.segments import SegmentQueue, TextSegment
 from nightingale.engine.session import Session
+from nightingale.engine.stream_capacity import CHARS_PER_S
 from nightingale.engine.worker import Worker
 from nightingale.errors import NightingaleError
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
@@ -64,7 +64,7 @@ class Cores:
         self.cores, self.now_s = cores, 0.0
         self.tasks: list[Task] = []
         self.timers: list[tuple[float, Callable[[], object]]] = []
-        """What other threads will do, and when."""
+        """Acts of other threads, and their times."""
 
     def perf_counter(self) -> float:
         return self.now_s

@@ -1,14 +1,17 @@
-"""Which waiting request starts next, and how long the others wait. The caller holds the worker's lock."""
+"""Admission of waiting requests: the next one to start, and the wait of the others.
+
+The caller holds the worker's lock.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
 from nightingale.backends.profiles import Profile
-from nightingale.engine.capacity import Capacity, known_wait_s
 from nightingale.engine.deadlines import deadline_s, demands, left_s
 from nightingale.engine.requests.job import Job
 from nightingale.engine.scheduler import Scheduler
+from nightingale.engine.stream_capacity import Capacity, known_wait_s
 from nightingale.errors import QueueFull
 
 TYPICAL_S: Final = 4.0

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from nightingale.clocks import CLOCKS
-from nightingale.engine.capacity import Capacity, Demand
 from nightingale.engine.requests.job import Job
+from nightingale.engine.stream_capacity import Capacity, Demand
 
 TIME_SHARE: Final = 0.65
 """The share of the time until a deadline that blocks are planned for."""

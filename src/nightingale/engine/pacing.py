@@ -9,10 +9,10 @@ from typing import Final
 
 from nightingale.backends.base import Renderer
 from nightingale.clocks import CLOCKS
-from nightingale.engine.capacity import Capacity
 from nightingale.engine.deadlines import hold_s, in_order, tokens_in_time
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.engine.requests.job import Job
+from nightingale.engine.stream_capacity import Capacity
 from nightingale.types import Samples
 
 AHEAD_TOKENS: Final = 9

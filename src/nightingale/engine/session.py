@@ -15,8 +15,8 @@ from typing import Final
 
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.decoding import DraftStats
-from nightingale.engine.capacity import known_wait_s
 from nightingale.engine.requests.segments import TextSegment
+from nightingale.engine.stream_capacity import known_wait_s
 from nightingale.errors import NightingaleError
 from nightingale.types import AudioChunk, Metrics, Samples, Sampling, SegmentStart
 from nightingale.voices.voice import Voice

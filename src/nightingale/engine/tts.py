@@ -23,7 +23,6 @@ from nightingale.backends.base import DraftModel
 from nightingale.backends.profiles import Profile, profile_named
 from nightingale.backends.selection import Plan, check_precision, find_machine, select
 from nightingale.clocks import CLOCKS
-from nightingale.engine.capacity import MaxStreams, check_max_streams, known_wait_s
 from nightingale.engine.load import Model, default_model, load_model
 from nightingale.engine.requests.controls import (
     Control,
@@ -36,6 +35,7 @@ from nightingale.engine.requests.incremental_text import IncrementalSegmenter
 from nightingale.engine.requests.live import LiveSession, Stream
 from nightingale.engine.requests.segments import MAX_CHARS, SegmentQueue, TextSegment, segment_text
 from nightingale.engine.session import Request, Session, Timing
+from nightingale.engine.stream_capacity import MaxStreams, check_max_streams, known_wait_s
 from nightingale.engine.voice_lookup import VoiceResolver
 from nightingale.engine.worker import Worker
 from nightingale.text.languages import LANGUAGES, check_language

@@ -26,7 +26,6 @@ from nightingale.clocks import CLOCKS
 from nightingale.decoding.host_decoder import DecodeRow
 from nightingale.decoding.philox import nth_seed
 from nightingale.engine.admission import Admission
-from nightingale.engine.capacity import Capacity, MaxStreams
 from nightingale.engine.faults import engine_closed, engine_failed
 from nightingale.engine.load import Model
 from nightingale.engine.pacing import Pacing
@@ -35,6 +34,7 @@ from nightingale.engine.requests.job import BlockRow, Job
 from nightingale.engine.requests.segments import SegmentQueue, TextSegment
 from nightingale.engine.scheduler import Scheduler
 from nightingale.engine.session import Session
+from nightingale.engine.stream_capacity import Capacity, MaxStreams
 from nightingale.errors import NightingaleError
 from nightingale.types import Samples
 

@@ -11,9 +11,9 @@ from simulated_engine import Costs, SimulatedEngine
 
 from nightingale import TTS
 from nightingale.backends.profiles import BALANCED
-from nightingale.engine.capacity import Capacity, Demand, can_supply
 from nightingale.engine.load import Model
 from nightingale.engine.rate import RateMeter
+from nightingale.engine.stream_capacity import Capacity, Demand, can_supply
 from nightingale.errors import ConfigError, QueueFull
 
 Simulate = Callable[..., SimulatedEngine]
@@ -53,7 +53,7 @@ def test_short_texts_are_admitted_where_endless_ones_are_not() -> None:
     assert admitted(capacity, 0.5) > admitted(capacity, ENDLESS)
 
 
-def test_a_listener_with_much_audio_leaves_room_for_another() -> None:
+def test_another_stream_is_admitted_beside_a_listener_with_much_audio() -> None:
     empty, full = Demand(0.0, 10.0), Demand(8.0, 10.0)
     assert not can_supply([empty, Demand(0.2, 5.0)], 1.5)
     assert can_supply([full, Demand(0.2, 5.0)], 1.5)

@@ -1,4 +1,4 @@
-"""How many streams the engine can keep supplied, and how long the others wait.
+"""The number of streams that the engine can keep supplied, and the wait of the others.
 
 A listener plays in real time from its first chunk on. The engine makes `rate` seconds of audio per second, over
 all streams. So all listeners are supplied in time if, at any time t from now, the audio that they will have
