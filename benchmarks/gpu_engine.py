@@ -166,7 +166,8 @@ class EngineBench:
         model = self.models[family]
         wanted = replace(PROFILES[profile], slots=slots, queue_limit=256, **changes)
         started = time.perf_counter()
-        with TTS.over(model, wanted, plan=plan_for(model, wanted, self.device, dtype)) as tts:
+        plan = plan_for(model, wanted, self.device, dtype)
+        with TTS.over(model, wanted, plan=plan, max_streams=slots) as tts:
             load_s = time.perf_counter() - started
             chosen = {one.role: f"{one.backend.name} {one.precision}" for one in tts.plan.choices}
             board.report(f"         {family}, {profile}, {slots} slots: {chosen}, ready in {load_s:.1f} s")

@@ -143,6 +143,9 @@ class MemoryFull(CapacityError):
 class QueueFull(CapacityError):
     """Too many requests are waiting."""
 
+    retry_after_s: float | None = None
+    """An estimate of when the queue will have a place; None if there is none."""
+
 
 class DeviceError(NightingaleError):
     """The device cannot be used."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -17,8 +18,9 @@ from plain_http import HTTP
 
 from nightingale import TTS
 from nightingale.engine.session import Session
-from nightingale.errors import EngineFault
+from nightingale.errors import EngineFault, QueueFull
 from nightingale.server.app import create_app
+from nightingale.server.http_errors import http_error
 from nightingale.server.logs import JsonFormatter, TextFormatter, log_config
 from nightingale.server.middleware import is_foreign_origin, is_valid_key, request_key
 from nightingale.server.service import model_loading
@@ -157,7 +159,9 @@ def test_ready_only_after_the_warm_up(small: Callable[..., TTS], monkeypatch: py
                 hold.set()
                 await starting
                 assert warm.is_set()
-                assert (await client.get("/ready")).status_code == 200
+                ready = await client.get("/ready")
+                assert ready.status_code == 200
+                assert ready.json()["wait_s"] == 0.0
                 await service.stop()
                 late = await client.get("/ready")
                 assert (late.status_code, late.json()["state"]) == (503, "stopping")
@@ -165,6 +169,15 @@ def test_ready_only_after_the_warm_up(small: Callable[..., TTS], monkeypatch: py
                 assert refused.status_code == 503
 
     asyncio.run(asyncio.wait_for(run(), 30))
+
+
+@pytest.mark.parametrize(("estimate_s", "low_ms"), [(2.5, 2500), (None, 1000), (0.0, 100), (1e9, 300_000)])
+def test_a_full_queue_is_answered_with_the_engines_estimate(estimate_s: float | None, low_ms: int) -> None:
+    error = QueueFull("too many requests are waiting")
+    error.retry_after_s = estimate_s
+    headers = http_error(error).headers or {}
+    assert low_ms <= int(headers["retry-after-ms"]) <= 1.25 * low_ms
+    assert int(headers["retry-after"]) == math.ceil(int(headers["retry-after-ms"]) / 1000)
 
 
 def test_model_that_cannot_be_loaded_is_a_failure() -> None:

@@ -26,6 +26,14 @@ def _bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings_module, "default_config", lambda: tmp_path / "none.toml")
 
 
+@pytest.mark.parametrize(("spelled", "streams"), [("auto", "auto"), ("4", 4), (2, 2)])
+def test_the_number_of_streams_is_a_number_or_auto(spelled: object, streams: object) -> None:
+    assert ServerSettings.load(max_streams=spelled).max_streams == streams
+    for wrong in ("0", "many", -1):
+        with pytest.raises(ConfigError, match="max_streams"):
+            ServerSettings.load(max_streams=wrong)
+
+
 def test_flags_override_the_environment_which_overrides_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

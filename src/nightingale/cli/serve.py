@@ -41,6 +41,7 @@ def serve(
     insecure: Annotated[Switch, flag("Serve other machines without a key.", "--insecure")] = None,
     cors: Annotated[list[str] | None, flag("Origins of pages that may call.", metavar="ORIGIN")] = None,
     slots: Annotated[Number, flag("Requests decoded at the same time.")] = None,
+    max_streams: Annotated[Text, flag("Requests synthesized at once: a number, or auto.")] = None,
     max_queue: Annotated[Number, flag("Requests that may wait.")] = None,
     keep_alive: Annotated[Text, flag("Unload the model when idle for so long.", metavar="5m|0|-1")] = None,
     grace: Annotated[Text, flag("How long a shutdown waits for running requests.")] = None,

@@ -37,6 +37,7 @@ class AsyncTTS:
     @show_options
     async def say(self, text: str, **request: Unpack[RequestOptions]) -> Audio:
         session = await _in_thread(self._tts.open, text, **request)
+        session.plays = False
         return audio_of(session, [chunk async for chunk in iter_chunks(session)])
 
     @show_options

@@ -16,6 +16,7 @@ from typing import Final
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.decoding import DraftStats
 from nightingale.engine.requests.segments import TextSegment
+from nightingale.engine.stream_capacity import known_wait_s
 from nightingale.errors import NightingaleError
 from nightingale.types import AudioChunk, Metrics, Samples, Sampling, SegmentStart
 from nightingale.voices.voice import Voice
@@ -65,7 +66,7 @@ class ChunkGapStats:
 class Timing:
     """Timestamps and counters of one request."""
 
-    opened_s: float = field(default_factory=time.perf_counter)
+    opened_s: float = field(default_factory=lambda: time.perf_counter())
     admitted_s: float | None = None
     first_audio_s: float | None = None
     ended_s: float | None = None
@@ -136,6 +137,10 @@ class Session:
         self._error: NightingaleError | None = None
         self._ended = False
         self.cancelled = False
+        self.plays = True
+        """False if the audio is wanted as a whole: its blocks then have the sizes of a request that runs alone."""
+        self.estimate_wait: Callable[[], float] = lambda: 0.0
+        """Estimates the seconds until synthesis starts; set by the worker."""
         self._notify: Callable[[], None] | None = None
         self._segment_start: SegmentStart | None = None
         """The segment that the next samples begin."""
@@ -172,6 +177,11 @@ class Session:
             self._unread_samples = 0
             self._signal()
         self._on_change()
+
+    @property
+    def wait_s(self) -> float | None:
+        """Estimated seconds until synthesis starts: 0 once it has, None if that is not known."""
+        return 0.0 if self.timing.admitted_s is not None else known_wait_s(self.estimate_wait())
 
     @property
     def is_ahead(self) -> bool:

@@ -35,6 +35,7 @@ from nightingale.engine.requests.incremental_text import IncrementalSegmenter
 from nightingale.engine.requests.live import LiveSession, Stream
 from nightingale.engine.requests.segments import MAX_CHARS, SegmentQueue, TextSegment, segment_text
 from nightingale.engine.session import Request, Session, Timing
+from nightingale.engine.stream_capacity import MaxStreams, check_max_streams, known_wait_s
 from nightingale.engine.voice_lookup import VoiceResolver
 from nightingale.engine.worker import Worker
 from nightingale.errors import raising_memory_full
@@ -55,6 +56,10 @@ class Occupancy:
     speaking: int
     """Requests in slots."""
     slots: int
+    rate: float | None = None
+    """Seconds of audio that the engine makes per second of work; None before it is known."""
+    wait_s: float | None = 0.0
+    """Estimated wait of a request that arrives now, in seconds; None if that is not known."""
 
 
 class TTS:
@@ -69,6 +74,7 @@ class TTS:
         profile: str | None = None,
         offline: bool = False,
         max_chars: int = MAX_CHARS,
+        max_streams: MaxStreams = "auto",
         **options: Any,
     ) -> None:
         """Load a model and open its backends.
@@ -83,12 +89,16 @@ class TTS:
             offline: Never fetch weights.
             max_chars: Longer texts are refused. Memory does not depend on it, since text is synthesized
                 segment by segment.
+            max_streams: Requests that are synthesized at once. "auto": as many as the engine can supply with
+                audio while they play, by its measured rate; the others wait.
             options: `kind`, `t3` and `s3gen` select files of an official model.
         """
         check_precision(dtype)
+        check_max_streams(max_streams)
         chosen = profile_named(profile) if profile else None
         name = default_model() if model is None else model
-        self._start(load_model(name, offline=offline, options=options), chosen, max_chars, device, dtype)
+        loaded = load_model(name, offline=offline, options=options)
+        self._start(loaded, chosen, max_chars, device, dtype, max_streams=max_streams)
 
     @classmethod
     def over(
@@ -100,10 +110,11 @@ class TTS:
         device: str = "auto",
         dtype: str = "auto",
         plan: Plan | None = None,
+        max_streams: MaxStreams = "auto",
     ) -> TTS:
         """Return an engine over a model that is loaded already. plan: the backends, if chosen already."""
         tts = cls.__new__(cls)
-        tts._start(model, profile, max_chars, device, dtype, plan)
+        tts._start(model, profile, max_chars, device, dtype, plan, check_max_streams(max_streams))
         return tts
 
     @raising_memory_full()
@@ -115,6 +126,7 @@ class TTS:
         device: str,
         dtype: str,
         plan: Plan | None = None,
+        max_streams: MaxStreams = "auto",
     ) -> None:
         if not isinstance(profile, Profile):
             profile = profile_named(profile or model.defaults.profile)
@@ -126,7 +138,7 @@ class TTS:
         self._voices = VoiceResolver(model, plan.renderer.setup, plan.renderer.backend)
         draft = _draft_model(profile, model)
         decoder, renderer = open_plan(plan, model.source, voice=model.default_voice, draft=draft)
-        self._worker = Worker(model, profile, decoder, renderer)
+        self._worker = Worker(model, profile, decoder, renderer, max_streams)
         # A TTS that is garbage-collected must not leave its thread behind.
         weakref.finalize(self, self._worker.stop)
 
@@ -177,7 +189,8 @@ class TTS:
     def occupancy(self) -> Occupancy:
         scheduler = self._worker.scheduler
         waiting, speaking = len(scheduler.waiting), len(scheduler.running)
-        return Occupancy(waiting=waiting, speaking=speaking, slots=scheduler.slots)
+        wait_s, rate = known_wait_s(self._worker.wait_s()), self._worker.capacity.rate
+        return Occupancy(waiting=waiting, speaking=speaking, slots=scheduler.slots, rate=rate, wait_s=wait_s)
 
     @property
     def at_once(self) -> int:
@@ -193,7 +206,7 @@ class TTS:
     @show_options
     def say(self, text: str, **request: Unpack[RequestOptions]) -> Audio:
         """Return the whole audio: the joined stream."""
-        return _joined(self.open(text, **request))
+        return _joined(self._open_whole(text, request))
 
     @show_options
     def say_many(self, texts: Iterable[str], **request: Unpack[RequestOptions]) -> list[Audio]:
@@ -205,7 +218,7 @@ class TTS:
             for text in texts:
                 if len(opened) == self.at_once:
                     spoken.append(_joined(opened.popleft()))
-                opened.append(self.open(text, **request))
+                opened.append(self._open_whole(text, request))
             spoken += map(_joined, opened)
         finally:
             for session in opened:
@@ -243,7 +256,12 @@ class TTS:
         )
         session.timing.record("text", session.timing.opened_s)
         timed = _timed(segments, session.timing)
-        self._worker.submit(session, SegmentQueue(timed, reached=session.reached))
+        self._worker.submit(session, SegmentQueue(timed, reached=session.reached), chars=len(text))
+        return session
+
+    def _open_whole(self, text: str, request: RequestOptions) -> Session:
+        session = self.open(text, **request)
+        session.plays = False
         return session
 
     @show_options

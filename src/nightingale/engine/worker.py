@@ -9,47 +9,47 @@ error in one request ends that request alone.
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from nightingale.backends.base import Block, Decoder, Renderer, RenderFuture
+from nightingale.backends.base import Decoder, Renderer, RenderFuture
 from nightingale.backends.profiles import Profile
+from nightingale.clocks import CLOCKS
 from nightingale.decoding.host_decoder import DecodeRow
 from nightingale.decoding.philox import nth_seed
+from nightingale.engine.admission import Admission
 from nightingale.engine.faults import engine_closed, engine_failed
 from nightingale.engine.load import Model
-from nightingale.engine.rate import RateMeter
+from nightingale.engine.pacing import Pacing
 from nightingale.engine.rendering.utterance import Utterance
-from nightingale.engine.requests.job import Job
+from nightingale.engine.requests.job import BlockRow, Job
 from nightingale.engine.requests.segments import SegmentQueue, TextSegment
 from nightingale.engine.scheduler import Scheduler
 from nightingale.engine.session import Session
-from nightingale.errors import NightingaleError, QueueFull
+from nightingale.engine.stream_capacity import Capacity, MaxStreams
+from nightingale.errors import NightingaleError
 from nightingale.types import Samples
-
-SOON_S: Final = 5.0
-"""A listener with more audio than this left to play needs no block soon."""
-
-
-class BlockRow(NamedTuple):
-    """A block, and the request and utterance that it belongs to."""
-
-    request: int
-    utterance: Utterance
-    block: Block
 
 
 class Worker:
     """Runs requests. Its thread starts with the first request and sleeps while there is no work."""
 
-    def __init__(self, model: Model, profile: Profile, decoder: Decoder, renderer: Renderer) -> None:
+    def __init__(
+        self,
+        model: Model,
+        profile: Profile,
+        decoder: Decoder,
+        renderer: Renderer,
+        max_streams: MaxStreams = "auto",
+    ) -> None:
         self.model, self.profile, self.decoder, self.renderer = model, profile, decoder, renderer
         self.scheduler = Scheduler(
             slots=profile.slots, queue_limit=profile.queue_limit, budget_bytes=profile.memory_bytes
@@ -61,22 +61,34 @@ class Worker:
         self._in_flight: deque[tuple[list[BlockRow], RenderFuture]] = deque()
         self._changed = threading.Condition()
         self._stopped = False
-        self.rate = RateMeter()
+        self.capacity = Capacity(max_streams)
+        # Where blocks are rendered one by one, streams compete for the same cores, T3 included.
+        competing = profile.streaming and renderer.max_batch == 1
+        self._pacing = Pacing(self._jobs, self._changed, self.capacity, competing=competing)
+        self._admission = Admission(self.scheduler, self._jobs, self.capacity, profile, staggered=competing)
         self._thread: threading.Thread | None = None
 
-    def submit(self, session: Session, segments: SegmentQueue) -> None:
-        """Queue a request; raise QueueFull if too many are waiting or stalled."""
+    def submit(self, session: Session, segments: SegmentQueue, *, chars: int | None = None) -> None:
+        """Queue a request; raise QueueFull if too many are waiting or stalled.
+
+        chars: the characters of its text; None if it still arrives.
+        """
         with self._changed:
             if self._stopped:
                 raise engine_closed()
-            self._check_stalled()
             request = next(self._ids)
-            self.scheduler.submit(request)
-            self._jobs[request] = Job(session=session, segments=segments)
+            self._admission.submit(request)
+            self._jobs[request] = Job(session=session, segments=segments, chars=chars)
+            session.estimate_wait = partial(self.wait_s, request)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="nightingale", daemon=True)
                 self._thread.start()
             self._changed.notify_all()
+
+    def wait_s(self, request: int | None = None) -> float:
+        """Estimate the seconds until a request starts, or until one that would arrive now does."""
+        with self._changed:
+            return self._admission.wait_s(request)
 
     def wake(self) -> None:
         """Look for work: text arrived, or a listener read audio or left."""
@@ -99,6 +111,7 @@ class Worker:
             while True:
                 with self._changed:
                     while not self._stopped and not self._has_work():
+                        self.capacity.meter.pause()
                         self._changed.wait()
                     if self._stopped:
                         return
@@ -108,7 +121,8 @@ class Worker:
         finally:
             with self._changed:
                 self._stopped = True
-                jobs, self._jobs = list(self._jobs.values()), {}
+                jobs = list(self._jobs.values())
+                self._jobs.clear()
             for job in jobs:
                 job.session.end(reason)
 
@@ -116,7 +130,7 @@ class Worker:
         self._sweep()
         for _ in range(self.decoder.max_prefills):
             with self._changed:
-                admissible = self._can_admit()
+                admissible = self._admission.can_admit()
             if not admissible:
                 break
             self._reserve_next()
@@ -126,59 +140,24 @@ class Worker:
                 break
             self._guarded(admitted[0], self._start, *admitted)
         self._decode()
-        self.renderer.decoder_busy(self._is_decoding())
+        self.renderer.decoder_busy(bool(self._rows_to_decode()))
         self._render()
         self._deliver()
 
     def _has_work(self) -> bool:
-        busy = self._ready or self._in_flight or self._can_admit() or self._is_decoding()
-        return bool(busy) or any(job.session.cancelled or job.may_resume for job in self._jobs.values())
+        busy = self._ready or self._in_flight or self._admission.can_admit() or self._rows_to_decode()
+        return bool(busy) or self._has_changes()
 
-    def _can_admit(self) -> bool:
-        """Sort the admission queue by deadline; return whether its first request can start. Needs the lock."""
-        scheduler, full = self.scheduler, self._is_full()
-        scheduler.waiting = deque(
-            sorted(scheduler.waiting, key=lambda r: (full and self._jobs[r].is_new, self._deadline_s(r)))
-        )
-        held = full and bool(scheduler.waiting) and self._jobs[scheduler.waiting[0]].is_new
-        return scheduler.can_admit and not held
-
-    def _is_full(self) -> bool:
-        """Return whether a new stream must wait, so that running ones do not have underruns. Needs the lock."""
-        if not self.profile.streaming:
-            return False
-        # Where blocks are rendered one by one, each stream starts after the first block of the one before it.
-        starting = any(self._jobs[request].is_new for request in self.scheduler.running)
-        rate = self.rate.rate
-        return (starting and self.renderer.max_batch == 1) or (rate is not None and self._streams() >= rate)
-
-    def _streams(self) -> int:
-        """Return the number of streams whose listeners would run out of audio soon. Needs the lock."""
-        soon_s = time.perf_counter() + SOON_S
-        return sum(
-            not job.parked and not job.is_new and job.session.timing.deadline_s < soon_s
-            for job in self._jobs.values()
-        )
-
-    def _deadline_s(self, request: int) -> float:
-        return self._jobs[request].session.timing.deadline_s
-
-    def _check_stalled(self) -> None:
-        """Refuse requests while too many listeners stall: each holds buffered audio. Needs the lock."""
-        stalled = sum(job.parked and job.segment is not None for job in self._jobs.values())
-        if stalled >= self.profile.stalled_limit:
-            raise QueueFull(
-                "too many stalled listeners do not read their audio",
-                got=f"{stalled} of them, each {self.profile.ahead_seconds:g} s behind or more",
-                allowed=f"at most {self.profile.stalled_limit}",
-                fix="Read or close the streams that are open, then try again.",
-            )
+    def _has_changes(self) -> bool:
+        return any(job.session.cancelled or job.may_resume for job in self._jobs.values())
 
     def _sweep(self) -> None:
         """Drop cancelled requests and queue parked ones that can continue."""
         with self._changed:
             jobs = list(self._jobs.items())
         for request, job in jobs:
+            if job.held_until_s <= time.perf_counter():
+                job.flush()
             if job.session.cancelled:
                 self._drop(request)
             elif job.may_resume:
@@ -230,16 +209,16 @@ class Worker:
         utterance = self._jobs[request].utterance
         return utterance is not None and not utterance.decoding.finished
 
-    def _is_decoding(self) -> bool:
-        return any(self._may_decode(request) for request in self.scheduler.running)
+    def _rows_to_decode(self) -> list[int]:
+        rows = [request for request in self.scheduler.running if self._may_decode(request)]
+        return self._pacing.rows_to_decode(rows, self._ready)
 
     def _decode(self) -> None:
         """Advance every running utterance."""
         rows = {}
-        for slot, request in enumerate(self.scheduler.running):
-            if self._may_decode(request):
-                utterance = self._utterance(request)
-                rows[request] = DecodeRow(slot, utterance.decoding, utterance.last_token)
+        for request in self._rows_to_decode():
+            utterance, slot = self._utterance(request), self.scheduler.running.index(request)
+            rows[request] = DecodeRow(slot, utterance.decoding, utterance.last_token)
         if not rows:
             return
         started = time.perf_counter()
@@ -277,19 +256,17 @@ class Worker:
         """Render the block with the earliest deadline, and others that can be rendered with it."""
         if not self._ready or not self._can_render():
             return
-        self._ready.sort(key=self._deadline_s)
+        self._ready = self._pacing.in_order(self._ready)
         key = self._utterance(self._ready[0]).batch_key
         alike = [r for r in self._ready if self._utterance(r).batch_key == key]
         requests = alike[: self.renderer.max_batch]
         self._ready = [request for request in self._ready if request not in requests]
-        with self._changed:
-            concurrent = sum(not job.parked for job in self._jobs.values()) > 1
-            stream_rate = (self.rate.rate or math.inf) / max(1, self._streams())
         rows = []
         for request in requests:
-            utterance = self._utterance(request)
-            utterance.concurrent, utterance.stream_rate = concurrent, stream_rate
-            block = utterance.take_block(self._jobs[request].session.timing)
+            job, utterance = self._jobs[request], self._utterance(request)
+            self._pacing.limit_block(job, utterance)
+            block = utterance.take_block(job.session.timing)
+            job.in_flight_s += len(block.tokens) / CLOCKS.token_rate_hz
             rows.append(BlockRow(request, utterance, block))
         if len(rows) > 1:
             try:
@@ -310,19 +287,24 @@ class Worker:
         return utterance
 
     def _can_render(self) -> bool:
-        return len(self._in_flight) < self.renderer.max_in_flight
+        return len(self._in_flight) < self._pacing.max_in_flight(self.renderer)
 
     def _has_other_work(self) -> bool:
         """Return whether there is something to do before the next audio is ready."""
         with self._changed:
-            waiting = self._can_admit()
-        return waiting or self._is_decoding() or (bool(self._ready) and self._can_render())
+            waiting = self._admission.can_admit() or self._has_changes()
+        return (
+            waiting
+            or self._pacing.held_s() == 0.0
+            or bool(self._rows_to_decode())
+            or (bool(self._ready) and self._can_render())
+        )
 
     def _deliver(self) -> None:
         """Hand out rendered audio; wait for it only if there is nothing else to do."""
         while self._in_flight:
             rows, future = self._in_flight[0]
-            if not future.done() and self._has_other_work():
+            if not self._wait_for(future):
                 return
             self._in_flight.popleft()
             try:
@@ -332,6 +314,18 @@ class Worker:
             for row, samples in zip(rows, rendered, strict=True):
                 self._guarded(row.request, self._put, row, samples)
 
+    def _wait_for(self, future: RenderFuture) -> bool:
+        """Wait for rendered audio until there is something else to do; return whether it can be taken."""
+        if future.done() or self._has_other_work():
+            return future.done()
+        if isinstance(future, Future):
+            future.add_done_callback(lambda _: self.wake())
+            with self._changed:
+                while not (future.done() or self._stopped or self._has_other_work()):
+                    self._changed.wait(self._pacing.held_s())
+            return future.done()
+        return True  # taking it waits
+
     def _put(self, row: BlockRow, samples: Samples | Exception) -> None:
         job = self._jobs.get(row.request)
         if job is None or job.utterance is not row.utterance:
@@ -339,9 +333,11 @@ class Worker:
         if isinstance(samples, Exception):
             raise samples
         audio = row.utterance.finish(row.block, samples)
-        job.session.put(audio)
+        job.in_flight_s -= len(row.block.tokens) / CLOCKS.token_rate_hz
+        self._pacing.pass_on(job, audio, final=row.block.final)
         with self._changed:
-            self.rate.add(len(audio), time.perf_counter(), streams=self._streams())
+            streams = sum(bool(one.started) and not one.parked for one in self._jobs.values())
+            self.capacity.meter.add(len(audio), time.perf_counter(), streams=streams)
         if row.block.final:
             job.utterance = None
             self._continue(row.request, job)
@@ -365,6 +361,7 @@ class Worker:
                 if not job.parked:
                     self.scheduler.submit(request, limited=False)
         if ended:  # not under the lock: a listener that holds its own may be waiting for ours
+            self._pacing.learn(job)
             job.session.end()
 
     def _release(self, request: int) -> None:
@@ -388,6 +385,7 @@ class Worker:
         with self._changed:
             job = self._jobs.pop(request, None)
         if job is not None:
+            job.flush()
             job.session.end(error)
 
     def _guarded(self, request: int, action: Callable[..., None], *arguments: Any) -> None:

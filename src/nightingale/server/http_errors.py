@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import http
+import random
 from collections.abc import Mapping
 from typing import Final
 
@@ -21,6 +22,10 @@ from nightingale.errors import NightingaleError
 
 JSON: Final = "application/json"
 Headers = Mapping[str, str] | None
+
+RETRY_S: Final = 1.0
+"""When to try again if there is no estimate."""
+RETRY_LIMITS_S: Final = (0.1, 300.0)
 
 
 class ErrorBody(BaseModel):
@@ -76,13 +81,20 @@ TABLE: Final[Mapping[type[NightingaleError], tuple[int, str | None, str]]] = {
 }
 
 
-def http_error(error: NightingaleError, retry_after_ms: int | None = None) -> HttpError:
-    """Convert an exception of the package. retry_after_ms is sent only if the queue is full."""
+def http_error(error: NightingaleError) -> HttpError:
+    """Convert an exception of the package."""
     status, default_param, code = next(TABLE[cls] for cls in type(error).__mro__ if cls in TABLE)
     headers = {}
-    if isinstance(error, errors.QueueFull) and retry_after_ms is not None:
+    if isinstance(error, errors.QueueFull):
+        retry_after_ms = _retry_after_ms(error)
         headers = {"retry-after-ms": str(retry_after_ms), "retry-after": str(-(-retry_after_ms // 1000))}
     return HttpError(status, str(error), code, error.param or default_param, headers)
+
+
+def _retry_after_ms(error: errors.QueueFull) -> int:
+    """Return the engine's estimate of when the queue has a place, with jitter to spread rejected clients."""
+    wait_s = RETRY_S if error.retry_after_s is None else error.retry_after_s
+    return round(1000 * min(max(wait_s * random.uniform(1.0, 1.25), RETRY_LIMITS_S[0]), RETRY_LIMITS_S[1]))
 
 
 async def answer_error(connection: HTTPConnection, error: Exception) -> Response:
@@ -91,7 +103,7 @@ async def answer_error(connection: HTTPConnection, error: Exception) -> Response
         case HttpError():
             return error.response
         case NightingaleError():
-            return http_error(error, connection.app.state.service.retry_after_ms).response
+            return http_error(error).response
         case RequestValidationError():
             return _validation_error(error, connection.headers.get("content-type", "")).response
         case HTTPException():

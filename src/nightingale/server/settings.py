@@ -108,6 +108,10 @@ class ServerSettings(BaseSettings):
     cors: StringList = Field([], description="Origins whose pages may call, such as https://chat.example.")
 
     slots: int = Field(8, ge=1, le=256, description="Requests that are decoded at the same time.")
+    max_streams: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto",
+        description="Requests that are synthesized at once; auto: as many as stay supplied with audio.",
+    )
     max_queue: int = Field(64, ge=0, le=100_000, description="Requests that may wait; more are answered 429.")
     keep_alive: Seconds = Field(-1.0, ge=-1, description="Unload an idle model after this long; -1: never.")
     grace: Seconds = Field(20.0, ge=0, description="How long a shutdown waits for running requests.")

@@ -5,6 +5,7 @@ Only a checkout has that folder. An installed package stores nothing unless it i
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
@@ -60,18 +61,17 @@ def cpu_name() -> str:
 
 def machine() -> dict[str, Any]:
     """Describe the machine. Its load shows whether other programs ran."""
-    import torch
-
+    torch = importlib.import_module("torch") if importlib.util.find_spec("torch") else None
     found: dict[str, Any] = {
         "system": platform.system(),
         "arch": platform.machine(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
+        "threads": torch.get_num_threads() if torch else os.cpu_count(),
     }
     if hasattr(os, "getloadavg"):
         found["load_1m"] = round(os.getloadavg()[0], 1)
-    if torch.cuda.is_available():
+    if torch and torch.cuda.is_available():
         found["gpu"] = torch.cuda.get_device_name(0)
     return found
 

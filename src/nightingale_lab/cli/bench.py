@@ -49,6 +49,14 @@ UpstreamPython = Annotated[
 ]
 Cold = Annotated[bool, typer.Option("--cold/--no-cold", help="Also measure the start of a process.")]
 Distance = Annotated[bool, typer.Option("--distance", help="Compare each stage with its hardware limit.")]
+Headline = Annotated[
+    bool,
+    typer.Option(
+        "--table",
+        help="Measure the few numbers that users notice instead: cold start, real-time factor, first audio, "
+        "memory, and underruns of 1, 2 and 4 listeners.",
+    ),
+]
 Quick = Annotated[bool, typer.Option("--quick", help="Two rounds, two lengths, two levels of concurrency.")]
 
 
@@ -66,6 +74,7 @@ def bench(
     cold: Cold = True,
     distance: Distance = False,
     quick: Quick = False,
+    table: Headline = False,
     results: Results = None,
     device: options.Device = "auto",
     offline: options.Offline = False,
@@ -81,6 +90,12 @@ def bench(
     plan = BenchPlan(levels=levels, lengths=lengths, rounds=rounds)
     if quick:
         plan = BenchPlan(levels=levels[:2], lengths=lengths[:2], rounds=min(rounds, 2))
+    if table:
+        load = {"device": device, "dtype": dtype, "offline": offline}
+        _measure_headline(
+            model, parse_profiles(profile), voice, load, model_options, results, quick=quick, quiet=quiet
+        )
+        return
     about = {"model": str(model or "default"), "url": url, "dtype": dtype, "device": device}
     result = new_result(**about, rounds=plan.rounds)
     profiles, peers = parse_profiles(profile), parse_peers(peer)
@@ -177,6 +192,53 @@ def _measure_here(
             result["distance"] = [one.row() for one in distances(loaded, TEXTS["medium"], load["device"])]
     memory = {"peak_memory_mb": peak_memory_mb(), "gpu_peak_mb": gpu_peak_mb()}
     result["memory"] = {key: value for key, value in memory.items() if value is not None}
+
+
+def _measure_headline(
+    model: str | None,
+    profiles: list[str],
+    voice: str | None,
+    load: dict[str, Any],
+    model_options: dict[str, Any],
+    results: Path | None,
+    *,
+    quick: bool,
+    quiet: bool,
+) -> None:
+    """Measure and print the table of each profile; one line of JSON each."""
+    from nightingale.engine.tts import TTS
+    from nightingale_lab.bench import store
+    from nightingale_lab.bench.speed.bench_texts import SENTENCES, TEXTS
+    from nightingale_lab.bench.speed.cold import cold_start
+    from nightingale_lab.bench.speed.headline import LEVELS, UNDERRUN, cold_say, headline_rows
+    from nightingale_lab.bench.speed.listeners import measure_listeners
+    from nightingale_lab.bench.speed.request import time_request
+    from nightingale_lab.bench.speed.speed_tables import tables
+    from nightingale_lab.bench.speed.targets import engine_target
+
+    sentences = SENTENCES[:2] if quick else SENTENCES
+    names: list[str | None] = [*profiles] or [None]
+    for profile in names:
+        result: dict[str, Any] = {"kind": "headline", **load, "lengths": [], "concurrency": []}
+        with spinner("starting new processes …", quiet=quiet):
+            result["say"] = cold_say(model, profile)
+            result["fresh"] = cold_start(
+                {"model": model, "profile": profile, **load, **model_options}, TEXTS["medium"]
+            )
+        tts = TTS(model, profile=profile, **load, **model_options)
+        result |= {"model": tts.name, "profile": tts.plan.renderer.setup.profile.name, "listeners": []}
+        requests = sum(LEVELS) * (len(sentences) + 1)
+        with tts, counter(f"measuring {result['profile']}", requests, quiet=quiet) as step:
+            target = engine_target(tts, voice)
+            time_request(target, SENTENCES[0], 0)
+            for level in LEVELS:
+                result["listeners"].append(measure_listeners(target, sentences, level, on_request=step))
+        line = store.signed({**result, "headline": headline_rows(result)})
+        store.append(line, "headline", results or store.results_folder())
+        for one in tables(line):
+            console().print(one)
+        print("\n".join(UNDERRUN))
+        print(json.dumps(line))
 
 
 def parse_profiles(names: str | None) -> list[str]:

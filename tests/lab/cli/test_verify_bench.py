@@ -95,6 +95,21 @@ def test_bench_prints_tables_and_one_line_of_json_last(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "bench.jsonl").read_text()) == line
 
 
+def test_bench_prints_the_table_of_what_users_notice(tmp_path: Path) -> None:
+    done = run("bench", "-m", "noise", "--table", "--quick", "--results", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    line = json.loads(done.stdout.splitlines()[-1])
+    assert json.loads((tmp_path / "headline.jsonl").read_text()) == line
+    assert [(row["listeners"], row["sentences"]) for row in line["listeners"]] == [(1, 2), (2, 4), (4, 8)]
+    assert line["listeners"][2]["ttfa_ms_by_arrival"][3] > 0
+    assert line["fresh"]["peak_memory_mb"] > 10
+    values = {row["what"]: row["value"] for row in line["headline"]}
+    assert values['nightingale say "Good morning.", process start to file'] == line["say"]["say_s"] > 0
+    assert values["underruns, listeners at once: 4, 2 sentences each"] == line["listeners"][2]["underruns"]
+    assert f"{line['machine']['arch']}, {line['machine']['cpu']}" in done.stdout
+    assert "counts one" in done.stdout
+
+
 def test_bench_measures_a_smaller_kv_cache_and_drafts(tmp_path: Path) -> None:
     profiles = ["balanced", "balanced+cache=int8", "balanced+draft=lookup"]
     small = ["--text", "short", "--concurrency", "", "--rounds", "2", "--no-cold"]

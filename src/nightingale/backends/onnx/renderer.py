@@ -69,7 +69,7 @@ class OnnxRenderer(RenderPipeline):
             partial(self._mels, blocks),
             partial(self._excite, blocks),
             [partial(self._upsample, blocks), partial(self._synthesize, blocks)],
-            first=blocks[0].first,
+            first=blocks[0].first and blocks[0].alone,
         )
 
     def _mels(self, blocks: Sequence[Block]) -> list[Floats]:

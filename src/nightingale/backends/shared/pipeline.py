@@ -119,7 +119,7 @@ class RenderPipeline:
             mels: The flow.
             excite: Returns the parts of the blocks one after the other.
             synthesize: What each stage of the vocoder makes of a part; the last one returns samples.
-            first: They are the first of a request.
+            first: They are the first of the only request, which waits for them.
         """
         previous, samples = self._previous, Future[list[Samples]]()
 

@@ -54,7 +54,7 @@ class PipelinedRenderer(RenderPipeline):
             partial(self._renderer.mel, block),
             lambda mel: [self._renderer.excite(block, mel)],
             [partial(self._samples, block)],
-            first=block.first,
+            first=block.first and block.alone,
         )
 
     def _samples(self, block: Block, excitation: Excitation) -> list[Samples]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Hashable
 from typing import Final
 
@@ -52,8 +51,8 @@ class Utterance:
         """True after the last block was taken."""
         self.concurrent = False
         """True while other requests are being served too."""
-        self.stream_rate = math.inf
-        """Seconds of audio per second that the engine can give to each of its streams."""
+        self.tokens_in_time = math.inf
+        """The largest block that leaves enough time for the blocks of other requests."""
         self._stretcher = TimeStretcher(CLOCKS.sample_rate_hz, request.speed)
         self._block_tokens = model.defaults.first_block_tokens or profile.first_block_tokens
 
@@ -117,6 +116,16 @@ class Utterance:
         return self._next_cut() is not None
 
     @property
+    def least_block_tokens(self) -> int:
+        """Tokens of the next block, if it is made as small as possible."""
+        return min(self._block_tokens, self.profile.first_block_tokens)
+
+    @property
+    def surplus_tokens(self) -> int:
+        """Tokens beyond those of the next block."""
+        return len(self._waiting) - self._block_tokens
+
+    @property
     def batch_key(self) -> Hashable:
         """A key that is equal for blocks that can be rendered together; None where no block is ready."""
         cut = self._next_cut()
@@ -131,6 +140,8 @@ class Utterance:
 
     def take_block(self, timing: Timing) -> Block:
         """Take the next block, which must be ready. Its tokens cannot be dropped any more."""
+        if self._taken and self.concurrent:
+            self._block_tokens = self._in_time(self._block_tokens)
         cut = self._next_cut()
         assert cut is not None
         tokens, self._waiting = self._waiting[: cut.tokens], self._waiting[cut.tokens :]
@@ -138,8 +149,7 @@ class Utterance:
         if self._guard is not None:
             self._guard.commit(self._taken)
         timing.tokens += cut.tokens
-        buffered_s = timing.deadline_s - time.perf_counter() + cut.tokens / CLOCKS.token_rate_hz
-        self._block_tokens = self._next_block_tokens(first=self._taken == cut.tokens, buffered_s=buffered_s)
+        self._block_tokens = self._next_block_tokens(first=self._taken == cut.tokens)
         self.rendered = cut.final
         return Block(
             stream=self._stream,
@@ -150,23 +160,18 @@ class Utterance:
             record=timing.record,
         )
 
-    def _next_block_tokens(self, *, first: bool, buffered_s: float) -> int:
-        """Return the size of the next block, such that it is rendered before the listener's audio ends.
-
-        Args:
-            first: The block before it was the first one.
-            buffered_s: Audio that the listener has to play, the block before it included.
-        """
+    def _next_block_tokens(self, *, first: bool) -> int:
+        """Return the size of the next block; first: the block before it was the first one."""
         largest, defaults = self.profile.largest_block_tokens, self.model.defaults
         if self.concurrent and self._stream.prefers_large_batches:
             return largest
         if first and defaults.second_block_tokens is not None:
             return defaults.second_block_tokens
         tokens = min(2 * self._block_tokens, largest)
-        if self.concurrent and self.stream_rate < math.inf:
-            in_time = BUFFER_SHARE * buffered_s * self.stream_rate * CLOCKS.token_rate_hz
-            tokens = max(self.profile.first_block_tokens, min(tokens, int(in_time)))
-        return tokens
+        return self._in_time(tokens) if self.concurrent else tokens
+
+    def _in_time(self, tokens: int) -> int:
+        return max(self.profile.first_block_tokens, int(min(tokens, self.tokens_in_time)))
 
     def finish(self, block: Block, samples: Samples) -> Samples:
         """Return the audio of a rendered block: trimmed, time-stretched, with the pause after the segment."""

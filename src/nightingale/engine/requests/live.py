@@ -51,6 +51,11 @@ class Stream(Iterator[AudioChunk]):
         return self._session.timing.metrics()
 
     @property
+    def wait_s(self) -> float | None:
+        """Estimated seconds until synthesis starts: 0 once it has, None if that is not known."""
+        return self._session.wait_s
+
+    @property
     def seed(self) -> int:
         """The seed that generates this audio again, bit for bit if the engine runs no other request."""
         return self._session.request.seed

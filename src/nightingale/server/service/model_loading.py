@@ -58,7 +58,13 @@ def load_engine(settings: ServerSettings) -> TTS:
     model = load_model(name, offline=settings.offline, options=settings.option)
     profile = profile_named(settings.profile or model.defaults.profile)
     profile = replace(profile, slots=settings.slots, queue_limit=settings.max_queue)
-    return TTS.over(model, profile, max_chars=settings.max_text_chars, device=settings.device)
+    return TTS.over(
+        model,
+        profile,
+        max_chars=settings.max_text_chars,
+        device=settings.device,
+        max_streams=settings.max_streams,
+    )
 
 
 def warm_up(tts: TTS, voices: VoiceRegistry) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
+import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -41,7 +41,6 @@ log = logging.getLogger("nightingale.server")
 WORKER_THREADS: Final = 4
 """For reading files and segmenting text. No thread waits for audio."""
 ENCODER_THREADS: Final = 2
-RETRY_MS: Final = (100.0, 30_000.0)
 MAX_PENDING_UPLOADS: Final = 4
 """Uploaded clips, each in memory, that may wait to be processed."""
 
@@ -77,12 +76,13 @@ class SpeechService:
         self.open_turns: set[object] = set()
         """Turns of sockets whose last message has not been sent yet."""
         self._last_used_s = time.monotonic()
-        self._slot_ms = 1000.0
-        """Running mean of the time that a request occupies a slot."""
         self._idle_task: asyncio.Task[None] | None = None
         self._stopping_since_s: float | None = None
         gauge = self.metrics.gauge
         gauge("queue_depth", "Requests that wait for a slot.").set_function(lambda: self.occupancy.waiting)
+        gauge("queue_wait_estimate_seconds", "Estimated wait of a request that arrives now.").set_function(
+            lambda: math.nan if (wait_s := self.occupancy.wait_s) is None else wait_s
+        )
         gauge("batch_size", "Requests that have a slot.").set_function(lambda: self.occupancy.speaking)
         gauge("model_loaded", "1 while the model is loaded.").set_function(lambda: self._tts is not None)
         gauge("gpu_memory_bytes", "GPU memory reserved by torch.").set_function(gpu_memory_bytes)
@@ -97,13 +97,6 @@ class SpeechService:
         if self._tts is None:
             return Occupancy(waiting=0, speaking=0, slots=self.settings.slots)
         return self._tts.occupancy
-
-    @property
-    def retry_after_ms(self) -> int:
-        """Estimate when a quarter of the queue will be done, with jitter to spread rejected clients."""
-        load = self.occupancy
-        wait_ms = self._slot_ms / load.slots * max(1.0, load.waiting / 4) * random.uniform(0.75, 1.25)
-        return round(min(max(wait_ms, RETRY_MS[0]), RETRY_MS[1]))
 
     async def start(self) -> None:
         """Load and warm up the engine; `ready` afterwards."""
@@ -186,13 +179,10 @@ class SpeechService:
         """Return the voice for a name, an alias, {"id": …} or a blend; None is the model's own."""
         return await self._with_engine(partial(self._voices.resolve, spec))
 
-    def _stream_closed(self, stream: SpeechStream, finished: bool) -> None:
+    def _stream_closed(self, stream: SpeechStream) -> None:
         self._open_streams.discard(stream)
         self.metrics.active -= 1
         self._last_used_s = time.monotonic()
-        if finished:
-            metrics = stream.metrics
-            self._slot_ms += 0.2 * (metrics.total_ms - metrics.queue_ms - self._slot_ms)
 
     async def _open(
         self,

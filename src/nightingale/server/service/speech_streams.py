@@ -24,7 +24,7 @@ from nightingale.errors import NightingaleError
 from nightingale.server.metrics import ServerMetrics
 from nightingale.types import AudioChunk, Metrics, Samples, SegmentStart
 
-OnClose = Callable[["SpeechStream", bool], None]
+OnClose = Callable[["SpeechStream"], None]
 """Called once, with the stream and whether it was read to its end."""
 INLINE_SAMPLES: Final = round(0.5 * CLOCKS.sample_rate_hz)
 """Less audio than this is encoded in the event loop (a few milliseconds), more in a thread."""
@@ -86,7 +86,7 @@ class SpeechStream:
         if self._open:
             self._open = False
             self._counters.count_request(self.metrics, cancelled=cancelled, failed=failed)
-            self._on_close(self, not (cancelled or failed))
+            self._on_close(self)
 
 
 class LiveSpeechStream(SpeechStream):

@@ -42,9 +42,9 @@ def peak_memory_mb() -> float | None:
 
 
 def gpu_peak_mb() -> float | None:
-    import torch
-
-    return round(torch.cuda.max_memory_allocated() / 1e6, 1) if torch.cuda.is_available() else None
+    """Return the peak memory of this process on the GPU; None if it has not used one."""
+    torch = sys.modules.get("torch")
+    return round(torch.cuda.max_memory_allocated() / 1e6, 1) if torch and torch.cuda.is_available() else None
 
 
 def main() -> None:

@@ -41,8 +41,17 @@ Target = Callable[[str, int], tuple[Chunks, Callable[[], Details]]]
 
 
 def time_request(target: Target, text: str, seed: int) -> RequestTimes:
+    return open_request(target, text, seed)()
+
+
+def open_request(target: Target, text: str, seed: int) -> Callable[[], RequestTimes]:
+    """Open a request, and return the function that reads it to its end."""
     begun = time.perf_counter()
     chunks, details = target(text, seed)
+    return lambda: _read(chunks, details, begun)
+
+
+def _read(chunks: Chunks, details: Callable[[], Details], begun: float) -> RequestTimes:
     arrivals, lengths = [], []
     for seconds in chunks:
         if seconds > 0:

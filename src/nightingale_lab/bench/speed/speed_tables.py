@@ -40,6 +40,7 @@ COLD = {
     "process to sound": "process_to_sound_ms",
     "peak MB": "peak_memory_mb",
 }
+HEADLINE = {"": "what", "measured": "value", "unit": "unit"}
 FLOOR = {
     "stage": "stage",
     "ms": "took_ms",
@@ -47,7 +48,7 @@ FLOOR = {
     "over floor": "over_floor",
     "": "floor_of",
 }
-LEFT = ("who", "text", "stage", "floor_of")
+LEFT = ("who", "text", "stage", "floor_of", "what", "unit")
 """Columns of text."""
 CAPTION = (
     "ttfa: time to first audio, ms. rtf: seconds of waiting per second of audio. flow, vocoder: ms per",
@@ -62,8 +63,16 @@ def tables(result: Mapping[str, Any]) -> list[Table]:
         ("several requests at a time", LEVELS, result["concurrency"]),
         ("a fresh process", COLD, result.get("cold")),
         ("distance from the floor", FLOOR, result.get("distance")),
+        (machine_name(result), HEADLINE, result.get("headline")),
     )
     return [_table(title, columns, rows) for title, columns, rows in parts if rows]
+
+
+def machine_name(result: Mapping[str, Any]) -> str:
+    machine = result.get("machine", {})
+    return ", ".join(
+        str(part) for part in (machine.get("arch"), machine.get("cpu"), f"{machine.get('cores')} cores")
+    )
 
 
 def _table(title: str, columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]]) -> Table:

@@ -1,0 +1,139 @@
+"""The number of streams that the engine can keep supplied, and the wait of the others.
+
+A listener plays in real time from its first chunk on. The engine makes `rate` seconds of audio per second, over
+all streams. So all listeners are supplied in time if, at any time t from now, the audio that they will have
+played by then, beyond what they have already, is not more than `rate * t`. A new stream is admitted if that
+still holds with it. The same model, run forward, estimates when each waiting request will be admitted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
+
+from nightingale.engine.rate import RateMeter
+from nightingale.errors import ConfigError
+
+MaxStreams = int | Literal["auto"]
+
+CHARS_PER_S: Final = 15.0
+"""Text that is spoken in a second, before the engine has measured it."""
+FIRST_AUDIO_S: Final = 0.2
+"""Time from admission to first audio, before the engine has measured it."""
+RATE_SHARE: Final = 0.85
+"""The share of the rate that is given to listeners: audio is made in blocks, and lengths are estimates."""
+WEIGHT: Final = 0.2
+"""Weight of the latest request in a running mean."""
+UNKNOWN_STREAMS: Final = 2
+"""Streams that may run before the rate is known, which takes a moment."""
+DECODED_S: Final = 0.7
+"""Audio that is left to render when all tokens of a stream are decoded, about: its slot is free then."""
+STEPS: Final = 400
+"""Steps of an estimate, from now until all audio is made."""
+
+
+class Demand(NamedTuple):
+    """The future of one stream."""
+
+    buffered_s: float
+    """Time until its listener has nothing to play; for a new one, until it starts to play."""
+    left_s: float
+    """Audio that is still to be made; infinite if the text is not known yet."""
+
+
+def can_supply(streams: Sequence[Demand], rate: float) -> bool:
+    """Return whether no listener runs out of audio at this rate, in seconds of audio per second."""
+    if sum(math.isinf(stream.left_s) for stream in streams) > rate:
+        return False
+    # What listeners need grows in proportion to time between the moments at which a stream ends.
+    ends_s = (sum(stream) for stream in streams if not math.isinf(stream.left_s))
+    return all(_needed_s(streams, end_s) <= rate * max(0.0, end_s) for end_s in ends_s)
+
+
+def _needed_s(streams: Sequence[Demand], by_s: float) -> float:
+    return sum(min(left_s, max(0.0, by_s - buffered_s)) for buffered_s, left_s in streams)
+
+
+def check_max_streams(value: object) -> MaxStreams:
+    """Return a valid limit of concurrent streams, or raise ConfigError."""
+    if value == "auto":
+        return "auto"
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+        return value
+    raise ConfigError(
+        "not a number of concurrent streams",
+        got=repr(value),
+        allowed='a positive integer, or "auto" for as many as the engine can keep supplied',
+        param="max_streams",
+    )
+
+
+@dataclass(slots=True)
+class Capacity:
+    """Decide whether a new stream may start, by a fixed number or by the measured rate."""
+
+    max_streams: MaxStreams = "auto"
+    meter: RateMeter = field(default_factory=RateMeter)
+    first_audio_s: float = FIRST_AUDIO_S
+    """Time from admission to first audio, a running mean."""
+    chars_per_s: float = CHARS_PER_S
+
+    @property
+    def rate(self) -> float | None:
+        """Seconds of audio per second of work; None before it is known."""
+        return self.meter.rate
+
+    def learn(self, first_audio_s: float, chars: float | None, audio_s: float) -> None:
+        """Take the values of a request that has ended into the running means."""
+        self.first_audio_s += WEIGHT * (first_audio_s - self.first_audio_s)
+        if chars:
+            self.chars_per_s += WEIGHT * (chars / audio_s - self.chars_per_s)
+
+    def admits(self, running: Sequence[Demand], left_s: float) -> bool:
+        """Return whether a stream with so much audio may start beside those that run."""
+        if self.max_streams != "auto":
+            return len(running) < self.max_streams
+        rate = self.rate
+        if rate is None:
+            return len(running) < UNKNOWN_STREAMS
+        if not running or rate < 1:  # below 1 not even a single listener is supplied
+            return True
+        return can_supply([*running, Demand(self.first_audio_s, left_s)], RATE_SHARE * rate)
+
+    def waits_s(self, running: Sequence[Demand], waiting: Sequence[float], *, slots: int) -> list[float]:
+        """Estimate when requests with so much audio each will start, in order; infinite if that is not known."""
+
+        def is_free(left_s: float) -> bool:
+            decoding = sum(stream.left_s > DECODED_S for stream in streams)
+            return decoding < slots and self.admits(streams, left_s)
+
+        rate, streams, starts_s = self.rate, list(running), []
+        known = [left_s for _, left_s in running if not math.isinf(left_s)]
+        work_s = (sum(known) + sum(left for left in waiting if not math.isinf(left))) / (rate or 1.0)
+        step_s, now_s = max(work_s / STEPS, 0.01), 0.0
+        for left_s in waiting:
+            while not is_free(left_s) and now_s <= work_s:
+                streams = advance(streams, step_s, rate or 1.0)
+                now_s += step_s
+            starts_s.append(now_s if is_free(left_s) else math.inf)
+            streams.append(Demand(self.first_audio_s, left_s))
+        return starts_s
+
+
+def known_wait_s(wait_s: float) -> float | None:
+    """Return an estimate, rounded; None if there is none because the length of a text is not known yet."""
+    return None if math.isinf(wait_s) else round(wait_s, 3)
+
+
+def advance(streams: Sequence[Demand], step_s: float, rate: float) -> list[Demand]:
+    """Return what is left after a step in which the streams got audio in order of their deadlines."""
+    budget_s, after = rate * step_s, []
+    for rank, (buffered_s, left_s) in enumerate(ordered := sorted(streams, key=lambda one: one.left_s)):
+        # Streams take turns with small blocks, so each gets an equal share unless it needs less.
+        share_s = min(left_s, budget_s / (len(ordered) - rank))
+        budget_s -= share_s
+        if left_s > share_s:
+            after.append(Demand(max(buffered_s - step_s, 0.0) + share_s, left_s - share_s))
+    return after
