@@ -66,7 +66,8 @@ def add_command(group: typer.Typer, name: str, command: Callable[..., None], **s
 
 def _with_typer(hint: Any) -> Any:
     """Return a parameter's type with typer's description in the place of ours."""
-    kind, about, *_ = (*get_args(hint), None, None)
+    parts: tuple[Any, ...] = (*get_args(hint), None, None)
+    kind, about = parts[:2]
     if isinstance(about, Option):
         return Annotated[kind, typer.Option(*about.names, **about.settings)]
     return Annotated[kind, typer.Argument(**about.settings)] if isinstance(about, Argument) else hint

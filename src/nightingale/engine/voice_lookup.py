@@ -77,7 +77,7 @@ class VoiceResolver:
         for backend in (*preferred, *reversed(BACKENDS)):
             if backend.unsupported_reason("renderer", self._model.info, self._setup) is not None:
                 continue
-            encoders = backend.open_encoders(self._model.source, self._setup)
+            encoders: Encoders | None = backend.open_encoders(self._model.source, self._setup)
             if encoders is not None:
                 return encoders
         raise VoiceError(

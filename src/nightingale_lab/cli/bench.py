@@ -220,7 +220,7 @@ def _measure_headline(
     names: list[str | None] = [*profiles] or [None]
     for profile in names:
         result: dict[str, Any] = {"kind": "headline", **load, "lengths": [], "concurrency": []}
-        with spinner("starting new processes …", quiet=quiet):
+        with progress_line("starting new processes …", quiet=quiet):
             result["say"] = cold_say(model, profile)
             result["fresh"] = cold_start(
                 {"model": model, "profile": profile, **load, **model_options}, TEXTS["medium"]
