@@ -1,0 +1,289 @@
+"""The flow with fixed shapes, for ExecuTorch: one block of speech tokens to mel frames.
+
+The arithmetic is that of models/chatterbox/s3gen, over (1, time, channels), with `left_context` cached positions
+in every attention layer. Positions that are not filled yet, and tokens after the end of an utterance, are masked.
+Each cache is an input, and an output that is the input of the next block; all are zeros at first.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nightingale.export.executorch_layers import MASKED, CausalConv, LayerNorm, mish, silu, softmax
+from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
+from nightingale.models.chatterbox.s3gen.estimator import (
+    HEAD_WIDTH,
+    ConvBlock,
+    EstimatorStage,
+    ResnetBlock,
+    TransformerBlock,
+)
+from nightingale.models.chatterbox.s3gen.flow import Flow, linear_times
+from nightingale.models.chatterbox.s3gen.token_encoder import EncoderBlock, EncoderEmbedding, distance_encoding
+
+FRAMES = 2
+"""Mel frames of a token."""
+
+
+class Caches:
+    """The caches of one call: inputs in the order of the forward pass, outputs in the same order."""
+
+    def __init__(self, past: tuple[Tensor, ...] | None = None) -> None:
+        """past: None to record the shapes that a first call needs."""
+        self._past = None if past is None else list(reversed(past))
+        self.saved: list[Tensor] = []
+
+    def join(self, x: Tensor, size: int) -> Tensor:
+        """Return x (rows, time, channels) after the `size` positions before it, and save the last `size`."""
+        past = x.new_zeros(x.shape[0], size, x.shape[2]) if self._past is None else self._past.pop()
+        joined = torch.cat([past, x], dim=1)
+        self.saved.append(joined[:, joined.shape[1] - size :])
+        return joined
+
+
+class Attention(nn.Module):
+    """Attention over `reach` cached positions and the block itself; (1, time, width) -> (1, time, width)."""
+
+    def __init__(self, q: nn.Linear, k: nn.Linear, v: nn.Linear, out: nn.Linear, heads: int, reach: int) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out = q, k, v, out
+        self.heads, self.reach = heads, reach
+        self.head_width = q.out_features // heads
+
+    def forward(self, x: Tensor, mask: Tensor, caches: Caches) -> Tensor:
+        """mask: (1 or time, reach + time)."""
+        q = self.split(self.q(x))
+        k, v = (caches.join(self.split(project(x)), self.reach) for project in (self.k, self.v))
+        scores = self.scores(q, k) + mask
+        out = torch.bmm(softmax(scores), v)
+        return self.out(out.transpose(0, 1).reshape(1, x.shape[1], -1))
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return torch.bmm(q * self.head_width**-0.5, k.transpose(1, 2))
+
+    def split(self, x: Tensor) -> Tensor:
+        return x.view(x.shape[1], self.heads, self.head_width).transpose(0, 1)
+
+
+class RelativeAttention(Attention):
+    """Add a score by distance to the score by content. Shapes are fixed, so the distances are constants."""
+
+    distances: Tensor
+
+    def __init__(self, layer: Any, time: int, reach: int) -> None:
+        super().__init__(
+            layer.linear_q, layer.linear_k, layer.linear_v, layer.linear_out, layer.heads, reach
+        )
+        scale = self.head_width**-0.5
+        # Distances from reach + time - 1 down to -time: one more than needed, see `_align`.
+        encoded = distance_encoding(time + 1, reach + time, layer.linear_pos.in_features, like=layer.pos_bias_u)
+        table = self.split(layer.linear_pos(encoded).detach()).transpose(1, 2) * scale
+        self.register_buffer("distances", table.contiguous())
+        self.by_content = nn.Parameter(layer.pos_bias_u.detach()[:, None] * scale, requires_grad=False)
+        self.by_distance = nn.Parameter(layer.pos_bias_v.detach()[:, None], requires_grad=False)
+        self.scale = scale
+
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        content = torch.bmm(q * self.scale + self.by_content, k.transpose(1, 2))
+        return content + _align(torch.bmm(q + self.by_distance, self.distances), k.shape[1])
+
+
+def _align(scores: Tensor, keys: int) -> Tensor:
+    """Convert scores by distance, farthest first, to scores by key: row i starts at column queries - 1 - i.
+
+    (heads, queries, keys + queries) -> (heads, queries, keys). In memory, score (i, j) is at
+    i·(spans - 1) + (queries - 1) + j: rows that are one shorter, from queries - 1 on.
+    """
+    heads, queries, spans = scores.shape
+    flat = scores.reshape(heads, queries * spans)
+    first = queries - 1
+    rows = flat[:, first : first + queries * (spans - 1)].reshape(heads, queries, spans - 1)
+    return rows[..., :keys]
+
+
+class Encoder(nn.Module):
+    """A block of the token encoder."""
+
+    def __init__(self, block: EncoderBlock, time: int, reach: int) -> None:
+        super().__init__()
+        self.norm_mha, self.norm_ff = LayerNorm(block.norm_mha), LayerNorm(block.norm_ff)
+        self.attention = RelativeAttention(block.self_attn, time, reach)
+        self.up, self.down = block.feed_forward["w_1"], block.feed_forward["w_2"]
+
+    def forward(self, x: Tensor, mask: Tensor, caches: Caches) -> Tensor:
+        x = x + self.attention(self.norm_mha(x), mask, caches)
+        return x + self.down(silu(self.up(self.norm_ff(x))))
+
+
+class Transformer(nn.Module):
+    """A transformer block of the estimator."""
+
+    def __init__(self, block: TransformerBlock, reach: int) -> None:
+        super().__init__()
+        attn: Any = block.attn1
+        self.norm1, self.norm3 = LayerNorm(block.norm1), LayerNorm(block.norm3)
+        self.attention = Attention(attn.to_q, attn.to_k, attn.to_v, attn.to_out[0], attn.heads, reach)
+        assert self.attention.head_width == HEAD_WIDTH
+        net: Any = block.ff.net
+        self.up, self.down = net["0"]["proj"], net["2"]
+
+    def forward(self, x: Tensor, mask: Tensor, caches: Caches) -> Tensor:
+        x = x + self.attention(self.norm1(x), mask, caches)
+        return x + self.down(F.gelu(self.up(self.norm3(x))))
+
+
+class NormedConv(nn.Module):
+    """A causal convolution, a norm and Mish."""
+
+    def __init__(self, block: ConvBlock) -> None:
+        super().__init__()
+        conv, norm = block.block["0"], block.block["2"]
+        assert isinstance(conv, nn.Conv1d)
+        assert isinstance(norm, nn.LayerNorm)
+        self.conv, self.norm = CausalConv(conv), LayerNorm(norm)
+
+    def forward(self, x: Tensor, caches: Caches) -> Tensor:
+        return mish(self.norm(self.conv(caches.join(x, self.conv.taps - 1))))
+
+
+class Stage(nn.Module):
+    """A stage of the estimator: a resnet block, transformer blocks and, at the ends of the U, a convolution."""
+
+    def __init__(self, stage: EstimatorStage, times: list[Tensor], reach: int) -> None:
+        super().__init__()
+        resnet, blocks = stage[0], stage[1]
+        assert isinstance(resnet, ResnetBlock)
+        assert isinstance(blocks, nn.ModuleList)
+        self.block1, self.block2 = NormedConv(resnet.block1), NormedConv(resnet.block2)
+        self.residual = CausalConv(resnet.res_conv)
+        self.blocks = nn.ModuleList(Transformer(block, reach) for block in blocks)  # type: ignore[arg-type]
+        self.conv = CausalConv(stage[2]) if len(stage) > 2 else None  # type: ignore[arg-type]
+        self.times = nn.ParameterList(resnet.mlp["1"](mish(time)).detach() for time in times)
+
+    def forward(self, x: Tensor, step: int, mask: Tensor, caches: Caches) -> Tensor:
+        h = self.block1(x, caches) + self.times[step]
+        x = self.block2(h, caches) + self.residual(x)
+        for block in self.blocks:
+            x = block(x, mask, caches)
+        return x
+
+    def close(self, x: Tensor, caches: Caches) -> Tensor:
+        """Apply the convolution at the end of the stage."""
+        assert self.conv is not None
+        return self.conv(caches.join(x, self.conv.taps - 1))
+
+
+class StaticFlow(nn.Module):
+    """Inputs:
+
+    ids       (1, tokens + 3) int64   speech tokens of the block, and those that are looked ahead to
+    known     (1,) int64              how many of them are in the utterance; those after it may be any id
+    position  (1,) int64              tokens of the utterance before this block
+    speaker   (1, 1, mel)             of the voice
+    cache.N                           zeros at first, later the outputs of the previous block
+
+    Outputs: mel (1, 2 · tokens, mel), then the caches. The frames of unknown tokens have no meaning.
+    """
+
+    def __init__(self, flow: Flow, *, tokens: int) -> None:
+        super().__init__()
+        config, encoder = flow.config, flow.encoder
+        assert config.left_context is not None
+        self.tokens, self.reach, self.config = tokens, config.left_context, config
+        self.embedding = flow.input_embedding
+        self.embed, self.up_embed = self._embed(encoder.embed), self._embed(encoder.up_embed)
+        lookahead: Any = encoder.pre_lookahead_layer
+        self.ahead, self.after = CausalConv(lookahead.conv1), CausalConv(lookahead.conv2)
+        self.encoders = nn.ModuleList(Encoder(b, tokens, self.reach) for b in encoder.encoders)  # type: ignore[arg-type]
+        self.up_conv = CausalConv(encoder.up_layer.conv)
+        self.up_encoders = nn.ModuleList(
+            Encoder(b, FRAMES * tokens, self.reach)  # type: ignore[arg-type]
+            for b in encoder.up_encoders
+        )
+        self.after_norm, self.project = LayerNorm(encoder.after_norm), flow.encoder_proj
+        estimator: Any = flow.decoder["estimator"]
+        steps = list(pairwise(torch.tensor(linear_times(flow.steps))))
+        times = [estimator.times(t[None], r[None]).detach() for t, r in steps]
+        self.lengths = [float(r - t) for t, r in steps]
+        self.stages = nn.ModuleList(
+            Stage(stage, times, self.reach)
+            for stage in (*estimator.down_blocks, *estimator.mid_blocks, *estimator.up_blocks)
+        )
+        self.final, self.velocity = NormedConv(estimator.final_block), CausalConv(estimator.final_proj)
+        with torch.no_grad():
+            _, *self._caches = self(*self._inputs(), record=True)
+
+    @staticmethod
+    def _embed(embedding: EncoderEmbedding) -> nn.Sequential:
+        linear, norm = embedding.out
+        assert isinstance(norm, nn.LayerNorm)
+        return nn.Sequential(linear, LayerNorm(norm, embedding.scale))
+
+    def _inputs(self) -> tuple[Tensor, ...]:
+        one = torch.zeros(1, dtype=torch.int64)
+        ids = torch.zeros(1, self.tokens + LOOKAHEAD_TOKENS, dtype=torch.int64)
+        return ids, one, one, torch.zeros(1, 1, self.config.mel_bands)
+
+    def example(self) -> tuple[Tensor, ...]:
+        """Return the inputs of a first block, all zeros."""
+        return (*self._inputs(), *(torch.zeros_like(cache) for cache in self._caches))
+
+    def names(self) -> tuple[list[str], list[str]]:
+        """Return the names of the inputs and of the outputs."""
+        caches = [f"cache.{number}" for number in range(len(self._caches))]
+        return ["ids", "known", "position", "speaker", *caches], ["mel", *caches]
+
+    def forward(
+        self,
+        ids: Tensor,
+        known: Tensor,
+        position: Tensor,
+        speaker: Tensor,
+        *past: Tensor,
+        record: bool = False,
+    ) -> tuple[Tensor, ...]:
+        caches = Caches(None if record else past)
+        mu = self._encode(ids, known, position, caches)
+        mask = self._mask(FRAMES, known, position)
+        zeros = torch.zeros_like(mu)
+        conditioning = torch.cat([mu, zeros + speaker, zeros], dim=-1)
+        x = zeros
+        for step, length in enumerate(self.lengths):
+            x = x + length * self._velocity(torch.cat([x, conditioning], dim=-1), step, mask, caches)
+        return x * self.config.mel_std + self.config.mel_mean, *caches.saved
+
+    def _encode(self, ids: Tensor, known: Tensor, position: Tensor, caches: Caches) -> Tensor:
+        # Lookahead past the end of the utterance reads zeros.
+        inside = (torch.arange(ids.shape[1]) < known).to(torch.float32)[None, :, None]
+        x = self.embed(self.embedding(ids)) * inside
+        ahead = F.leaky_relu(self.ahead(x))
+        x = x[:, : self.tokens] + self.after(caches.join(ahead, self.after.taps - 1))
+        mask = self._mask(1, known, position)
+        for block in self.encoders:
+            x = block(x, mask, caches)
+        twice = torch.cat([x, x], dim=-1).view(1, FRAMES * self.tokens, -1)
+        x = self.up_embed(self.up_conv(caches.join(twice, self.up_conv.taps - 1)))
+        mask = self._mask(FRAMES, known, position)
+        for block in self.up_encoders:
+            x = block(x, mask, caches)
+        return self.project(self.after_norm(x))
+
+    def _velocity(self, h: Tensor, step: int, mask: Tensor, caches: Caches) -> Tensor:
+        down, *middle, up = self.stages
+        skip = down(h, step, mask, caches)
+        h = down.close(skip, caches)  # type: ignore[operator]
+        for stage in middle:
+            h = stage(h, step, mask, caches)
+        h = up.close(up(torch.cat([h, skip], dim=-1), step, mask, caches), caches)  # type: ignore[operator]
+        return self.velocity(self.final(h, caches))
+
+    def _mask(self, rate: int, known: Tensor, position: Tensor) -> Tensor:
+        """Return (1, reach + rate · tokens): hide cached positions before the start, and tokens after the end."""
+        at = torch.arange(-self.reach, rate * self.tokens)
+        hidden = (at + rate * position < 0).to(torch.float32) + (at >= rate * known).to(torch.float32)
+        return hidden[None] * MASKED
