@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from nightingale import __version__
-from nightingale.cli import doctor, models, say, serve, voices
+from nightingale.cli import doctor, export, models, say, serve, voices
 from nightingale.cli.console import print_error
 from nightingale.cli.options import option
 from nightingale.errors import ConfigError, NightingaleError
@@ -76,6 +76,7 @@ def _add_lab_command(name: str) -> None:
 app.command("say")(say.say)
 app.command("serve")(serve.serve)
 app.command("doctor")(doctor.doctor)
+app.command("export")(export.export)
 for _name in LAB_COMMANDS:
     _add_lab_command(_name)
 app.add_typer(models_app, name="models")
