@@ -24,7 +24,11 @@ from nightingale.models.chatterbox.s3gen.estimator import (
     TransformerBlock,
 )
 from nightingale.models.chatterbox.s3gen.flow import Flow, linear_times
-from nightingale.models.chatterbox.s3gen.token_encoder import EncoderBlock, EncoderEmbedding, distance_encoding
+from nightingale.models.chatterbox.s3gen.token_encoder import (
+    EncoderBlock,
+    EncoderEmbedding,
+    distance_encoding,
+)
 
 FRAMES = 2
 """Mel frames of a token."""
@@ -49,7 +53,9 @@ class Caches:
 class Attention(nn.Module):
     """Attention over `reach` cached positions and the block itself; (1, time, width) -> (1, time, width)."""
 
-    def __init__(self, q: nn.Linear, k: nn.Linear, v: nn.Linear, out: nn.Linear, heads: int, reach: int) -> None:
+    def __init__(
+        self, q: nn.Linear, k: nn.Linear, v: nn.Linear, out: nn.Linear, heads: int, reach: int
+    ) -> None:
         super().__init__()
         self.q, self.k, self.v, self.out = q, k, v, out
         self.heads, self.reach = heads, reach
@@ -76,12 +82,12 @@ class RelativeAttention(Attention):
     distances: Tensor
 
     def __init__(self, layer: Any, time: int, reach: int) -> None:
-        super().__init__(
-            layer.linear_q, layer.linear_k, layer.linear_v, layer.linear_out, layer.heads, reach
-        )
+        super().__init__(layer.linear_q, layer.linear_k, layer.linear_v, layer.linear_out, layer.heads, reach)
         scale = self.head_width**-0.5
         # Distances from reach + time - 1 down to -time: one more than needed, see `_align`.
-        encoded = distance_encoding(time + 1, reach + time, layer.linear_pos.in_features, like=layer.pos_bias_u)
+        encoded = distance_encoding(
+            time + 1, reach + time, layer.linear_pos.in_features, like=layer.pos_bias_u
+        )
         table = self.split(layer.linear_pos(encoded).detach()).transpose(1, 2) * scale
         self.register_buffer("distances", table.contiguous())
         self.by_content = nn.Parameter(layer.pos_bias_u.detach()[:, None] * scale, requires_grad=False)
