@@ -150,11 +150,14 @@ def export(model: str, folder: Path, *, note: Note, sizes: Sizes = Sizes()) -> N
     check_supported(loaded)
     t3, flow, hift = load_networks(loaded)
     programs = Programs(t3, flow, hift, sizes)
+    planned: dict[str, dict[str, int]] = {}
     for file, methods in programs.files.items():
         note(f"lowering {file}")
-        (folder / f"{file}.pte").write_bytes(lower(methods))
+        program, planned[file] = lower(methods)
+        (folder / f"{file}.pte").write_bytes(program)
     shutil.copyfile(loaded.source.files["tokenizer"], folder / TOKENIZER)
     card = make_card(loaded, programs, write_voices(loaded, folder, t3, flow))
+    card["planned_bytes"] = planned
     card["versions"] = {package: version(package) for package in ("executorch", "torch")}
     write_card(folder, card)
     note("comparing with the engine")
@@ -178,8 +181,11 @@ def check_supported(model: Model) -> None:
         )
 
 
-def lower(methods: Mapping[str, Any]) -> bytes:
-    """Return a program with these modules as methods, delegated to XNNPACK where it has the operations."""
+def lower(methods: Mapping[str, Any]) -> tuple[bytes, dict[str, int]]:
+    """Return a program with these modules as methods, and the bytes that each method plans for its tensors.
+
+    It is delegated to XNNPACK where that has the operations; XNNPACK's own memory is not in these bytes.
+    """
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
     from executorch.exir.passes import MemoryPlanningPass
@@ -192,8 +198,9 @@ def lower(methods: Mapping[str, Any]) -> bytes:
         edge = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
     # Inputs are read where the caller has them; the KV cache would be copied for each token otherwise.
     planning = MemoryPlanningPass(alloc_graph_input=False)
-    program: bytes = edge.to_executorch(ExecutorchBackendConfig(memory_planning_pass=planning)).buffer
-    return program
+    program = edge.to_executorch(ExecutorchBackendConfig(memory_planning_pass=planning))
+    plans = program.executorch_program.execution_plan
+    return program.buffer, {plan.name: sum(plan.non_const_buffer_sizes) for plan in plans}
 
 
 def write_voices(model: Model, folder: Path, t3: T3, flow: Flow) -> dict[str, str]:
