@@ -2,7 +2,7 @@
 
     DIR/export.json       the card: sizes, ids, sampling, inputs and outputs of the programs in order
     DIR/t3.pte            methods `prefill` and `step` (executorch_t3.py)
-    DIR/flow.pte          method `forward` (executorch_flow.py)
+    DIR/flow.pte          methods `encode` and `step` (executorch_flow.py)
     DIR/vocoder.pte       method `forward` (executorch_vocoder.py)
     DIR/tokenizer.json    the text vocabulary
     DIR/voices/NAME.f32   T3's speaker, then the flow's speaker, float32, little-endian
@@ -31,7 +31,7 @@ from nightingale.engine.load import Model, load_model
 from nightingale.errors import ConfigError
 from nightingale.export import Note
 from nightingale.export.executorch_check import compare_with_engine, load_networks
-from nightingale.export.executorch_flow import StaticFlow
+from nightingale.export.executorch_flow import StaticEstimator, StaticTokenEncoder
 from nightingale.export.executorch_model import CARD, FORMAT, FORMAT_VERSION, ExecutorchModel
 from nightingale.export.executorch_t3 import StaticT3
 from nightingale.export.executorch_vocoder import (
@@ -70,12 +70,15 @@ class Programs:
     """The modules of an export by file and method, and their part of the card."""
 
     def __init__(self, t3: T3, flow: Flow, hift: Hift, sizes: Sizes) -> None:
-        self.sizes, self.config = sizes, t3.config
+        self.sizes, self.config, self.solver_steps = sizes, t3.config, flow.steps
         self.step = StaticT3(t3, tokens=1, capacity=sizes.capacity)
         prefill = StaticT3(t3, tokens=sizes.prefill_tokens, capacity=sizes.capacity)
         self.files: dict[str, dict[str, nn.Module]] = {
             "t3": {"prefill": prefill, "step": self.step},
-            "flow": {"forward": StaticFlow(flow, tokens=sizes.block_tokens)},
+            "flow": {
+                "encode": StaticTokenEncoder(flow, tokens=sizes.block_tokens),
+                "step": StaticEstimator(flow, tokens=sizes.block_tokens),
+            },
             "vocoder": {"forward": StaticVocoder(hift, frames=sizes.block_frames)},
         }
         for methods in self.files.values():
@@ -103,7 +106,11 @@ class Programs:
                 "start_speech": START_SPEECH,
                 "stop_speech": STOP_SPEECH,
             },
-            "flow": {"block_tokens": self.sizes.block_tokens, "lookahead_tokens": LOOKAHEAD_TOKENS},
+            "flow": {
+                "block_tokens": self.sizes.block_tokens,
+                "lookahead_tokens": LOOKAHEAD_TOKENS,
+                "solver_steps": self.solver_steps,
+            },
             "vocoder": {
                 "block_frames": self.sizes.block_frames,
                 "before_frames": BEFORE_FRAMES,
@@ -120,15 +127,18 @@ def _describe(module: Any) -> dict[str, Any]:
     example = module.example()
     with torch.no_grad():
         results = module(*example)
+    inputs, outputs = module.names()
+    fed_back = {
+        name for name in inputs if name == "cycles" or name.startswith(("cache.", "keys.", "values."))
+    }
 
     def values(names: list[str], tensors: tuple[Tensor, ...], *, start: bool) -> list[dict[str, Any]]:
         return [
             {"name": name, "dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape)}
-            | ({"start": float(tensor.flatten()[0])} if start and name.startswith("cache.") else {})
+            | ({"start": float(tensor.flatten()[0])} if start and name in fed_back else {})
             for name, tensor in zip(names, tensors, strict=True)
         ]
 
-    inputs, outputs = module.names()
     return {
         "inputs": values(inputs, example, start=True),
         "outputs": values(outputs, results, start=False),
@@ -187,7 +197,7 @@ def lower(methods: Mapping[str, Any]) -> tuple[bytes, dict[str, int]]:
     It is delegated to XNNPACK where that has the operations; XNNPACK's own memory is not in these bytes.
     """
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
-    from executorch.exir import ExecutorchBackendConfig, to_edge_transform_and_lower
+    from executorch.exir import EdgeCompileConfig, ExecutorchBackendConfig, to_edge_transform_and_lower
     from executorch.exir.passes import MemoryPlanningPass
 
     with torch.no_grad():
@@ -195,7 +205,11 @@ def lower(methods: Mapping[str, Any]) -> tuple[bytes, dict[str, int]]:
             name: torch.export.export(module, module.example(), strict=False)
             for name, module in methods.items()
         }
-        edge = to_edge_transform_and_lower(exported, partitioner=[XnnpackPartitioner()])
+        # Without validation of the graph after each change, which takes most of the time.
+        config = EdgeCompileConfig(_check_ir_validity=False)
+        edge = to_edge_transform_and_lower(
+            exported, partitioner=[XnnpackPartitioner()], compile_config=config
+        )
     # Inputs are read where the caller has them; the KV cache would be copied for each token otherwise.
     planning = MemoryPlanningPass(alloc_graph_input=False)
     program = edge.to_executorch(ExecutorchBackendConfig(memory_planning_pass=planning))

@@ -1,8 +1,12 @@
-"""The flow with fixed shapes, for ExecuTorch: one block of speech tokens to mel frames.
+"""The flow with fixed shapes, for ExecuTorch: a block of speech tokens is encoded, then integrated to mel frames.
 
-The arithmetic is that of models/chatterbox/s3gen, over (1, time, channels), with `left_context` cached positions
-in every attention layer. Positions that are not filled yet, and tokens after the end of an utterance, are masked.
-Each cache is an input, and an output that is the input of the next block; all are zeros at first.
+    conditioning = encode(ids)
+    x = 0;  for each solver step:  x = x + length · velocity(x ‖ conditioning, time)
+
+The two are methods of their own, so that the estimator's weights are in memory once. The arithmetic is that of
+models/chatterbox/s3gen, over (1, time, channels), with `left_context` cached positions in every attention layer.
+Positions that are not filled yet, and tokens after the end of an utterance, are masked. Each cache is an input,
+and an output that is the input of the next block; all are zeros at first.
 """
 
 from __future__ import annotations
@@ -160,6 +164,8 @@ class NormedConv(nn.Module):
 class Stage(nn.Module):
     """A stage of the estimator: a resnet block, transformer blocks and, at the ends of the U, a convolution."""
 
+    times: Tensor
+
     def __init__(self, stage: EstimatorStage, times: list[Tensor], reach: int) -> None:
         super().__init__()
         resnet, blocks = stage[0], stage[1]
@@ -169,10 +175,10 @@ class Stage(nn.Module):
         self.residual = CausalConv(resnet.res_conv)
         self.blocks = nn.ModuleList(Transformer(block, reach) for block in blocks)  # type: ignore[arg-type]
         self.conv = CausalConv(stage[2]) if len(stage) > 2 else None  # type: ignore[arg-type]
-        self.times = nn.ParameterList(resnet.mlp["1"](mish(time)).detach() for time in times)
+        self.register_buffer("times", torch.cat([resnet.mlp["1"](mish(time)).detach() for time in times]))
 
-    def forward(self, x: Tensor, step: int, mask: Tensor, caches: Caches) -> Tensor:
-        h = self.block1(x, caches) + self.times[step]
+    def forward(self, x: Tensor, step: Tensor, mask: Tensor, caches: Caches) -> Tensor:
+        h = self.block1(x, caches) + self.times.index_select(0, step)
         x = self.block2(h, caches) + self.residual(x)
         for block in self.blocks:
             x = block(x, mask, caches)
@@ -184,7 +190,7 @@ class Stage(nn.Module):
         return self.conv(caches.join(x, self.conv.taps - 1))
 
 
-class StaticFlow(nn.Module):
+class StaticTokenEncoder(nn.Module):
     """Inputs:
 
     ids       (1, tokens + 3) int64   speech tokens of the block, and those that are looked ahead to
@@ -193,14 +199,14 @@ class StaticFlow(nn.Module):
     speaker   (1, 1, mel)             of the voice
     cache.N                           zeros at first, later the outputs of the previous block
 
-    Outputs: mel (1, 2 · tokens, mel), then the caches. The frames of unknown tokens have no meaning.
+    Outputs: conditioning (1, 2 · tokens, 3 · mel), then the caches.
     """
 
     def __init__(self, flow: Flow, *, tokens: int) -> None:
         super().__init__()
         config, encoder = flow.config, flow.encoder
         assert config.left_context is not None
-        self.tokens, self.reach, self.config = tokens, config.left_context, config
+        self.tokens, self.reach, self.bands = tokens, config.left_context, config.mel_bands
         self.embedding = flow.input_embedding
         self.embed, self.up_embed = self._embed(encoder.embed), self._embed(encoder.up_embed)
         lookahead: Any = encoder.pre_lookahead_layer
@@ -212,15 +218,6 @@ class StaticFlow(nn.Module):
             for b in encoder.up_encoders
         )
         self.after_norm, self.project = LayerNorm(encoder.after_norm), flow.encoder_proj
-        estimator: Any = flow.decoder["estimator"]
-        steps = list(pairwise(torch.tensor(linear_times(flow.steps))))
-        times = [estimator.times(t[None], r[None]).detach() for t, r in steps]
-        self.lengths = [float(r - t) for t, r in steps]
-        self.stages = nn.ModuleList(
-            Stage(stage, times, self.reach)
-            for stage in (*estimator.down_blocks, *estimator.mid_blocks, *estimator.up_blocks)
-        )
-        self.final, self.velocity = NormedConv(estimator.final_block), CausalConv(estimator.final_proj)
         with torch.no_grad():
             _, *self._caches = self(*self._inputs(), record=True)
 
@@ -233,7 +230,7 @@ class StaticFlow(nn.Module):
     def _inputs(self) -> tuple[Tensor, ...]:
         one = torch.zeros(1, dtype=torch.int64)
         ids = torch.zeros(1, self.tokens + LOOKAHEAD_TOKENS, dtype=torch.int64)
-        return ids, one, one, torch.zeros(1, 1, self.config.mel_bands)
+        return ids, one, one, torch.zeros(1, 1, self.bands)
 
     def example(self) -> tuple[Tensor, ...]:
         """Return the inputs of a first block, all zeros."""
@@ -242,7 +239,7 @@ class StaticFlow(nn.Module):
     def names(self) -> tuple[list[str], list[str]]:
         """Return the names of the inputs and of the outputs."""
         caches = [f"cache.{number}" for number in range(len(self._caches))]
-        return ["ids", "known", "position", "speaker", *caches], ["mel", *caches]
+        return ["ids", "known", "position", "speaker", *caches], ["conditioning", *caches]
 
     def forward(
         self,
@@ -254,42 +251,91 @@ class StaticFlow(nn.Module):
         record: bool = False,
     ) -> tuple[Tensor, ...]:
         caches = Caches(None if record else past)
-        mu = self._encode(ids, known, position, caches)
-        mask = self._mask(FRAMES, known, position)
-        zeros = torch.zeros_like(mu)
-        conditioning = torch.cat([mu, zeros + speaker, zeros], dim=-1)
-        x = zeros
-        for step, length in enumerate(self.lengths):
-            x = x + length * self._velocity(torch.cat([x, conditioning], dim=-1), step, mask, caches)
-        return x * self.config.mel_std + self.config.mel_mean, *caches.saved
-
-    def _encode(self, ids: Tensor, known: Tensor, position: Tensor, caches: Caches) -> Tensor:
         # Lookahead past the end of the utterance reads zeros.
         inside = (torch.arange(ids.shape[1]) < known).to(torch.float32)[None, :, None]
         x = self.embed(self.embedding(ids)) * inside
         ahead = F.leaky_relu(self.ahead(x))
         x = x[:, : self.tokens] + self.after(caches.join(ahead, self.after.taps - 1))
-        mask = self._mask(1, known, position)
+        mask = _mask(self.reach, self.tokens, known, position)
         for block in self.encoders:
             x = block(x, mask, caches)
         twice = torch.cat([x, x], dim=-1).view(1, FRAMES * self.tokens, -1)
         x = self.up_embed(self.up_conv(caches.join(twice, self.up_conv.taps - 1)))
-        mask = self._mask(FRAMES, known, position)
+        mask = _mask(self.reach, FRAMES * self.tokens, FRAMES * known, FRAMES * position)
         for block in self.up_encoders:
             x = block(x, mask, caches)
-        return self.project(self.after_norm(x))
+        mu = self.project(self.after_norm(x))
+        zeros = mu * 0  # in place of the prompt's mel
+        return torch.cat([mu, zeros + speaker, zeros], dim=-1), *caches.saved
 
-    def _velocity(self, h: Tensor, step: int, mask: Tensor, caches: Caches) -> Tensor:
+
+class StaticEstimator(nn.Module):
+    """One solver step. Inputs:
+
+    x             (1, 2 · tokens, mel)      zeros, then the output of the previous step
+    conditioning  (1, 2 · tokens, 3 · mel)  of the token encoder
+    known, position                         as those of the token encoder
+    step          (1,) int64                the number of the step
+    cache.N                                 of this step: zeros at first, later its outputs in the previous block
+
+    Outputs: x, mel (1, 2 · tokens, mel), then the caches. The mel of the last step is the block's; the frames of
+    unknown tokens have no meaning.
+    """
+
+    def __init__(self, flow: Flow, *, tokens: int) -> None:
+        super().__init__()
+        config = flow.config
+        assert config.left_context is not None
+        self.frames, self.reach, self.config = FRAMES * tokens, config.left_context, config
+        estimator: Any = flow.decoder["estimator"]
+        steps = list(pairwise(torch.tensor(linear_times(flow.steps))))
+        times = [estimator.times(t[None], r[None]).detach() for t, r in steps]
+        self.length = 1 / flow.steps
+        self.stages = nn.ModuleList(
+            Stage(stage, times, self.reach)
+            for stage in (*estimator.down_blocks, *estimator.mid_blocks, *estimator.up_blocks)
+        )
+        self.final, self.velocity = NormedConv(estimator.final_block), CausalConv(estimator.final_proj)
+        with torch.no_grad():
+            _, _, *self._caches = self(*self._inputs(), record=True)
+
+    def _inputs(self) -> tuple[Tensor, ...]:
+        one, bands = torch.zeros(1, dtype=torch.int64), self.config.mel_bands
+        return torch.zeros(1, self.frames, bands), torch.zeros(1, self.frames, 3 * bands), one, one, one
+
+    def example(self) -> tuple[Tensor, ...]:
+        """Return the inputs of a first block, all zeros."""
+        return (*self._inputs(), *(torch.zeros_like(cache) for cache in self._caches))
+
+    def names(self) -> tuple[list[str], list[str]]:
+        """Return the names of the inputs and of the outputs."""
+        caches = [f"cache.{number}" for number in range(len(self._caches))]
+        return ["x", "conditioning", "known", "position", "step", *caches], ["x", "mel", *caches]
+
+    def forward(
+        self,
+        x: Tensor,
+        conditioning: Tensor,
+        known: Tensor,
+        position: Tensor,
+        step: Tensor,
+        *past: Tensor,
+        record: bool = False,
+    ) -> tuple[Tensor, ...]:
+        caches = Caches(None if record else past)
+        mask = _mask(self.reach, self.frames, FRAMES * known, FRAMES * position)
         down, *middle, up = self.stages
-        skip = down(h, step, mask, caches)
+        skip = down(torch.cat([x, conditioning], dim=-1), step, mask, caches)
         h = down.close(skip, caches)  # type: ignore[operator]
         for stage in middle:
             h = stage(h, step, mask, caches)
         h = up.close(up(torch.cat([h, skip], dim=-1), step, mask, caches), caches)  # type: ignore[operator]
-        return self.velocity(self.final(h, caches))
+        x = x + self.length * self.velocity(self.final(h, caches))
+        return x, x * self.config.mel_std + self.config.mel_mean, *caches.saved
 
-    def _mask(self, rate: int, known: Tensor, position: Tensor) -> Tensor:
-        """Return (1, reach + rate · tokens): hide cached positions before the start, and tokens after the end."""
-        at = torch.arange(-self.reach, rate * self.tokens)
-        hidden = (at + rate * position < 0).to(torch.float32) + (at >= rate * known).to(torch.float32)
-        return hidden[None] * MASKED
+
+def _mask(reach: int, time: int, known: Tensor, position: Tensor) -> Tensor:
+    """Return (1, reach + time): hide cached positions before the start, and those after the end."""
+    at = torch.arange(-reach, time)
+    hidden = (at + position < 0).to(torch.float32) + (at >= known).to(torch.float32)
+    return hidden[None] * MASKED

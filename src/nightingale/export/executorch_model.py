@@ -64,7 +64,7 @@ class ExecutorchModel:
         for file, methods in card["programs"].items():
             program = runtime.load_program(folder / f"{file}.pte")
             programs[file] = {method: _runner(program.load_method(method)) for method in methods}
-        mel = card["programs"]["flow"]["forward"]["inputs"][3]["shape"][-1]
+        mel = card["programs"]["flow"]["encode"]["inputs"][3]["shape"][-1]
         voices = {}
         for name, file in card["voices"].items():
             values = torch.from_numpy(np.fromfile(folder / file, "<f4"))
@@ -76,7 +76,7 @@ class ExecutorchModel:
         t3, programs = self.card["t3"], self._programs["t3"]
         speaker, offset, capacity = self._voices[voice][0], t3["speech_offset"], t3["capacity"]
         prompt = [t3["speaker_id"], t3["start_text"], *text_ids, t3["stop_text"], offset + t3["start_speech"]]
-        caches = self._start("t3", "step", 4)
+        caches = self._start("t3", "step")
         position, size = 0, t3["prefill_tokens"]
         limits = self.card["limits"]
         expected = limits["tokens"] + math.ceil(limits["tokens_per_text_id"] * len(text_ids))
@@ -104,18 +104,25 @@ class ExecutorchModel:
 
     def render(self, tokens: Iterable[int], voice: str) -> Iterator[Tensor]:
         """Yield the mel (frames, bands) of blocks of tokens, each as soon as its lookahead is known."""
-        flow, program = self.card["flow"], self._programs["flow"]["forward"]
+        flow, programs = self.card["flow"], self._programs["flow"]
         block, size = flow["block_tokens"], flow["block_tokens"] + flow["lookahead_tokens"]
-        speaker, caches = self._voices[voice][1], self._start("flow", "forward", 4)
+        speaker, encoder_caches = self._voices[voice][1], self._start("flow", "encode")
+        caches = [self._start("flow", "step") for _ in range(flow["solver_steps"])]
+        shape = self.card["programs"]["flow"]["step"]["inputs"][0]["shape"]
         waiting: list[int] = []
         position = 0
 
         def next_block() -> Tensor:
-            nonlocal caches, position, waiting
-            known = min(size, len(waiting))
-            ids = torch.tensor([[*waiting[:known], *[0] * (size - known)]])
-            mel, *caches = program(ids, torch.tensor([known]), torch.tensor([position]), speaker, *caches)
-            count = min(block, known)
+            nonlocal encoder_caches, position, waiting
+            count, length = min(block, len(waiting)), min(size, len(waiting))
+            ids = torch.tensor([[*waiting[:length], *[0] * (size - length)]])
+            known, at = torch.tensor([length]), torch.tensor([position])
+            conditioning, *encoder_caches = programs["encode"](ids, known, at, speaker, *encoder_caches)
+            x = mel = torch.zeros(shape)
+            for step, own in enumerate(caches):
+                x, mel, *caches[step] = programs["step"](
+                    x, conditioning, known, at, torch.tensor([step]), *own
+                )
             position, waiting = position + count, waiting[count:]
             return mel[0, : self.card["frames_per_token"] * count].clone()
 
@@ -131,7 +138,7 @@ class ExecutorchModel:
         sizes, program = self.card["vocoder"], self._programs["vocoder"]["forward"]
         frames, before, ahead = sizes["block_frames"], sizes["before_frames"], sizes["ahead_frames"]
         per_frame, delay = self.card["samples_per_frame"], sizes["delay_samples"]
-        caches = self._start("vocoder", "forward", 4)
+        caches = self._start("vocoder", "forward")
         inputs = self.card["programs"]["vocoder"]["forward"]["inputs"]
         known = torch.zeros(before, inputs[0]["shape"][1])
         """The frames from `before` frames before the block on."""
@@ -167,11 +174,12 @@ class ExecutorchModel:
         while start < end:
             yield next_block(end)
 
-    def _start(self, file: str, method: str, skip: int) -> list[Tensor]:
-        """Return the caches of an utterance's start: the inputs of a method after the first `skip`."""
+    def _start(self, file: str, method: str) -> list[Tensor]:
+        """Return the caches of an utterance's start: the inputs of a method that have a start value."""
         return [
-            torch.full(one["shape"], one.get("start", 0.0), dtype=getattr(torch, one["dtype"]))
-            for one in self.card["programs"][file][method]["inputs"][skip:]
+            torch.full(one["shape"], one["start"], dtype=getattr(torch, one["dtype"]))
+            for one in self.card["programs"][file][method]["inputs"]
+            if "start" in one
         ]
 
 
