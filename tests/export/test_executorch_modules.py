@@ -6,6 +6,7 @@ import copy
 import json
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from torch import Tensor
 from nightingale.backends.torch.sample_stream import render_samples
 from nightingale.engine.load import Model
 from nightingale.errors import CheckpointError, ConfigError
-from nightingale.export.executorch import Programs, Sizes, check_supported, make_card, speaker_inputs
+from nightingale.export.executorch import Programs, Sizes, check_supported, make_card, speaker_inputs, trace
 from nightingale.export.executorch_check import (
     compare_with_engine,
     error_db,
@@ -133,6 +134,29 @@ def test_voiced_frames_equal_the_references() -> None:
     exported = ExecutorchModel(make_card(model, programs, {}), programs.files, {})
     samples = np.concatenate(list(exported.vocode([mel], program_noise(hift, 3))))
     assert error_db(samples, render_samples(hift, mel.T, seed=3)) < -60
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.export, for its own code
+@pytest.mark.parametrize(
+    ("file", "method"),
+    [("t3", "step"), ("t3", "prefill"), ("flow", "encode"), ("flow", "step"), ("vocoder", "forward")],
+)
+def test_a_traced_module_reads_all_its_inputs(file: str, method: str) -> None:
+    """Numbers such as positions are inputs of the graph, and no two inputs are one."""
+    module: Any = tiny()[1]._programs[file][method]
+    random = torch.Generator().manual_seed(0)
+    inputs = [
+        torch.full_like(one, number + 3)
+        if one.dtype == torch.int64 and one.numel() == 1 and name != "step"
+        else torch.ones_like(one)
+        if not one.is_floating_point()
+        else torch.randn(one.shape, generator=random, dtype=one.dtype)
+        for number, (name, one) in enumerate(zip(module.names()[0], module.example(), strict=True))
+    ]
+    traced = trace(module).module()
+    for own, other in zip(traced(*inputs), module(*inputs), strict=True):
+        torch.testing.assert_close(own, other, rtol=0, atol=1e-5)
 
 
 def test_a_difference_from_the_engine_is_refused() -> None:

@@ -191,6 +191,12 @@ def check_supported(model: Model) -> None:
         )
 
 
+def trace(module: Any) -> torch.export.ExportedProgram:
+    """Return the graph of a module."""
+    # Copies, because inputs that are the same tensor would become one input.
+    return torch.export.export(module, tuple(one.clone() for one in module.example()), strict=False)
+
+
 def lower(methods: Mapping[str, Any]) -> tuple[bytes, dict[str, int]]:
     """Return a program with these modules as methods, and the bytes that each method plans for its tensors.
 
@@ -201,10 +207,7 @@ def lower(methods: Mapping[str, Any]) -> tuple[bytes, dict[str, int]]:
     from executorch.exir.passes import MemoryPlanningPass
 
     with torch.no_grad():
-        exported = {
-            name: torch.export.export(module, module.example(), strict=False)
-            for name, module in methods.items()
-        }
+        exported = {name: trace(module) for name, module in methods.items()}
         # Without validation of the graph after each change, which takes most of the time.
         config = EdgeCompileConfig(_check_ir_validity=False)
         edge = to_edge_transform_and_lower(
