@@ -56,7 +56,7 @@ judges: $(BIN)/python ## get the recognizers and quality models that score speec
 
 browser: $(INSTALLED_DEV) ## drive the page in a real Chromium (needs Debian's chromium)
 	$(PIP) -e '.[browser]'
-	$(BIN)/python -m pytest -m browser tests/browser
+	$(BIN)/python -m pytest -m browser tests/browser tests/export
 
 contract: ## try other projects' clients (LiveKit, Pipecat, ElevenLabs), in an environment of their own
 	$(PYTHON) -m venv .venv-contract
