@@ -97,8 +97,9 @@ class ExecutorchModel:
             yield token
             if number == budget:
                 return
-            ids = torch.tensor([[offset + token]])
-            logits, *new = programs["step"](ids, torch.tensor([position]), zero, speaker, *caches)
+            logits, *new = programs["step"](
+                torch.tensor([[offset + token]]), torch.tensor([position]), zero, speaker, *caches
+            )
             _write(caches, new, position, 1)
             position += 1
 

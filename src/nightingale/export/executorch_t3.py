@@ -14,6 +14,8 @@ each token. Positions from `position` on are masked, so what they hold does not 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -68,9 +70,10 @@ class StaticT3(nn.Module):
         )
         self.table = nn.Embedding.from_pretrained(table.detach())
         self.blocks, self.head = t3.tfmr.layers, t3.speech_head
+        blocks: Any = t3.tfmr.layers
         self.norms = nn.ModuleList(
             RmsNorm(norm.weight.detach())
-            for layer in t3.tfmr.layers
+            for layer in blocks
             for norm in (layer.input_layernorm, layer.post_attention_layernorm)
         )
         self.norm = RmsNorm(t3.tfmr.norm.weight.detach())

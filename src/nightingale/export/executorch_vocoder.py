@@ -15,6 +15,7 @@ The last 12 samples of an utterance have no meaning: the program does not reflec
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -42,6 +43,7 @@ from nightingale.models.chatterbox.hift.source import (
     VOICED_ABOVE_HZ,
     VOICED_NOISE,
 )
+from nightingale.models.layers.conv import padding_of
 
 BEFORE_FRAMES = 7
 """Frames before a block that its pitch depends on."""
@@ -125,13 +127,12 @@ class SnakeBlock(nn.Module):
     def __init__(self, block: ResBlock) -> None:
         super().__init__()
         self.factors, self.convs = nn.ParameterList(), nn.ModuleList()
-        for snake1, conv1, snake2, conv2 in zip(
-            block.activations1, block.convs1, block.activations2, block.convs2, strict=True
-        ):
+        layers: Any = zip(block.activations1, block.convs1, block.activations2, block.convs2, strict=True)
+        for snake1, conv1, snake2, conv2 in layers:
             alpha1, alpha2 = snake1.alpha.detach(), snake2.alpha.detach()
             self.factors.append(nn.Parameter(2 * alpha1[None, :, None], requires_grad=False))
-            self.convs.append(_snake_conv(conv1, alpha1, 2 * alpha2))  # type: ignore[arg-type]
-            self.convs.append(_snake_conv(conv2, alpha2, torch.ones_like(alpha2)))  # type: ignore[arg-type]
+            self.convs.append(_snake_conv(conv1, alpha1, 2 * alpha2))
+            self.convs.append(_snake_conv(conv2, alpha2, torch.ones_like(alpha2)))
 
     def forward(self, x: Tensor, caches: Columns) -> Tensor:
         for number, factor in enumerate(self.factors):
@@ -209,16 +210,16 @@ class StaticVocoder(nn.Module):
         self.frames, self.bands = frames, config.mel_bands
         layers = [layer for layer in hift.f0_predictor.condnet if isinstance(layer, nn.Conv1d)]
         self.pitch = nn.ModuleList(_plain(layer, past=0) for layer in layers)
-        self.sides = [(layer.left, layer.right) for layer in layers]  # type: ignore[attr-defined]
+        self.sides = [padding_of(layer) for layer in layers]
         self.classifier, self.source = hift.f0_predictor.classifier, Source(hift)
         self.register_buffer("stft", _stft_kernel(hift.window))
         self.register_buffer("reversed", torch.arange(HALF_WINDOW, 0, -1))
-        self.downs = nn.ModuleList(_plain(down, past=_left(down)) for down in hift.source_downs)
+        self.downs = nn.ModuleList(_plain(down, past=padding_of(down)[0]) for down in hift.source_downs)
         self.source_blocks = nn.ModuleList(SnakeBlock(block) for block in hift.source_resblocks)  # type: ignore[arg-type]
         self.pre = _plain(hift.conv_pre, past=0)
         kernels = len(config.resblock_kernels)
         self.ups = nn.ModuleList(
-            Upsample(up.weight.detach(), up.bias.detach(), rate, 1 / kernels if stage else 1.0)  # type: ignore[operator, union-attr]
+            Upsample(up.weight.detach(), up.bias.detach(), rate, 1 / kernels if stage else 1.0)  # type: ignore[operator]
             for stage, (up, rate) in enumerate(zip(hift.ups, UPSAMPLE_RATES, strict=True))
         )
         self.blocks = nn.ModuleList(
@@ -285,7 +286,8 @@ class StaticVocoder(nn.Module):
     def _f0(self, mel: Tensor, inside: Tensor) -> Tensor:
         """Return f0 in Hz, (frames + 1, 1). Hidden columns outside the utterance are zeros, as padding is."""
         x, start, end = mel, 0, mel.shape[2]
-        for number, (layer, (left, right)) in enumerate(zip(self.pitch, self.sides, strict=True)):
+        layers: Any = zip(self.pitch, self.sides, strict=True)
+        for number, (layer, (left, right)) in enumerate(layers):
             x, start, end = elu(layer.conv(x)), start + left, end - right
             if number < len(self.sides) - 1:
                 x = x * inside[:, :, start:end]
@@ -308,10 +310,6 @@ def _plain(layer: nn.Module, *, past: int) -> Conv:
     assert isinstance(layer, nn.Conv1d)
     assert layer.bias is not None
     return Conv(layer.weight, layer.bias, stride=layer.stride[0], dilation=layer.dilation[0], past=past)
-
-
-def _left(layer: nn.Module) -> int:
-    return getattr(layer, "left", 0)
 
 
 def _stft_kernel(window: Tensor) -> Tensor:
