@@ -18,7 +18,14 @@ from torch import Tensor
 from nightingale.backends.torch.sample_stream import render_samples
 from nightingale.engine.load import Model
 from nightingale.errors import CheckpointError, ConfigError
-from nightingale.export.executorch import Programs, Sizes, check_supported, make_card, speaker_inputs, trace
+from nightingale.export.executorch import (
+    ExportSizes,
+    StaticPrograms,
+    check_supported,
+    make_card,
+    speaker_inputs,
+    trace,
+)
 from nightingale.export.executorch_check import (
     compare_with_engine,
     error_db,
@@ -34,7 +41,7 @@ from nightingale.voices.voice import Voice
 
 # A left context that is full after a few blocks, so that old positions leave the caches.
 PRESET = replace(TINY, flow=replace(TINY.flow, left_context=24))
-SIZES = Sizes(capacity=192, prefill_tokens=8, block_tokens=5, block_frames=6)
+SIZES = ExportSizes(capacity=192, prefill_tokens=8, block_tokens=5, block_frames=6)
 
 
 @cache
@@ -56,7 +63,7 @@ def tiny() -> tuple[Model, ExecutorchModel]:
     t3, (flow, hift) = t3_of(model), s3gen_of(model)
     # Random weights would make the magnitudes of the spectrum so large that all samples are clipped.
     hift.conv_post.weight.data.mul_(0.05)
-    programs = Programs(t3, flow, hift, SIZES)
+    programs = StaticPrograms(t3, flow, hift, SIZES)
     card = make_card(model, programs, {})
     speaker, flow_speaker = speaker_inputs(voice, t3, flow)
     voices = {"test": (speaker, flow_speaker[:, None])}
@@ -130,7 +137,7 @@ def test_voiced_frames_equal_the_references() -> None:
     f0 = hift.f0_predictor(mel.T[None])
     assert 50 < f0.min() < 350
     assert 920 < f0.max() < 3000
-    programs = Programs(t3_of(model), flow, hift, SIZES)
+    programs = StaticPrograms(t3_of(model), flow, hift, SIZES)
     exported = ExecutorchModel(make_card(model, programs, {}), programs.files, {})
     samples = np.concatenate(list(exported.vocode([mel], program_noise(hift, 3))))
     assert error_db(samples, render_samples(hift, mel.T, seed=3)) < -60

@@ -54,7 +54,7 @@ TOKENIZER, VOICES = "tokenizer.json", "voices"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class ExportSizes:
     """The fixed shapes of an export."""
 
     capacity: int = 512
@@ -66,10 +66,10 @@ class Sizes:
     """Mel frames of a vocoder block. With its lookahead it needs as many as the first flow block returns."""
 
 
-class Programs:
+class StaticPrograms:
     """The modules of an export by file and method, and their part of the card."""
 
-    def __init__(self, t3: T3, flow: Flow, hift: Hift, sizes: Sizes) -> None:
+    def __init__(self, t3: T3, flow: Flow, hift: Hift, sizes: ExportSizes) -> None:
         self.sizes, self.config, self.solver_steps = sizes, t3.config, flow.steps
         self.step = StaticT3(t3, tokens=1, capacity=sizes.capacity)
         prefill = StaticT3(t3, tokens=sizes.prefill_tokens, capacity=sizes.capacity)
@@ -145,7 +145,7 @@ def _describe(module: Any) -> dict[str, Any]:
     }
 
 
-def export(model: str, folder: Path, *, note: Note, sizes: Sizes = Sizes()) -> None:  # noqa: B008, frozen
+def export(model: str, folder: Path, *, note: Note, sizes: ExportSizes = ExportSizes()) -> None:  # noqa: B008, frozen
     """Write a wren-like model into an empty folder and compare it with the engine.
 
     Raises:
@@ -159,7 +159,7 @@ def export(model: str, folder: Path, *, note: Note, sizes: Sizes = Sizes()) -> N
     loaded = load_model(model, offline=True, options={})
     check_supported(loaded)
     t3, flow, hift = load_networks(loaded)
-    programs = Programs(t3, flow, hift, sizes)
+    programs = StaticPrograms(t3, flow, hift, sizes)
     planned: dict[str, dict[str, int]] = {}
     for file, methods in programs.files.items():
         note(f"lowering {file}")
@@ -239,7 +239,7 @@ def speaker_inputs(voice: Voice, t3: T3, flow: Flow) -> tuple[Tensor, Tensor]:
     return speaker, flow.speaker(torch.tensor(voice.flow_speaker[None]))
 
 
-def make_card(model: Model, programs: Programs, voices: dict[str, str]) -> dict[str, Any]:
+def make_card(model: Model, programs: StaticPrograms, voices: dict[str, str]) -> dict[str, Any]:
     defaults = model.defaults
     assert model.default_voice is not None
     return {

@@ -35,8 +35,8 @@ MAX_SAMPLES_ERROR_DB: Final = -50.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Differences:
-    """What an export differs in from the reference."""
+class ExportDifferences:
+    """The differences between an export and the reference."""
 
     tokens: int
     """Tokens of the sentence; all are equal, or `compare_with_engine` raises."""
@@ -77,7 +77,7 @@ def compare_with_engine(
     mel_blocks = list(exported.render(tokens, voice.name))
     mel = reference_mel(flow, voice, tokens, [len(block) // 2 for block in mel_blocks])
     samples = np.concatenate(list(exported.vocode([mel], program_noise(hift, 0))))
-    differences = Differences(
+    differences = ExportDifferences(
         tokens=len(tokens),
         logits=max(float((own - other).abs().max()) for own, other in zip(seen, logits, strict=True)),
         mel=float((torch.cat(mel_blocks) - mel).abs().max()),

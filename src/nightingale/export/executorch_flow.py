@@ -18,7 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nightingale.export.executorch_layers import MASKED, CausalConv, LayerNorm, mish, silu, softmax
+from nightingale.export.executorch_layers import (
+    MASKED,
+    StaticCausalConv,
+    StaticLayerNorm,
+    mish,
+    silu,
+    softmax,
+)
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.s3gen.estimator import (
     HEAD_WIDTH,
@@ -38,7 +45,7 @@ FRAMES = 2
 """Mel frames of a token."""
 
 
-class Caches:
+class PositionCaches:
     """The caches of one call: inputs in the order of the forward pass, outputs in the same order."""
 
     def __init__(self, past: tuple[Tensor, ...] | None = None) -> None:
@@ -54,7 +61,7 @@ class Caches:
         return joined
 
 
-class Attention(nn.Module):
+class StaticAttention(nn.Module):
     """Attention over `reach` cached positions and the block itself; (1, time, width) -> (1, time, width)."""
 
     def __init__(
@@ -65,7 +72,7 @@ class Attention(nn.Module):
         self.heads, self.reach = heads, reach
         self.head_width = q.out_features // heads
 
-    def forward(self, x: Tensor, mask: Tensor, caches: Caches) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor, caches: PositionCaches) -> Tensor:
         """mask: (1 or time, reach + time)."""
         q = self.split(self.q(x))
         k, v = (caches.join(self.split(project(x)), self.reach) for project in (self.k, self.v))
@@ -80,7 +87,7 @@ class Attention(nn.Module):
         return x.view(x.shape[1], self.heads, self.head_width).transpose(0, 1)
 
 
-class RelativeAttention(Attention):
+class StaticRelativeAttention(StaticAttention):
     """Add a score by distance to the score by content. Shapes are fixed, so the distances are constants."""
 
     distances: Tensor
@@ -116,38 +123,38 @@ def _align(scores: Tensor, keys: int) -> Tensor:
     return rows[..., :keys]
 
 
-class Encoder(nn.Module):
+class StaticEncoderBlock(nn.Module):
     """A block of the token encoder."""
 
     def __init__(self, block: EncoderBlock, time: int, reach: int) -> None:
         super().__init__()
-        self.norm_mha, self.norm_ff = LayerNorm(block.norm_mha), LayerNorm(block.norm_ff)
-        self.attention = RelativeAttention(block.self_attn, time, reach)
+        self.norm_mha, self.norm_ff = StaticLayerNorm(block.norm_mha), StaticLayerNorm(block.norm_ff)
+        self.attention = StaticRelativeAttention(block.self_attn, time, reach)
         self.up, self.down = block.feed_forward["w_1"], block.feed_forward["w_2"]
 
-    def forward(self, x: Tensor, mask: Tensor, caches: Caches) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor, caches: PositionCaches) -> Tensor:
         x = x + self.attention(self.norm_mha(x), mask, caches)
         return x + self.down(silu(self.up(self.norm_ff(x))))
 
 
-class Transformer(nn.Module):
+class StaticTransformer(nn.Module):
     """A transformer block of the estimator."""
 
     def __init__(self, block: TransformerBlock, reach: int) -> None:
         super().__init__()
         attn: Any = block.attn1
-        self.norm1, self.norm3 = LayerNorm(block.norm1), LayerNorm(block.norm3)
-        self.attention = Attention(attn.to_q, attn.to_k, attn.to_v, attn.to_out[0], attn.heads, reach)
+        self.norm1, self.norm3 = StaticLayerNorm(block.norm1), StaticLayerNorm(block.norm3)
+        self.attention = StaticAttention(attn.to_q, attn.to_k, attn.to_v, attn.to_out[0], attn.heads, reach)
         assert self.attention.head_width == HEAD_WIDTH
         net: Any = block.ff.net
         self.up, self.down = net["0"]["proj"], net["2"]
 
-    def forward(self, x: Tensor, mask: Tensor, caches: Caches) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor, caches: PositionCaches) -> Tensor:
         x = x + self.attention(self.norm1(x), mask, caches)
         return x + self.down(F.gelu(self.up(self.norm3(x))))
 
 
-class NormedConv(nn.Module):
+class StaticNormedConv(nn.Module):
     """A causal convolution, a norm and Mish."""
 
     def __init__(self, block: ConvBlock) -> None:
@@ -155,13 +162,13 @@ class NormedConv(nn.Module):
         conv, norm = block.block["0"], block.block["2"]
         assert isinstance(conv, nn.Conv1d)
         assert isinstance(norm, nn.LayerNorm)
-        self.conv, self.norm = CausalConv(conv), LayerNorm(norm)
+        self.conv, self.norm = StaticCausalConv(conv), StaticLayerNorm(norm)
 
-    def forward(self, x: Tensor, caches: Caches) -> Tensor:
+    def forward(self, x: Tensor, caches: PositionCaches) -> Tensor:
         return mish(self.norm(self.conv(caches.join(x, self.conv.taps - 1))))
 
 
-class Stage(nn.Module):
+class StaticStage(nn.Module):
     """A stage of the estimator: a resnet block, transformer blocks and, at the ends of the U, a convolution."""
 
     times: Tensor
@@ -171,20 +178,20 @@ class Stage(nn.Module):
         resnet, blocks = stage[0], stage[1]
         assert isinstance(resnet, ResnetBlock)
         assert isinstance(blocks, nn.ModuleList)
-        self.block1, self.block2 = NormedConv(resnet.block1), NormedConv(resnet.block2)
-        self.residual = CausalConv(resnet.res_conv)
-        self.blocks = nn.ModuleList(Transformer(block, reach) for block in blocks)  # type: ignore[arg-type]
-        self.conv = CausalConv(stage[2]) if len(stage) > 2 else None  # type: ignore[arg-type]
+        self.block1, self.block2 = StaticNormedConv(resnet.block1), StaticNormedConv(resnet.block2)
+        self.residual = StaticCausalConv(resnet.res_conv)
+        self.blocks = nn.ModuleList(StaticTransformer(block, reach) for block in blocks)  # type: ignore[arg-type]
+        self.conv = StaticCausalConv(stage[2]) if len(stage) > 2 else None  # type: ignore[arg-type]
         self.register_buffer("times", torch.cat([resnet.mlp["1"](mish(time)).detach() for time in times]))
 
-    def forward(self, x: Tensor, step: Tensor, mask: Tensor, caches: Caches) -> Tensor:
+    def forward(self, x: Tensor, step: Tensor, mask: Tensor, caches: PositionCaches) -> Tensor:
         h = self.block1(x, caches) + self.times.index_select(0, step)
         x = self.block2(h, caches) + self.residual(x)
         for block in self.blocks:
             x = block(x, mask, caches)
         return x
 
-    def close(self, x: Tensor, caches: Caches) -> Tensor:
+    def close(self, x: Tensor, caches: PositionCaches) -> Tensor:
         """Apply the convolution at the end of the stage."""
         assert self.conv is not None
         return self.conv(caches.join(x, self.conv.taps - 1))
@@ -210,14 +217,14 @@ class StaticTokenEncoder(nn.Module):
         self.embedding = flow.input_embedding
         self.embed, self.up_embed = self._embed(encoder.embed), self._embed(encoder.up_embed)
         lookahead: Any = encoder.pre_lookahead_layer
-        self.ahead, self.after = CausalConv(lookahead.conv1), CausalConv(lookahead.conv2)
-        self.encoders = nn.ModuleList(Encoder(b, tokens, self.reach) for b in encoder.encoders)  # type: ignore[arg-type]
-        self.up_conv = CausalConv(encoder.up_layer.conv)
+        self.ahead, self.after = StaticCausalConv(lookahead.conv1), StaticCausalConv(lookahead.conv2)
+        self.encoders = nn.ModuleList(StaticEncoderBlock(b, tokens, self.reach) for b in encoder.encoders)  # type: ignore[arg-type]
+        self.up_conv = StaticCausalConv(encoder.up_layer.conv)
         self.up_encoders = nn.ModuleList(
-            Encoder(b, FRAMES * tokens, self.reach)  # type: ignore[arg-type]
+            StaticEncoderBlock(b, FRAMES * tokens, self.reach)  # type: ignore[arg-type]
             for b in encoder.up_encoders
         )
-        self.after_norm, self.project = LayerNorm(encoder.after_norm), flow.encoder_proj
+        self.after_norm, self.project = StaticLayerNorm(encoder.after_norm), flow.encoder_proj
         with torch.no_grad():
             _, *self._caches = self(*self._inputs(), record=True)
 
@@ -225,7 +232,7 @@ class StaticTokenEncoder(nn.Module):
     def _embed(embedding: EncoderEmbedding) -> nn.Sequential:
         linear, norm = embedding.out
         assert isinstance(norm, nn.LayerNorm)
-        return nn.Sequential(linear, LayerNorm(norm, embedding.scale))
+        return nn.Sequential(linear, StaticLayerNorm(norm, embedding.scale))
 
     def _inputs(self) -> tuple[Tensor, ...]:
         one = torch.zeros(1, dtype=torch.int64)
@@ -250,7 +257,7 @@ class StaticTokenEncoder(nn.Module):
         *past: Tensor,
         record: bool = False,
     ) -> tuple[Tensor, ...]:
-        caches = Caches(None if record else past)
+        caches = PositionCaches(None if record else past)
         # Lookahead past the end of the utterance reads zeros.
         inside = (torch.arange(ids.shape[1]) < known).to(torch.float32)[None, :, None]
         x = self.embed(self.embedding(ids)) * inside
@@ -292,10 +299,13 @@ class StaticEstimator(nn.Module):
         times = [estimator.times(t[None], r[None]).detach() for t, r in steps]
         self.length = 1 / flow.steps
         self.stages = nn.ModuleList(
-            Stage(stage, times, self.reach)
+            StaticStage(stage, times, self.reach)
             for stage in (*estimator.down_blocks, *estimator.mid_blocks, *estimator.up_blocks)
         )
-        self.final, self.velocity = NormedConv(estimator.final_block), CausalConv(estimator.final_proj)
+        self.final, self.velocity = (
+            StaticNormedConv(estimator.final_block),
+            StaticCausalConv(estimator.final_proj),
+        )
         with torch.no_grad():
             _, _, *self._caches = self(*self._inputs(), record=True)
 
@@ -322,7 +332,7 @@ class StaticEstimator(nn.Module):
         *past: Tensor,
         record: bool = False,
     ) -> tuple[Tensor, ...]:
-        caches = Caches(None if record else past)
+        caches = PositionCaches(None if record else past)
         mask = _mask(self.reach, self.frames, FRAMES * known, FRAMES * position)
         down, *middle, up = self.stages
         skip = down(torch.cat([x, conditioning], dim=-1), step, mask, caches)

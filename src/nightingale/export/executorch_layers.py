@@ -16,7 +16,7 @@ MASKED = -1e9
 """Added to the logit of a key that must not be attended to: its weight becomes zero."""
 
 
-class LayerNorm(nn.Module):
+class StaticLayerNorm(nn.Module):
     """A norm over the last axis."""
 
     mean: Tensor
@@ -33,7 +33,7 @@ class LayerNorm(nn.Module):
         return x * torch.rsqrt(F.linear(x * x, self.mean) + self.eps) * self.weight + self.bias
 
 
-class CausalConv(nn.Module):
+class StaticCausalConv(nn.Module):
     """A convolution over time as one product with windows of its inputs."""
 
     def __init__(self, conv: nn.Conv1d) -> None:

@@ -27,7 +27,7 @@ from nightingale.models.layers.rope import rotations
 RMS_EPSILON = 1e-5
 
 
-class RmsNorm(nn.Module):
+class StaticRmsNorm(nn.Module):
     """The norm of T3. Its mean is a product, which XNNPACK has, and not a reduction, which it has for images only."""
 
     mean: Tensor
@@ -72,11 +72,11 @@ class StaticT3(nn.Module):
         self.blocks, self.head = t3.tfmr.layers, t3.speech_head
         blocks: Any = t3.tfmr.layers
         self.norms = nn.ModuleList(
-            RmsNorm(norm.weight.detach())
+            StaticRmsNorm(norm.weight.detach())
             for layer in blocks
             for norm in (layer.input_layernorm, layer.post_attention_layernorm)
         )
-        self.norm = RmsNorm(t3.tfmr.norm.weight.detach())
+        self.norm = StaticRmsNorm(t3.tfmr.norm.weight.detach())
         cos, sin = rotations(t3.tfmr.inverse, torch.arange(capacity + tokens), torch.float32)
         self.register_buffer("cos", cos)
         self.register_buffer("sin", sin)

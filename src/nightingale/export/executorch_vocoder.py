@@ -59,10 +59,10 @@ AHEAD_SAMPLES = ISTFT_HOP
 """Samples of the excitation after a block that its last windows cover."""
 FRAME = CLOCKS.samples_per_frame
 PADDED_SNAKE = -1.0
-"""What v - cos(v) is where x is zero."""
+"""The value of v - cos(v) where x is zero."""
 
 
-class Columns:
+class ColumnCaches:
     """The caches of one call, (1, channels, columns) each."""
 
     def __init__(self, past: tuple[Tensor, ...] | None = None) -> None:
@@ -84,7 +84,7 @@ class Columns:
         return joined
 
 
-class Conv(nn.Module):
+class StaticConv(nn.Module):
     """A convolution without padding that reads the `past` columns before its input."""
 
     def __init__(
@@ -98,11 +98,11 @@ class Conv(nn.Module):
         self.conv.load_state_dict({"weight": weight.detach(), "bias": bias.detach()})
         self.conv.requires_grad_(False)
 
-    def forward(self, x: Tensor, caches: Columns, fill: float = 0.0) -> Tensor:
+    def forward(self, x: Tensor, caches: ColumnCaches, fill: float = 0.0) -> Tensor:
         return self.conv(caches.join(x, self.past, fill) if self.past else x)
 
 
-class Upsample(nn.Module):
+class StaticUpsample(nn.Module):
     """A causal transposed convolution."""
 
     def __init__(self, weight: Tensor, bias: Tensor, stride: int, scale: float) -> None:
@@ -112,16 +112,16 @@ class Upsample(nn.Module):
         reach, self.stride = -(-taps // stride), stride
         padded = F.pad(scale * weight, (0, reach * stride - taps)).view(inputs, self.outputs, reach, stride)
         by_phase = padded.flip(2).permute(1, 3, 0, 2).reshape(-1, inputs, reach)
-        self.conv = Conv(by_phase, bias.repeat_interleave(stride))
+        self.conv = StaticConv(by_phase, bias.repeat_interleave(stride))
 
-    def forward(self, x: Tensor, caches: Columns) -> Tensor:
+    def forward(self, x: Tensor, caches: ColumnCaches) -> Tensor:
         y = self.conv(F.leaky_relu(x, 0.1), caches)
         columns = y.shape[2]
         y = y.view(self.outputs, self.stride, columns).transpose(1, 2)
         return y.reshape(1, self.outputs, columns * self.stride)
 
 
-class SnakeBlock(nn.Module):
+class StaticSnakeBlock(nn.Module):
     """Three residual pairs of snake and convolution."""
 
     def __init__(self, block: ResBlock) -> None:
@@ -134,7 +134,7 @@ class SnakeBlock(nn.Module):
             self.convs.append(_snake_conv(conv1, alpha1, 2 * alpha2))
             self.convs.append(_snake_conv(conv2, alpha2, torch.ones_like(alpha2)))
 
-    def forward(self, x: Tensor, caches: Columns) -> Tensor:
+    def forward(self, x: Tensor, caches: ColumnCaches) -> Tensor:
         for number, factor in enumerate(self.factors):
             first, second = self.convs[2 * number], self.convs[2 * number + 1]
             v = x * factor
@@ -143,15 +143,15 @@ class SnakeBlock(nn.Module):
         return x
 
 
-def _snake_conv(conv: nn.Conv1d, alpha: Tensor, scale: Tensor) -> Conv:
+def _snake_conv(conv: nn.Conv1d, alpha: Tensor, scale: Tensor) -> StaticConv:
     """Return a convolution of v - cos(v); `scale` (outputs,) multiplies the result."""
     assert conv.bias is not None
     weight = scale[:, None, None] * conv.weight.detach() / (2 * (alpha + 1e-9))[None, :, None]
     # The summand 1 of the snake, which is 0 beyond the start: there, v - cos(v) is -1.
-    return Conv(weight, scale * conv.bias.detach() + weight.sum(dim=(1, 2)), dilation=conv.dilation[0])
+    return StaticConv(weight, scale * conv.bias.detach() + weight.sum(dim=(1, 2)), dilation=conv.dilation[0])
 
 
-class Source(nn.Module):
+class StaticSource(nn.Module):
     """f0 to the excitation: harmonics in voiced frames, noise in unvoiced ones."""
 
     harmonics: Tensor
@@ -211,27 +211,27 @@ class StaticVocoder(nn.Module):
         layers = [layer for layer in hift.f0_predictor.condnet if isinstance(layer, nn.Conv1d)]
         self.pitch = nn.ModuleList(_plain(layer, past=0) for layer in layers)
         self.sides = [padding_of(layer) for layer in layers]
-        self.classifier, self.source = hift.f0_predictor.classifier, Source(hift)
+        self.classifier, self.source = hift.f0_predictor.classifier, StaticSource(hift)
         self.register_buffer("stft", _stft_kernel(hift.window))
         self.register_buffer("reversed", torch.arange(HALF_WINDOW, 0, -1))
         self.downs = nn.ModuleList(_plain(down, past=padding_of(down)[0]) for down in hift.source_downs)
-        self.source_blocks = nn.ModuleList(SnakeBlock(block) for block in hift.source_resblocks)  # type: ignore[arg-type]
+        self.source_blocks = nn.ModuleList(StaticSnakeBlock(block) for block in hift.source_resblocks)  # type: ignore[arg-type]
         self.pre = _plain(hift.conv_pre, past=0)
         kernels = len(config.resblock_kernels)
         self.ups = nn.ModuleList(
-            Upsample(up.weight.detach(), up.bias.detach(), rate, 1 / kernels if stage else 1.0)  # type: ignore[operator]
+            StaticUpsample(up.weight.detach(), up.bias.detach(), rate, 1 / kernels if stage else 1.0)  # type: ignore[operator]
             for stage, (up, rate) in enumerate(zip(hift.ups, UPSAMPLE_RATES, strict=True))
         )
         self.blocks = nn.ModuleList(
-            nn.ModuleList(SnakeBlock(block) for block in hift.blocks_of(stage))  # type: ignore[arg-type]
+            nn.ModuleList(StaticSnakeBlock(block) for block in hift.blocks_of(stage))  # type: ignore[arg-type]
             for stage in range(len(UPSAMPLE_RATES))
         )
         post = hift.conv_post
         assert post.bias is not None
-        self.post = Conv(post.weight / kernels, post.bias)
-        self.istft = Conv(_istft_kernel(hift.window), torch.zeros(ISTFT_HOP))
+        self.post = StaticConv(post.weight / kernels, post.bias)
+        self.istft = StaticConv(_istft_kernel(hift.window), torch.zeros(ISTFT_HOP))
         with torch.no_grad():
-            self._starts = self._run(Columns(), *self._inputs())[2]
+            self._starts = self._run(ColumnCaches(), *self._inputs())[2]
 
     def _inputs(self) -> tuple[Tensor, ...]:
         window = BEFORE_FRAMES + self.frames + AHEAD_FRAMES
@@ -255,12 +255,12 @@ class StaticVocoder(nn.Module):
     def forward(
         self, mel: Tensor, inside: Tensor, noise: Tensor, first: Tensor, cycles: Tensor, *past: Tensor
     ) -> tuple[Tensor, ...]:
-        caches = Columns(past)
+        caches = ColumnCaches(past)
         samples, cycles, _ = self._run(caches, mel, inside, noise, first, cycles)
         return samples, cycles, *caches.saved
 
     def _run(
-        self, caches: Columns, mel: Tensor, inside: Tensor, noise: Tensor, first: Tensor, cycles: Tensor
+        self, caches: ColumnCaches, mel: Tensor, inside: Tensor, noise: Tensor, first: Tensor, cycles: Tensor
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         excitation, cycles = self.source(self._f0(mel, inside), noise, cycles)
         sources = self._features(excitation, first, caches)
@@ -293,7 +293,7 @@ class StaticVocoder(nn.Module):
                 x = x * inside[:, :, start:end]
         return self.classifier(x[0].transpose(0, 1)).abs()
 
-    def _features(self, excitation: Tensor, first: Tensor, caches: Columns) -> list[Tensor]:
+    def _features(self, excitation: Tensor, first: Tensor, caches: ColumnCaches) -> list[Tensor]:
         """Return the features of the excitation for each stage."""
         reflected = excitation.index_select(2, self.reversed)
         before = caches.take((1, 1, HALF_WINDOW)) + first * reflected
@@ -306,10 +306,10 @@ class StaticVocoder(nn.Module):
         ]
 
 
-def _plain(layer: nn.Module, *, past: int) -> Conv:
+def _plain(layer: nn.Module, *, past: int) -> StaticConv:
     assert isinstance(layer, nn.Conv1d)
     assert layer.bias is not None
-    return Conv(layer.weight, layer.bias, stride=layer.stride[0], dilation=layer.dilation[0], past=past)
+    return StaticConv(layer.weight, layer.bias, stride=layer.stride[0], dilation=layer.dilation[0], past=past)
 
 
 def _stft_kernel(window: Tensor) -> Tensor:
