@@ -214,7 +214,7 @@ class StaticVocoder(nn.Module):
         self.classifier, self.source = hift.f0_predictor.classifier, StaticSource(hift)
         self.register_buffer("stft", _stft_kernel(hift.window))
         self.register_buffer("reversed", torch.arange(HALF_WINDOW, 0, -1))
-        self.downs = nn.ModuleList(_plain(down, past=padding_of(down)[0]) for down in hift.source_downs)
+        self.downs = nn.ModuleList(_plain(down, past=padding_of(down)[0]) for down in hift.source_downs)  # type: ignore[arg-type]
         self.source_blocks = nn.ModuleList(StaticSnakeBlock(block) for block in hift.source_resblocks)  # type: ignore[arg-type]
         self.pre = _plain(hift.conv_pre, past=0)
         kernels = len(config.resblock_kernels)
