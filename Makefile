@@ -22,7 +22,7 @@ export SAID := $(value TEXT)
 export SAID_TO := $(value OUT)
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test nightly check format parity judges browser contract bench-check docs clean
+.PHONY: help say serve test nightly check format parity judges browser contract executorch bench-check docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,13 +57,18 @@ judges: $(BIN)/python ## get the recognizers and quality models that score speec
 
 browser: $(INSTALLED_DEV) ## drive the page in a real Chromium (needs Debian's chromium)
 	$(PIP) -e '.[browser]'
-	$(BIN)/python -m pytest -m browser tests/browser
+	$(BIN)/python -m pytest -m browser tests/browser tests/export
 
 contract: ## try other projects' clients (LiveKit, Pipecat, ElevenLabs), in an environment of their own
 	$(PYTHON) -m venv .venv-contract
 	.venv-contract/bin/python -m pip install --quiet $(PIP_ARGS) torch==2.13.0 -e '.[server,wyoming]'
 	.venv-contract/bin/python -m pip install --quiet $(PIP_ARGS) -r tests/contract/requirements.txt
 	.venv-contract/bin/python -m pytest -W default -m contract tests/contract
+
+executorch: ## export wren to ExecuTorch and compare it with the engine, in an environment of its own (1.3 GB)
+	$(PYTHON) -m venv .venv-executorch
+	.venv-executorch/bin/python -m pip install --quiet $(PIP_ARGS) torch==2.13.0 executorch==1.5.1 pytest -e '.[executorch]'
+	.venv-executorch/bin/python -m pytest -W default -s -m slow tests/export/test_executorch_runtime.py
 
 bench-check: $(INSTALLED_DEV) ## did a change make it slower? two minutes, ratios against the last accepted line
 	$(BIN)/python -m nightingale_lab.bench.guard

@@ -41,12 +41,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "backends": BASE | {"audio", "voices", "models", "wren", "decoding"},
     "engine": BASE | {"text", "audio", "voices", "hub", "models", "wren", "decoding", "backends"},
     "compat": BASE | {"text", "voices", "decoding", "engine"},
+    "export": BASE | {"text", "audio", "voices", "models", "decoding", "backends", "engine"},
     "server": BASE | {"audio", "voices", "backends", "engine"},
-    "cli": BASE | {"audio", "voices", "hub", "wren", "backends", "engine", "server"},
+    "cli": BASE | {"audio", "voices", "hub", "wren", "backends", "engine", "export", "server"},
 }
 BACKENDS = {"torch", "cuda", "cpu", "onnx"}
 CONTRACT = {"base", "profiles", "selection"}
 """Modules of backends/ that other packages may import, besides the registry in its __init__.py."""
+NAME_BACKENDS = {"export"}
+"""Packages that may import any module of backends/: an exporter writes the graphs of one backend."""
 # A backend may use the contract, what backends share, and the reference implementation, whose streams and
 # weights the others reuse. None imports another accelerated backend: each can be removed.
 BACKENDS_MAY_IMPORT: dict[str, set[str]] = {
@@ -75,6 +78,7 @@ TORCH_FOLDERS = (
     "nightingale.models.",
     *(f"nightingale.backends.{name}." for name in (*sorted(BACKENDS), "shared")),
     "nightingale.compat.",
+    "nightingale.export.executorch",
     "nightingale_lab.",
 )
 TORCH_FREE = ("engine", "decoding", "text", "audio", "voices", "server", "cli", "hub", "wren")
@@ -106,7 +110,8 @@ def problem_with(module: str, imported: str) -> str | None:
         name, other = [*here, ""][2], [*there, ""][2]
         allowed = BACKENDS_MAY_IMPORT.get(name, set()) | {name}
         return None if other in allowed else f"backends/{name} may not import backends/{other}"
-    if there[1] == "backends" and [*there, ""][2] not in CONTRACT | {""}:
+    named = there[1] == "backends" and [*there, ""][2] not in CONTRACT | {""}
+    if named and here[1] not in NAME_BACKENDS:
         return f"{here[1]} may not name a backend ({imported}); ask the registry in nightingale.backends"
     if here[1] != there[1] and there[1] not in MAY_IMPORT.get(here[1], set()):
         return f"{here[1]} may not import {there[1]}"

@@ -16,7 +16,7 @@ import typer
 from typer.core import TyperGroup
 
 from nightingale import __version__
-from nightingale.cli import doctor, models, say, serve, voices
+from nightingale.cli import doctor, export, models, say, serve, voices
 from nightingale.cli.console import exit_on_error
 from nightingale.cli.options import Argument, Option
 from nightingale.errors import ConfigError
@@ -93,6 +93,7 @@ def _add_lab_command(name: str) -> None:
 add_command(app, "say", say.say)
 add_command(app, "serve", serve.serve)
 add_command(app, "doctor", doctor.doctor)
+add_command(app, "export", export.export)
 for _name in LAB_COMMANDS:
     _add_lab_command(_name)
 app.add_typer(models_app, name="models")

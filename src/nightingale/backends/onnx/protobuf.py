@@ -8,10 +8,11 @@ type numbers are those of onnx.proto.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-FLOAT, UINT8, INT32, INT64, FLOAT16 = 1, 2, 6, 7, 10
+FLOAT, UINT8, INT8, INT32, INT64, FLOAT16, DOUBLE = 1, 2, 3, 6, 7, 10, 11
 CONTRIB = "com.microsoft"
 """The domain of ONNX Runtime's own operators."""
 IR_VERSION, OPSET = 10, 21
@@ -56,32 +57,67 @@ def _attribute(name: str, value: Attribute) -> bytes:
     return _bytes(5, _bytes(1, name) + encoded)
 
 
-def _value_info(name: str, dtype: int, shape: Sequence[int | str]) -> bytes:
-    """Encode an input or output; a name in the shape is a size that is known only at run time."""
-    sizes = b"".join(_bytes(1, _bytes(2, s) if isinstance(s, str) else _number(1, s)) for s in shape)
-    return _bytes(1, name) + _bytes(2, _bytes(1, _number(1, dtype) + _bytes(2, sizes)))
+class ValueInfo(NamedTuple):
+    """An input or output of a graph; a name in the shape is a size that is known only at run time."""
+
+    name: str
+    dtype: int
+    shape: Sequence[int | str]
+
+    def encode(self) -> bytes:
+        sizes = b"".join(_bytes(1, _bytes(2, s) if isinstance(s, str) else _number(1, s)) for s in self.shape)
+        return _bytes(1, self.name) + _bytes(2, _bytes(1, _number(1, self.dtype) + _bytes(2, sizes)))
+
+
+class Constant(NamedTuple):
+    """A tensor that is stored in the model itself."""
+
+    name: str
+    dtype: int
+    shape: Sequence[int]
+    data: bytes
+
+
+class Node(NamedTuple):
+    """An operation."""
+
+    name: str
+    op_type: str
+    inputs: Sequence[str]
+    outputs: Sequence[str]
+    domain: str
+    attributes: Mapping[str, Attribute]
+
+    def encode(self) -> bytes:
+        encoded = b"".join(_bytes(1, given) for given in self.inputs)
+        encoded += b"".join(_bytes(2, out) for out in self.outputs)
+        encoded += _bytes(3, self.name) + _bytes(4, self.op_type)
+        encoded += b"".join(_attribute(key, value) for key, value in self.attributes.items())
+        return encoded + _bytes(7, self.domain)
 
 
 @dataclass
 class OnnxGraph:
     weights_file: str = ""
     """Name of the file beside the model that holds the external weights."""
-    _nodes: list[bytes] = field(default_factory=list)
-    _weights: list[bytes] = field(default_factory=list)
-    _inputs: list[bytes] = field(default_factory=list)
-    _outputs: list[bytes] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
+    constants: list[Constant] = field(default_factory=list)
+    inputs: list[ValueInfo] = field(default_factory=list)
+    outputs: list[ValueInfo] = field(default_factory=list)
+    _external: list[bytes] = field(default_factory=list)
 
     def input(self, name: str, dtype: int, shape: Sequence[int | str]) -> str:
-        self._inputs.append(_bytes(11, _value_info(name, dtype, shape)))
+        self.inputs.append(ValueInfo(name, dtype, shape))
         return name
 
     def output(self, name: str, dtype: int, shape: Sequence[int | str]) -> str:
-        self._outputs.append(_bytes(12, _value_info(name, dtype, shape)))
+        self.outputs.append(ValueInfo(name, dtype, shape))
         return name
 
     def constant(self, name: str, dtype: int, shape: Sequence[int], data: bytes) -> str:
         """Add a constant that is stored in the model itself."""
-        return self._initializer(name, dtype, shape, _bytes(9, data))
+        self.constants.append(Constant(name, dtype, shape, data))
+        return name
 
     def external_constant(
         self, name: str, dtype: int, shape: Sequence[int], *, offset: int, size: int
@@ -89,16 +125,12 @@ class OnnxGraph:
         """Add a constant of `size` bytes at `offset` of the weights file."""
         location = {"location": self.weights_file, "offset": str(offset), "length": str(size)}
         entries = b"".join(_bytes(13, _bytes(1, key) + _bytes(2, value)) for key, value in location.items())
-        return self._initializer(name, dtype, shape, entries + _number(14, 1))
-
-    def _initializer(self, name: str, dtype: int, shape: Sequence[int], data: bytes) -> str:
-        head = b"".join(_number(1, size) for size in shape) + _number(2, dtype) + _bytes(8, name)
-        self._weights.append(_bytes(5, head + data))
+        self._external.append(_initializer(name, dtype, shape, entries + _number(14, 1)))
         return name
 
     def unique(self, name: str) -> str:
         """Return a name that later operations do not get."""
-        return f"{name}.{len(self._nodes)}"
+        return f"{name}.{len(self.nodes)}"
 
     def node(
         self,
@@ -116,16 +148,28 @@ class OnnxGraph:
         # Unique, because profiles and error messages name nodes.
         name = self.unique(op_type)
         outputs = outputs or [name]
-        encoded = b"".join(_bytes(1, given) for given in inputs) + b"".join(_bytes(2, out) for out in outputs)
-        encoded += _bytes(3, name) + _bytes(4, op_type)
-        encoded += b"".join(_attribute(key, value) for key, value in attributes.items())
-        self._nodes.append(_bytes(1, encoded + _bytes(7, domain)))
+        self.nodes.append(Node(name, op_type, inputs, outputs, domain, attributes))
         return outputs[0]
 
     def model(self) -> bytes:
-        graph = b"".join([*self._nodes, _bytes(2, "t3"), *self._weights, *self._inputs, *self._outputs])
+        weights = [
+            *self._external,
+            *(_initializer(*one[:3], _bytes(9, one.data)) for one in self.constants),
+        ]
+        fields = {
+            1: [node.encode() for node in self.nodes],
+            2: [b"nightingale"],
+            5: weights,
+            11: [value.encode() for value in self.inputs],
+            12: [value.encode() for value in self.outputs],
+        }
+        graph = b"".join(_bytes(number, value) for number, values in fields.items() for value in values)
         opsets = b"".join(
             _bytes(8, _bytes(1, domain) + _number(2, version))
             for domain, version in (("", OPSET), (CONTRIB, 1))
         )
         return _number(1, IR_VERSION) + _bytes(2, "nightingale") + _bytes(7, graph) + opsets
+
+
+def _initializer(name: str, dtype: int, shape: Sequence[int], data: bytes) -> bytes:
+    return b"".join(_number(1, size) for size in shape) + _number(2, dtype) + _bytes(8, name) + data

@@ -76,7 +76,7 @@ class FlowNetwork:
         step = 1 / SOLVER_STEPS
         self._estimator = StreamingSession(EstimatorGraph(config, weights, step, int8=int8), threads)
         times = [number * step for number in range(SOLVER_STEPS + 1)]
-        self._times = [_time_inputs(config, floats, t, r) for t, r in pairwise(times)]
+        self._times = [time_inputs(config, floats, t, r) for t, r in pairwise(times)]
         self.prompt = lru_cache(CACHED_PROMPTS)(self._render_prompt)
         self._speaker = floats["spk_embed_affine_layer.weight"], floats["spk_embed_affine_layer.bias"]
         self._distances = [
@@ -234,7 +234,7 @@ class _DistanceTables:
         self._tables = projected.reshape(len(self._names), self._heads, -1, len(distance))
 
 
-def _time_inputs(config: FlowConfig, weights: Weights, t: float, r: float) -> dict[str, Floats]:
+def time_inputs(config: FlowConfig, weights: Weights, t: float, r: float) -> dict[str, Floats]:
     """Return the time embedding of each stage's resnet block for the solver step from t to r."""
 
     def embed(time: float) -> Floats:
