@@ -326,7 +326,7 @@ function runWorker() {
             current = 0;
         },
     };
-    onmessage = ({ data }) => handlers[data.kind](data).catch?.(
+    globalThis.onmessage = ({ data }) => handlers[data.kind](data).catch?.(
         (error) => postMessage({ kind: "error", id: data.id, message: String(error.message ?? error) }));
 }
 
