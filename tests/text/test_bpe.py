@@ -51,7 +51,8 @@ TEXTS = [
 def trained(pre_tokenizer: Any, normalizer: Any, unknown: str | None, first: list[str]) -> Tokenizer:
     """Return a small vocabulary of the corpus with `first` as its first ids."""
     tokenizer = Tokenizer(models.BPE(unk_token=unknown))
-    tokenizer.pre_tokenizer = pre_tokenizer
+    if pre_tokenizer is not None:
+        tokenizer.pre_tokenizer = pre_tokenizer
     if normalizer is not None:
         tokenizer.normalizer = normalizer
     byte_level = isinstance(pre_tokenizer, pre_tokenizers.ByteLevel)
@@ -81,6 +82,8 @@ def vocabulary(kind: str) -> Tokenizer:
             tokenizer = trained(pre_tokenizers.Whitespace(), lower, "[UNK]", tags[:4])
             tokenizer.add_tokens([AddedToken("[LAUGH]", normalized=True), "[Élan]"])
             return tokenizer
+        case "no pre-tokenizer":
+            return trained(None, lower, "[UNK]", tags)
         case "no unknown token":
             return trained(pre_tokenizers.Whitespace(), normalizers.Lowercase(), None, ["[SPACE]"])
         case "byte level" | "byte level with prefix space":
@@ -98,7 +101,7 @@ def vocabulary(kind: str) -> Tokenizer:
 
 
 KINDS = (
-    "wren", "graphemes", "lowercase", "normalized tags", "no unknown token",
+    "wren", "graphemes", "lowercase", "normalized tags", "no pre-tokenizer", "no unknown token",
     "byte level", "byte level with prefix space", "byte level with stripping tags",
 )  # fmt: skip
 
@@ -194,7 +197,6 @@ def parsed(kind: str = "graphemes") -> dict[str, Any]:
         ("normalizer", {"type": "NFKC"}, "normalizer NFKC"),
         ("normalizer", {"type": "Sequence", "normalizers": [{"type": "Replace"}]}, "normalizer Replace"),
         ("pre_tokenizer", {"type": "Metaspace"}, "pre_tokenizer Metaspace"),
-        ("pre_tokenizer", None, "pre_tokenizer none"),
         ("pre_tokenizer", {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}, "use_regex"),
         ("post_processor", {"type": "TemplateProcessing"}, "post_processor TemplateProcessing"),
         ("truncation", {"max_length": 8}, "truncation"),

@@ -4,7 +4,7 @@ The `tokenizers` package reads more kinds of files, but needs `huggingface_hub` 
 installation. This module reads BPE models with these parts, and refuses a file with any other:
 
 - normalizers NFD, StripAccents and Lowercase, alone or in a Sequence;
-- pre-tokenizers Whitespace (English, multilingual, wren) and ByteLevel (GPT-2's, of Turbo and Nano);
+- pre-tokenizers Whitespace (English, multilingual, wren), ByteLevel (GPT-2's, of Turbo and Nano) or none;
 - added tokens, with `lstrip` and `rstrip`.
 
 `tests/text/test_bpe.py` compares the ids with those of the `tokenizers` package.

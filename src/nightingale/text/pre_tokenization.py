@@ -40,10 +40,10 @@ def read_normalizer(part: Mapping[str, Any] | None) -> Normalizer:
 
 def read_pre_tokenizer(part: Mapping[str, Any] | None) -> PreTokenizer:
     """Return the function that a `pre_tokenizer` entry describes: it splits a text into words."""
-    kind = "none" if part is None else part["type"]
-    check_kind("pre_tokenizer", kind, ("Whitespace", "ByteLevel"))
-    assert part is not None
-    if kind == "Whitespace":
+    if part is None:
+        return lambda text: [text] if text else []
+    check_kind("pre_tokenizer", part["type"], ("Whitespace", "ByteLevel"))
+    if part["type"] == "Whitespace":
         return _split_whitespace
     if not part.get("use_regex", True):
         raise _unsupported("pre_tokenizer", "ByteLevel without use_regex", "ByteLevel with use_regex")
