@@ -154,7 +154,7 @@ def test_the_tokenizer_of_the_page_equals_pythons(
     page: tuple[Page, PageWatcher], exported: Path, text: str
 ) -> None:
     script = """async (text) => {
-        const { Tokenizer, spellOut } = await import("./nightingale.mjs?tokenizer");
+        const { Tokenizer, spellOut } = await import("./text.mjs");
         const read = async (name) => (await fetch(`model/${name}`)).json();
         const spelled = spellOut(text);
         return [spelled, new Tokenizer(await read("tokenizer.json"), await read("export.json")).encode(spelled)];
