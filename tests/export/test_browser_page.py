@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import soundfile
 from browser.conftest import FLAGS
 from browser.page_watcher import PageWatcher
 
+from nightingale.errors import ConfigError
 from nightingale.export.onnx_check import error_db
 from nightingale.export.onnx_model import ExportedModel
 
@@ -90,10 +92,22 @@ def page(chromium: Browser, exported: Path) -> Iterator[tuple[Page, PageWatcher]
         assert not watcher.unexpected(), "\n".join(watcher.unexpected())
 
 
+def renderer_seconds(page: Page) -> float:
+    """Return the processor time of the browser's pages so far: one thread of WebAssembly, and the page itself."""
+    assert page.context.browser is not None
+    session = page.context.browser.new_browser_cdp_session()
+    processes = session.send("SystemInfo.getProcessInfo")["processInfo"]
+    session.detach()
+    return float(sum(process["cpuTime"] for process in processes if process["type"] == "renderer"))
+
+
 def speak(page: Page, text: str, voice: str) -> dict[str, Any]:
     """Speak in the page, with the most probable tokens; return what it measured, and the samples."""
+    before = renderer_seconds(page)
     found: dict[str, Any] = page.evaluate(SPEAK, [text, voice])
-    return {**found, "samples": np.frombuffer(base64.b64decode(found["samples"]), np.float32)}
+    cpu_rtf = (renderer_seconds(page) - before) / found["seconds"]
+    samples = np.frombuffer(base64.b64decode(found["samples"]), np.float32)
+    return {**found, "cpu_rtf": cpu_rtf, "samples": samples}
 
 
 def test_the_page_speaks_in_real_time_what_python_speaks_without_a_request(
@@ -109,10 +123,27 @@ def test_the_page_speaks_in_real_time_what_python_speaks_without_a_request(
     assert found["tokens"] == tokens
     expected = np.concatenate(list(model.stream(tokens, "heart")))
     error = error_db(found["samples"][: len(expected)], expected)
-    print(f"rtf {found['rtf']:.3f}, first audio {found['firstAudioMs']:.0f} ms, difference {error:.1f} dB")
-    np.save(exported.parent / "browser.npy", found["samples"])
+    print(
+        f"real-time factor {found['rtf']:.3f}, by processor time {found['cpu_rtf']:.3f}, "
+        f"first audio {found['firstAudioMs']:.0f} ms, difference {error:.1f} dB"
+    )
     assert error <= MAX_ERROR_DB
-    assert found["rtf"] <= MAX_RTF
+    # Processor time, because other programs may run at the same time; alone, the two are equal.
+    assert found["cpu_rtf"] <= MAX_RTF
+
+
+def test_a_recognizer_reads_the_sentence_back(page: tuple[Page, PageWatcher], tmp_path: Path) -> None:
+    client = pytest.importorskip("nightingale_lab.bench.judges.client", reason="the lab is not installed")
+    from nightingale_lab.bench.wer import compare
+
+    try:
+        python = client.judges_python()
+    except ConfigError as error:
+        pytest.skip(str(error))
+    soundfile.write(tmp_path / "page.wav", speak(page[0], SENTENCE, "heart")["samples"], 24_000)
+    (answer,) = client.run_judges([{"wav": str(tmp_path / "page.wav")}], only=["base"], python=python)
+    print(answer["base"]["transcript"])
+    assert compare(SENTENCE, answer["base"]["transcript"]).errors == 0
 
 
 @pytest.mark.parametrize(
@@ -123,7 +154,7 @@ def test_the_tokenizer_of_the_page_equals_pythons(
     page: tuple[Page, PageWatcher], exported: Path, text: str
 ) -> None:
     script = """async (text) => {
-        const { Tokenizer, spellOut } = await import("./nightingale.mjs?tokenizer");
+        const { Tokenizer, spellOut } = await import("./text.mjs");
         const read = async (name) => (await fetch(`model/${name}`)).json();
         const spelled = spellOut(text);
         return [spelled, new Tokenizer(await read("tokenizer.json"), await read("export.json")).encode(spelled)];

@@ -15,7 +15,7 @@ from nightingale.export import FORMATS, Note, export_model
 @pytest.fixture
 def fails(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Register a format that writes one file; append to the list to make it fail after that."""
-    module, failing = ModuleType("fake_format"), []
+    module, failing = ModuleType("fake_format"), list[bool]()
 
     def export(model: str, folder: Path, *, note: Note) -> None:
         note("writing")

@@ -106,7 +106,8 @@ class ExportedModel:
         arrays = self.voice(voice)
         ids = np.concatenate([arrays["audio_tokens"], np.array([tokens], np.int64)], axis=1)
         inputs = {name: arrays[name] for name in ("speaker_embeddings", "speaker_features")}
-        return self.run("conditional_decoder", {"speech_tokens": ids, **inputs})["waveform"][0]
+        samples: Samples = self.run("conditional_decoder", {"speech_tokens": ids, **inputs})["waveform"][0]
+        return samples
 
     def stream(self, tokens: list[int], voice: str) -> Iterator[Samples]:
         """Yield the samples of an utterance block by block, as the engine cuts it.
@@ -126,7 +127,7 @@ class ExportedModel:
             if count <= 0:
                 continue
             frames = FRAMES_PER_TOKEN * count
-            inputs = {
+            inputs: Arrays = {
                 "speech_tokens": np.array([ids], np.int64),
                 "final": np.array([final], np.int64),
                 "speaker_features": features[:, :frames],
@@ -152,7 +153,7 @@ class ExportedModel:
         return dict(zip(names, session.run(names, inputs), strict=True))
 
     def _embed(self, ids: list[int]) -> NDArray[np.float32]:
-        inputs = {
+        inputs: Arrays = {
             "input_ids": np.array([ids], np.int64),
             "position_ids": np.arange(len(ids), dtype=np.int64)[None],
             "exaggeration": np.zeros(1, np.float32),

@@ -13,6 +13,7 @@ filters; the engine uses soxr for the speaker vector.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -42,7 +43,7 @@ END: Final = int(np.iinfo(np.int64).max)
 
 def speech_encoder(
     preset: Preset,
-    weights: dict[str, Weights],
+    weights: Mapping[str, Weights],
     t3_weights: PackedWeights,
     file: WeightsFile,
     *,
@@ -53,7 +54,7 @@ def speech_encoder(
 
 
 class _Encoder:
-    def __init__(self, preset: Preset, weights: dict[str, Weights], file: WeightsFile) -> None:
+    def __init__(self, preset: Preset, weights: Mapping[str, Weights], file: WeightsFile) -> None:
         self.graph, self.preset, self.weights = ComposedGraph(file), preset, weights
 
     def build(self, t3_weights: PackedWeights, prompt_samples: int) -> ComposedGraph:
