@@ -208,7 +208,7 @@ def lower(methods: Mapping[str, Any]) -> tuple[bytes, dict[str, int]]:
 
     with torch.no_grad():
         exported = {name: trace(module) for name, module in methods.items()}
-        # Without validation of the graph after each change, which takes most of the time.
+        # Without validation of the graph: `check` compares what the programs compute with the engine.
         config = EdgeCompileConfig(_check_ir_validity=False)
         edge = to_edge_transform_and_lower(
             exported, partitioner=[XnnpackPartitioner()], compile_config=config
