@@ -66,7 +66,9 @@ class Model {
             });
         }
         const json = (name) => JSON.parse(new TextDecoder().decode(files[name]));
-        return new Model(ort, card, sessions, new Tokenizer(json(card.tokenizer), card), json(card.voices));
+        const model = new Model(ort, card, sessions, new Tokenizer(json(card.tokenizer), card), json(card.voices));
+        await model.readSpeechTable();
+        return model;
     }
 
     constructor(ort, card, sessions, tokenizer, voices) {
@@ -84,6 +86,20 @@ class Model {
             ([key, { shape, data }]) => [key, this.tensor(outputs[key].dtype, data, shape)]));
     }
 
+    /** Read the embeddings of all speech tokens at once: a lookup costs less than a run of the graph. */
+    async readSpeechTable() {
+        const { special_ids: special, vocabulary } = this.card;
+        const before = [special.start_text, special.stop_text];
+        const all = await this.embed([...before, ...Array(vocabulary.speech).keys()]);
+        this.width = all.dims[2];
+        this.speechTable = all.data.subarray(before.length * this.width);
+    }
+
+    speechEmbedding(token) {
+        const row = this.speechTable.slice(token * this.width, (token + 1) * this.width);
+        return new this.ort.Tensor("float32", row, [1, 1, this.width]);
+    }
+
     async embed(ids) {
         const { inputs_embeds: embeds } = await this.sessions.embed_tokens.run({
             input_ids: this.tensor("int64", ids, [1, ids.length]),
@@ -97,10 +113,9 @@ class Model {
     async *generate(ids, voice, sample) {
         const { special_ids: special, limits, graphs } = this.card;
         const text = await this.embed([special.start_text, ...ids, special.stop_text, special.start_speech]);
-        const width = text.dims[2];
         let total = 1 + text.dims[1];
         let embeds = new this.ort.Tensor(
-            "float32", Float32Array.from([...voice.audio_features.data, ...text.data]), [1, total, width]);
+            "float32", Float32Array.from([...voice.audio_features.data, ...text.data]), [1, total, this.width]);
         let past = {};
         for (const [name, { shape }] of Object.entries(graphs.language_model.inputs)) {
             if (!name.startsWith("past_key_values")) continue;
@@ -116,7 +131,7 @@ class Model {
             yield token;
             past = {};
             for (const [name, value] of Object.entries(present)) past[name.replace("present", "past_key_values")] = value;
-            embeds = await this.embed([token]);
+            embeds = this.speechEmbedding(token);
             total++;
         }
     }

@@ -9,6 +9,7 @@ rounded to float16.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
 
@@ -71,6 +72,7 @@ class ComposedGraph(NetworkGraph):
         *,
         weights: str = "",
         float16: bool = False,
+        polynomial_cos: bool = False,
     ) -> None:
         """Add the operations of a graph.
 
@@ -80,6 +82,7 @@ class ComposedGraph(NetworkGraph):
             values: The values of this graph that its inputs and outputs become.
             weights: The prefix of its weights, where two parts share them.
             float16: Store weights in float16 that int8 cannot represent.
+            polynomial_cos: Compute cosines by `cos`.
         """
         names = {"": "", **values}
         shapes = {value.name: value.shape for value in part.inputs}
@@ -103,6 +106,9 @@ class ComposedGraph(NetworkGraph):
                 [names.get(name, f"{prefix}.{name}") for name in group]
                 for group in (node.inputs, node.outputs)
             )
+            if polynomial_cos and node.op_type == "Cos":
+                self.cos(inputs[0], outputs[0])
+                continue
             self.nodes.append(node._replace(name=f"{prefix}.{node.name}", inputs=inputs, outputs=outputs))
 
     def state(
@@ -157,10 +163,34 @@ class ComposedGraph(NetworkGraph):
         """Slice by values (1,)."""
         return self.node("Slice", [x, start, end, self.ints(axis), self.ints(step)])
 
+    def cos(self, x: str, out: str) -> None:
+        """Add a cosine to 1e-4 by operations that WebAssembly runs four values at a time.
+
+        Its own Cos takes 26 ns a value there, and each of these twelve about 1.5 ns.
+        """
+        turns = self.node("Mul", [x, self.number(1 / (2 * np.pi))])
+        part = self.node("Sub", [turns, self.node("Round", [turns])])
+        square = self.node("Mul", [part, part])
+        *factors, last = cos_polynomial()
+        total = self.number(last)
+        for number, factor in enumerate(reversed(factors)):
+            product = self.node("Mul", [square, total])
+            outputs = [out] if number == len(factors) - 1 else []
+            total = self.node("Add", [product, self.number(factor)], outputs)
+
     def range(self, start: str, end: str, step: int = 1) -> str:
         """Return whole numbers between values (1,)."""
         ends = [self.node("Squeeze", [one]) for one in (start, end, self.ints(step))]
         return self.node("Range", ends)
+
+
+@lru_cache
+def cos_polynomial() -> list[float]:
+    """Return factors of 1, x², x⁴ … for cos(2πx) with |x| up to a half, fitted at Chebyshev's nodes."""
+    squares = 0.125 * (1 + np.cos(np.pi * (np.arange(64) + 0.5) / 64))
+    wave = np.cos(2 * np.pi * np.sqrt(squares))
+    factors: list[float] = np.polynomial.polynomial.polyfit(squares, wave, 4).tolist()
+    return factors
 
 
 def exact_int8_rows(value: Floats) -> tuple[NDArray[np.int8], Floats] | None:

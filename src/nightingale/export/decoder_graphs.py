@@ -222,8 +222,11 @@ class _Vocoder:
         graph.add(PitchGraph(config, self.weights), "pitch", values, float16=True)
         sources = {f"source.{stage}": f"source.{stage}" for stage in range(len(UPSAMPLE_RATES))}
         padded = self._pad_excitation(self._excitation("f0_hz", done), first, final)
+        # Streams are for browsers, whose Cos is slow.
+        polynomial = graph.streaming
+        values = {"excitation": padded, **sources}
         graph.add(
-            SourceGraph(config, self.weights), "source", {"excitation": padded, **sources}, float16=True
+            SourceGraph(config, self.weights), "source", values, float16=True, polynomial_cos=polynomial
         )
         after = graph.node("Mul", [final, graph.ints(CAUSAL_LOOKAHEAD_FRAMES)])
         padded_mel = [mel, graph.zeros(1, config.mel_bands, 1, after)]
@@ -234,7 +237,9 @@ class _Vocoder:
             "tail": graph.zeros(1, 2 * BINS, 1, final),
             "hops": "hops",
         }
-        graph.add(GeneratorGraph(config, self.weights), "generator", values, float16=True)
+        graph.add(
+            GeneratorGraph(config, self.weights), "generator", values, float16=True, polynomial_cos=polynomial
+        )
         self._finish("hops", first, final)
 
     def _excitation(self, f0: str, done: str) -> str:
