@@ -9,9 +9,6 @@ so that other processes disturb it little. The last line is JSON.
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import time
 from collections import defaultdict
 from collections.abc import Callable
@@ -39,6 +36,7 @@ from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.t3.config import T3Config
 from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.voices.voice import Voice
+from nightingale_lab.bench import script
 
 BLOCKS = (10, 9, 18, 36, 64, 20)
 """Tokens of each block; the first includes the encoder's lookahead."""
@@ -49,11 +47,8 @@ Times = dict[str, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = script.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     rounds = 1 if args.tiny else args.rounds
@@ -67,7 +62,7 @@ def main() -> None:
         steps(source, voice, rounds, times)
     for name, ms in times.items():
         print(f"{name:40} {ms:8.2f} ms")
-    print(json.dumps({"machine": platform.machine(), **times}))
+    script.finish({"processor_ms": times}, "onnx_blocks", args)
 
 
 def clock(times: Times, name: str, run: Callable[..., Result], *args: Any, **options: Any) -> Result:

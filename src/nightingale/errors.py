@@ -16,7 +16,8 @@
     │   ├── VoiceExists          the name is taken
     │   └── BadReference         a reference clip that cannot become a voice
     ├── CapacityError
-    │   ├── MemoryFull           no memory is left, or no KV cache for the utterance
+    │   ├── MemoryFull           no memory for the request, such as KV cache
+    │   │   └── OutOfMemory      an allocation has failed
     │   └── QueueFull
     ├── EngineFault              the engine failed, and the request was not at fault
     ├── DeviceError              the requested device does not exist
@@ -140,6 +141,10 @@ class MemoryFull(CapacityError):
     """The request needs more memory than there is."""
 
 
+class OutOfMemory(MemoryFull):
+    """An allocation has failed: the machine or the process has no memory left."""
+
+
 class QueueFull(CapacityError):
     """Too many requests are waiting."""
 
@@ -176,7 +181,7 @@ OUT_OF_MEMORY: Final = (
 """Words in the errors of libraries whose allocations have failed."""
 
 
-def memory_full(error: BaseException) -> MemoryFull | None:
+def memory_full(error: BaseException) -> OutOfMemory | None:
     """Return the error to raise in place of a failed allocation's; None if `error` is about something else."""
     if isinstance(error, NightingaleError):
         return None
@@ -186,7 +191,7 @@ def memory_full(error: BaseException) -> MemoryFull | None:
     )
     if not is_allocation:
         return None
-    full = MemoryFull(
+    full = OutOfMemory(
         "there is not enough memory",
         got=f"{type(error).__name__}: {message}",
         fix="Close other programs, raise the limit of the process, or choose a smaller model.",
@@ -197,7 +202,7 @@ def memory_full(error: BaseException) -> MemoryFull | None:
 
 @contextmanager
 def raising_memory_full() -> Iterator[None]:
-    """Raise MemoryFull in place of the error of a failed allocation. Can be used as a decorator."""
+    """Raise OutOfMemory in place of the error of a failed allocation. Can be used as a decorator."""
     try:
         yield
     except Exception as error:

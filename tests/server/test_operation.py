@@ -18,7 +18,7 @@ from plain_http import HTTP
 
 from nightingale import TTS
 from nightingale.engine.session import Session
-from nightingale.errors import EngineFault, QueueFull
+from nightingale.errors import EngineFault, MemoryFull, QueueFull, memory_full
 from nightingale.server.app import create_app
 from nightingale.server.http_errors import http_error
 from nightingale.server.logs import JsonFormatter, TextFormatter, log_config
@@ -178,6 +178,14 @@ def test_a_full_queue_is_answered_with_the_engines_estimate(estimate_s: float | 
     headers = http_error(error).headers or {}
     assert low_ms <= int(headers["retry-after-ms"]) <= 1.25 * low_ms
     assert int(headers["retry-after"]) == math.ceil(int(headers["retry-after-ms"]) / 1000)
+
+
+def test_a_failed_allocation_is_not_blamed_on_the_text() -> None:
+    failed = memory_full(MemoryError("cannot allocate memory"))
+    assert isinstance(failed, MemoryFull)
+    answer = http_error(failed)
+    assert (answer.status_code, answer.envelope["error"]["code"]) == (503, "out_of_memory")
+    assert http_error(MemoryFull("the text is longer than its KV cache")).status_code == 400
 
 
 def test_model_that_cannot_be_loaded_is_a_failure() -> None:

@@ -72,6 +72,7 @@ TABLE: Final[Mapping[type[NightingaleError], tuple[int, str | None, str]]] = {
     errors.BadReference: (400, "audio", "invalid_audio"),
     errors.VoiceError: (400, "voice", "invalid_voice"),
     errors.QueueFull: (429, None, "queue_full"),
+    errors.OutOfMemory: (503, None, "out_of_memory"),
     errors.MemoryFull: (400, "input", "input_too_long"),
     errors.CapacityError: (507, None, "no_room"),
     errors.EngineFault: (503, None, "engine_fault"),

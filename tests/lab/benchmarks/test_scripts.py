@@ -24,6 +24,7 @@ SCRIPTS = {
     "cpu.py": ("table", "parts"),
     "engine.py": ("engine_over_bare", "ten_together_over_ten_in_a_row"),
     "kv_cache.py": ("agree", "time"),
+    "onnx_blocks.py": ("processor_ms",),
     "server.py": ("overhead_ms_p50", "load", "overload", "recovered"),
     "speculative.py": ("verify", "speak"),
     "streaming.py": ("mel_relative_l2", "streams", "planted", "segments"),
@@ -31,6 +32,7 @@ SCRIPTS = {
 """Scripts that run anywhere, and keys of their result."""
 GPU_SCRIPTS = ("gpu.py", "gpu_engine.py")
 NEEDS_UPSTREAM = ("upstream_side.py",)
+NEEDS_EXECUTORCH = ("executorch_programs.py",)
 
 
 def run(*command: str, cwd: Path = ROOT) -> str:
@@ -57,7 +59,7 @@ def run_without_packages(script: str, *options: str) -> dict[str, Any]:
 
 def test_every_script_has_a_small_run() -> None:
     runnable = {path.name for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text()}
-    assert runnable == {*SCRIPTS, *GPU_SCRIPTS, *NEEDS_UPSTREAM}
+    assert runnable == {*SCRIPTS, *GPU_SCRIPTS, *NEEDS_UPSTREAM, *NEEDS_EXECUTORCH}
 
 
 def test_documents_name_options_that_scripts_have() -> None:
