@@ -9,7 +9,7 @@ class Option(NamedTuple):
     """The description of an option; commands.py makes typer's of it."""
 
     names: tuple[str, ...]
-    """As they are typed, such as -m and --model; none for the name of the parameter."""
+    """The names as they are typed, such as -m and --model; none for the name of the parameter."""
     settings: dict[str, Any]
     """Other arguments of `typer.Option`."""
 
