@@ -183,9 +183,10 @@ def test_a_full_queue_says_when_to_come_again(simulate: Simulate) -> None:
     start_s = engine.cores.now_s
     engine.cores.at(start_s + 0.5, try_again)
     engine.run()
-    admitted_s = engine.listeners[-2].session.timing.admitted_s
-    assert admitted_s is not None
-    assert refused[0].retry_after_s == pytest.approx(admitted_s - start_s - 0.5, rel=0.3)
+    asked_s = start_s + 0.5
+    admissions_s = [one.session.timing.admitted_s or 0.0 for one in engine.listeners]
+    place_s = min(at_s for at_s in admissions_s if at_s > asked_s)  # the next one leaves the queue
+    assert refused[0].retry_after_s == pytest.approx(place_s - asked_s, rel=0.3, abs=0.35)
 
 
 def test_a_wait_behind_texts_that_still_arrive_is_not_known() -> None:

@@ -15,9 +15,9 @@ from nightingale.clocks import CLOCKS
 from nightingale.engine.requests.job import Job
 from nightingale.engine.stream_capacity import Capacity, Demand
 
-TIME_SHARE: Final = 0.65
+TIME_SHARE: Final = 0.55
 """The share of the time until a deadline that blocks are planned for."""
-HOLD_MARGIN: Final = 1.3
+HOLD_MARGIN: Final = 1.4
 """Work is expected to take this much longer than the measured rate says."""
 FIRST_BLOCK_S: Final = 0.3
 """Audio of the first block of a stream that has not started."""
