@@ -11,8 +11,7 @@ OUT ?= hello.wav
 TESTS ?=
 
 BIN := $(VENV)/bin
-# --no-compile: Python compiles the few modules that are used when it first imports them.
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile $(PIP_ARGS) -c constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS) -c constraints.txt
 # Stamps: installed once, and again only when what is asked for changes.
 INSTALLED := $(VENV)/.installed
 INSTALLED_SERVER := $(VENV)/.installed-server
@@ -85,8 +84,9 @@ $(BIN)/python:
 	@# Python 3.11 adds 10 MB that nothing here uses.
 	@$(BIN)/python -m pip --disable-pip-version-check uninstall --quiet --yes setuptools 2>/dev/null || true
 
+# --no-compile: Python compiles the few modules that are used when it first imports them.
 $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e .
+	$(PIP) --no-compile -e .
 	@touch $@
 
 $(INSTALLED_SERVER): $(INSTALLED)
