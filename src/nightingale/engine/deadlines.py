@@ -15,9 +15,9 @@ from nightingale.clocks import CLOCKS
 from nightingale.engine.requests.job import Job
 from nightingale.engine.stream_capacity import Capacity, Demand
 
-TIME_SHARE: Final = 0.55
+TIME_SHARE: Final = 0.5
 """The share of the time until a deadline that blocks are planned for."""
-HOLD_MARGIN: Final = 1.4
+HOLD_MARGIN: Final = 1.6
 """Work is expected to take this much longer than the measured rate says."""
 FIRST_BLOCK_S: Final = 0.3
 """Audio of the first block of a stream that has not started."""
@@ -107,8 +107,11 @@ def left_s(job: Job, capacity: Capacity) -> float:
 def demands(jobs: Iterable[Job], capacity: Capacity) -> list[Demand]:
     """Return what the streams that have started will need."""
     now_s = time.perf_counter()
+
+    def buffered_s(job: Job) -> float:
+        starts_s = max(now_s, job.held_until_s) if job.held_s else 0.0
+        return max(0.0, max(job.session.timing.deadline_s, starts_s) + job.held_s - now_s - RESERVE_S)
+
     return [
-        Demand(max(0.0, job.session.timing.deadline_s - now_s - RESERVE_S), left_s(job, capacity))
-        for job in jobs
-        if job.started and not job.parked
+        Demand(buffered_s(job), left_s(job, capacity)) for job in jobs if job.started and not job.parked
     ]
