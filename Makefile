@@ -19,6 +19,8 @@ INSTALLED_DEV := $(VENV)/.installed-dev
 # As they were given: the shell must not read a price, a quote or a backtick in them as its own.
 export SAID := $(value TEXT)
 export SAID_TO := $(value OUT)
+# Empty: Python keeps compiled modules even where the environment forbids it, so the next start is faster.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help say serve test nightly check format parity judges browser contract executorch bench-check docs clean
