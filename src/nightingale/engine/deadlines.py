@@ -112,6 +112,4 @@ def demands(jobs: Iterable[Job], capacity: Capacity) -> list[Demand]:
         starts_s = max(now_s, job.held_until_s) if job.held_s else 0.0
         return max(0.0, max(job.session.timing.deadline_s, starts_s) + job.held_s - now_s - RESERVE_S)
 
-    return [
-        Demand(buffered_s(job), left_s(job, capacity)) for job in jobs if job.started and not job.parked
-    ]
+    return [Demand(buffered_s(job), left_s(job, capacity)) for job in jobs if job.started and not job.parked]
