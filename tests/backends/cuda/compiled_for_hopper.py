@@ -17,9 +17,9 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from nightingale.backends.cuda import random_kernels
-from nightingale.backends.cuda.flow import fused_estimator
-from nightingale.backends.cuda.flow.flow_blocks import FlowBlocks
-from nightingale.backends.cuda.flow.flow_steps import FlowSteps, cache_prompt
+from nightingale.backends.cuda.flow import packed_estimator
+from nightingale.backends.cuda.flow.flow_steps import FlowSteps
+from nightingale.backends.cuda.flow.flow_windows import FlowWindow, FlowWindows, VoicePrompt
 from nightingale.backends.cuda.t3 import t3_kernels
 from nightingale.backends.cuda.triton_support import Tuning
 from nightingale.backends.shared.paged_attention import paged_attention
@@ -85,31 +85,17 @@ def compile_flow() -> None:
     small = {"encoder_width": 64, "encoder_heads": 4, "encoder_blocks": 1, "encoder_up_blocks": 1}
     config = FlowConfig(**small, encoder_ffn=64, estimator_mid_stages=1, estimator_stage_blocks=1)
     steps = FlowSteps(fill(Flow(config)), steps=1, precision=torch.bfloat16)
-    prompt = cache_prompt(
-        steps, torch.arange(9), torch.zeros(18, 80), torch.zeros(config.speaker_width), key=1
-    )
-    blocks = FlowBlocks(
-        steps, context=4, tokens=(12,), batches=(1,), prompts=(8,), mode="eager", kernels="triton"
-    )
-    one = torch.ones(1, dtype=torch.int64)
-    blocks(
-        prompt,
-        torch.zeros(1, 15, dtype=torch.int64),
-        lengths=15 * one,
-        cond=torch.zeros(1, 80, 24),
-        speaker=torch.ones(1, config.speaker_width),
-        key=one,
-        first_frame=one,
-        conv_state=prompt.conv_state,
-    )
+    render = FlowWindows(steps, mode="eager", kernels="triton")
+    prompt = VoicePrompt(ids=(1,) * 9, mel=torch.zeros(18, 80), speaker=torch.zeros(80))
+    render([FlowWindow(prompt=prompt, ids=(1,) * 12, tokens=12, start=0, key=1)])
 
 
 if __name__ == "__main__":
     driver.set_active(Hopper())
     JITFunction.run = compile_only
-    fused_estimator._pdl = lambda _: {"PDL": True, "launch_pdl": True}
+    packed_estimator._pdl = lambda _: {"PDL": True, "launch_pdl": True}
     if sys.argv[1:] == ["large"]:
-        fused_estimator.MANY_ROWS = 0
+        packed_estimator.MANY_ROWS = 0
     with torch.inference_mode():
         compile_random()
         compile_t3()

@@ -19,7 +19,7 @@ KERNELS = {
     "_rms_norm_kernel": 1,
     "_swiglu_kernel": 1,
     "_conv_kernel": 9,
-    "_euler_kernel": 2,
+    "_euler_kernel": 1,
 }
 """Launches of each kernel, in T3, the sampler, paged attention and one step of a small guided flow."""
 

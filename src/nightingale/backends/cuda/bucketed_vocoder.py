@@ -36,13 +36,20 @@ from nightingale.models.layers.conv import PaddedConv1d, UpsamplingConv1d
 HALF = ISTFT_SIZE // 2
 COLUMNS = CLOCKS.samples_per_frame // ISTFT_HOP
 """STFT columns per mel frame; there is one more at the end."""
+BATCHES = (1, 4, 16)
+FRAMES = tuple(2**n * quarter // 4 for n in range(5, 12) for quarter in range(4, 8))
+"""Buckets: four in each octave from 32 frames on."""
+MAX_FRAMES = 8192
+"""Frames of all windows of a batch: beyond that it is not faster, and takes gigabytes."""
 
 
 class BucketedVocoder:
     """HiFT with one graph for each bucket of (utterances, frames)."""
 
     @torch.no_grad()
-    def __init__(self, hift: Hift, *, batches: tuple[int, ...], frames: tuple[int, ...]) -> None:
+    def __init__(
+        self, hift: Hift, *, batches: tuple[int, ...] = BATCHES, frames: tuple[int, ...] = FRAMES
+    ) -> None:
         self.hift, self.batches, self.frames = hift, batches, frames
         weight = hift.conv_pre.weight
         self.device, self.dtype = weight.device, weight.dtype
@@ -61,11 +68,6 @@ class BucketedVocoder:
         padded = F.pad(mel.to(self.dtype), (0, bucket - wanted))
         samples, after = self._graph(batch, bucket)(mel=padded, **inputs)
         return samples[:count, : wanted * CLOCKS.samples_per_frame], after[:count, :, :wanted]
-
-    def capture(self) -> None:
-        for batch in self.batches:
-            for frames in self.frames:
-                self._graph(batch, frames)
 
     def _graph(self, batch: int, frames: int) -> GraphedFunction[tuple[Tensor, Tensor]]:
         if (batch, frames) not in self._graphs:
@@ -240,6 +242,18 @@ class VocoderWindows:
     def __init__(self, vocoder: BucketedVocoder) -> None:
         self.vocoder, self.extrapolated = vocoder, extrapolated_frames(vocoder.hift)
         self._context, self._f0_context = context_frames(vocoder.hift)
+
+    def batches(self, windows: Sequence[Window], mels: Sequence[Tensor]) -> list[list[int]]:
+        """Return which windows to push together: those of about the same length, by their numbers."""
+        groups: dict[int, list[int]] = {}
+        for number, (window, mel) in enumerate(zip(windows, mels, strict=True)):
+            frames = window.known - window.first + mel.shape[1] + self.extrapolated
+            groups.setdefault(bucket_for(frames, self.vocoder.frames, what="mel frames"), []).append(number)
+        batches = []
+        for frames, group in groups.items():
+            limit = max(size for size in self.vocoder.batches if size * frames <= MAX_FRAMES or size == 1)
+            batches += [group[at : at + limit] for at in range(0, len(group), limit)]
+        return batches
 
     @torch.inference_mode()
     def push(
