@@ -21,6 +21,7 @@ from nightingale.backends.cuda.flow.flow_windows import FlowWindow, FlowWindows
 from nightingale.backends.cuda.graph_renderer import CONTEXT_TOKENS, CudaGraphRenderer
 from nightingale.backends.cuda.graphs import HostCopy
 from nightingale.backends.cuda.random import int64_key, normal
+from nightingale.backends.profiles import Profile
 from nightingale.backends.torch import mel_stream, sample_stream
 from nightingale.backends.torch.renderer import TorchRenderer
 from nightingale.engine.load import Model
@@ -83,10 +84,10 @@ def double(tiny_model: Model) -> Model:
     return with_networks(tiny_model, flow=flow, hift=hift)
 
 
-def engine(model: Model, *, tokens: int = 45, **roles: bool) -> TTS:
+def engine(model: Model, *, tokens: int = 45, profile: Profile = SMALL, **roles: bool) -> TTS:
     model = model.with_defaults(max_new_tokens=tokens)
     precision = {torch.float64: "float64"}.get(s3gen_of(model)[0].encoder_proj.weight.dtype, "float32")
-    return TTS.over(model, SMALL, plan=eager_plan(model, SMALL, precision=precision, **roles))
+    return TTS.over(model, profile, plan=eager_plan(model, profile, precision=precision, **roles))
 
 
 def graphs(model: Model, **options: Any) -> TTS:
@@ -125,7 +126,18 @@ def test_samples_are_those_of_the_reference_alone_and_in_a_batch(double: Model) 
         assert one.shape == other.shape
 
 
-def test_utterances_in_one_voice_are_rendered_together(
+@pytest.mark.usefixtures("_same_noise")
+def test_whole_segments_are_those_of_the_reference(double: Model) -> None:
+    whole = replace(SMALL, streaming=False)
+    with engine(double, profile=whole) as slow:
+        expected = [slow.say(text, seed=i).samples for i, text in enumerate(TEXTS)]
+    with engine(double, profile=whole, renderer=True) as fast:
+        batched = joined([fast.stream(text, seed=i) for i, text in enumerate(TEXTS)])
+    for one, other in zip(batched, expected, strict=True):
+        close(one, other)
+
+
+def test_utterances_are_rendered_together(
     tiny_model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     together: list[int] = []
