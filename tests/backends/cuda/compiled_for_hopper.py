@@ -20,7 +20,8 @@ from nightingale.backends.cuda import random_kernels
 from nightingale.backends.cuda.flow import packed_estimator
 from nightingale.backends.cuda.flow.flow_steps import FlowSteps
 from nightingale.backends.cuda.flow.flow_windows import FlowWindow, FlowWindows, VoicePrompt
-from nightingale.backends.cuda.t3 import t3_kernels
+from nightingale.backends.cuda.t3 import sampling_kernels, t3_kernels
+from nightingale.backends.cuda.t3.batched_sampling import DecodeState
 from nightingale.backends.cuda.triton_support import Tuning
 from nightingale.backends.shared.paged_attention import paged_attention
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
@@ -78,7 +79,13 @@ def compile_random() -> None:
     keys = torch.zeros(4, dtype=torch.int64)
     for rows, width in ((960, 9), (37, 80)):
         random_kernels.normal(keys, keys, rows, width)
-    random_kernels.sample(torch.zeros(4, 6563), keys, keys, keys.bool())
+
+
+def compile_sampling() -> None:
+    for rows, vocab, order in ((2, 8194, "chatterbox"), (1, 6563, "turbo")):
+        state = DecodeState.empty(slots=2, rows=rows, vocab=vocab, steps=4, device=torch.device("cpu"))
+        for cuts in (False, True):
+            sampling_kernels.sample(state, order=order, cuts=cuts)  # type: ignore[arg-type]
 
 
 def compile_flow() -> None:
@@ -98,6 +105,7 @@ if __name__ == "__main__":
         packed_estimator.MANY_ROWS = 0
     with torch.inference_mode():
         compile_random()
+        compile_sampling()
         compile_t3()
         compile_paged_attention()
         compile_flow()

@@ -13,7 +13,8 @@ import pytest
 HERE = Path(__file__).parent
 KERNELS = {
     "_normal_kernel": 2,
-    "_sample_kernel": 1,
+    "_process_kernel": 4,
+    "_draw_kernel": 4,
     "_linear_kernel": 6 + 16,
     "_attend_kernel": 4 + 3 + 3,
     "_rms_norm_kernel": 1,

@@ -137,9 +137,7 @@ def test_whole_segments_are_those_of_the_reference(double: Model) -> None:
         close(one, other)
 
 
-def test_utterances_are_rendered_together(
-    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_utterances_are_rendered_together(tiny_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     together: list[int] = []
     launch = CudaGraphRenderer.launch
 

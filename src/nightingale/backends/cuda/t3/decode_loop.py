@@ -205,6 +205,19 @@ class DecodeLoop:
         return self._graphs[size]
 
     def _step(self, state: DecodeState, caches: KVCaches, sorting: bool) -> None:
+        if self.packed.kernels.loaded is None:
+            x, lengths = self._sample(state, sorting)
+        else:
+            from nightingale.backends.cuda.t3 import sampling_kernels as kernels
+
+            tokens = kernels.sample(state, order=self.order, cuts=sorting)
+            x, lengths = kernels.embed(self.t3, tokens, state, self.packed.position_embeddings)
+        state.logits.copy_(self.packed.step(x, caches, lengths).view_as(state.logits))
+        # A slot that has stopped writes to the same position again, which is never read.
+        state.lengths.add_(state.running)
+
+    def _sample(self, state: DecodeState, sorting: bool) -> tuple[Tensor, Tensor]:
+        """Sample the next tokens by library calls; return the embedding and the length of each row."""
         logits = batched_sampling.apply_guidance(state.logits, state.cfg_weight)
         processed = batched_sampling.process_logits(logits, state, order=self.order, sorting=sorting)
         tokens = batched_sampling.sample(processed, state)
@@ -213,10 +226,8 @@ class DecodeLoop:
         def per_row(value: Tensor) -> Tensor:
             return value[:, None].expand(-1, self.rows).flatten()
 
-        after = self.packed.step(per_row(tokens), per_row(state.sampled), caches, per_row(state.lengths))
-        state.logits.copy_(after.view_as(state.logits))
-        # A slot that has stopped writes to the same position again, which is never read.
-        state.lengths.add_(state.running)
+        lengths = per_row(state.lengths)
+        return self.packed.embed(per_row(tokens), per_row(state.sampled), lengths), lengths
 
     @contextmanager
     def _state_preserved(self) -> Iterator[None]:
