@@ -1,13 +1,11 @@
 """Compile every Triton kernel for a Hopper GPU, at the sizes of the product, on a machine without one.
 
 The interpreter accepts programs that the compiler refuses. test_compilation.py runs this in a process of its
-own: Triton decides when a kernel is defined whether it is interpreted. It prints one kernel per line. With
-the argument "large", the flow's kernels have the tiles of large batches.
+own: Triton decides when a kernel is defined whether it is interpreted. It prints one kernel per line.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -19,7 +17,6 @@ from triton.runtime.jit import JITFunction
 from nightingale.backends.cuda import random_kernels
 from nightingale.backends.cuda.flow import packed_estimator
 from nightingale.backends.cuda.flow.flow_steps import FlowSteps
-from nightingale.backends.cuda.flow.flow_windows import FlowWindow, FlowWindows, VoicePrompt
 from nightingale.backends.cuda.t3 import sampling_kernels, t3_kernels
 from nightingale.backends.cuda.t3.batched_sampling import DecodeState
 from nightingale.backends.cuda.triton_support import Tuning
@@ -92,17 +89,13 @@ def compile_flow() -> None:
     small = {"encoder_width": 64, "encoder_heads": 4, "encoder_blocks": 1, "encoder_up_blocks": 1}
     config = FlowConfig(**small, encoder_ffn=64, estimator_mid_stages=1, estimator_stage_blocks=1)
     steps = FlowSteps(fill(Flow(config)), steps=1, precision=torch.bfloat16)
-    render = FlowWindows(steps, mode="eager", kernels="triton")
-    prompt = VoicePrompt(ids=(1,) * 9, mel=torch.zeros(18, 80), speaker=torch.zeros(80))
-    render([FlowWindow(prompt=prompt, ids=(1,) * 12, tokens=12, start=0, key=1)])
+    packed_estimator.PackedEstimator(steps, "eager").compile()
 
 
 if __name__ == "__main__":
     driver.set_active(Hopper())
     JITFunction.run = compile_only
     packed_estimator._pdl = lambda _: {"PDL": True, "launch_pdl": True}
-    if sys.argv[1:] == ["large"]:
-        packed_estimator.MANY_ROWS = 0
     with torch.inference_mode():
         compile_random()
         compile_sampling()

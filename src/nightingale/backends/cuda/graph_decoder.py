@@ -62,7 +62,7 @@ def _checked(tokens: list[int]) -> Tokens:
 
 
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
-    """Open T3 on the GPU; its graphs are captured now."""
+    """Open T3 on the GPU; the graphs of one utterance are captured now."""
     info, slots = source.info, setup.profile.slots
     t3 = t3_weights(source, setup.machine.device, setup.precision, owned=True)
     buckets = tuple(2**n for n in range(slots.bit_length()) if 2**n < slots)
@@ -73,8 +73,7 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
         capacity=info.max_positions,
         plan=DecodePlan(slots=(*buckets, slots), steps=STEPS_AHEAD),
     )
-    prompts = info.preset.t3.prompt_length(0), info.max_prompt_positions
-    loop.capture(prompts=prompts, sorting=needs_sorting(info.defaults.sampling))
+    loop.capture(sorting=needs_sorting(info.defaults.sampling))
     itemsize = t3.speech_head.weight.element_size()
     budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=itemsize)
     return GraphDecoder(loop, budget, max_new_tokens=info.defaults.max_new_tokens)

@@ -14,6 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from nightingale.backends.cuda.triton_support import launch
+
 BLOCK = 1024
 
 
@@ -40,5 +42,7 @@ def normal(key: Tensor, first_row: Tensor, rows: int, width: int) -> Tensor:
     """Return noise as `cuda.random.normal` does: key, first_row (batch,) -> (batch, width, rows)."""
     out = torch.empty(len(key), width, rows, dtype=torch.float32, device=key.device)
     grid = (len(key), triton.cdiv(rows * width, BLOCK))
-    _normal_kernel[grid](key.contiguous(), first_row.contiguous(), out, rows, WIDTH=width, BLOCK=BLOCK)
+    launch(
+        _normal_kernel, grid, key.contiguous(), first_row.contiguous(), out, rows, WIDTH=width, BLOCK=BLOCK
+    )
     return out

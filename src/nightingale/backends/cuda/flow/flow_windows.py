@@ -87,7 +87,9 @@ class FlowWindows:
         def load() -> Any:
             from nightingale.backends.cuda.flow.packed_estimator import PackedEstimator
 
-            return PackedEstimator(steps, mode)
+            estimator = PackedEstimator(steps, mode)
+            estimator.compile()
+            return estimator
 
         self.kernels = TritonKernels[Any](kernels, load, part="the flow", default=steps.device.type == "cuda")
         self._encoders: GraphCache[Tensor] = GraphCache(steps.device, mode)

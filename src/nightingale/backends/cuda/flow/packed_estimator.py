@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from nightingale.backends.cuda.flow import flow_kernels as kernels
 from nightingale.backends.cuda.flow.flow_steps import FlowSteps
 from nightingale.backends.cuda.graphs import GraphCache, GraphMode, copy_async
-from nightingale.backends.cuda.triton_support import supports_pdl
+from nightingale.backends.cuda.triton_support import compiling_ahead, launch, supports_pdl
 from nightingale.models.chatterbox.s3gen.estimator import EstimatorAttention, ResnetBlock, mish
 from nightingale.models.chatterbox.s3gen.flow import GUIDANCE
 
@@ -101,6 +101,19 @@ class PackedEstimator:
         for _ in range(steps.count - 1):
             moved = graph()
         return moved[:used]
+
+    @torch.inference_mode()
+    def compile(self) -> None:
+        """Compile all kernels, of few and of many rows, at the same time."""
+        bands, steps = self.steps.flow.config.mel_bands, self.steps
+        with compiling_ahead() as possible:
+            for bucket in (TILE, -(-MANY_ROWS // TILE) * TILE) if possible else ():
+                x = torch.zeros(bucket, bands, device=steps.device)
+                inputs = torch.zeros(
+                    steps.rows * bucket, 4 * bands, dtype=steps.precision, device=steps.device
+                )
+                tables = self._tables(Rows([0], bucket), [bucket], bucket)
+                self._step(x, inputs, tables, torch.zeros(1, dtype=torch.int64, device=steps.device))
 
     def _capture(self, bucket: int, bands: int) -> None:
         rows = self.steps.rows * bucket
@@ -267,7 +280,8 @@ def _linear(
     if other is not None:
         after = kernels.ADD if norm_other is None else kernels.ADD_NORM_MISH
     tile = linear_tile(rows, outputs, normed=normed is not None, wide=x.dtype == torch.float32)
-    kernels._linear_kernel[(-(-rows // tile.rows), -(-outputs // tile.outputs))](
+    launch(
+        kernels._linear_kernel, (-(-rows // tile.rows), -(-outputs // tile.outputs)),
         x, before_weight, before_bias, weight, x if bias is None else bias, x if other is None else other,
         after_weight, after_bias, out, normed[1] if normed else out,
         rows, outputs, x.stride(0), 0 if other is None else other.stride(0), out.stride(0),
@@ -318,7 +332,8 @@ def _convolve(
     tile = conv_tile(
         rows, outputs, before=before is not None, after=after is not None, wide=x.dtype == torch.float32
     )
-    kernels._conv_kernel[(-(-rows // tile.rows), -(-outputs // tile.outputs))](
+    launch(
+        kernels._conv_kernel, (-(-rows // tile.rows), -(-outputs // tile.outputs)),
         x, norm_weight, norm_bias, x if time is None else time, weight, bias, tables.starts, out,
         rows, outputs, x.stride(0), out.stride(0),
         C=inputs, BM=tile.rows, BN=tile.outputs, BK=inputs if before else _block(inputs, tile.inputs),
@@ -333,7 +348,8 @@ def _attend(qkv: Tensor, heads: int, tables: _Tables) -> Tensor:
     rows, inner = len(qkv), qkv.shape[1] // 3
     out = torch.empty(rows, inner, dtype=qkv.dtype, device=qkv.device)
     tile = attention_tile(rows, wide=qkv.dtype == torch.float32)
-    kernels._attend_kernel[(rows // TILE, heads)](
+    launch(
+        kernels._attend_kernel, (rows // TILE, heads),
         qkv, tables.starts, tables.ends, out, (inner // heads) ** -0.5 * LOG2_E,
         HEADS=heads, WIDTH=inner // heads, BQ=TILE, BK=tile.inputs, PRECISION=_precision(qkv),
         num_warps=tile.warps, num_stages=tile.stages, **_pdl(qkv),
@@ -347,7 +363,8 @@ def _euler(x: Tensor, velocity: Tensor, width: Tensor, target: Tensor, *, guided
     x is also written to the first channels of `target` (rows, channels), twice if guided.
     """
     block = 1024
-    kernels._euler_kernel[(-(-x.numel() // block),)](
+    launch(
+        kernels._euler_kernel, (-(-x.numel() // block),),
         x, velocity, width, target, x.numel(), target.stride(0), GUIDANCE,
         BANDS=x.shape[1], GUIDED=guided, BLOCK=block, num_warps=4, **_pdl(x),
     )  # fmt: skip

@@ -25,7 +25,7 @@ from nightingale.backends.cuda.t3 import batched_sampling
 from nightingale.backends.cuda.t3.batched_sampling import NO_TOKEN, DecodeState, SamplerOrder
 from nightingale.backends.cuda.t3.packed_network import PackedT3
 from nightingale.backends.cuda.t3.packed_weights import KVCaches
-from nightingale.backends.cuda.triton_support import KernelChoice, Tuning
+from nightingale.backends.cuda.triton_support import KernelChoice, Tuning, compiling_ahead
 from nightingale.errors import MemoryFull
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_cache import DenseKVCache
@@ -93,15 +93,14 @@ class DecodeLoop:
         self._slots: dict[int, tuple[int, bool]] = {}
         """For each slot in use: the most positions it has cached, and whether its sampling sorts."""
 
-    def capture(self, *, prompts: tuple[int, int], sorting: bool) -> None:
-        """Capture all graphs before the first utterance. prompts: the shortest and the longest."""
-        assert not self._slots, "a capture would overwrite the KV cache of utterances"
-        for slots in self.plan.slots:
-            for span in self.plan.spans:
-                self._step_graph(slots, span, sorting)
-        shortest, longest = (self._padded(length) for length in prompts)
-        for length in [*range(shortest, longest, PROMPT_STRIDE), longest]:
-            self._prefill_graph(length, 0)
+    def capture(self, *, sorting: bool) -> None:
+        """Compile the kernels, and capture the graphs of one utterance; others are captured when first used."""
+        if self.packed.kernels.loaded is not None:
+            with torch.inference_mode(), self._state_preserved(), compiling_ahead() as possible:
+                for slots in (self.plan.slots[0], self.plan.slots[-1]) if possible else ():
+                    self._step(*self._views(slots, self.plan.spans[0]), sorting)
+        for span in self.plan.spans:
+            self._step_graph(self.plan.slots[0], span, sorting)
 
     @torch.inference_mode()
     def prefill(self, slot: int, prompt: Tensor, *, sampling: Sampling, seed: int, budget: int) -> None:
@@ -192,8 +191,7 @@ class DecodeLoop:
     def _step_graph(self, slots: int, span: int, sorting: bool) -> graphs.GraphedFunction[None]:
         size = (slots, span, sorting)
         if size not in self._graphs:
-            state, rows = self.state.first(slots), slots * self.rows
-            caches = [(keys[:rows, :, :span], values[:rows, :, :span]) for keys, values in self._caches]
+            state, caches = self._views(slots, span)
 
             def capture() -> None:
                 name = f"T3 step of {slots}, {span} positions, {self.packed.kernels.name}"
@@ -203,6 +201,12 @@ class DecodeLoop:
 
             self.packed.kernels.retry(capture)
         return self._graphs[size]
+
+    def _views(self, slots: int, span: int) -> tuple[DecodeState, KVCaches]:
+        """Return the state and the caches of the first slots, and of so many positions."""
+        rows = slots * self.rows
+        caches = [(keys[:rows, :, :span], values[:rows, :, :span]) for keys, values in self._caches]
+        return self.state.first(slots), caches
 
     def _step(self, state: DecodeState, caches: KVCaches, sorting: bool) -> None:
         if self.packed.kernels.loaded is None:

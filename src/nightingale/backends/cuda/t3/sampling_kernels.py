@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from nightingale.backends.cuda.t3.batched_sampling import INVALID_LOGITS, NO_TOKEN, DecodeState, SamplerOrder
+from nightingale.backends.cuda.triton_support import launch
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH
 from nightingale.models.chatterbox.t3.model import T3
 
@@ -182,14 +183,16 @@ def sample(state: DecodeState, *, order: SamplerOrder, cuts: bool) -> Tensor:
     slots, rows, vocab = state.logits.shape
     processed = torch.empty(slots, vocab, dtype=torch.float32, device=state.logits.device)
     valid = torch.empty(slots, dtype=torch.bool, device=processed.device)
-    _process_kernel[(slots,)](
+    launch(
+        _process_kernel, (slots,),
         state.logits, state.seen, state.cfg_weight, state.penalty, state.temperature, state.log_min_p,
         state.top_k, state.top_p, processed, valid, vocab,
         ROWS=rows, TURBO=order == "turbo", CUTS=cuts, BLOCK=triton.next_power_of_2(vocab),
         num_warps=16, enable_fp_fusion=False,
     )  # fmt: skip
     tokens = torch.empty(slots, dtype=torch.int64, device=processed.device)
-    _draw_kernel[(slots,)](
+    launch(
+        _draw_kernel, (slots,),
         processed, valid, state.key, state.greedy, state.budget, state.seen, state.sampled, state.running,
         state.recent, state.cursor, tokens, vocab, state.recent.stride(0),
         START=START_SPEECH, STOP=STOP_SPEECH, NONE=NO_TOKEN, INVALID=INVALID_LOGITS,
@@ -209,7 +212,8 @@ def embed(t3: T3, tokens: Tensor, state: DecodeState, positions: Tensor | None) 
     lengths = torch.empty(count, dtype=torch.int64, device=table.device)
     learned = t3.config.learned_positions is not None
     speech = t3.speech_pos_emb.emb.weight if learned else table
-    _embed_kernel[(count,)](
+    launch(
+        _embed_kernel, (count,),
         tokens, state.sampled, state.lengths, state.cursor, table, speech, table if positions is None else positions,
         out, lengths, WIDTH=width, ROWS=rows, SPEECH=learned, POSITION=positions is not None,
         BLOCK=triton.next_power_of_2(width), num_warps=4,
