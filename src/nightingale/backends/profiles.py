@@ -198,7 +198,7 @@ def _cache(value: str) -> str:
 
 
 def _keep(value: str) -> int:
-    return _whole_number("not a percentage of the KV cache", value, range(10, 101), "keep=50")
+    return _whole_number("not a share of the KV cache, in percent", value, range(10, 101), "keep=50")
 
 
 def _preference(value: str) -> tuple[Preference, ...]:
