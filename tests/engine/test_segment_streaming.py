@@ -23,6 +23,7 @@ from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.sampling import Logits
 from nightingale.engine.load import Model
 from nightingale.engine.session import Session
+from nightingale.errors import ConfigError
 from nightingale.types import Samples
 
 SENTENCES = [
@@ -192,3 +193,33 @@ def test_listeners_of_segments_have_no_underruns(
     engine.run()
     assert [listener.underruns for listener in listeners] == [0] * count
     assert max(listener.first_audio_s for listener in listeners) < last_s
+
+
+def test_python_options_are_those_of_the_profile() -> None:
+    with TTS("noise", profile="balanced", stream="segment", flow_steps=4) as tts:
+        assert tts.plan.profile.name == "balanced+stream=segment+flow_steps=4"
+        assert (tts.plan.profile.stream, tts.plan.profile.flow_steps) == ("segment", 4)
+    with TTS("noise", profile="balanced", first_block_tokens=6) as tts:
+        assert len(next(tts.stream(TEXT, seed=1)).samples) == 6 * 960
+    with TTS("noise", profile="default") as tts:
+        assert tts.plan.profile.name == "exact"
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"stream": "blocks"}, "stream"),
+        ({"stream": "block", "profile": "exact"}, "stream"),
+        ({"stream": True}, "stream"),
+        ({"flow_steps": 0}, "flow_steps"),
+        ({"flow_steps": 2.5}, "flow_steps"),
+        ({"first_block_tokens": 100}, "first_block_tokens"),
+        ({"first_block_tokens": 8, "stream": "segment"}, "first_block_tokens"),
+    ],
+)
+def test_python_options_out_of_range_are_refused(options: dict[str, Any], param: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TTS("noise", **{"profile": "balanced", **options})
+    assert caught.value.param == param
+    assert caught.value.allowed
+    assert caught.value.fix

@@ -159,7 +159,7 @@ def _shorten(span: TextSpan, language: str | None) -> list[TextSpan]:
     """Return a span, or two if it is long and has a mark where a reader would pause."""
     if spoken_length(span.text) <= FIRST_SPAN_CHARS:
         return [span]
-    at = _split_at_mark(span.text, FIRST_SPAN_CHARS, _CUTS[:-1], language)
+    at = _split_at_mark(span.text, FIRST_SPAN_CHARS, _CUTS[:-1], language, ideal=len(span.text) / 2)
     return (
         [span]
         if at is None
