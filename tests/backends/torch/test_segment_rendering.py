@@ -45,7 +45,7 @@ def test_each_segment_of_a_text_has_the_bits_of_exact(short: Model) -> None:
 
 
 def test_a_decoder_of_another_backend_changes_no_float32_token(short: Model) -> None:
-    """Where another decoder finds the same tokens, whole segments have the same bits."""
+    """Whole segments have the same bits if another decoder finds the same tokens."""
     exact = spoken(short, "exact", SENTENCES[0])
     decoder = (Preference("onnx", "float32"),)
     assert np.array_equal(spoken(short, replace(BY_SEGMENTS, decoder=decoder), SENTENCES[0]), exact)
