@@ -128,7 +128,7 @@ def test_samples_are_those_of_the_reference_alone_and_in_a_batch(double: Model) 
 
 @pytest.mark.usefixtures("_same_noise")
 def test_whole_segments_are_those_of_the_reference(double: Model) -> None:
-    whole = replace(SMALL, streaming=False)
+    whole = replace(FAST, stream="segment")
     with engine(double, profile=whole) as slow:
         expected = [slow.say(text, seed=i).samples for i, text in enumerate(TEXTS)]
     with engine(double, profile=whole, renderer=True) as fast:

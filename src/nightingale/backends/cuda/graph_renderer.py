@@ -124,8 +124,9 @@ class CudaGraphRenderer:
     decoder_threads: int | None = None
 
     def __init__(self, flow: Flow, hift: Hift, setup: Setup) -> None:
-        self._whole, self._hift = not setup.profile.streaming, hift.config
+        self._whole, self._hift = not setup.profile.in_blocks, hift.config
         self._prompts: BytesLRU[str, VoicePrompt] = BytesLRU(PROMPT_BYTES)
+        flow = flow.with_steps(setup.profile.flow_steps)
         steps = FlowSteps(flow, precision=DTYPES.get(setup.precision))  # None: that of the weights
         self._flow, self._device = FlowWindows(steps), steps.device
         self._windows = VocoderWindows(BucketedVocoder(hift))
@@ -219,5 +220,5 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
     """Open the flow and the vocoder on the GPU, with graphs for the first audio of a request."""
     renderer = CudaGraphRenderer(*rendering_weights(source, setup.machine.device), setup)
     if setup.voice is not None:
-        renderer.warm_up(setup.voice, setup.profile.first_block_tokens)
+        renderer.warm_up(setup.voice, setup.profile.smallest_block_tokens)
     return renderer
