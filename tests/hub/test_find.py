@@ -213,7 +213,9 @@ def test_the_meanflow_decoder_is_downloaded_and_verified_as_turbos(
         return fill_folder(tmp_path / "files", names[0]) / names[0]
 
     monkeypatch.setattr(hub_cache, "download", fake)
-    with pytest.raises(CheckpointError, match="s3gen_meanflow.safetensors of 'turbo' is not the official file"):
+    with pytest.raises(
+        CheckpointError, match=r"s3gen_meanflow\.safetensors of 'turbo' is not the official file"
+    ):
         find.pull("english", s3gen="meanflow")
     assert ("turbo", "s3gen_meanflow.safetensors") in asked
     assert ("english", "t3_cfg.safetensors") in asked
@@ -221,7 +223,9 @@ def test_the_meanflow_decoder_is_downloaded_and_verified_as_turbos(
 
 @pytest.mark.parametrize("name", ["turbo", "nano"])
 def test_a_model_with_the_meanflow_decoder_does_not_take_the_option(name: str) -> None:
-    with pytest.raises(ConfigError, match="Leave the option out: s3gen_meanflow.safetensors is this model's own"):
+    with pytest.raises(
+        ConfigError, match=r"Leave the option out: s3gen_meanflow\.safetensors is this model's own"
+    ):
         find.locate(name, offline=True, s3gen="meanflow")
 
 

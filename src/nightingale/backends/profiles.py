@@ -64,6 +64,7 @@ class Profile:
         return bool(self.cache) or self.keep < 100
 
 
+OFFICIAL: Final = ("english", "multilingual", "turbo", "nano")
 EXACT: Final = Profile(
     name="exact",
     streaming=False,
@@ -79,6 +80,7 @@ BALANCED: Final = Profile(
         Preference("cuda", "bfloat16"),
         # Wren's weights are stored in int8; here the inputs of its products are rounded too.
         Preference("onnx", "int8", warn=False, models=("wren",)),
+        Preference("cpu", "int8", warn=False, models=OFFICIAL),
         Preference("onnx", "float32", warn=False),
     ),
     renderer=(
@@ -87,6 +89,10 @@ BALANCED: Final = Profile(
         Preference("onnx", "int8-float16", warn=False, models=("wren",)),
         # With a warning, for wren only: the other models never have this renderer.
         Preference("onnx", "int8", models=("wren",)),
+        # The flow in int8 and the vocoder in float32 (docs/performance.md states the errors).
+        Preference("cpu", "int8", warn=False, models=OFFICIAL),
+        Preference("onnx", "int8", warn=False, models=OFFICIAL),
+        Preference("cpu", "float32", warn=False, models=OFFICIAL),
     ),
 )
 FAST: Final = Profile(
@@ -102,11 +108,13 @@ FAST: Final = Profile(
     renderer=(
         Preference("cuda", "bfloat16"),
         # Before the CPU backend, which imports PyTorch: that takes longer than a sentence of wren.
-        Preference("onnx", "int8-float16", warn=False),
-        Preference("onnx", "int8", warn=False),
-        Preference("onnx", "float32", warn=False),
+        Preference("onnx", "int8-float16", warn=False, models=("wren",)),
+        Preference("onnx", "int8", warn=False, models=("wren",)),
+        Preference("onnx", "float32", warn=False, models=("wren",)),
         Preference("cpu", "bfloat16", warn=False),
         Preference("cpu", "int8", warn=False),
+        Preference("onnx", "int8", warn=False, models=OFFICIAL),
+        Preference("cpu", "float32", warn=False),
     ),
 )
 PROFILES: Final[Mapping[str, Profile]] = {profile.name: profile for profile in (EXACT, BALANCED, FAST)}

@@ -86,8 +86,8 @@ def resolve(
     """Interpret the user's model and options, without looking up files other than the ones named.
 
     `model` is the name of a card, or a folder with the official files; `kind` is the card of a folder that could
-    be several; `t3` and `s3gen` are a variant ("v3", "meanflow") or a file each. Raises UnknownModel if there is no such card
-    or folder, ConfigError if an option does not fit, and ModelMissing if the folder holds no T3 weights.
+    be several; `t3` and `s3gen` are a variant ("v3", "meanflow") or a file each. Raises UnknownModel if there is no
+    such card or folder, ConfigError if an option does not fit, and ModelMissing if the folder holds no T3 weights.
     """
     chosen: dict[str, Path | tuple[str, ...]] = {}
     folder: Path | None = None

@@ -30,11 +30,14 @@ def decoder_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
 
 
 def renderer_unsupported_reason(setup: Setup) -> str | None:
+    """Say why flow and vocoder cannot be run here; a precision is the flow's."""
     if setup.precision == "bfloat16":
         return bf16.bf16_unsupported_reason(torch.get_num_threads())
     if setup.precision == "int8":
         return capabilities.layers_unsupported_reason()
-    return f"its renderer computes in bfloat16 and int8, not in {setup.precision}"
+    if setup.precision == "float32":
+        return capabilities.vocoder_unsupported_reason(torch.get_num_threads())
+    return f"its renderer computes in bfloat16, int8 and float32, not in {setup.precision}"
 
 
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
@@ -50,8 +53,8 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
 
 
 def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
-    convert = _to_bf16 if setup.precision == "bfloat16" else _to_int8
-    flow, hift = rendering_weights(source, setup.machine.device, convert, setup.precision)
+    convert = {"bfloat16": _to_bf16, "int8": _to_int8, "float32": _to_float32}[setup.precision]
+    flow, hift = rendering_weights(source, setup.machine.device, convert, f"cpu-{setup.precision}")
     return renderer_for(source, setup, flow, hift)
 
 
@@ -60,6 +63,12 @@ def _to_bf16(flow: Flow, hift: Hift) -> tuple[Flow, Hift]:
 
 
 def _to_int8(flow: Flow, hift: Hift) -> tuple[Flow, Hift]:
-    from nightingale.backends.cpu.int8_networks import int8_flow, int8_vocoder
+    from nightingale.backends.cpu.int8_networks import int8_flow
 
-    return int8_flow(flow), int8_vocoder(hift)
+    return int8_flow(flow), _to_float32(flow, hift)[1]
+
+
+def _to_float32(flow: Flow, hift: Hift) -> tuple[Flow, Hift]:
+    from nightingale.backends.cpu.winograd_networks import winograd_vocoder
+
+    return flow, winograd_vocoder(hift)
