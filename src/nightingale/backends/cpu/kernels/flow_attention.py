@@ -103,16 +103,16 @@ def emit_pack_keys(module: ir.Module, target: Target) -> Operation:
 
         with f.loop(BLOCK_KEYS) as key:
             source = row(op.k, op.k_head_stride, op.k_row_stride, key)
-            vectors = [source.load_vector(part * LANES, LANES) for part in range(PARTS)]
+            vectors = [source.load_vector(number * LANES, LANES) for number in range(PARTS)]
             scale, codes = emit_quantization(vectors)
             op.k_scales[unit * BLOCK_KEYS + key] = scale
             at = (unit * BLOCK_KEYS + key // LANES * LANES) * (HEAD_DIM // DOT_INPUTS) + key % LANES
-            for part, code in enumerate(codes):
+            for number, code in enumerate(codes):
                 stored = code if target.signed_weights else code + ZERO_POINT
                 fours = stored.cast(I8).bitcast(ir.VectorType(I32, LANES // DOT_INPUTS))
                 for four in range(LANES // DOT_INPUTS):
-                    place = at + (part * (LANES // DOT_INPUTS) + four) * LANES
-                    op.k_codes.cast(I32)[place] = fours.extract(four)
+                    spot = at + (number * (LANES // DOT_INPUTS) + four) * LANES
+                    op.k_codes.cast(I32)[spot] = fours.extract(four)
         with f.loop(PARTS) as part:
             own = (head * PARTS + part) * blocks + unit % blocks
 
@@ -179,8 +179,8 @@ def emit_flow_attention(module: ir.Module, target: Target, quantize_row: Functio
             codes, scales = op.k_codes.offset(at * HEAD_DIM), op.k_scales.offset(at)
             _emit_logits(f, target, op.keys, key, codes, scales, queries.row(row), logits.offset(row * width))
         with f.loop(QUERY_TILE) as row:
-            total = _emit_weights(f, target, logits.offset(row * width), blocks, weights.row(row))
-            inverse_sums[row] = f.const(1.0, F32) / total
+            weight_sum = _emit_weights(f, target, logits.offset(row * width), blocks, weights.row(row))
+            inverse_sums[row] = f.const(1.0, F32) / weight_sum
         with f.loop(PARTS) as part, f.loop(QUERY_TILE, step=QUERIES_OF_VALUES) as row:
             own = (head * PARTS + part) * blocks
             codes, scales = op.v_codes.offset(own * (BLOCK_KEYS * LANES)), op.v_scales.offset(own * LANES)

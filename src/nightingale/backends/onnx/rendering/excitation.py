@@ -76,7 +76,7 @@ class NineHarmonics:
         """Return the samples of the next frames, 480 each, from f0 (frames,)."""
         f0, count = np.repeat(f0_hz, FRAME), FRAME * len(f0_hz)
         voiced = f0 > VOICED_ABOVE_HZ
-        merged = normal(self._key, self._samples, count, NOISY_HARMONICS) @ self._weight
+        merged: Floats = normal(self._key, self._samples, count, NOISY_HARMONICS) @ self._weight
         merged *= np.where(voiced, np.float32(VOICED_NOISE), np.float32(UNVOICED_NOISE))
         for number, (weight, phase) in enumerate(zip(self._weight, self._phase, strict=True)):
             steps = f0 * np.float32(number + 1) / np.float32(CLOCKS.sample_rate_hz)
