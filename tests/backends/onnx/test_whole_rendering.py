@@ -45,6 +45,14 @@ def test_the_mel_equals_the_reference(family: str, int8: bool, bound: float) -> 
     assert relative_error(mel, expected) < bound
 
 
+def test_the_steps_of_the_solver_can_be_chosen() -> None:
+    source, voice = source_of("multilingual"), voice_of(16)
+    flow = source.loaded("s3gen")[0]
+    few = WholeFlow(source.info.preset.flow, network_weights(flow), threads=1, steps=3)
+    expected = render_mel(flow.with_steps(3), IDS, voice, seed=4).T.numpy()
+    assert relative_error(few.render(IDS, voice, seed=4), expected) < 1e-5
+
+
 def test_the_samples_equal_the_reference() -> None:
     source = source_of("turbo")
     hift, config = source.loaded("s3gen")[1], source.info.preset.hift
@@ -59,7 +67,8 @@ def test_the_samples_equal_the_reference() -> None:
 @pytest.mark.parametrize("name", ["english", "multilingual", "turbo", "nano"])
 def test_official_models_are_rendered_whole_and_not_in_blocks(name: str) -> None:
     info = source_of(name).info
-    setup = Setup(profile=replace(PROFILES["balanced"], streaming=False), machine=CPU, precision="float32")
+    whole, in_blocks = (replace(PROFILES["balanced"], stream=mode) for mode in ("segment", "block"))
+    setup = Setup(profile=whole, machine=CPU, precision="float32")
     assert capabilities.renderer_unsupported_reason(info, setup) is None
-    blocks = replace(setup, profile=PROFILES["balanced"])
+    blocks = replace(setup, profile=in_blocks)
     assert "not in blocks" in str(capabilities.renderer_unsupported_reason(info, blocks))

@@ -97,16 +97,16 @@ def _is_official(model: ModelInfo) -> bool:
 
 
 def _segments_reason(setup: Setup) -> str | None:
-    if setup.profile.streaming:
+    if setup.profile.in_blocks:
         return "it renders segments of this model whole, not in blocks"
     return TORCH_MISSING if find_spec("torch") is None else None
 
 
 def _blocks_reason(model: ModelInfo, setup: Setup) -> str | None:
     flow, hift = model.preset.flow, model.preset.hift
-    if not setup.profile.streaming and find_spec("torch") is not None:
+    if not setup.profile.in_blocks and find_spec("torch") is not None:
         return "PyTorch renders segments whole, as upstream does"
-    if not (flow.block_causal and flow.meanflow):
+    if not (flow.block_causal and flow.meanflow and setup.profile.flow_steps in (None, 2)):
         return "its flow has two steps and attends to earlier blocks only"
     if not (hift.causal and hift.in_phase) or hift.harmonics == NOISY_HARMONICS:
         return "its vocoder is causal and has harmonics in phase"

@@ -123,17 +123,17 @@ def _open_segment_renderer(source: ModelSource, setup: Setup, *, int8: bool, flo
     from nightingale.backends.onnx.segment_renderer import SegmentRenderer
     from nightingale.backends.torch.weights import load_rendering
 
-    preset, threads = source.info.preset, available_cores()
+    preset, threads, steps = source.info.preset, available_cores(), setup.profile.flow_steps
 
     def load() -> SegmentRenderer:
         flow, hift = (network_weights(network) for network in load_rendering(source))
         return SegmentRenderer(
-            WholeFlow(preset.flow, flow, threads=threads, int8=int8),
+            WholeFlow(preset.flow, flow, threads=threads, int8=int8, steps=steps),
             VocoderNetwork(preset.hift, hift, threads=threads, float16=float16),
         )
 
     check_working_memory()
-    renderer = source.shared(f"onnx-segments/{setup.precision}", load)
+    renderer = source.shared(f"onnx-segments/{setup.precision}/{steps}", load)
     return_freed_memory()
     return renderer
 

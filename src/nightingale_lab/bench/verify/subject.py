@@ -116,13 +116,14 @@ class EngineSubject:
     def _expected_samples(self, text: str, language: str | None, tokens: int) -> int:
         from nightingale.engine.requests.segments import MAX_CHARS, segment_text
 
-        defaults = self.model.defaults
+        defaults, profile = self.model.defaults, self._tts.plan.profile
         segments = segment_text(
             self.model.frontend,
             text,
             language,
             split_chars=defaults.split_chars,
             fill=defaults.fill_segments,
+            short_first=profile.short_first_segment and not profile.in_blocks,
             max_ids=defaults.max_text_ids,
             max_chars=MAX_CHARS,
             speed=1.0,

@@ -30,16 +30,32 @@ class WholeFlow:
     """The flow's sessions, which share nothing between two utterances."""
 
     def __init__(
-        self, config: FlowConfig, weights: PackedWeights, *, threads: int, int8: bool = False
+        self,
+        config: FlowConfig,
+        weights: PackedWeights,
+        *,
+        threads: int,
+        int8: bool = False,
+        steps: int | None = None,
     ) -> None:
-        """int8: compute products with int8 weights and inputs; in float32 otherwise."""
+        """Create the sessions.
+
+        Args:
+            config: The flow's sizes.
+            weights: By their names in the checkpoint.
+            threads: Of each session.
+            int8: Compute products with int8 weights and inputs; in float32 otherwise.
+            steps: Of the solver; None for as many as upstream takes.
+        """
         self.config, floats = config, LazyFloats(weights.__getitem__)
         self._embedding = floats[EMBEDDING]
         self._encoder = create_session(TokenEncoderGraph(config, weights, int8=int8, whole=True), threads)
         self._estimator = create_session(
             EstimatorGraph(config, weights, None, int8=int8, whole=True), threads
         )
-        times = linear_times(MEANFLOW_STEPS) if config.meanflow else cosine_times(GUIDED_STEPS)
+        times = (
+            linear_times(steps or MEANFLOW_STEPS) if config.meanflow else cosine_times(steps or GUIDED_STEPS)
+        )
         self._steps = [(r - t, time_inputs(config, floats, t, r)) for t, r in pairwise(times)]
         self._speaker = floats["spk_embed_affine_layer.weight"], floats["spk_embed_affine_layer.bias"]
         self._distances = [
