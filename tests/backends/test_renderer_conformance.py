@@ -176,9 +176,9 @@ def test_whole_segments_equal_the_reference(case: Case, family: str) -> None:
     (onnx/test_whole_rendering.py, cpu/test_int8_networks.py).
     """
     (tokens,) = streams([TOKENS])
-    reference = opened(Case("torch", "float32"), family, streaming=False)
+    reference = opened(Case("torch", "float32"), family, stream="segment")
     expected = render(reference, reference.open(voice_of(16), seed=7), tokens)
-    renderer = opened(case, family, streaming=False)
+    renderer = opened(case, family, stream="segment")
     one, other, again = (
         render(renderer, renderer.open(voice_of(16, number), seed=7), tokens) for number in (0, 1, 0)
     )

@@ -67,7 +67,7 @@ def cpu(lines: Sequence[Line], goals: Goals) -> str:
         for name, (sign, must, aim) in goals.items():
             yield (
                 name,
-                f"{sign} {must:g}",
+                "" if must is None else f"{sign} {must:g}",
                 f"{sign} {aim:g}",
                 number(reached.get(name)) or NOT_YET,
                 _made_of(name, line["parts"]),
@@ -79,6 +79,7 @@ def cpu(lines: Sequence[Line], goals: Goals) -> str:
 
 def _made_of(name: str, parts: Mapping[str, Any]) -> str:
     family = "nano" if name.startswith("Nano") or name.endswith("Nano") else "multilingual"
+    family += "+meanflow" if "meanflow" in name else ""
     step, sentence = parts.get(f"step {family}", {}), parts.get(f"sentence {family}", {})
     theirs = parts.get(f"upstream {family}", {})
     if "step" in name and "step_ms" in step:
