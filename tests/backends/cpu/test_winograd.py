@@ -27,7 +27,7 @@ if isinstance(found := detect_target(), str):
     pytest.skip(found, allow_module_level=True)
 SMALL = HiftConfig(base_channels=64, resblock_kernels=(3, 7, 11), source_kernels=(7, 7, 11), f0_channels=16)
 RELATIVE_ERROR = 1e-5
-"""Of the whole vocoder; rounding alone gives 3e-6."""
+"""The bound for a whole vocoder; rounding alone gives 3e-6."""
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from backends.conformance import CPU, source_of, voice_of
 from nightingale.backends.base import ModelSource, Setup
 from nightingale.backends.onnx import capabilities
 from nightingale.backends.onnx.numpy_weights import network_weights
+from nightingale.backends.onnx.rendering.segment_flow import SegmentFlow
 from nightingale.backends.onnx.rendering.vocoder_stream import VocoderNetwork, VocoderStream
-from nightingale.backends.onnx.rendering.whole_flow import WholeFlow
 from nightingale.backends.profiles import PROFILES
 from nightingale.backends.torch.mel_stream import render_mel
 from nightingale.backends.torch.sample_stream import render_samples
@@ -29,8 +29,8 @@ def relative_error(got: np.ndarray, expected: np.ndarray) -> float:
     return float(np.sqrt(np.mean((got - expected) ** 2)) / expected.std())
 
 
-def flow_of(source: ModelSource, *, int8: bool = False) -> WholeFlow:
-    return WholeFlow(
+def flow_of(source: ModelSource, *, int8: bool = False) -> SegmentFlow:
+    return SegmentFlow(
         source.info.preset.flow, network_weights(source.loaded("s3gen")[0]), threads=1, int8=int8
     )
 
@@ -48,7 +48,7 @@ def test_the_mel_equals_the_reference(family: str, int8: bool, bound: float) -> 
 def test_the_steps_of_the_solver_can_be_chosen() -> None:
     source, voice = source_of("multilingual"), voice_of(16)
     flow = source.loaded("s3gen")[0]
-    few = WholeFlow(source.info.preset.flow, network_weights(flow), threads=1, steps=3)
+    few = SegmentFlow(source.info.preset.flow, network_weights(flow), threads=1, steps=3)
     expected = render_mel(flow.with_steps(3), IDS, voice, seed=4).T.numpy()
     assert relative_error(few.render(IDS, voice, seed=4), expected) < 1e-5
 

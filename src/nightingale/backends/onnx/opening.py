@@ -119,7 +119,7 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
 
 def _open_segment_renderer(source: ModelSource, setup: Setup, *, int8: bool, float16: bool) -> Renderer:
     """Open the renderer of an official model, whose files PyTorch reads."""
-    from nightingale.backends.onnx.rendering.whole_flow import WholeFlow
+    from nightingale.backends.onnx.rendering.segment_flow import SegmentFlow
     from nightingale.backends.onnx.segment_renderer import SegmentRenderer
     from nightingale.backends.torch.weights import load_rendering
 
@@ -128,7 +128,7 @@ def _open_segment_renderer(source: ModelSource, setup: Setup, *, int8: bool, flo
     def load() -> SegmentRenderer:
         flow, hift = (network_weights(network) for network in load_rendering(source))
         return SegmentRenderer(
-            WholeFlow(preset.flow, flow, threads=threads, int8=int8, steps=steps),
+            SegmentFlow(preset.flow, flow, threads=threads, int8=int8, steps=steps),
             VocoderNetwork(preset.hift, hift, threads=threads, float16=float16),
         )
 

@@ -9,8 +9,8 @@ from concurrent.futures import Future
 import numpy as np
 
 from nightingale.backends.base import Block, BlockCut
+from nightingale.backends.onnx.rendering.segment_flow import SegmentFlow
 from nightingale.backends.onnx.rendering.vocoder_stream import VocoderNetwork, VocoderStream
-from nightingale.backends.onnx.rendering.whole_flow import WholeFlow
 from nightingale.backends.shared.pipeline import CutStream
 from nightingale.types import Samples
 from nightingale.voices.voice import Voice
@@ -34,7 +34,7 @@ class SegmentRenderer:
     max_in_flight = 1
     decoder_threads: int | None = None
 
-    def __init__(self, flow: WholeFlow, hift: VocoderNetwork) -> None:
+    def __init__(self, flow: SegmentFlow, hift: VocoderNetwork) -> None:
         self._flow, self._hift = flow, hift
 
     def open(self, voice: Voice, *, seed: int) -> SegmentStream:

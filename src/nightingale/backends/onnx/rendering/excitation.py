@@ -82,8 +82,8 @@ class NineHarmonics:
             steps = f0 * np.float32(number + 1) / np.float32(CLOCKS.sample_rate_hz)
             cycles = self._cycles[number] + np.cumsum(steps, dtype=np.float64)
             self._cycles[number] = cycles[-1]
-            # PARITY: rounded to float32 before the whole cycles are removed, as upstream does; see
-            # tests/backends/onnx/test_whole_rendering.py.
+            # PARITY: rounded to float32 before whole cycles are removed, as upstream does.
+            #         tests/backends/onnx/test_whole_rendering.py::test_the_samples_equal_the_reference
             angle = np.float32(2 * np.pi) * (cycles.astype(np.float32) % 1) + phase
             merged += np.float32(SINE_AMPLITUDE) * weight * voiced * np.sin(angle)
         self._samples += count

@@ -26,7 +26,7 @@ from nightingale.models.chatterbox.s3gen.flow import (
 from nightingale.voices.voice import Voice
 
 
-class WholeFlow:
+class SegmentFlow:
     """The flow's sessions, which share nothing between two utterances."""
 
     def __init__(
