@@ -82,7 +82,7 @@ def _made_of(name: str, parts: Mapping[str, Any]) -> str:
     family += "+meanflow" if "meanflow" in name else ""
     step, sentence = parts.get(f"step {family}", {}), parts.get(f"sentence {family}", {})
     theirs = parts.get(f"upstream {family}", {})
-    if "step" in name and "step_ms" in step:
+    if "int8 step" in name and "step_ms" in step:
         bandwidth = f"{step['gb_per_s']:.1f} GB/s"
         took = f"{step['step_ms']:.1f} ms, at least {step['step_ms_least']:.1f},"
         return f"{took} over {step['reading_ms']:.1f} ms at {bandwidth}"
