@@ -110,7 +110,9 @@ class UpstreamPackages:
         self._folder = folder.resolve()
         self._tops = frozenset(entry.name.partition(".")[0] for entry in self._folder.iterdir())
         if "chatterbox" not in self._tops:
-            raise FileNotFoundError(f"{folder} holds no package `chatterbox`: make it with `make upstream-env`")
+            raise FileNotFoundError(
+                f"{folder} holds no package `chatterbox`: make it with `make upstream-env`"
+            )
         package = ModuleType("chatterbox")  # its own __init__ imports what reads clips and adds watermarks
         package.__path__ = [str(self._folder / "chatterbox")]
         self._modules = {name: UnusedModule(name) for name in LEFT_OUT} | {"chatterbox": package, "regex": re}

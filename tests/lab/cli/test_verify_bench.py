@@ -95,6 +95,23 @@ def test_bench_prints_tables_and_one_line_of_json_last(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "bench.jsonl").read_text()) == line
 
 
+def test_bench_measures_listeners_and_the_capacity(tmp_path: Path) -> None:
+    small = ["--listeners", "1,2", "--voices", "own", "--stream", "block", "--quick", "--no-cold"]
+    done = run("bench", "-m", "noise", "--profile", "default", *small, "--results", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    line = json.loads(done.stdout.splitlines()[-1])
+    assert json.loads((tmp_path / "listeners.jsonl").read_text()) == line
+    assert [(row["who"], row["voices"]) for row in line["listeners"]] == [("exact", 1), ("exact", 2)]
+    assert line["capacity"] == []
+    for title in ("listeners at once, arriving: together", "a voice never seen before"):
+        assert title in done.stdout
+
+
+@pytest.mark.parametrize("wrong", [("--stream", "word"), ("--arrivals", "late"), ("--voices", "0")])
+def test_unknown_words_for_listeners_are_refused(wrong: tuple[str, str]) -> None:
+    assert CliRunner().invoke(app, ["bench", "-m", "noise", "--listeners", "1", *wrong]).exit_code == 2
+
+
 def test_bench_prints_the_table_of_what_users_notice(tmp_path: Path) -> None:
     done = run("bench", "-m", "noise", "--table", "--quick", "--results", str(tmp_path))
     assert done.exit_code == 0, done.output
