@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
 from nightingale.backends.base import ModelInfo, ModelSource
 from nightingale.backends.torch.weights import in_memory
@@ -92,6 +94,14 @@ def random_networks(preset: Preset, device: torch.device | str = "cpu") -> Netwo
     for network in (t3, flow, hift):
         network.to(device).eval().requires_grad_(False)
     return Networks(t3=t3, flow=flow, hift=hift)
+
+
+def save_weights(networks: Networks, folder: Path, prefix: str = "") -> None:
+    """Write `t3.safetensors` and `s3gen.safetensors` with the names that official files have."""
+    s3gen = {f"flow.{key}": value for key, value in networks.flow.state_dict().items()}
+    s3gen |= {f"mel2wav.{key}": value for key, value in networks.hift.state_dict().items()}
+    save_file(networks.t3.state_dict(), folder / f"{prefix}t3.safetensors")
+    save_file(s3gen, folder / f"{prefix}s3gen.safetensors")
 
 
 def seeded(network: Net, seed: int) -> Net:

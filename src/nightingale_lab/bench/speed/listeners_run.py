@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from nightingale.errors import ConfigError
@@ -43,17 +44,18 @@ class ListenersPlan:
 class VoiceTargets:
     """The engine as a target for each of many voices: those given, then derived ones."""
 
-    def __init__(self, tts: Any, voices: Sequence[Voice]) -> None:
+    def __init__(self, tts: Any, voices: Sequence[Voice], *, ten_seconds: bool = False) -> None:
+        """ten_seconds: derived voices have prompts as long as those of ten-second clips."""
         self._tts, self._voices = tts, list(voices)
+        self._derived = partial(derived_voice, voices[0], ten_seconds=ten_seconds)
 
     def __call__(self, count: int) -> list[Target]:
-        first = self._voices[0]
-        self._voices += [derived_voice(first, number) for number in range(len(self._voices), count)]
+        self._voices += [self._derived(number) for number in range(len(self._voices), count)]
         return [engine_target(self._tts, voice) for voice in self._voices[:count]]
 
     def unused(self, count: int) -> list[Voice]:
         """Return derived voices that no request has used."""
-        return [derived_voice(self._voices[0], 1_000_000 + number) for number in range(count)]
+        return [self._derived(1_000_000 + number) for number in range(count)]
 
 
 def measure_voices(
@@ -66,7 +68,7 @@ def measure_voices(
     on_request: Callable[[], object] = lambda: None,
 ) -> None:
     """Add the rows of one engine to the result: listeners, capacity, and the cost of a new voice."""
-    targets = VoiceTargets(tts, voices)
+    targets = VoiceTargets(tts, voices, ten_seconds=True)
     time_request(engine_target(tts, voices[0]), SENTENCES[0], 0)  # warm up
 
     def row_of(listeners: int, rounds: int) -> dict[str, Any]:

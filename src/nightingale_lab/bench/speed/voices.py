@@ -17,14 +17,15 @@ PROMPT_TOKENS = 250
 NEW_VOICES = 5
 
 
-def derived_voice(voice: Voice, number: int) -> Voice:
-    """Return another voice of the same family with a ten-second prompt, which costs what a cloned one costs.
+def derived_voice(voice: Voice, number: int, *, ten_seconds: bool = False) -> Voice:
+    """Return another voice of the same family, which costs what one of another speaker costs.
 
-    It is not for listening: its prompts are those of the voice in another order. Wren's voices keep the length
-    of their prompts.
+    It is not for listening: its prompts are those of the voice in another order. ten_seconds: its prompt is as
+    long as that of a ten-second clip; wren's are shorter and keep their length.
     """
     rng = np.random.default_rng(number)
-    tokens = len(voice.flow_prompt_ids) if voice.family == "wren" else PROMPT_TOKENS
+    longer = ten_seconds and voice.family != "wren"
+    tokens = PROMPT_TOKENS if longer else len(voice.flow_prompt_ids)
     shift = int(rng.integers(1, SPEECH_CODES))
     speaker = np.abs(voice.speaker + 0.02 * rng.standard_normal(voice.speaker.shape))
     mel = np.resize(voice.flow_prompt_mel, (2 * tokens, voice.flow_prompt_mel.shape[1]))

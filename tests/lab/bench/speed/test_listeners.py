@@ -144,9 +144,10 @@ def test_underruns_and_refusals_limit_the_capacity() -> None:
 @pytest.mark.parametrize("name", ["multilingual", "turbo", "wren"])
 def test_derived_voices_differ_and_have_prompts_of_ten_seconds(name: str) -> None:
     given = random_voice(PRESETS[name], prompt_tokens=30)
-    one, two = derived_voice(given, 1), derived_voice(given, 2)
+    one, two = (derived_voice(given, number, ten_seconds=True) for number in (1, 2))
     assert len({given.content_hash, one.content_hash, two.content_hash}) == 3
-    assert derived_voice(given, 1) == one
+    assert derived_voice(given, 1, ten_seconds=True) == one
+    assert len(derived_voice(given, 1).flow_prompt_ids) == 30
     assert len(one.flow_prompt_ids) == (30 if name == "wren" else PROMPT_TOKENS)
     assert len(one.prompt_ids) == len(given.prompt_ids)
 
