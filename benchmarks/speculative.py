@@ -149,7 +149,7 @@ def variants(model: Model, drafts: list[str], lengths: list[int], threads: int) 
     runtimes = ["torch", *(["onnx"] if has_onnxruntime() else [])]
 
     def opened(runtime: str, draft: str) -> Any:
-        profile = replace(BALANCED, draft=draft, batched=False, slots=1, streaming=False)
+        profile = replace(BALANCED, draft=draft, batched=False, slots=1, stream="segment")
         setup = reference.setup_for(profile, threads=threads)
         return reference.backend_named(runtime).open_decoder(model.source, setup)
 

@@ -170,7 +170,7 @@ def render_in_blocks(
     prompt = prepare_prompt(networks.flow, speaker)
     mel_stream = MelStream(networks.flow, speaker, seed=seed, streaming=True, prompt=prompt)
     sample_stream = SampleStream(networks.hift, seed=seed, streaming=True)
-    mels, chunks, at, size = [], [], 0, BALANCED.first_block_tokens
+    mels, chunks, at, size = [], [], 0, BALANCED.smallest_block_tokens
     while at < len(ids):
         final = at + size >= len(ids)
         mels.append(mel_stream.push(ids[at : at + size], final=final))

@@ -60,8 +60,15 @@ def test_exact_uses_the_reference_everywhere() -> None:
 
 
 def test_a_gpu_runs_cuda_graphs_in_the_profiles_precision() -> None:
-    assert chosen(plan("multilingual", H200, "balanced")) == [("cuda", "bfloat16"), ("cuda", "float32")]
-    assert chosen(plan("turbo", H200, "fast")) == [("cuda", "bfloat16"), ("cuda", "bfloat16")]
+    made = plan("multilingual", H200, "balanced+stream=block")
+    assert chosen(made) == [("cuda", "bfloat16"), ("cuda", "float32")]
+    assert chosen(plan("turbo", H200, "fast+stream=block")) == [("cuda", "bfloat16")] * 2
+
+
+def test_whole_segments_are_rendered_by_the_reference_on_a_gpu() -> None:
+    made = plan("multilingual", H200, "default")
+    assert chosen(made) == [("cuda", "bfloat16"), ("torch", "float32")]
+    assert any("whole segments" in warning for warning in made.warnings)
 
 
 def test_a_precision_that_was_asked_for_is_kept(reasons: Reasons) -> None:
@@ -137,6 +144,7 @@ def test_doctor_prints_a_plan_as_a_table_and_as_json() -> None:
     told = CliRunner().invoke(app, ["doctor", "--plan", "fast", "--model", "turbo"])
     assert told.exit_code == 0
     assert "turbo, fast, on cpu" in told.stdout
+    assert "stream    segment" in told.stdout.splitlines()
     for role in ("decoder", "renderer"):
         assert any(line.startswith(role) for line in told.stdout.splitlines())
     for backend in BACKENDS:
@@ -150,7 +158,9 @@ def test_doctor_prints_a_plan_as_a_table_and_as_json() -> None:
 def test_int8_is_used_where_it_pays_and_its_absence_is_a_warning(reasons: Reasons) -> None:
     reasons(onnx=None)
     assert chosen(plan("multilingual", CPU, "fast"))[0] == ("onnx", "int8")
-    assert plan("multilingual", CPU, "balanced").decoder.precision == "float32"
+    assert plan("multilingual", CPU, "balanced").decoder.precision == "float32", (
+        "its bound is not tested here"
+    )
     reasons(onnx="int8 products are no faster")
     made = plan("multilingual", CPU, "fast")
     assert made.decoder.backend.name == "torch"

@@ -16,7 +16,7 @@ from nightingale import wren
 from nightingale.backends import BACKENDS
 from nightingale.backends.base import ModelInfo, ModelSource
 from nightingale.backends.profiles import Profile, profile_named
-from nightingale.backends.selection import Plan, find_machine, select
+from nightingale.backends.selection import Plan, find_machine, for_model, select
 from nightingale.engine.noise_model import NOISE, NOTICE, ByteTokenizer, noise_voice
 from nightingale.errors import CheckpointError, ConfigError, ModelMissing
 from nightingale.hub.find import locate
@@ -163,7 +163,7 @@ def _load_official(name: str | Path, *, offline: bool, options: Mapping[str, Any
     )
 
 
-def plan_named(name: str | Path | None, profile: Profile, *, device: str) -> tuple[Plan, str | None]:
+def plan_named(name: str | Path | None, profile: str | Profile, *, device: str) -> tuple[Plan, str | None]:
     """Return the plan of a model by its name or folder, and which of its weights are missing, in words."""
     name, missing = default_model() if name is None else name, None
     if (folder := _wren_folder(name)) is not None:
@@ -177,7 +177,15 @@ def plan_named(name: str | Path | None, profile: Profile, *, device: str) -> tup
                 raise
             missing = f"{error.got}; {error.fix}"
     info = NOISE if name == "noise" else _info_of(str(name))
+    if not isinstance(profile, Profile):
+        profile = profile_named(profile, default=info.defaults.profile)
     return select(BACKENDS, info, find_machine(BACKENDS, device), profile), missing
+
+
+def default_profile(name: str) -> Profile:
+    """Return the default profile of a known model."""
+    info = _info_of(name)
+    return for_model(profile_named(info.defaults.profile), info)
 
 
 def _info_of(name: str) -> ModelInfo:

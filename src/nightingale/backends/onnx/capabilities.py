@@ -72,9 +72,9 @@ def renderer_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
     flow, hift = model.preset.flow, model.preset.hift
     if setup.precision not in ONNX_PRECISIONS:
         return f"it renders in {', '.join(ONNX_PRECISIONS)}, not in {setup.precision}"
-    if not setup.profile.streaming and find_spec("torch") is not None:
+    if not setup.profile.in_blocks and find_spec("torch") is not None:
         return "PyTorch renders segments whole, as upstream does"
-    if not (flow.block_causal and flow.meanflow):
+    if not (flow.block_causal and flow.meanflow and setup.profile.flow_steps in (None, 2)):
         return "its flow has two steps and attends to earlier blocks only"
     if not (hift.causal and hift.in_phase) or hift.harmonics == NOISY_HARMONICS:
         return "its vocoder is causal and has harmonics in phase"
