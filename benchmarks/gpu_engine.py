@@ -54,7 +54,7 @@ from gpu_models import (
 from torch.profiler import profile
 from upstream_side import UpstreamModel, UpstreamPackages
 
-from nightingale.backends.profiles import FAST, PROFILES, Profile
+from nightingale.backends.profiles import FAST, profile_named, with_options
 from nightingale.engine.load import Model
 from nightingale.engine.tts import TTS
 from nightingale.models.chatterbox.presets import PRESETS
@@ -107,14 +107,17 @@ class EngineBench:
             torch.cuda.reset_peak_memory_stats()
 
     @contextmanager
-    def engine(self, model: Model, profile: Profile, *, stream: str, slots: int) -> Iterator[TTS]:
+    def engine(
+        self, model: Model, profile: str | None = None, *, stream: str | None = None, slots: int | None = None
+    ) -> Iterator[TTS]:
         """Open an engine as a server would: it admits as many listeners as it can keep supplied."""
-        wanted = replace(profile, slots=slots, queue_limit=1024, streaming=stream == "block")
+        spelled = with_options(profile, {"stream": stream, "slots": slots})
+        wanted = replace(profile_named(spelled, default=model.defaults.profile), queue_limit=1024)
         started = time.perf_counter()
         with open_engine(model, wanted, self.device, max_streams=self.options.max_streams) as tts:
             chosen = {one.role: f"{one.backend.name} {one.precision}" for one in tts.plan.choices}
-            ready = f"{slots} slots, {chosen}, ready in {time.perf_counter() - started:.1f} s"
-            board.report(f"         {model.name}, {profile.name}, {stream}: {ready}")
+            ready = f"{chosen}, ready in {time.perf_counter() - started:.1f} s"
+            board.report(f"         {model.name}, {wanted.name}: {ready}")
             yield tts
         self._empty_cache()
 
@@ -200,7 +203,7 @@ class EngineBench:
 
     def alone(self, family: str) -> None:
         name, rows = f"{family}, fast", self.board.rows
-        with self.engine(self.model(family), FAST, stream="block", slots=4) as tts:
+        with self.engine(self.model(family), "fast", stream="block", slots=4) as tts:
             self.board.checks[f"{name}: tokens of a sentence"] = tts.say(TEXT, seed=1).metrics.tokens
             rows[f"{name}: T3 step, ms"] = self.step_ms(tts)
             self.repeats(name, tts)
@@ -214,10 +217,9 @@ class EngineBench:
 
     def default(self, family: str) -> None:
         model, name = self.model(family), f"{family}, default"
-        chosen = PROFILES[model.defaults.profile]
-        stream = "block" if chosen.streaming else "segment"
-        self.board.checks[f"{name}: profile and stream"] = f"{chosen.name}, {stream}"
-        with self.engine(model, chosen, stream=stream, slots=chosen.slots) as tts:
+        with self.engine(model) as tts:
+            chosen = tts.plan.profile
+            self.board.checks[f"{name}: profile and stream"] = f"{chosen.name}, {chosen.stream}"
             tts.say(TEXT, seed=1)
             self.repeats(name, tts)
             self.sentence(name, tts)
@@ -251,7 +253,7 @@ class EngineBench:
         model, rows = self.model(family), self.board.rows
         own = model.default_voice
         assert own is not None
-        with self.engine(model, FAST, stream=stream, slots=self.listeners) as tts:
+        with self.engine(model, "fast", stream=stream, slots=self.listeners) as tts:
             targets = VoiceTargets(tts, [own])
             counts = {"own voices": self.listeners} | ({"one voice": 1} if stream == "block" else {})
             if stream == "block":
@@ -278,7 +280,7 @@ class EngineBench:
         assert model.default_voice is not None
         known = self.board.rows.get(f"{family}: most listeners, together")
         start = 2 if self.options.tiny else int(known or START[family])
-        with self.engine(model, FAST, stream="block", slots=most) as tts:
+        with self.engine(model, "fast", stream="block", slots=most) as tts:
             targets = VoiceTargets(tts, [model.default_voice])
 
             def measure(listeners: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch
 
 from nightingale.backends import BACKENDS
 from nightingale.backends.base import ModelInfo, ModelSource
-from nightingale.backends.profiles import PROFILES, Profile
+from nightingale.backends.profiles import Profile, profile_named
 from nightingale.backends.selection import Choice, Plan, find_machine, select
 from nightingale.engine.load import Model
 from nightingale.engine.tts import TTS
@@ -63,12 +63,14 @@ def plan_for(model: Model, profile: Profile, device: torch.device, dtype: str = 
     if device.type == "cuda":
         return select(BACKENDS, model.info, machine, profile, dtype=dtype)
     plan = select(BACKENDS, model.info, machine, replace(profile, **PLAIN))
+    profile = replace(plan.profile, decoder=profile.decoder, renderer=profile.renderer)
     cuda, setup = reference.backend_named("cuda"), reference.setup_for(profile)
+    in_graphs = profile.renderer and profile.in_blocks
     return replace(
         plan,
         profile=profile,
         decoder=Choice(role="decoder", backend=cuda, setup=setup) if profile.decoder else plan.decoder,
-        renderer=Choice(role="renderer", backend=cuda, setup=setup) if profile.renderer else plan.renderer,
+        renderer=Choice(role="renderer", backend=cuda, setup=setup) if in_graphs else plan.renderer,
     )
 
 
@@ -119,7 +121,7 @@ def load_once(family: str, folder: Path, device: torch.device, *, tiny: bool) ->
     info = ModelInfo(name=family, preset=preset, defaults=MODEL_DEFAULTS[family])
     source = ModelSource(info, {role: folder / f"{role}.safetensors" for role in ("t3", "s3gen")})
     model = random_model(family, tokens=12 if tiny else 102, tiny=tiny, source=source)
-    with open_engine(model, PROFILES[model.defaults.profile], device) as tts:
+    with open_engine(model, profile_named(None, default=model.defaults.profile), device) as tts:
         loaded = time.perf_counter()
         next(tts.stream(TEXT, seed=1))
         return {"load_s": loaded - begun, "load_to_first_audio_s": time.perf_counter() - begun}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +12,7 @@ from nightingale.cli import options
 from nightingale.cli.console import loading, note, parse_options, progress_line
 from nightingale.errors import ConfigError, NightingaleError
 from nightingale_lab.cli.bench_listeners import measure_headline, measure_listeners_and_capacity
-from nightingale_lab.cli.lab_console import Results, check_profile, console, counter, model_profile
+from nightingale_lab.cli.lab_console import Results, console, counter
 
 if TYPE_CHECKING:
     from nightingale_lab.bench.speed.listeners_run import ListenersPlan
@@ -127,15 +126,14 @@ def bench(
     if quick:
         plan = BenchPlan(levels=levels[:2], lengths=lengths[:2], rounds=min(rounds, 2))
     load = {"device": device, "dtype": dtype, "offline": offline}
-    profiles, peers = parse_profiles(profile), parse_peers(peer)
+    profiles, peers = parse_profiles(profile, stream), parse_peers(peer)
     if table:
         measure_headline(model, profiles, voice, load, model_options, results, quick=quick, quiet=quiet)
         return
     if listeners or capacity:
         asked = listeners_plan(listeners, voices, arrivals, plan.rounds, capacity=capacity, limit_ms=limit_ms)
-        check_choice("stream mode", stream, (None, "segment", "block"))
         measure_listeners_and_capacity(
-            asked, model, profiles, voice, clips or [], stream, load, model_options, results,
+            asked, model, profiles, voice, clips or [], load, model_options, results,
             cold=cold, quiet=quiet,
         )  # fmt: skip
         return
@@ -147,7 +145,7 @@ def bench(
             _measure_url(result, plan, url, model, voice, quiet)
         else:
             _measure_here(
-                result, plan, model, profiles, voice, stream, load, model_options,
+                result, plan, model, profiles, voice, load, model_options,
                 cold=cold, distance=distance, quiet=quiet,
             )  # fmt: skip
         if peers:
@@ -184,7 +182,6 @@ def _measure_here(
     model: str | None,
     profiles: list[str],
     voice: str | None,
-    stream: str | None,
     load: dict[str, Any],
     model_options: dict[str, Any],
     *,
@@ -199,10 +196,12 @@ def _measure_here(
     from nightingale_lab.bench.speed.cold import cold_rows
     from nightingale_lab.bench.speed.floor import distances
     from nightingale_lab.bench.speed.memory import gpu_peak_mb, peak_memory_mb
-    from nightingale_lab.bench.speed.targets import engine_target, open_engine
+    from nightingale_lab.bench.speed.targets import engine_target
 
     with progress_line(loading(model), quiet=quiet):
+        from nightingale.backends.profiles import profile_named
         from nightingale.engine.load import default_model, load_model
+        from nightingale.engine.tts import TTS
 
         started_s = time.perf_counter()
         loaded = load_model(model or default_model(), offline=load["offline"], options=model_options)
@@ -210,10 +209,10 @@ def _measure_here(
     if loaded.notice is not None:
         note(f"note: {loaded.notice}")
     result["model"] = loaded.name
-    names = [model_profile(name, loaded) for name in profiles or ["default"]]
+    names = [profile_named(name, default=loaded.defaults.profile).name for name in profiles]
     result["cold"], result["distance"] = [], []
     for name in names:
-        tts = open_engine(loaded, name, stream=stream, device=load["device"], dtype=load["dtype"])
+        tts = TTS.over(loaded, name, device=load["device"], dtype=load["dtype"])
         with tts, counter(f"measuring {name}", plan.requests, quiet=quiet) as step:
             measure(result, engine_target(tts, voice), plan, who=name, on_request=step)
     if cold:
@@ -228,8 +227,15 @@ def _measure_here(
     result["memory"] = {key: value for key, value in memory.items() if value is not None}
 
 
-def parse_profiles(names: str | None) -> list[str]:
-    return [check_profile(name.strip()) for name in (names or "").split(",") if name.strip()]
+def parse_profiles(names: str | None, stream: str | None = None) -> list[str]:
+    """Return the names of profiles that exist, with the stream mode as an option of each."""
+    from nightingale.backends.profiles import DEFAULT, profile_named, with_options
+
+    asked = [name.strip() for name in (names or "").split(",") if name.strip()]
+    spelled = [with_options(name, {"stream": stream}) for name in asked or [DEFAULT]]
+    for name in spelled:
+        profile_named(name)
+    return spelled
 
 
 def listeners_plan(
@@ -239,21 +245,17 @@ def listeners_plan(
     from nightingale_lab.bench.speed.listeners import ARRIVALS
     from nightingale_lab.bench.speed.listeners_run import ListenersPlan
 
-    check_choice("pattern of arrivals", arrivals, ARRIVALS)
+    if arrivals not in ARRIVALS:
+        known = ", ".join(ARRIVALS)
+        raise ConfigError("unknown pattern of arrivals", got=repr(arrivals), allowed=known)
     return ListenersPlan(
         levels=parse_levels(levels or "", option="--listeners"),
         voices=voices,
-        arrivals=arrivals,  # type: ignore[arg-type]
+        arrivals=arrivals,
         rounds=rounds,
         capacity=capacity,
         limits=CapacityLimits(first_audio_ms=limit_ms),
     )
-
-
-def check_choice(what: str, given: str | None, allowed: Sequence[str | None]) -> None:
-    if given not in allowed:
-        known = ", ".join(one for one in allowed if one)
-        raise ConfigError(f"unknown {what}", got=repr(given), allowed=known, fix="Choose one of these.")
 
 
 def parse_peers(spelled: str | None) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from nightingale.cli.console import loading, note, progress_line
 from nightingale.errors import ConfigError
-from nightingale_lab.cli.lab_console import console, counter, model_profile
+from nightingale_lab.cli.lab_console import console, counter
 
 if TYPE_CHECKING:
     from nightingale_lab.bench.speed.listeners_run import ListenersPlan
@@ -36,8 +36,7 @@ def measure_headline(
     from nightingale_lab.bench.speed.targets import engine_target
 
     sentences = SENTENCES[:2] if quick else SENTENCES
-    for name in profiles or ["default"]:
-        profile = None if name == "default" else name
+    for profile in profiles:
         result: dict[str, Any] = {"kind": "headline", **load, "listeners": []}
         with progress_line("starting new processes …", quiet=quiet):
             result["say"] = cold_say(model, profile)
@@ -61,7 +60,6 @@ def measure_listeners_and_capacity(
     profiles: Sequence[str],
     voice: str | None,
     clips: Sequence[Path],
-    stream: str | None,
     load: dict[str, Any],
     model_options: dict[str, Any],
     results: Path | None,
@@ -74,10 +72,10 @@ def measure_listeners_and_capacity(
     from nightingale_lab.bench.speed.cold import cold_rows
     from nightingale_lab.bench.speed.headline import UNDERRUN
     from nightingale_lab.bench.speed.listeners_run import measure_voices
-    from nightingale_lab.bench.speed.targets import open_engine
 
     with progress_line(loading(model), quiet=quiet):
         from nightingale.engine.load import default_model, load_model
+        from nightingale.engine.tts import TTS
 
         loaded = load_model(model or default_model(), offline=load["offline"], options=model_options)
     if loaded.notice is not None:
@@ -86,25 +84,26 @@ def measure_listeners_and_capacity(
         "kind": "listeners",
         "model": loaded.name,
         **load,
-        "stream": stream,
         "arrivals": plan.arrivals,
         "listeners": [],
         "capacity": [],
         "new_voice": [],
         "cold": [],
     }
-    for name in [model_profile(name, loaded) for name in profiles or ["default"]]:
-        tts = open_engine(loaded, name, stream=stream, device=load["device"], dtype=load["dtype"])
+    for profile in profiles:
+        tts = TTS.over(loaded, profile, device=load["device"], dtype=load["dtype"])
+        name = tts.plan.profile.name
         with tts, counter(f"measuring {name}", 0, quiet=quiet) as step:
-            voices = [tts.voice(clip) for clip in clips] or [tts.voice(voice) if voice else tts.default_voice]
-            if voices[0] is None:
+            own = tts.voice(voice) if voice else tts.default_voice
+            voices = [tts.voice(clip) for clip in clips] or ([own] if own else [])
+            if not voices:
                 raise ConfigError(
                     "this model has no voice of its own", fix="Name one with --voice or --clip."
                 )
             measure_voices(result, tts, plan, who=name, voices=voices, on_request=step)
         if cold:
             with progress_line("starting new processes …", quiet=quiet):
-                settings = {"model": model, "profile": name, **load, **model_options}
+                settings = {"model": model, "profile": profile, **load, **model_options}
                 result["cold"] += [{"who": name, **row} for row in cold_rows(settings, TEXTS["short"])]
     _finish(result, "listeners", results, caption=UNDERRUN)
 

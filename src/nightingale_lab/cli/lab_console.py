@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -57,18 +57,6 @@ def counter(task: str, total: int, *, quiet: bool) -> Iterator[Callable[[], obje
         show(task, 0, total)
         done = count(1)
         yield lambda: show(task, next(done), total)
-
-
-def model_profile(name: str | None, model: Any) -> str:
-    """Return the name of a profile; "default" and None are the model's own. model: a loaded one."""
-    return str(model.defaults.profile) if name in (None, "default") else str(name)
-
-
-def check_profile(name: str) -> str:
-    """Return the name of a profile if there is one, or raise ConfigError. "default" is the model's own."""
-    from nightingale.backends.profiles import profile_named
-
-    return name if name == "default" else profile_named(name).name
 
 
 def console() -> Console:

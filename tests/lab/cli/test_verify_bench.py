@@ -97,11 +97,14 @@ def test_bench_prints_tables_and_one_line_of_json_last(tmp_path: Path) -> None:
 
 def test_bench_measures_listeners_and_the_capacity(tmp_path: Path) -> None:
     small = ["--listeners", "1,2", "--voices", "own", "--stream", "block", "--quick", "--no-cold"]
-    done = run("bench", "-m", "noise", "--profile", "default", *small, "--results", str(tmp_path))
+    done = run("bench", "-m", "noise", "--profile", "balanced", *small, "--results", str(tmp_path))
     assert done.exit_code == 0, done.output
     line = json.loads(done.stdout.splitlines()[-1])
     assert json.loads((tmp_path / "listeners.jsonl").read_text()) == line
-    assert [(row["who"], row["voices"]) for row in line["listeners"]] == [("exact", 1), ("exact", 2)]
+    assert [(row["who"], row["voices"]) for row in line["listeners"]] == [
+        ("balanced+stream=block", 1),
+        ("balanced+stream=block", 2),
+    ]
     assert line["capacity"] == []
     for title in ("listeners at once, arriving: together", "a voice never seen before"):
         assert title in done.stdout

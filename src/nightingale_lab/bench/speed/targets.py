@@ -6,7 +6,6 @@ import http.client
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,17 +17,6 @@ PCM_BYTES_PER_SECOND = 48_000
 READ_BYTES = 65_536
 TIMEOUT_S = 600.0
 KEY_VARIABLE = "OPENAI_API_KEY"
-
-
-def open_engine(model: Any, profile: str, *, stream: str | None = None, **options: Any) -> Any:
-    """Open a `nightingale.TTS` over a loaded model. stream: "segment" or "block" instead of the profile's."""
-    from nightingale.backends.profiles import profile_named
-    from nightingale.engine.tts import TTS
-
-    chosen = profile_named(profile)
-    if stream is not None:
-        chosen = replace(chosen, streaming=stream == "block")
-    return TTS.over(model, chosen, **options)
 
 
 def engine_target(tts: Any, voice: Any = None) -> Target:
