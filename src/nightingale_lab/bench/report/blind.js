@@ -78,7 +78,7 @@ function summary() {
 function finish() {
   const found = summary(), percent = share => `${Math.round(100 * share)} %`;
   const [low, high] = found.interval.map(percent);
-  const verdict = found.p < 0.05 ? "a difference that chance rarely makes" : "no difference that chance could not make";
+  const verdict = found.p < 0.05 ? "more than chance explains" : "chance can explain this";
   const row = (...cells) => element("tr", {}, ...cells.map(cell => element("td", { textContent: cell })));
   page.replaceChildren(
     element("h2", { textContent: "Result" }),

@@ -131,11 +131,11 @@ def gpu(lines: Sequence[Line]) -> str:
 
     def body(line: Line) -> Iterable[Sequence[object]]:
         for name, found in line["table"].items():
-            sign = "≥" if "per second" in name else "≤"
-            goals = [f"{sign} {found[goal]:g}" if found[goal] else "" for goal in ("must", "aim")]
+            sign = found.get("sign") or ("≥" if "per second" in name else "≤")
+            goals = ["" if found[goal] is None else f"{sign} {found[goal]:g}" for goal in ("must", "aim")]
             yield name, number(found["upstream"], 4), *goals, number(found["reached"])
 
-    what = "one H200, multilingual size, 102 tokens, ten-second reference"
+    what = "random weights of full size: multilingual (ten guided steps) unless Turbo is named; 102 tokens"
     head = [what, "upstream", "must", "aim", "reached"]
     return _measured(lines, "gpu_engine", head, body)
 
