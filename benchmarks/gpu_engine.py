@@ -139,12 +139,12 @@ class EngineBench:
         own = model.default_voice
         assert own is not None
         texts = [TEXT + " And so on." * n for n in range(3)]
-        crowd = self.listeners - len(texts)
-        voices = [own] * len(texts) + [derived_voice(own, n) for n in range(crowd)]
+        others = self.listeners - len(texts)
+        voices = [own] * len(texts) + [derived_voice(own, n) for n in range(others)]
         drawn = {
             "graphs alone": [greedy_tokens(model, FAST, self.device, [text], [own])[0] for text in texts[:1]],
             f"graphs among {self.listeners} voices": greedy_tokens(
-                model, FAST, self.device, texts + [TEXT] * crowd, voices
+                model, FAST, self.device, texts + [TEXT] * others, voices
             ),
         }
         encode = model.frontend.encode

@@ -94,9 +94,9 @@ def measure_listeners(
     rounds: sentences of each listener, by default all of them.
     """
     measure = _together if arrivals == "together" else _poisson
-    heard, wall_s = measure(targets, sentences, listeners, rounds or len(sentences), on_request)
-    spoken = [one for own in heard for one in own]
-    stalled = sum(any(one.playback.underruns for one in own) for own in heard)
+    by_listener, wall_s = measure(targets, sentences, listeners, rounds or len(sentences), on_request)
+    spoken = [one for own in by_listener for one in own]
+    stalled = sum(any(one.playback.underruns for one in own) for own in by_listener)
     row: dict[str, Any] = {
         "listeners": listeners,
         "voices": min(len(targets), listeners),
@@ -104,7 +104,7 @@ def measure_listeners(
         "sentences": len(spoken),
         "underruns": sum(one.playback.underruns for one in spoken),
         "stalled_listeners": stalled,
-        "stalled_share": round(stalled / len(heard), 4),
+        "stalled_share": round(stalled / len(by_listener), 4),
         "stalled_s": round(sum(one.playback.stalled_s for one in spoken), 3),
         "ttfa_ms_p50": percentile([one.ttfa_ms for one in spoken], 0.5),
         "ttfa_ms_p95": percentile([one.ttfa_ms for one in spoken], 0.95),
@@ -113,7 +113,7 @@ def measure_listeners(
         **memory_now_mb(),
     }
     if arrivals == "together" and listeners <= SHOWN_BY_ARRIVAL:
-        row["ttfa_ms_by_arrival"] = [percentile([one.ttfa_ms for one in own], 0.5) for own in heard]
+        row["ttfa_ms_by_arrival"] = [percentile([one.ttfa_ms for one in own], 0.5) for own in by_listener]
     return row
 
 
@@ -128,11 +128,11 @@ def _together(
 
     A first round is not counted: the engine measures its rate in it.
     """
-    heard: list[list[RequestTimes]] = []
+    by_listener: list[list[RequestTimes]] = []
     begun = time.perf_counter()
     for number in range(-1, rounds):
         if number <= 0:
-            heard, begun = [[] for _ in range(listeners)], time.perf_counter()
+            by_listener, begun = [[] for _ in range(listeners)], time.perf_counter()
         calls = [
             Call(
                 targets[place % len(targets)],
@@ -141,9 +141,9 @@ def _together(
             )
             for place in range(listeners)
         ]
-        for own, one in zip(heard, run_calls(calls, on_request), strict=True):
+        for own, one in zip(by_listener, run_calls(calls, on_request), strict=True):
             own.append(one)
-    return heard, time.perf_counter() - begun
+    return by_listener, time.perf_counter() - begun
 
 
 def _poisson(

@@ -26,7 +26,7 @@ WER_GATE = 0.0015
 DNSMOS_GATE = 0.05
 COSINE_LEAST = 0.90
 TOKENS = 2.0
-"""How many speech tokens (40 ms each) a clip may be longer or shorter, on average."""
+"""Bound of the mean difference of token counts; a token is 40 ms."""
 SPECTRUM_DB = 1.0
 """Mean difference of two long-term average spectra. Twelve sentences of wren differ by 0.08 dB from their float32
 version, by 0.14 from other seeds, by 2.2 from another voice, and by 5.9 from a mean of two samples."""

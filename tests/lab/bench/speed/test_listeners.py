@@ -59,17 +59,17 @@ def test_a_listener_that_fails_is_not_hidden() -> None:
 
 
 def test_each_listener_has_the_voice_of_its_place() -> None:
-    heard: dict[str, set[int]] = {}
+    seeds_by_voice: dict[str, set[int]] = {}
 
     def voiced(name: str) -> Target:
         def target(text: str, seed: int) -> Answer:
-            heard.setdefault(name, set()).add(seed % 100)
+            seeds_by_voice.setdefault(name, set()).add(seed % 100)
             return iter([0.01]), Details
 
         return target
 
     row = measure_listeners([voiced("a"), voiced("b")], ["text"], 3, rounds=2)
-    assert heard == {"a": {0, 2}, "b": {1}}
+    assert seeds_by_voice == {"a": {0, 2}, "b": {1}}
     assert (row["listeners"], row["voices"], row["sentences"]) == (3, 2, 6)
 
 
