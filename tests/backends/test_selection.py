@@ -177,6 +177,20 @@ def test_generated_kernels_are_preferred_and_missed_without_a_warning(reasons: R
     assert made.warnings == []
 
 
+@pytest.mark.parametrize("name", ["english", "multilingual", "turbo", "nano"])
+def test_official_models_decode_in_int8_on_a_cpu_that_passes_the_self_test(
+    name: str, reasons: Reasons
+) -> None:
+    reasons(cpu=None)
+    assert chosen(plan(name, CPU, "default"))[0] == ("cpu", "int8")
+    reasons(cpu="the kernels failed their self-test")
+    made = plan(name, CPU, "default")
+    assert chosen(made) == [("torch", "float32")] * 2
+    assert made.warnings == []
+    reasons(cpu=None, onnx=None)
+    assert chosen(plan("wren", CPU, "default"))[0][0] == "onnx"
+
+
 @pytest.mark.parametrize("option", ["cache=int8", "keep=50"])
 def test_options_that_need_pytorch_get_it(option: str) -> None:
     for profile in ("balanced", "fast"):

@@ -35,7 +35,7 @@ class Profile:
     """"segment": render each text segment whole, as upstream does. "block": render a segment in blocks while its
     later tokens are still being decoded (docs/streaming.md). None: the model's default; `select` fills it in."""
     short_first_segment: bool = True
-    """Where segments are rendered whole, begin a request with a short one, so that audio starts sooner."""
+    """Begin a request with a short segment if segments are rendered whole, so that audio starts sooner."""
     flow_steps: int | None = None
     """Steps of the flow's solver. None: as many as upstream takes."""
     batched: bool
@@ -198,7 +198,7 @@ def _cache(value: str) -> str:
 
 
 def _keep(value: str) -> int:
-    return _whole_number("not a percentage of the KV cache", value, range(10, 101), "keep=50")
+    return _whole_number("not a share of the KV cache, in percent", value, range(10, 101), "keep=50")
 
 
 def _preference(value: str) -> tuple[Preference, ...]:

@@ -17,7 +17,7 @@ S3Gen = Annotated[str | None, option("A variant of the decoder, such as v3.")]
 
 
 def list_models(as_json: options.AsJson = False) -> None:
-    """List the known models: whether their files are on this machine, and their default profiles."""
+    """List the known models, whether their files are here, and their default profiles."""
     from nightingale import wren
     from nightingale.engine.load import default_profile
     from nightingale.hub.cards import CARDS

@@ -143,7 +143,7 @@ class Session:
         """Estimates the seconds until synthesis starts; set by the worker."""
         self._notify: Callable[[], None] | None = None
         self._segment_start: SegmentStart | None = None
-        """What the next samples begin."""
+        """The segment start that belongs to the next samples."""
         self._segment: TextSegment | None = None
         """The segment whose samples are put."""
 

@@ -3,9 +3,8 @@
     admit waiting requests · decode a step · render blocks that are ready · deliver rendered audio
 
 Rendering one block a step keeps all decoders busy while a block is rendered. A renderer that takes batches, or
-runs beside the decoder, is given several blocks and not waited for while there is something to decode. Where
-segments are rendered whole, the next segment of a request is decoded meanwhile. An error in one request ends
-that request alone.
+runs beside the decoder, is given several blocks and not waited for while there is something to decode, such as
+the next segment. An error in one request ends that request alone.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class Worker:
         self._in_flight: deque[tuple[list[BlockRow], RenderFuture]] = deque()
         self._changed = threading.Condition()
         self._stopped = False
-        self.capacity = Capacity(max_streams)
+        self.capacity = Capacity(max_streams, whole_segments=not profile.in_blocks)
         # Where blocks are rendered one by one, streams compete for the same cores, T3 included.
         competing = profile.in_blocks and renderer.max_batch == 1
         self._max_utterances = 1 if profile.in_blocks else 2
@@ -151,8 +150,7 @@ class Worker:
         self._deliver()
         decoded, self._decoded = self._decoded, []
         for request in decoded:
-            if (job := self._jobs.get(request)) is not None:
-                self._guarded(request, self._advance, request, job)
+            self._guarded(request, self._advance, request)
 
     def _has_work(self) -> bool:
         busy = self._ready or self._in_flight or self._admission.can_admit() or self._rows_to_decode()
@@ -199,6 +197,7 @@ class Worker:
         job.utterances.append(utterance)
         job.started, job.segment = job.started + 1, None
         tokens = self.decoder.prefill(slot, utterance.decoding)
+        self.capacity.start(started)
         timing.record("prefill", started)
         self._accept(request, tokens)
 
@@ -288,10 +287,9 @@ class Worker:
     def _has_other_work(self) -> bool:
         """Return whether there is something to do before the next audio is ready."""
         with self._changed:
-            waiting = self._admission.can_admit() or self._has_changes()
+            waiting = self._decoded or self._admission.can_admit() or self._has_changes()
         return (
-            waiting
-            or bool(self._decoded)
+            bool(waiting)
             or self._pacing.held_s() == 0.0
             or bool(self._rows_to_decode())
             or (bool(self._ready) and self._can_render())
@@ -338,12 +336,14 @@ class Worker:
             self.capacity.meter.add(len(audio), time.perf_counter(), streams=streams)
         if row.block.final:
             job.utterances.popleft()
-            self._advance(row.request, job)
+            self._advance(row.request)
 
-    def _advance(self, request: int, job: Job) -> None:
+    def _advance(self, request: int) -> None:
         """Go on with a request's next segment, unless it has enough of them or waits for the next one."""
-        waits = job.parked or job.is_decoding or request in self.scheduler.waiting
-        if not waits and len(job.utterances) < self._max_utterances:
+        job, waiting = self._jobs.get(request), self.scheduler.waiting
+        if job is None or job.parked or job.is_decoding or request in waiting:
+            return
+        if len(job.utterances) < self._max_utterances:
             self._continue(request, job)
 
     def _continue(self, request: int, job: Job) -> None:

@@ -13,7 +13,7 @@ from nightingale.types import Sampling
 from nightingale.wren import SAMPLING as WREN_SAMPLING
 
 StreamMode = Literal["segment", "block"]
-"""What audio is rendered and handed out by: whole text segments, or blocks of a segment's tokens."""
+"""Units in which audio is rendered and handed out: whole text segments, or blocks of a segment's tokens."""
 SILENCE_TOKEN: Final = 4299
 """The speech token of silence in the official vocabulary."""
 

@@ -159,12 +159,11 @@ def _shorten(span: TextSpan, language: str | None) -> list[TextSpan]:
     """Return a span, or two if it is long and has a mark where a reader would pause."""
     if spoken_length(span.text) <= FIRST_SPAN_CHARS:
         return [span]
-    at = _split_at_mark(span.text, FIRST_SPAN_CHARS, _CUTS[:-1], language)
-    return (
-        [span]
-        if at is None
-        else [span_of(span.text[:at].strip()), TextSpan(span.text[at:].strip(), span.ending)]
-    )
+    text = span.text
+    at = _split_at_mark(text, FIRST_SPAN_CHARS, _CUTS[:-1], language, ideal=len(text) / 2)
+    if at is None:
+        return [span]
+    return [span_of(text[:at].strip()), TextSpan(text[at:].strip(), span.ending)]
 
 
 def split_paragraphs(source: str | Iterable[str], language: str | None = None) -> Iterator[tuple[str, bool]]:
