@@ -54,6 +54,7 @@ parity: $(BIN)/python ## compare every stage with upstream chatterbox-tts, in an
 	PYTHONPATH=src $(BIN)/python -m nightingale_lab.parity $(PARITY)
 
 upstream-env: $(INSTALLED_DEV) ## make DIR, the folder of upstream's packages for `--upstream DIR` of benchmarks/cpu.py and gpu_engine.py
+	@test -n "$(DIR)" || { echo "Name a folder: make upstream-env DIR=upstream" >&2; exit 1; }
 	$(BIN)/python benchmarks/upstream_env.py "$(DIR)"
 
 judges: $(BIN)/python ## get the recognizers and quality models that score speech (.venv-judges, 0.8 GB)

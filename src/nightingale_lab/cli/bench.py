@@ -11,7 +11,11 @@ import typer
 from nightingale.cli import options
 from nightingale.cli.console import loading, note, parse_options, progress_line
 from nightingale.errors import ConfigError, NightingaleError
-from nightingale_lab.cli.bench_listeners import measure_headline, measure_listeners_and_capacity
+from nightingale_lab.cli.bench_listeners import (
+    measure_headline,
+    measure_listeners_and_capacity,
+    measure_server,
+)
 from nightingale_lab.cli.lab_console import Results, console, counter
 
 if TYPE_CHECKING:
@@ -132,6 +136,9 @@ def bench(
         return
     if listeners or capacity:
         asked = listeners_plan(listeners, voices, arrivals, plan.rounds, capacity=capacity, limit_ms=limit_ms)
+        if url:
+            measure_server(asked, url, model, voice, results, quiet=quiet)
+            return
         measure_listeners_and_capacity(
             asked, model, profiles, voice, clips or [], load, model_options, results,
             cold=cold, quiet=quiet,

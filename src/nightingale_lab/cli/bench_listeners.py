@@ -54,6 +54,23 @@ def measure_headline(
         _finish({**result, "headline": headline_rows(result)}, "headline", results, caption=UNDERRUN)
 
 
+def measure_server(
+    plan: ListenersPlan, url: str, model: str | None, voices: str | None, results: Path | None, *, quiet: bool
+) -> None:
+    """Measure listeners of a server. voices: names of the server's voices with commas, shared by listeners."""
+    from nightingale_lab.bench.speed.headline import UNDERRUN
+    from nightingale_lab.bench.speed.listeners_run import measure_levels
+    from nightingale_lab.bench.speed.targets import server_target
+
+    names = [name.strip() for name in (voices or "").split(",")]
+    targets = [server_target(url, model=model, voice=name or None) for name in names]
+    result: dict[str, Any] = {"kind": "listeners", "model": model, "url": url, "arrivals": plan.arrivals}
+    result |= {"listeners": [], "capacity": []}
+    with counter(f"measuring {url}", 0, quiet=quiet) as step:
+        measure_levels(result, lambda count: targets[:count], plan, who=url, on_request=step)
+    _finish(result, "listeners", results, caption=UNDERRUN)
+
+
 def measure_listeners_and_capacity(
     plan: ListenersPlan,
     model: str | None,

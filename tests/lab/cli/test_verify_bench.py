@@ -13,6 +13,7 @@ from planted import TEXT, PlantedSubject
 from typer.testing import CliRunner, Result
 
 from nightingale.cli.commands import app
+from nightingale_lab.bench.speed.request import Details, Target
 
 
 def run(*words: str) -> Result:
@@ -108,6 +109,22 @@ def test_bench_measures_listeners_and_the_capacity(tmp_path: Path) -> None:
     assert line["capacity"] == []
     for title in ("listeners at once, arriving: together", "a voice never seen before"):
         assert title in done.stdout
+
+
+def test_bench_measures_the_listeners_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def target(url: str, **voice: object) -> Target:
+        asked.append((url, voice["voice"]))
+        return lambda text, seed: (iter([0.01]), Details)
+
+    monkeypatch.setattr("nightingale_lab.bench.speed.targets.server_target", target)
+    words = ["--url", "http://there", "--voice", "nova, emma", "--listeners", "3", "--rounds", "1"]
+    done = run("bench", *words, "--results", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    line = json.loads(done.stdout.splitlines()[-1])
+    assert asked == [("http://there", "nova"), ("http://there", "emma")]
+    assert [(row["listeners"], row["voices"]) for row in line["listeners"]] == [(3, 2)]
 
 
 @pytest.mark.parametrize("wrong", [("--stream", "word"), ("--arrivals", "late"), ("--voices", "0")])

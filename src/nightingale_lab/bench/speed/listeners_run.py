@@ -69,7 +69,23 @@ def measure_voices(
 ) -> None:
     """Add the rows of one engine to the result: listeners, capacity, and the cost of a new voice."""
     targets = VoiceTargets(tts, voices, ten_seconds=True)
-    time_request(engine_target(tts, voices[0]), SENTENCES[0], 0)  # warm up
+    measure_levels(result, targets, plan, who=who, on_request=on_request)
+    cost = new_voice_cost(
+        lambda voice: engine_target(tts, voice), targets.unused(NEW_VOICES), SENTENCES[0], voices[0]
+    )
+    result["new_voice"].append({"who": who, **cost})
+
+
+def measure_levels(
+    result: dict[str, Any],
+    targets: Callable[[int], list[Target]],
+    plan: ListenersPlan,
+    *,
+    who: str,
+    on_request: Callable[[], object] = lambda: None,
+) -> None:
+    """Add the rows of listeners and of the capacity. targets: returns so many voices of what is measured."""
+    time_request(targets(1)[0], SENTENCES[0], 0)  # warm up
 
     def row_of(listeners: int, rounds: int) -> dict[str, Any]:
         return measure_listeners(
@@ -87,7 +103,3 @@ def measure_voices(
         found = find_capacity(lambda level: row_of(level, 2), plan.limits, most=plan.most)
         about = {"who": who, "voices": plan.voices, "arrivals": plan.arrivals}
         result["capacity"].append({**about, **found})
-    cost = new_voice_cost(
-        lambda voice: engine_target(tts, voice), targets.unused(NEW_VOICES), SENTENCES[0], voices[0]
-    )
-    result["new_voice"].append({"who": who, **cost})
