@@ -126,8 +126,10 @@ def test_engine_is_measured_without_a_gpu() -> None:
 
 @pytest.mark.nightly
 def test_parts_of_the_gpu_tables_can_be_chosen() -> None:
-    result = run_without_packages("gpu_engine.py", "--tiny", "--device", "cpu", "--part", "turbo/al*,x/y")
+    chosen = ["--part", "turbo/al*,x/y", "--commit", "abc"]
+    result = run_without_packages("gpu_engine.py", "--tiny", "--device", "cpu", *chosen)
     assert result["errors"] == {}
+    assert result["commit"] == "abc"
     assert result["rows"]
     assert {row.partition(":")[0] for row in result["rows"]} == {"turbo, fast"}
 
