@@ -45,8 +45,8 @@ def source(line: Line, kind: str) -> str:
 
 
 def newest(lines: Sequence[Line]) -> Line | None:
-    """Return the last line that was not made at tiny sizes."""
-    real = [line for line in lines if not line.get("tiny")]
+    """Return the last line that was not made at tiny sizes or of some parts only."""
+    real = [line for line in lines if not line.get("tiny") and line.get("part", "*") == "*"]
     return real[-1] if real else None
 
 
