@@ -74,6 +74,10 @@ def test_whole_segments_are_rendered_by_the_reference_on_a_gpu() -> None:
 def test_a_precision_that_was_asked_for_is_kept(reasons: Reasons) -> None:
     assert plan("multilingual", H200, "fast", dtype="float32").decoder.precision == "float32"
     assert plan("multilingual", CPU, "balanced", dtype="bfloat16").decoder.precision == "bfloat16"
+    reasons(cpu=None, onnx=None)
+    assert plan("multilingual", CPU, "default").decoder.precision == "int8"
+    for name in ("multilingual", "wren"):
+        assert plan(name, CPU, "default", dtype="float32").decoder.precision == "float32"
 
 
 @pytest.mark.parametrize(
