@@ -24,7 +24,6 @@ from typing import Any
 import checkout  # noqa: F401
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from nightingale.backends import BACKENDS
 from nightingale.backends.base import ModelInfo, ModelSource
@@ -38,7 +37,14 @@ from nightingale.engine.tts import TTS
 from nightingale.models.chatterbox.presets import PRESETS, Preset
 from nightingale.models.chatterbox.t3.config import Gpt2Config
 from nightingale.models.defaults import MODEL_DEFAULTS
-from nightingale_lab.random_models import random_model, random_networks, random_t3, random_voice, tiny_preset
+from nightingale_lab.random_models import (
+    random_model,
+    random_networks,
+    random_t3,
+    random_voice,
+    save_weights,
+    tiny_preset,
+)
 from nightingale_lab.reference import backend_named, setup_for
 from nightingale_lab.upstream.families import FAMILIES
 from nightingale_lab.upstream.networks import RandomUpstream
@@ -77,12 +83,9 @@ def preset_of(name: str, *, tiny: bool) -> Preset:
 def make(name: str, work: Path, *, tiny: bool) -> dict[str, Any]:
     """Write files of random weights, as the hub would have them."""
     torch.manual_seed(0)
-    networks = random_networks(preset_of(name, tiny=tiny))
-    s3gen = {f"flow.{key}": value for key, value in networks.flow.state_dict().items()}
-    s3gen |= {f"mel2wav.{key}": value for key, value in networks.hift.state_dict().items()}
-    if "+" not in name:
-        save_file(networks.t3.state_dict(), work / f"{name}.t3.safetensors")
-    save_file(s3gen, work / f"{name}.s3gen.safetensors")
+    save_weights(random_networks(preset_of(name, tiny=tiny)), work, f"{name}.")
+    if "+" in name:  # T3 is the plain model's
+        (work / f"{name}.t3.safetensors").unlink()
     return {}
 
 

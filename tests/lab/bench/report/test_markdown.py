@@ -91,3 +91,13 @@ def test_a_machine_in_words_is_kept_as_it_was_written() -> None:
     said = markdown.engine([{**line, **more}])
     assert "0.90 to 1.10" in said
     assert "*2 cores, busy: `benchmarks/results/engine.jsonl`*" in said
+
+
+def test_goals_on_a_gpu_have_their_signs_and_a_run_of_some_parts_is_left_out() -> None:
+    goal = {"upstream": None, "must": 0, "aim": 0, "reached": 0.0}
+    more = {"upstream": None, "must": 80, "aim": 200, "reached": 100.0, "sign": "≥"}
+    whole = {"table": {"listeners with underruns": goal, "audio s/s": more}, "part": "*", **SIGNED}
+    part = {"table": {}, "part": "turbo/alone", **SIGNED}
+    said = markdown.gpu([whole, part])
+    assert cells(said, "listeners with underruns")[2:] == ["≤ 0", "≤ 0", "0"]
+    assert cells(said, "audio s/s")[2:] == ["≥ 80", "≥ 200", "100"]
