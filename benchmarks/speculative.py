@@ -209,7 +209,7 @@ def decode(model: Model, decoder: Decoder, text: str, seed: int) -> tuple[list[i
     decoding = reference.decoding_of(model, text, seed=seed, temperature=TEMPERATURE)
     first = reference.prefill(decoder, decoding)
     began = time.perf_counter()
-    tokens = reference.decode_rest(decoder, decoding, first)
+    (tokens,) = reference.decode_rest(decoder, [decoding], [first])
     return tokens, time.perf_counter() - began, decoding.stats
 
 

@@ -167,6 +167,29 @@ def test_a_batch_equals_single_blocks(case: Case) -> None:
         assert np.abs(np.concatenate(mine) - expected).max() < TOLERANCE[case.precision]
 
 
+@pytest.mark.parametrize("case", [c for c in RENDERERS if c.backend in ("cpu", "onnx")], ids=str)
+@pytest.mark.parametrize("family", ["multilingual", "turbo"])
+def test_whole_segments_equal_the_reference(case: Case, family: str) -> None:
+    """Each way to render a segment whole is deterministic; in float32 it gives PyTorch's samples.
+
+    A random vocoder turns a small error of the mel into another phase, so int8 is compared by mels
+    (onnx/test_whole_rendering.py, cpu/test_int8_networks.py).
+    """
+    (tokens,) = streams([TOKENS])
+    reference = opened(Case("torch", "float32"), family, stream="segment")
+    expected = render(reference, reference.open(voice_of(16), seed=7), tokens)
+    renderer = opened(case, family, stream="segment")
+    one, other, again = (
+        render(renderer, renderer.open(voice_of(16, number), seed=7), tokens) for number in (0, 1, 0)
+    )
+    assert np.array_equal(one, again)
+    assert not np.array_equal(one, other)
+    assert len(one) == len(expected)
+    if case.exact:  # but for a few samples, where the phase of this loud vocoder turns over
+        assert np.mean(np.abs(one - expected) > TOLERANCE[case.precision]) < 0.001
+    renderer.close()
+
+
 @renderers
 def test_an_utterance_without_tokens_is_empty(case: Case) -> None:
     renderer = opened(case, rendered_family(case))

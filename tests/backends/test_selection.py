@@ -69,6 +69,10 @@ def test_a_gpu_runs_cuda_graphs_in_the_profiles_precision() -> None:
 def test_a_precision_that_was_asked_for_is_kept(reasons: Reasons) -> None:
     assert plan("multilingual", H200, "fast", dtype="float32").decoder.precision == "float32"
     assert plan("multilingual", CPU, "balanced", dtype="bfloat16").decoder.precision == "bfloat16"
+    reasons(cpu=None, onnx=None)
+    assert plan("multilingual", CPU, "default").decoder.precision == "int8"
+    for name in ("multilingual", "wren"):
+        assert plan(name, CPU, "default", dtype="float32").decoder.precision == "float32"
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_clip_given_as_voice_is_used(work: Path) -> None:
         (["Hello", "-m", "noise", "-o", "out.wav", "-O", "t3=v3"], 2, "'t3'"),
         (["Hello", "-m", "noise", "-o", "out.wav", "-O", "colour=blue"], 2, "'colour'"),
         (["Hello", "-m", "noise", "-o", "out.wav", "--stream", "blocks"], 2, "segment, block"),
-        (["Hello", "-m", "noise", "-o", "out.wav", "--stream", "block"], 2, "exact"),
+        (["Hello", "-m", "noise", "-o", "out.wav", "--profile", "exact", "--stream", "block"], 2, "whole"),
         (["Hello", "-m", "noise", "-o", "out.wav", "--profile", "balanced+flow_steps=99"], 2, "1 to 50"),
         (["...", "-m", "noise", "-o", "out.wav"], 2, "nothing to say"),
         ([" ", "-m", "noise", "-o", "out.wav"], 2, "nothing to say"),

@@ -47,8 +47,9 @@ def test_the_stream_mode_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("asked", "expected"),
     [
-        ({}, ("exact", "segment")),
-        ({"profile": "default"}, ("exact", "segment")),
+        ({}, ("balanced", "block")),
+        ({"profile": "exact"}, ("exact", "segment")),
+        ({"profile": "default", "stream": "block"}, ("balanced+stream=block", "block")),
         ({"profile": "balanced"}, ("balanced", "block")),
         ({"profile": "balanced", "stream": "segment"}, ("balanced+stream=segment", "segment")),
     ],

@@ -108,6 +108,10 @@ BALANCED: Final = Profile(
         Preference("onnx", "int8-float16", warn=False, models=("wren",)),
         # With a warning, for wren only: the other models never have this renderer.
         Preference("onnx", "int8", models=("wren",)),
+        # The flow in int8 and the vocoder in float32 (docs/performance.md states the errors).
+        Preference("cpu", "int8", warn=False, models=OFFICIAL),
+        Preference("onnx", "int8", warn=False, models=OFFICIAL),
+        Preference("cpu", "float32", warn=False, models=OFFICIAL),
     ),
 )
 FAST: Final = Profile(
@@ -122,11 +126,13 @@ FAST: Final = Profile(
     renderer=(
         Preference("cuda", "bfloat16"),
         # Before the CPU backend, which imports PyTorch: that takes longer than a sentence of wren.
-        Preference("onnx", "int8-float16", warn=False),
-        Preference("onnx", "int8", warn=False),
-        Preference("onnx", "float32", warn=False),
+        Preference("onnx", "int8-float16", warn=False, models=("wren",)),
+        Preference("onnx", "int8", warn=False, models=("wren",)),
+        Preference("onnx", "float32", warn=False, models=("wren",)),
         Preference("cpu", "bfloat16", warn=False),
         Preference("cpu", "int8", warn=False),
+        Preference("onnx", "int8", warn=False, models=OFFICIAL),
+        Preference("cpu", "float32", warn=False),
     ),
 )
 PROFILES: Final[Mapping[str, Profile]] = {profile.name: profile for profile in (EXACT, BALANCED, FAST)}

@@ -166,7 +166,9 @@ def select(
         )
 
     fallback = "float32" if dtype == "auto" else dtype
-    decoder = profile.decoder if dtype == "auto" else tuple(_with(p, dtype) for p in profile.decoder)
+    decoder = profile.decoder
+    if dtype != "auto":  # then not in integers either
+        decoder = tuple(replace(p, precision=dtype) for p in decoder if p.precision in FLOAT_PRECISIONS)
     return Plan(
         model=model.name,
         profile=profile,
@@ -201,8 +203,3 @@ def for_model(profile: Profile, model: ModelInfo) -> Profile:
             param="flow_steps",
         )
     return profile
-
-
-def _with(preference: Preference, dtype: str) -> Preference:
-    """Apply the user's floating-point precision; integer precisions stay as they are."""
-    return replace(preference, precision=dtype) if preference.precision in FLOAT_PRECISIONS else preference

@@ -13,7 +13,7 @@ from nightingale.cli.options import argument, option
 BUILTIN_MODEL = "wren"
 """The model that is part of the package."""
 T3 = Annotated[str | None, option("A variant of the speech model, such as v3.")]
-S3Gen = Annotated[str | None, option("A variant of the decoder, such as v3.")]
+S3Gen = Annotated[str | None, option("A variant of the decoder: v3, or meanflow with two steps.")]
 
 
 def list_models(as_json: options.AsJson = False) -> None:

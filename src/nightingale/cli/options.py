@@ -48,7 +48,10 @@ Offline = Annotated[bool, option("Never use the network.", "--offline")]
 Choices = Annotated[
     list[str] | None,
     option(
-        "An option of the model: t3=v3, s3gen=v3, kind=multilingual.", "-O", "--option", metavar="KEY=VALUE"
+        "An option of the model: t3=v3, s3gen=meanflow, kind=multilingual.",
+        "-O",
+        "--option",
+        metavar="KEY=VALUE",
     ),
 ]
 AsJson = Annotated[bool, option("Print one line of JSON, last, on stdout.", "--json")]

@@ -99,7 +99,8 @@ class TTS:
                 segment by segment.
             max_streams: Requests that are synthesized at once. "auto": as many as the engine can supply with
                 audio while they play, by its measured rate; the others wait.
-            options: `kind`, `t3` and `s3gen` select files of an official model.
+            options: `kind`, `t3` and `s3gen` select files of an official model. `s3gen="meanflow"` gives the
+                English and the multilingual model Turbo's decoder, which takes two steps.
         """
         check_precision(dtype)
         check_max_streams(max_streams)
