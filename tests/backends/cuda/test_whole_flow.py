@@ -12,7 +12,7 @@ from nightingale.backends.cuda.flow.flow_steps import FlowSteps
 from nightingale.backends.cuda.random import normal
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale_lab.bench.whole_flow import SegmentFlow
+from nightingale_lab.bench.whole_flow import WholeFlow
 
 PROMPT = 4
 KEY, FULL = torch.tensor([99]), torch.tensor([2 * PROMPT])
@@ -41,7 +41,7 @@ def reference(flow: Flow, tokens: Tensor, seed: int, key: Tensor = KEY) -> Tenso
 @pytest.mark.parametrize("bucket", [11, 16])
 def test_a_padded_bucket_gives_the_mel_of_the_reference(flow: Flow, bucket: int) -> None:
     tokens = ids(11, 5)
-    whole = SegmentFlow(FlowSteps(flow), batches=(1,), tokens=(bucket,))
+    whole = WholeFlow(FlowSteps(flow), batches=(1,), tokens=(bucket,))
     mel = whole(
         tokens,
         torch.tensor([11]),
@@ -58,7 +58,7 @@ def test_a_padded_bucket_gives_the_mel_of_the_reference(flow: Flow, bucket: int)
 def test_each_utterance_of_a_batch_is_rendered_as_alone(flow: Flow) -> None:
     lengths, keys = [9, 12, 6], torch.tensor([3, 4, 5])
     rows = [ids(n, n) for n in lengths]
-    mel = SegmentFlow(FlowSteps(flow), batches=(4,), tokens=(14,))(
+    mel = WholeFlow(FlowSteps(flow), batches=(4,), tokens=(14,))(
         torch.cat([torch.nn.functional.pad(row, (0, 12 - row.shape[1])) for row in rows]),
         torch.tensor(lengths),
         prompt_frames=FULL.expand(3),
@@ -72,7 +72,7 @@ def test_each_utterance_of_a_batch_is_rendered_as_alone(flow: Flow) -> None:
 
 
 def test_the_host_reads_nothing(flow: Flow) -> None:
-    whole = SegmentFlow(FlowSteps(flow), batches=(1,), tokens=(8,))
+    whole = WholeFlow(FlowSteps(flow), batches=(1,), tokens=(8,))
     tokens, lengths, cond, who = (
         ids(8, 1),
         torch.tensor([7]),
@@ -88,7 +88,7 @@ def test_the_host_reads_nothing(flow: Flow) -> None:
 def test_bfloat16_stays_near_the_reference_and_leaves_its_weights_alone(flow: Flow) -> None:
     flow, tokens = flow.float(), ids(11, 5)
     before = {name: value.clone() for name, value in flow.state_dict().items()}
-    whole = SegmentFlow(FlowSteps(flow, precision=torch.bfloat16), batches=(1,), tokens=(11,))
+    whole = WholeFlow(FlowSteps(flow, precision=torch.bfloat16), batches=(1,), tokens=(11,))
     prompt, who = prompt_mel(1).float(), speaker(flow, 1).float()
     mel = whole(tokens, torch.tensor([11]), prompt_mel=prompt, prompt_frames=FULL, speaker=who, key=KEY)
     noise = normal(KEY, torch.zeros(1, dtype=torch.int64), 22, 80)
@@ -101,7 +101,7 @@ def test_bfloat16_stays_near_the_reference_and_leaves_its_weights_alone(flow: Fl
 
 def test_more_tokens_than_the_largest_bucket_are_refused(flow: Flow) -> None:
     with pytest.raises(ConfigError, match="more tokens"):
-        SegmentFlow(FlowSteps(flow), batches=(1,), tokens=(8,))(
+        WholeFlow(FlowSteps(flow), batches=(1,), tokens=(8,))(
             ids(9, 1),
             torch.tensor([9]),
             prompt_mel=prompt_mel(1),
@@ -115,7 +115,7 @@ def test_more_tokens_than_the_largest_bucket_are_refused(flow: Flow) -> None:
 def test_the_graph_gives_the_mel_of_the_reference(flow: Flow) -> None:
     tokens, expected = ids(11, 5), reference(flow, ids(11, 5), 1)
     who = speaker(flow, 1).cuda()
-    whole = SegmentFlow(FlowSteps(flow.cuda()), batches=(1,), tokens=(16,))
+    whole = WholeFlow(FlowSteps(flow.cuda()), batches=(1,), tokens=(16,))
     for _ in range(2):
         mel = whole(
             tokens.cuda(),
