@@ -74,7 +74,7 @@ class GraphDecoder:
         self._running[target] = self._running.pop(source)
 
     def _forget(self, slot: int) -> None:
-        """Drop the utterance of a slot, with tokens that nobody read."""
+        """Drop the utterance of a slot, and those of its tokens that were not read."""
         if (decoding := self._running.pop(slot, None)) is not None:
             self._unread.pop(decoding, None)
 
