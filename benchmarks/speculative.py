@@ -149,7 +149,7 @@ def variants(model: Model, drafts: list[str], lengths: list[int], threads: int) 
     runtimes = ["torch", *(["onnx"] if has_onnxruntime() else [])]
 
     def opened(runtime: str, draft: str) -> Any:
-        profile = replace(BALANCED, draft=draft, batched=False, slots=1, streaming=False)
+        profile = replace(BALANCED, draft=draft, batched=False, slots=1, stream="segment")
         setup = reference.setup_for(profile, threads=threads)
         return reference.backend_named(runtime).open_decoder(model.source, setup)
 
@@ -209,7 +209,7 @@ def decode(model: Model, decoder: Decoder, text: str, seed: int) -> tuple[list[i
     decoding = reference.decoding_of(model, text, seed=seed, temperature=TEMPERATURE)
     first = reference.prefill(decoder, decoding)
     began = time.perf_counter()
-    tokens = reference.decode_rest(decoder, decoding, first)
+    (tokens,) = reference.decode_rest(decoder, [decoding], [first])
     return tokens, time.perf_counter() - began, decoding.stats
 
 

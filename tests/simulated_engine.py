@@ -319,7 +319,7 @@ class SimulatedEngine:
             [TextSegment(text_ids=[tokens] * 30, pause_samples=2880, text="a") for tokens in sentences]
         )
         chars = round(sum(sentences) / CLOCKS.token_rate_hz * CHARS_PER_S)
-        self.worker.submit(session, SegmentQueue(segments, reached=lambda _: None), chars=chars)
+        self.worker.submit(session, SegmentQueue(segments), chars=chars)
         self.listeners.append(listener)
         return listener
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from safetensors.torch import save_file
 
 from nightingale.backends.base import ModelInfo, ModelSource
 from nightingale.backends.torch.weights import in_memory
@@ -92,6 +94,24 @@ def random_networks(preset: Preset, device: torch.device | str = "cpu") -> Netwo
     for network in (t3, flow, hift):
         network.to(device).eval().requires_grad_(False)
     return Networks(t3=t3, flow=flow, hift=hift)
+
+
+def seeded_model(name: str, *, tokens: int, seed: int = 0) -> Model:
+    """Return a tiny model of a family whose weights are the same on every machine."""
+    preset = tiny_preset(PRESETS[name])
+    t3, flow, hift = T3(preset.t3), Flow(preset.flow), Hift(preset.hift)
+    networks = Networks(t3=seeded(t3, seed), flow=seeded(flow, seed + 1), hift=seeded(hift, seed + 2))
+    with torch.no_grad():
+        t3.speech_head.weight[SPEECH_CODES:] = 0
+    return random_model(name, tokens=tokens, tiny=True, networks=networks)
+
+
+def save_weights(networks: Networks, folder: Path, prefix: str = "") -> None:
+    """Write `t3.safetensors` and `s3gen.safetensors` with the names that official files have."""
+    s3gen = {f"flow.{key}": value for key, value in networks.flow.state_dict().items()}
+    s3gen |= {f"mel2wav.{key}": value for key, value in networks.hift.state_dict().items()}
+    save_file(networks.t3.state_dict(), folder / f"{prefix}t3.safetensors")
+    save_file(s3gen, folder / f"{prefix}s3gen.safetensors")
 
 
 def seeded(network: Net, seed: int) -> Net:

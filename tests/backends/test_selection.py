@@ -60,13 +60,24 @@ def test_exact_uses_the_reference_everywhere() -> None:
 
 
 def test_a_gpu_runs_cuda_graphs_in_the_profiles_precision() -> None:
-    assert chosen(plan("multilingual", H200, "balanced")) == [("cuda", "bfloat16"), ("cuda", "float32")]
-    assert chosen(plan("turbo", H200, "fast")) == [("cuda", "bfloat16"), ("cuda", "bfloat16")]
+    made = plan("multilingual", H200, "balanced+stream=block")
+    assert chosen(made) == [("cuda", "bfloat16"), ("cuda", "float32")]
+    assert chosen(plan("turbo", H200, "fast+stream=block")) == [("cuda", "bfloat16")] * 2
+
+
+def test_whole_segments_are_rendered_by_the_reference_on_a_gpu() -> None:
+    made = plan("multilingual", H200, "default")
+    assert chosen(made) == [("cuda", "bfloat16"), ("torch", "float32")]
+    assert any("whole segments" in warning for warning in made.warnings)
 
 
 def test_a_precision_that_was_asked_for_is_kept(reasons: Reasons) -> None:
     assert plan("multilingual", H200, "fast", dtype="float32").decoder.precision == "float32"
     assert plan("multilingual", CPU, "balanced", dtype="bfloat16").decoder.precision == "bfloat16"
+    reasons(cpu=None, onnx=None)
+    assert plan("multilingual", CPU, "default").decoder.precision == "int8"
+    for name in ("multilingual", "wren"):
+        assert plan(name, CPU, "default", dtype="float32").decoder.precision == "float32"
 
 
 @pytest.mark.parametrize(
@@ -137,6 +148,7 @@ def test_doctor_prints_a_plan_as_a_table_and_as_json() -> None:
     told = CliRunner().invoke(app, ["doctor", "--plan", "fast", "--model", "turbo"])
     assert told.exit_code == 0
     assert "turbo, fast, on cpu" in told.stdout
+    assert "stream    segment" in told.stdout.splitlines()
     for role in ("decoder", "renderer"):
         assert any(line.startswith(role) for line in told.stdout.splitlines())
     for backend in BACKENDS:
@@ -150,7 +162,9 @@ def test_doctor_prints_a_plan_as_a_table_and_as_json() -> None:
 def test_int8_is_used_where_it_pays_and_its_absence_is_a_warning(reasons: Reasons) -> None:
     reasons(onnx=None)
     assert chosen(plan("multilingual", CPU, "fast"))[0] == ("onnx", "int8")
-    assert plan("multilingual", CPU, "balanced").decoder.precision == "float32"
+    assert plan("multilingual", CPU, "balanced").decoder.precision == "float32", (
+        "its bound is not tested here"
+    )
     reasons(onnx="int8 products are no faster")
     made = plan("multilingual", CPU, "fast")
     assert made.decoder.backend.name == "torch"
@@ -165,6 +179,20 @@ def test_generated_kernels_are_preferred_and_missed_without_a_warning(reasons: R
     assert chosen(made)[0] == ("onnx", "int8")
     assert "llvmlite is not installed" in [s.reason for s in made.decoder.skipped]
     assert made.warnings == []
+
+
+@pytest.mark.parametrize("name", ["english", "multilingual", "turbo", "nano"])
+def test_official_models_decode_in_int8_on_a_cpu_that_passes_the_self_test(
+    name: str, reasons: Reasons
+) -> None:
+    reasons(cpu=None)
+    assert chosen(plan(name, CPU, "default"))[0] == ("cpu", "int8")
+    reasons(cpu="the kernels failed their self-test")
+    made = plan(name, CPU, "default")
+    assert chosen(made) == [("torch", "float32")] * 2
+    assert made.warnings == []
+    reasons(cpu=None, onnx=None)
+    assert chosen(plan("wren", CPU, "default"))[0][0] == "onnx"
 
 
 @pytest.mark.parametrize("option", ["cache=int8", "keep=50"])

@@ -132,10 +132,11 @@ def select(
         backends: All backends, in the order in which they are tried after the profile's preferences.
         model: The model's description.
         machine: The device.
-        profile: Its preferences are tried first.
+        profile: Its preferences are tried first. The plan has it with the model's defaults filled in.
         dtype: T3's floating-point precision if the user chose one; "auto" leaves it to the profile.
     """
     by_name = {backend.name: backend for backend in backends}
+    profile = for_model(profile, model)
 
     def choose(role: Role, preferences: Sequence[Preference], fallback: str) -> Choice:
         skipped: list[Skipped] = []
@@ -165,7 +166,9 @@ def select(
         )
 
     fallback = "float32" if dtype == "auto" else dtype
-    decoder = profile.decoder if dtype == "auto" else tuple(_with(p, dtype) for p in profile.decoder)
+    decoder = profile.decoder
+    if dtype != "auto":  # then not in integers either
+        decoder = tuple(replace(p, precision=dtype) for p in decoder if p.precision in FLOAT_PRECISIONS)
     return Plan(
         model=model.name,
         profile=profile,
@@ -175,6 +178,28 @@ def select(
     )
 
 
-def _with(preference: Preference, dtype: str) -> Preference:
-    """Apply the user's floating-point precision; integer precisions stay as they are."""
-    return replace(preference, precision=dtype) if preference.precision in FLOAT_PRECISIONS else preference
+def for_model(profile: Profile, model: ModelInfo) -> Profile:
+    """Return a profile with a model's defaults in place of what it leaves open.
+
+    Raises:
+        ConfigError: An option of the profile cannot be used with this model.
+    """
+    profile, steps = replace(profile, stream=profile.stream or model.defaults.stream), profile.flow_steps
+    if profile.first_block_tokens is not None and not profile.in_blocks:
+        raise ConfigError(
+            "a segment that is rendered whole has no first block",
+            got=f"first_block_tokens={profile.first_block_tokens} and stream=segment",
+            allowed="first_block_tokens with stream=block",
+            fix="Add stream=block, or leave first_block_tokens out.",
+            param="first_block_tokens",
+        )
+    allowed = model.preset.flow.step_counts
+    if steps is not None and steps not in allowed:
+        raise ConfigError(
+            f"the flow of the model {model.name!r} cannot take so many steps",
+            got=f"flow_steps={steps}",
+            allowed=f"{allowed[0]} to {allowed[-1]}" if len(allowed) > 1 else str(allowed[0]),
+            fix="Leave flow_steps out for upstream's number.",
+            param="flow_steps",
+        )
+    return profile

@@ -69,6 +69,12 @@ class Admission:
         scheduler.waiting.appendleft(first)
         return scheduler.can_admit
 
+    @property
+    def unreserved(self) -> int | None:
+        """The first waiting request, if KV cache bytes are limited and those that it needs are not known."""
+        first = next(iter(self._scheduler.waiting), None) if self._scheduler.budget_bytes else None
+        return None if first in self._scheduler.needs_bytes else first
+
     def wait_s(self, request: int | None = None) -> float:
         """Estimate the time until a request starts, or one that would arrive now."""
         new = self._new_requests()
@@ -87,7 +93,7 @@ class Admission:
         """Return whether new streams, of which this is the first, must wait: others would have underruns."""
         jobs, capacity = self._jobs, self._capacity
         plays = first.session.plays or any(job.session.plays for job in jobs.values() if job.started)
-        if capacity.max_streams == "auto" and not (plays and self._profile.streaming):
+        if capacity.max_streams == "auto" and not (plays and self._profile.batched):
             return False
         if self._staggered and any(jobs[request].is_new for request in self._scheduler.running):
             return True

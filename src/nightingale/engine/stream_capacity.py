@@ -24,6 +24,8 @@ FIRST_AUDIO_S: Final = 0.2
 """Time from admission to first audio, before the engine has measured it."""
 RATE_SHARE: Final = 0.85
 """The share of the rate that is given to listeners: audio is made in blocks, and lengths are estimates."""
+SEGMENT_RATE_SHARE: Final = 0.5
+"""The same where segments are rendered whole: one may take twice as long as the one that plays meanwhile."""
 WEIGHT: Final = 0.2
 """Weight of the latest request in a running mean."""
 UNKNOWN_STREAMS: Final = 2
@@ -79,11 +81,19 @@ class Capacity:
     first_audio_s: float = FIRST_AUDIO_S
     """Time from admission to first audio, a running mean."""
     chars_per_s: float = CHARS_PER_S
+    whole_segments: bool = False
+    """True if segments are rendered whole, not in blocks."""
 
     @property
     def rate(self) -> float | None:
         """Seconds of audio per second of work; None before it is known."""
         return self.meter.rate
+
+    def start(self, now_s: float) -> None:
+        """Measure the rate from now on, if the clock is stopped. Blocks count from the first one that is rendered:
+        it is much shorter than what comes before it."""
+        if self.whole_segments:
+            self.meter.start(now_s)
 
     def learn(self, first_audio_s: float, chars: float | None, audio_s: float) -> None:
         """Take the values of a request that has ended into the running means."""
@@ -100,7 +110,8 @@ class Capacity:
             return len(running) < UNKNOWN_STREAMS
         if not running or rate < 1:  # below 1 not even a single listener is supplied
             return True
-        return can_supply([*running, Demand(self.first_audio_s, left_s)], RATE_SHARE * rate)
+        share = SEGMENT_RATE_SHARE if self.whole_segments else RATE_SHARE
+        return can_supply([*running, Demand(self.first_audio_s, left_s)], share * rate)
 
     def waits_s(self, running: Sequence[Demand], waiting: Sequence[float], *, slots: int) -> list[float]:
         """Estimate when requests with so much audio each will start, in order; infinite if that is not known."""

@@ -3,8 +3,8 @@
     admit waiting requests · decode a step · render blocks that are ready · deliver rendered audio
 
 Rendering one block a step keeps all decoders busy while a block is rendered. A renderer that takes batches, or
-runs beside the decoder, is given several blocks and not waited for while there is something to decode. An
-error in one request ends that request alone.
+runs beside the decoder, is given several blocks and not waited for while there is something to decode, such as
+the next segment. An error in one request ends that request alone.
 """
 
 from __future__ import annotations
@@ -61,9 +61,12 @@ class Worker:
         self._in_flight: deque[tuple[list[BlockRow], RenderFuture]] = deque()
         self._changed = threading.Condition()
         self._stopped = False
-        self.capacity = Capacity(max_streams)
+        self.capacity = Capacity(max_streams, whole_segments=not profile.in_blocks)
         # Where blocks are rendered one by one, streams compete for the same cores, T3 included.
-        competing = profile.streaming and renderer.max_batch == 1
+        competing = profile.in_blocks and renderer.max_batch == 1
+        self._max_utterances = 1 if profile.in_blocks else 2
+        """Segments of a request that are in synthesis: one is rendered while the next one is decoded."""
+        self._decoded: list[int] = []  # requests whose segment was decoded in this step
         self._pacing = Pacing(self._jobs, self._changed, self.capacity, competing=competing)
         self._admission = Admission(self.scheduler, self._jobs, self.capacity, profile, staggered=competing)
         self._thread: threading.Thread | None = None
@@ -130,10 +133,12 @@ class Worker:
         self._sweep()
         for _ in range(self.decoder.max_prefills):
             with self._changed:
-                admissible = self._admission.can_admit()
+                admissible, unreserved = self._admission.can_admit(), self._admission.unreserved
             if not admissible:
                 break
-            self._reserve_next()
+            if unreserved is not None:
+                needed = self._jobs[unreserved].reserved_bytes(self.decoder.kv_budget)
+                self.scheduler.needs_bytes[unreserved] = needed
             with self._changed:
                 admitted = self.scheduler.admit()
             if admitted is None:
@@ -143,6 +148,9 @@ class Worker:
         self.renderer.decoder_busy(bool(self._rows_to_decode()))
         self._render()
         self._deliver()
+        decoded, self._decoded = self._decoded, []
+        for request in decoded:
+            self._guarded(request, self._advance, request)
 
     def _has_work(self) -> bool:
         busy = self._ready or self._in_flight or self._admission.can_admit() or self._rows_to_decode()
@@ -163,20 +171,6 @@ class Worker:
             elif job.may_resume:
                 self._continue(request, job)
 
-    def _reserve_next(self) -> None:
-        """Compute the bytes that the first waiting request needs, if KV cache bytes are limited."""
-        scheduler = self.scheduler
-        with self._changed:
-            request = scheduler.waiting[0] if scheduler.budget_bytes and scheduler.waiting else None
-        if request is None or request in scheduler.needs_bytes:
-            return
-        job = self._jobs[request]
-        job.segment = job.segment or job.segments.next()
-        asked, ids = job.session.request, job.segment.text_ids if job.segment else []
-        rows = 2 if asked.sampling.cfg_weight > 0 else 1
-        needed = self.decoder.kv_budget.reserved_bytes(len(ids), asked.voice, rows=rows)
-        scheduler.needs_bytes[request] = needed
-
     def _start(self, request: int, slot: int) -> None:
         """Prefill the prompt of a request's next segment."""
         job = self._jobs[request]
@@ -187,6 +181,7 @@ class Worker:
             if job.segment.text_ids:
                 self._prefill(request, slot, job, job.segment)
                 return
+            job.session.reached(job.segment)
             job.session.put(np.zeros(job.segment.pause_samples, np.float32))  # a pause and nothing else
             job.segment = None
         self._release(request)
@@ -196,28 +191,26 @@ class Worker:
         timing, started, asked = job.session.timing, time.perf_counter(), job.session.request
         seed = nth_seed(asked.seed, job.started)
         stream = self.renderer.open(asked.voice, seed=seed)
-        job.utterance = Utterance(
+        utterance = Utterance(
             self.model, self.profile, segment, asked, seed=seed, stream=stream, stats=timing.drafts
         )
+        job.utterances.append(utterance)
         job.started, job.segment = job.started + 1, None
-        tokens = self.decoder.prefill(slot, job.utterance.decoding)
+        tokens = self.decoder.prefill(slot, utterance.decoding)
+        self.capacity.start(started)
         timing.record("prefill", started)
         self._accept(request, tokens)
 
-    def _may_decode(self, request: int) -> bool:
-        """A started segment is decoded to its end, however far its listener is behind; see `_continue`."""
-        utterance = self._jobs[request].utterance
-        return utterance is not None and not utterance.decoding.finished
-
     def _rows_to_decode(self) -> list[int]:
-        rows = [request for request in self.scheduler.running if self._may_decode(request)]
+        # A started segment is decoded to its end, however far its listener is behind; see `_continue`.
+        rows = [request for request in self.scheduler.running if self._jobs[request].is_decoding]
         return self._pacing.rows_to_decode(rows, self._ready)
 
     def _decode(self) -> None:
         """Advance every running utterance."""
         rows = {}
         for request in self._rows_to_decode():
-            utterance, slot = self._utterance(request), self.scheduler.running.index(request)
+            utterance, slot = self._jobs[request].utterances[-1], self.scheduler.running.index(request)
             rows[request] = DecodeRow(slot, utterance.decoding, utterance.last_token)
         if not rows:
             return
@@ -231,14 +224,15 @@ class Worker:
                 self._guarded(request, self._accept, request, tokens)
 
     def _accept(self, request: int, tokens: list[int]) -> None:
-        utterance = self._utterance(request)
+        job = self._jobs[request]
+        utterance, timing = job.utterances[-1], job.session.timing
         for token in tokens:
             utterance.accept(token)
             if utterance.must_restart or utterance.decoding.finished:
                 break  # tokens beyond the end belong to no utterance
-        timing = self._jobs[request].session.timing
         if utterance.must_restart:
-            self._ready = [waiting for waiting in self._ready if waiting != request]
+            if utterance is job.utterance and request in self._ready:
+                self._ready.remove(request)
             utterance.restart(timing)
             slot = self.scheduler.running.index(request)
             self._accept(request, self.decoder.prefill(slot, utterance.decoding))
@@ -246,10 +240,11 @@ class Worker:
         if utterance.decoding.finished:
             timing.kv_bytes = max(timing.kv_bytes, self.decoder.kv_budget.used_bytes(utterance.decoding))
             self._release(request)  # its slot is free while its last block still waits to be rendered
-        self._enqueue_block(request, utterance)
+            self._decoded.append(request)
+        self._enqueue_block(request)
 
-    def _enqueue_block(self, request: int, utterance: Utterance) -> None:
-        if utterance.has_block and request not in self._ready:
+    def _enqueue_block(self, request: int) -> None:
+        if self._utterance(request).has_block and request not in self._ready:
             self._ready.append(request)
 
     def _render(self) -> None:
@@ -279,7 +274,7 @@ class Worker:
     def _submit(self, rows: list[BlockRow]) -> None:
         self._in_flight.append((rows, self.renderer.render([row.block for row in rows])))
         for row in rows:  # not sooner: the next cut depends on what was submitted
-            self._enqueue_block(row.request, row.utterance)
+            self._enqueue_block(row.request)
 
     def _utterance(self, request: int) -> Utterance:
         utterance = self._jobs[request].utterance
@@ -292,9 +287,9 @@ class Worker:
     def _has_other_work(self) -> bool:
         """Return whether there is something to do before the next audio is ready."""
         with self._changed:
-            waiting = self._admission.can_admit() or self._has_changes()
+            waiting = self._decoded or self._admission.can_admit() or self._has_changes()
         return (
-            waiting
+            bool(waiting)
             or self._pacing.held_s() == 0.0
             or bool(self._rows_to_decode())
             or (bool(self._ready) and self._can_render())
@@ -328,10 +323,11 @@ class Worker:
 
     def _put(self, row: BlockRow, samples: Samples | Exception) -> None:
         job = self._jobs.get(row.request)
-        if job is None or job.utterance is not row.utterance:
+        if job is None or row.utterance not in job.utterances:
             return  # the request was cancelled
         if isinstance(samples, Exception):
             raise samples
+        job.session.reached(row.utterance.segment)
         audio = row.utterance.finish(row.block, samples)
         job.in_flight_s -= len(row.block.tokens) / CLOCKS.token_rate_hz
         self._pacing.pass_on(job, audio, final=row.block.final)
@@ -339,8 +335,16 @@ class Worker:
             streams = sum(bool(one.started) and not one.parked for one in self._jobs.values())
             self.capacity.meter.add(len(audio), time.perf_counter(), streams=streams)
         if row.block.final:
-            job.utterance = None
-            self._continue(row.request, job)
+            job.utterances.popleft()
+            self._advance(row.request)
+
+    def _advance(self, request: int) -> None:
+        """Go on with a request's next segment, unless it has enough of them or waits for the next one."""
+        job, waiting = self._jobs.get(request), self.scheduler.waiting
+        if job is None or job.parked or job.is_decoding or request in waiting:
+            return
+        if len(job.utterances) < self._max_utterances:
+            self._continue(request, job)
 
     def _continue(self, request: int, job: Job) -> None:
         """Queue a request for its next segment, park it until text or its listener arrives, or end it.
@@ -348,13 +352,12 @@ class Worker:
         Backpressure is applied here, between two segments, and nowhere else: so a stalled listener holds no
         slot, and its buffered audio is bounded all the same, because a segment is.
         """
-        # Read first: text that is added just before the end belongs to the request.
-        closed = job.segments.closed
         # Outside the lock, because text is segmented here and `submit` must not wait for that.
-        job.segment = job.segment or job.segments.next()
-        ended = job.segment is None and closed
+        ended = not job.prepare_segment()
         with self._changed:
-            if ended:
+            if job.utterances and (ended or job.is_at_silence):
+                job.parked = ended = False  # `_put` goes on once they are rendered
+            elif ended:
                 del self._jobs[request]
             else:
                 job.parked = job.segment is None or job.session.is_ahead

@@ -96,6 +96,9 @@ class ServerSettings(BaseSettings):
     option: StringMap = Field({}, description="Options of the model, as KEY=VALUE.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps.")
     profile: str | None = Field(None, description="exact, balanced or fast; default: the model's own.")
+    stream: Literal["segment", "block"] | None = Field(
+        None, description="Render text segments whole, or in blocks; default: the model's own."
+    )
     offline: bool = Field(False, description="Never use the network.")
     voice: str | None = Field(None, description="Voice for requests that name none.")
     voice_aliases: Annotated[StringMap, AfterValidator(lowercase_aliases)] = Field(

@@ -18,14 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from nightingale.backends.shared import capability_checks
-from nightingale.backends.shared.capability_checks import width_reason
+from nightingale.backends.shared.capability_checks import fastest_s, width_reason
 from nightingale.backends.shared.packed_t3 import pack
 from nightingale.decoding.runner import StepInput
-from nightingale.models.chatterbox.hift.generator import Snake
+from nightingale.models.chatterbox.hift.generator import ResBlock, Snake
 from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, NANO, Gpt2Config, LlamaConfig, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.conv import same_conv
+from nightingale.models.layers.weight_layout import pack_for_rendering
 
 PACKAGE: Final = "llvmlite"
 WIDTH_MULTIPLE, HEAD_DIM_MULTIPLE = 128, 32
@@ -33,6 +34,7 @@ WIDTH_MULTIPLE, HEAD_DIM_MULTIPLE = 128, 32
 FAST_LAYER_ISAS: Final = ("neon",)
 """Int8 layers were measured to be faster than torch on these only; on x86 the waiting threads of torch occupy
 the cores that the kernels need (dev/LOG.md)."""
+PROBE_CHANNELS, PROBE_COLUMNS = (128, 128), 2048
 TEST_CONFIGS: Final = {
     True: replace(MULTILINGUAL, text_vocab=8, backbone=LlamaConfig(layers=1, width=128, heads=2, ffn=256)),
     False: replace(NANO, text_vocab=8, backbone=Gpt2Config(layers=1, width=128, heads=2)),
@@ -65,6 +67,20 @@ def layers_unsupported_reason() -> str | None:
     """Return why the flow and the vocoder should not use int8 layers here, or None if they should."""
     missing = capability_checks.missing_package_reason(PACKAGE)
     return missing or _self_test_reason(layers_test_error, FAST_LAYER_ISAS)
+
+
+@cache
+def vocoder_unsupported_reason(threads: int) -> str | None:
+    """Return why the float32 vocoder should not use these kernels here, or None if it should; measures once."""
+    missing = capability_checks.missing_package_reason(PACKAGE)
+    if (reason := missing or _self_test_reason(vocoder_test_error)) is not None:
+        return reason
+    if (speedup := vocoder_speedup()) >= capability_checks.MIN_SPEEDUP:
+        return None
+    return (
+        f"its convolutions are {speedup:.1f} times as fast as torch's with {threads} threads; "
+        f"at least {capability_checks.MIN_SPEEDUP} is required"
+    )
 
 
 @cache
@@ -137,6 +153,34 @@ def layers_test_error() -> float:
     inputs.append([q, k, k, None])
     pairs = zip(with_int8_layers(nn.ModuleList(layers)), layers, inputs, strict=True)
     return _largest_error((ours(*x), plain(*x)) for ours, plain, x in pairs)
+
+
+@torch.inference_mode()
+def vocoder_test_error() -> float:
+    """Return the relative error of a residual block in float32."""
+    from nightingale.backends.cpu.winograd_networks import WinogradResBlock
+
+    rng = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        block = ResBlock(16, 7, causal=False).requires_grad_(False)
+    for weight in block.parameters():
+        if weight.dim() > 1:
+            weight.copy_(torch.randn(weight.shape, generator=rng) / weight[0].numel() ** 0.5)
+    x = torch.randn(1, 16, 301, generator=rng)
+    return _largest_error([(WinogradResBlock(block)(x), block(x))])
+
+
+@torch.inference_mode()
+def vocoder_speedup() -> float:
+    """Return how many times faster a convolution is than torch's."""
+    from nightingale.backends.cpu.winograd_networks import WinogradConv1d
+
+    with torch.random.fork_rng(devices=[]):
+        plain = same_conv(*PROBE_CHANNELS, 7, causal=False).requires_grad_(False)
+    x = torch.ones(1, PROBE_CHANNELS[0], PROBE_COLUMNS)
+    ours = WinogradConv1d(plain)
+    pack_for_rendering(plain)
+    return fastest_s(lambda: plain(x)) / fastest_s(lambda: ours(x))
 
 
 def _largest_error(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:

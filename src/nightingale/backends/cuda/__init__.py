@@ -44,6 +44,8 @@ class CudaBackend:
             return f"{machine.name} ({machine.instructions}) does not compute in bfloat16"
         if role == "decoder":
             return self._decoder_unsupported_reason(model, setup)
+        if not setup.profile.in_blocks:
+            return "its graphs render blocks, and this profile renders whole segments"
         if model.preset.flow.block_causal:
             return "the state of a block-causal flow grows with each block, and a graph's shapes are fixed"
         return None

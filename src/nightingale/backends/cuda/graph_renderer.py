@@ -160,7 +160,8 @@ class CudaGraphRenderer:
     decoder_threads: int | None = None
 
     def __init__(self, flow: Flow, hift: Hift, setup: Setup) -> None:
-        profile, sizes = setup.profile, [setup.profile.first_block_tokens]
+        profile, sizes = setup.profile, [setup.profile.smallest_block_tokens]
+        flow = flow.with_steps(profile.flow_steps)
         while sizes[-1] < profile.largest_block_tokens:
             sizes.append(min(2 * sizes[-1], profile.largest_block_tokens))
         self.blocks = blocks = tuple(sizes)
@@ -173,7 +174,7 @@ class CudaGraphRenderer:
             )
         self.max_batch = min(MAX_BATCH, profile.slots)
         batches = (*(size for size in (1, 4) if size < profile.slots), self.max_batch)
-        self._reference = TorchRenderer(flow, hift, streaming=profile.streaming)
+        self._reference = TorchRenderer(flow, hift, streaming=profile.in_blocks)
         cache_bytes = max(PROMPT_CACHE_BYTES, (setup.machine.free_bytes or 0) // 10)
         self._prompts: BytesLRU[str, VoicePromptCache] = BytesLRU(cache_bytes)
         self._hift = hift.config

@@ -54,7 +54,9 @@ class Utterance:
         self.tokens_in_time = math.inf
         """The largest block that leaves enough time for the blocks of other requests."""
         self._stretcher = TimeStretcher(CLOCKS.sample_rate_hz, request.speed)
-        self._block_tokens = model.defaults.first_block_tokens or profile.first_block_tokens
+        self._block_tokens = (
+            profile.first_block_tokens or model.defaults.first_block_tokens or profile.smallest_block_tokens
+        )
 
     def _start_attempt(self) -> None:
         """Start with no tokens. The first attempt samples as if there were no guard."""
@@ -118,7 +120,13 @@ class Utterance:
     @property
     def least_block_tokens(self) -> int:
         """Tokens of the next block, if it is made as small as possible."""
-        return min(self._block_tokens, self.profile.first_block_tokens)
+        wanted = self._wanted_tokens
+        return min(wanted, self.profile.smallest_block_tokens) if self.profile.in_blocks else wanted
+
+    @property
+    def _wanted_tokens(self) -> int:
+        """Tokens that the next block should have: all of them where segments are rendered whole."""
+        return self._block_tokens if self.profile.in_blocks else len(self._waiting)
 
     @property
     def surplus_tokens(self) -> int:
@@ -132,10 +140,10 @@ class Utterance:
         return None if cut is None else self._stream.batch_key(cut)
 
     def _next_cut(self) -> BlockCut | None:
-        if self.rendered or self.must_restart or not (self.decoding.finished or self.profile.streaming):
+        if self.rendered or self.must_restart or not (self.decoding.finished or self.profile.in_blocks):
             return None
         return self._stream.next_cut(
-            len(self._waiting), finished=self.decoding.finished, wanted=self._block_tokens
+            len(self._waiting), finished=self.decoding.finished, wanted=self._wanted_tokens
         )
 
     def take_block(self, timing: Timing) -> Block:
@@ -165,13 +173,13 @@ class Utterance:
         largest, defaults = self.profile.largest_block_tokens, self.model.defaults
         if self.concurrent and self._stream.prefers_large_batches:
             return largest
-        if first and defaults.second_block_tokens is not None:
+        if first and defaults.second_block_tokens is not None and self.profile.first_block_tokens is None:
             return defaults.second_block_tokens
         tokens = min(2 * self._block_tokens, largest)
         return self._in_time(tokens) if self.concurrent else tokens
 
     def _in_time(self, tokens: int) -> int:
-        return max(self.profile.first_block_tokens, int(min(tokens, self.tokens_in_time)))
+        return max(self.profile.smallest_block_tokens, int(min(tokens, self.tokens_in_time)))
 
     def finish(self, block: Block, samples: Samples) -> Samples:
         """Return the audio of a rendered block: trimmed, time-stretched, with the pause after the segment."""

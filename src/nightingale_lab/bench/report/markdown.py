@@ -45,8 +45,8 @@ def source(line: Line, kind: str) -> str:
 
 
 def newest(lines: Sequence[Line]) -> Line | None:
-    """Return the last line that was not made at tiny sizes."""
-    real = [line for line in lines if not line.get("tiny")]
+    """Return the last line that was not made at tiny sizes or of some parts only."""
+    real = [line for line in lines if not line.get("tiny") and line.get("part", "*") == "*"]
     return real[-1] if real else None
 
 
@@ -67,7 +67,7 @@ def cpu(lines: Sequence[Line], goals: Goals) -> str:
         for name, (sign, must, aim) in goals.items():
             yield (
                 name,
-                f"{sign} {must:g}",
+                "" if must is None else f"{sign} {must:g}",
                 f"{sign} {aim:g}",
                 number(reached.get(name)) or NOT_YET,
                 _made_of(name, line["parts"]),
@@ -79,9 +79,10 @@ def cpu(lines: Sequence[Line], goals: Goals) -> str:
 
 def _made_of(name: str, parts: Mapping[str, Any]) -> str:
     family = "nano" if name.startswith("Nano") or name.endswith("Nano") else "multilingual"
+    family += "+meanflow" if "meanflow" in name else ""
     step, sentence = parts.get(f"step {family}", {}), parts.get(f"sentence {family}", {})
     theirs = parts.get(f"upstream {family}", {})
-    if "step" in name and "step_ms" in step:
+    if "int8 step" in name and "step_ms" in step:
         bandwidth = f"{step['gb_per_s']:.1f} GB/s"
         took = f"{step['step_ms']:.1f} ms, at least {step['step_ms_least']:.1f},"
         return f"{took} over {step['reading_ms']:.1f} ms at {bandwidth}"
@@ -131,11 +132,11 @@ def gpu(lines: Sequence[Line]) -> str:
 
     def body(line: Line) -> Iterable[Sequence[object]]:
         for name, found in line["table"].items():
-            sign = "≥" if "per second" in name else "≤"
-            goals = [f"{sign} {found[goal]:g}" if found[goal] else "" for goal in ("must", "aim")]
+            sign = found.get("sign") or ("≥" if "per second" in name else "≤")
+            goals = ["" if found[goal] is None else f"{sign} {found[goal]:g}" for goal in ("must", "aim")]
             yield name, number(found["upstream"], 4), *goals, number(found["reached"])
 
-    what = "one H200, multilingual size, 102 tokens, ten-second reference"
+    what = "random weights of full size: multilingual (ten guided steps) unless Turbo is named; 102 tokens"
     head = [what, "upstream", "must", "aim", "reached"]
     return _measured(lines, "gpu_engine", head, body)
 

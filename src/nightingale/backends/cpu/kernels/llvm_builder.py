@@ -112,7 +112,7 @@ class Value:
     round = _intrinsic("roundeven")
     """To the nearest integer, ties to even."""
     min = _intrinsic("minnum", "smin")
-    max = _intrinsic("maxnum")
+    max = _intrinsic("maxnum", "smax")
 
     def __neg__(self) -> Value:
         return self.splat(0) - self
