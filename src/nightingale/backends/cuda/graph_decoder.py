@@ -30,10 +30,13 @@ class GraphDecoder:
 
     def __init__(self, loop: DecodeLoop, kv_budget: KVBudget, *, max_new_tokens: int) -> None:
         self._loop, self._max_new_tokens = loop, max_new_tokens
-        self.kv_budget, self.kv_bytes = kv_budget, loop.kv_bytes
-        self.release, self.move, self.reset = loop.release, loop.move, loop.reset
+        self.kv_budget, self.kv_bytes, self.reset = kv_budget, loop.kv_bytes, loop.reset
+        self._running: dict[int, Decoding] = {}
+        """The utterance of each slot in use."""
         self._pending: tuple[PendingTokens, Mapping[Decoding, int]] | None = None
         """Tokens to come, and the slot of each utterance when they were launched."""
+        self._unread: dict[Decoding, list[int]] = {}
+        """Tokens of utterances that took no part in the call that read them."""
 
     def start(self) -> None: ...
 
@@ -42,23 +45,44 @@ class GraphDecoder:
         self._loop.prefill(
             slot, prompt, sampling=decoding.sampling, seed=decoding.seed, budget=decoding.budget
         )
+        self._forget(slot)
+        self._running[slot] = decoding
         return []
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[Tokens]:
-        launched = self._loop.launch(STEPS_AHEAD)
+        """Launch some steps, and return the tokens of those before.
+
+        All utterances advance, also those that are not among `rows`, whose tokens are returned later.
+        """
         earlier = self._pending
-        self._pending = launched, {row.decoding: row.slot for row in rows}
-        if earlier is None:
-            return [[] for _ in rows]
-        pending, slots = earlier
-        tokens = pending.take()
-        return [_checked(tokens[slots[row.decoding]]) if row.decoding in slots else [] for row in rows]
+        launched = self._loop.launch(STEPS_AHEAD)
+        self._pending = launched, {decoding: slot for slot, decoding in self._running.items()}
+        if earlier is not None:
+            pending, slots = earlier
+            tokens, current = pending.take(), set(self._running.values())
+            for decoding, slot in slots.items():
+                if decoding in current:
+                    self._unread.setdefault(decoding, []).extend(tokens[slot])
+        return [_checked(self._unread.pop(row.decoding, [])) for row in rows]
+
+    def release(self, slot: int) -> None:
+        self._loop.release(slot)
+        self._forget(slot)
+
+    def move(self, source: int, target: int) -> None:
+        self._loop.move(source, target)
+        self._running[target] = self._running.pop(source)
+
+    def _forget(self, slot: int) -> None:
+        """Drop the utterance of a slot, and those of its tokens that were not read."""
+        if (decoding := self._running.pop(slot, None)) is not None:
+            self._unread.pop(decoding, None)
 
 
 def _checked(tokens: list[int]) -> Tokens:
     if any(token < 0 for token in tokens):
         return ArithmeticError("T3's logits are not finite numbers")
-    return list(tokens)
+    return tokens
 
 
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:

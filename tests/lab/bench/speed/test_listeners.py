@@ -14,6 +14,7 @@ from nightingale.engine.load import load_noise
 from nightingale.engine.tts import TTS
 from nightingale.errors import ConfigError, EngineFault
 from nightingale.models.chatterbox.presets import PRESETS
+from nightingale_lab.bench.speed import voices
 from nightingale_lab.bench.speed.capacity import CapacityLimits, find_capacity
 from nightingale_lab.bench.speed.cold import cold_rows
 from nightingale_lab.bench.speed.listeners import LEAST_CALLERS, Call, measure_listeners, run_calls
@@ -152,16 +153,15 @@ def test_derived_voices_differ_and_have_prompts_of_ten_seconds(name: str) -> Non
     assert len(one.prompt_ids) == len(given.prompt_ids)
 
 
-def test_a_voice_that_was_not_used_before_is_compared_with_one_that_was() -> None:
+def test_a_voice_that_was_not_used_before_is_compared_with_one_that_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     seen: set[str] = set()
-    kept = []
 
     def target_for(voice: Any) -> Target:
         def target(text: str, seed: int) -> Answer:
             new = voice.content_hash not in seen
             seen.add(voice.content_hash)
-            if new:
-                kept.append(np.ones(2_000_000))  # 16 MB
 
             def sound() -> Iterator[float]:
                 time.sleep(0.05 if new else 0.01)
@@ -171,10 +171,11 @@ def test_a_voice_that_was_not_used_before_is_compared_with_one_that_was() -> Non
 
         return target
 
+    monkeypatch.setattr(voices, "memory_now_mb", lambda: {"memory_mb": 100.0 + 16.0 * len(seen)})
     voice = random_voice(tiny_preset(PRESETS["turbo"]))
     row = new_voice_cost(target_for, [derived_voice(voice, n) for n in range(4)], "a", voice)
-    assert 30 < row["extra_ms"] < 60
-    assert 10 < row["kept_mb_per_voice"] < 25
+    assert 30 < row["extra_ms"] < 500  # 40 on an idle machine
+    assert row["kept_mb_per_voice"] == 16.0
     assert memory_now_mb()["memory_mb"] > 10
 
 
