@@ -6,20 +6,20 @@ a guided flow follow the conditional ones. Two tables say where windows begin an
 only convolutions and attention need them.
 
 By library calls one evaluation of the estimator is over a thousand kernels. Here rows are never transposed,
-and each norm, activation, bias and sum is part of a product. A few thousand rows are latency-bound: tiles are
-small, and a product normalizes its inputs itself, each tile of outputs again:
-
-    resnet       conv  |  norm · mish · time · conv  |  1×1 of the input + norm · mish
-    transformer  norm · qkv  |  attend  |  out + x  |  norm · up · gelu  |  down + x
-
-Many rows are bound by arithmetic: a tile has all outputs of its rows, and normalizes what it has computed:
+and each norm, activation, bias and sum is part of a product. A tile that has all outputs of its rows
+normalizes what it has computed:
 
     resnet       conv · norm · mish · time  |  conv · norm · mish  |  1×1 of the input + h, norm
     transformer  qkv  |  attend  |  out + x, norm  |  up · gelu  |  down + x, norm
 
+Few rows do not fill the GPU with such tiles. Then a transformer's product normalizes its inputs itself, each
+tile of outputs again:
+
+    transformer  norm · qkv  |  attend  |  out + x  |  norm · up · gelu  |  down + x
+
 Kernels, with a tile of BM rows by BN outputs, and tl.dot over blocks of BK inputs:
 
-    _linear_kernel   x (rows, K), weight (outputs, K)        out = after(before(x) · weight + bias), norm(out)
+    _linear_kernel   x (rows, K), weight (outputs, K)        out = gelu(norm(x) · weight + bias) + other, norm(out)
     _conv_kernel     x (rows, C), weight (3, outputs, C)     causal, three taps, zeros before a window
     _attend_kernel   qkv (rows, 3, HEADS, WIDTH)             flash attention within each window
     _euler_kernel    x (rows, BANDS)                         x += width · velocity, guidance included
@@ -34,11 +34,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-
-NONE, NORM, NORM_MISH = 0, 1, 2
-"""Operations on the rows before a product."""
-PLAIN, GELU, ADD, ADD_NORM_MISH = 0, 1, 2, 3
-"""Operations after it: none, an activation, + other, + mish(norm(other))."""
 
 
 @triton.jit
@@ -62,13 +57,14 @@ def _layer_norm(x, channel, weight_ptr, bias_ptr, C: tl.constexpr):
 def _linear_kernel(
     x_ptr, before_ptr, before_bias_ptr, weight_ptr, bias_ptr, other_ptr, after_ptr, after_bias_ptr, out_ptr,
     normed_ptr, rows, outputs, x_stride, other_stride, out_stride,
-    K: tl.constexpr, C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    BEFORE: tl.constexpr, AFTER: tl.constexpr, BIAS: tl.constexpr, NORMED: tl.constexpr,
+    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    BEFORE: tl.constexpr, GELU: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, NORMED: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """out[r, n] = after(before(x[r]) · weight[n] + bias[n]). K: width of x; C: width of `other`.
+    """out[r, n] = gelu(norm(x[r]) · weight[n] + bias[n]) + other[r, n]; each part is optional.
 
-    NORMED: BN is all outputs, and their norm is stored to `normed` (rows, outputs) as well.
+    K: width of x; BEFORE: x is normalized; NORMED: BN is all outputs, and their norm is stored to `normed`
+    (rows, outputs) as well.
     """
     r = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
@@ -76,7 +72,7 @@ def _linear_kernel(
     kind = x_ptr.dtype.element_ty
     if PDL:
         gdc_launch_dependents()
-    if BEFORE == 0:
+    if not BEFORE:
         if PDL:
             gdc_wait()
         total = tl.zeros([BM, BN], tl.float32)
@@ -92,27 +88,15 @@ def _linear_kernel(
             gdc_wait()
         x = tl.load(x_ptr + r[:, None] * x_stride + k[None, :], mask=real, other=0.0).to(tl.float32)
         x = _layer_norm(x, k, before_ptr, before_bias_ptr, K)
-        if BEFORE == 2:
-            x = _mish(x)
         total = tl.dot(x.to(kind), w, input_precision=PRECISION)
     if BIAS:
         total += tl.load(bias_ptr + n, mask=wide, other=0.0).to(tl.float32)[None, :]
     here = real & wide[None, :]
-    if AFTER == 1:
+    if GELU:
         total = total * 0.5 * (1.0 + tl.erf(total * 0.7071067811865476))
-    other_row = other_ptr + r[:, None] * other_stride
-    if AFTER == 2:
-        total += tl.load(other_row + n[None, :], mask=here, other=0.0).to(tl.float32)
-    if AFTER == 3:
-        c = tl.arange(0, C)
-        whole = tl.load(other_row + c[None, :], mask=real, other=0.0).to(tl.float32)
-        mean = tl.sum(whole, axis=1) / C
-        whole = whole - mean[:, None]
-        scale = 1.0 / tl.sqrt(tl.sum(whole * whole, axis=1) / C + 1e-5)
-        part = tl.load(other_row + n[None, :], mask=here, other=0.0).to(tl.float32)
-        part = (part - mean[:, None]) * scale[:, None]
-        part = part * tl.load(after_ptr + n, mask=wide, other=0.0).to(tl.float32)[None, :]
-        total += _mish(part + tl.load(after_bias_ptr + n, mask=wide, other=0.0).to(tl.float32)[None, :])
+    if ADD:
+        other = other_ptr + r[:, None] * other_stride + n[None, :]
+        total += tl.load(other, mask=here, other=0.0).to(tl.float32)
     tl.store(out_ptr + r[:, None] * out_stride + n[None, :], total.to(out_ptr.dtype.element_ty), mask=here)
     if NORMED:
         # Of the rounded rows: a product that normalizes its inputs sees those.
@@ -125,12 +109,11 @@ def _conv_kernel(
     x_ptr, norm_ptr, norm_bias_ptr, time_ptr, weight_ptr, bias_ptr, starts_ptr, out_ptr,
     rows, outputs, x_stride, out_stride,
     C: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TILE: tl.constexpr,
-    BEFORE: tl.constexpr, AFTER: tl.constexpr, TIME: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr, TIME: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Causal convolution of three taps. starts (rows / TILE,): the first row of each tile's window.
 
-    BEFORE: of mish(norm(x)) + time, and BK is C; AFTER: the result is mish(norm(out)) + time, and BN is all
-    outputs. time: (channels,), if TIME.
+    NORM: the result is mish(norm(out)) + time (channels,), if TIME, and BN is all outputs.
     """
     if PDL:
         gdc_launch_dependents()
@@ -149,14 +132,9 @@ def _conv_kernel(
             w_ptr = weight_ptr + (tap * outputs + n[None, :]) * C + k[:, None]
             w = tl.load(w_ptr, mask=wide[None, :], other=0.0)
             x = tl.load(x_ptr + at[:, None] * x_stride + k[None, :], mask=own, other=0.0)
-            if BEFORE:
-                y = _mish(_layer_norm(x.to(tl.float32), k, norm_ptr, norm_bias_ptr, C))
-                if TIME:
-                    y = y + tl.load(time_ptr + k).to(tl.float32)[None, :]
-                x = tl.where(own, y, 0.0).to(kind)
             total = tl.dot(x, w, total, input_precision=PRECISION)
     total += tl.load(bias_ptr + n, mask=wide, other=0.0).to(tl.float32)[None, :]
-    if AFTER:
+    if NORM:
         total = _mish(_layer_norm(total, n, norm_ptr, norm_bias_ptr, BN))
         if TIME:
             total = total + tl.load(time_ptr + n).to(tl.float32)[None, :]

@@ -4,8 +4,8 @@ What the reference (models/chatterbox/s3gen/flow.py) computes again in each step
 embeddings, which depend only on the number of steps, and the estimator's inputs besides x. Times are tensors
 that exist beforehand, so the loop copies nothing from the host.
 
-Nearly all work is in the estimator, which may run in bfloat16; the encoder, the time embeddings and the sum
-over the steps stay in float32.
+Nearly all work is in the estimator and the encoder, whose products may be in bfloat16; the time embeddings and
+the sum over the steps stay in float32.
 """
 
 from __future__ import annotations

@@ -186,17 +186,19 @@ class FlowWindows:
 
     def _encode_bucket(self, ids: Tensor, lengths: Tensor) -> Tensor:
         """Run `Flow.encode`. lengths: (windows, 2), the ids that are known and those that are rendered."""
-        flow, encoder = self.steps.flow, self.steps.flow.encoder
+        steps, flow, encoder = self.steps, self.steps.flow, self.steps.flow.encoder
         at = torch.arange(ids.shape[1], device=ids.device)
         known, rendered = (at < lengths[:, which, None] for which in (0, 1))
-        # Beyond the end the look-ahead reads zeros, as it does at the end of a sequence.
-        x = encoder.embed(flow.input_embedding(ids)) * known[..., None]
-        x = encoder.pre_lookahead_layer(x)
-        x = run_layers(encoder.encoders, x, attention_mask(rendered, None), None)
-        x = encoder.up_embed(encoder.up_layer(x))
-        x = run_layers(encoder.up_encoders, x, attention_mask(rendered, None, repeats=FRAMES), None)
-        mu: Tensor = flow.encoder_proj(encoder.after_norm(x))
-        return mu
+        lower = steps.precision != steps.dtype
+        with torch.autocast(ids.device.type, steps.precision, enabled=lower, cache_enabled=False):
+            # Beyond the end the look-ahead reads zeros, as it does at the end of a sequence.
+            x = encoder.embed(flow.input_embedding(ids)) * known[..., None]
+            x = encoder.pre_lookahead_layer(x)
+            x = run_layers(encoder.encoders, x, attention_mask(rendered, None), None)
+            x = encoder.up_embed(encoder.up_layer(x))
+            x = run_layers(encoder.up_encoders, x, attention_mask(rendered, None, repeats=FRAMES), None)
+            mu: Tensor = flow.encoder_proj(encoder.after_norm(x))
+        return mu.to(steps.dtype)
 
 
 def _frame_numbers(window: FlowWindow) -> Tensor:

@@ -24,8 +24,8 @@ from nightingale.models.chatterbox.s3gen.flow import GUIDANCE
 LOG2_E = 1.4426950408889634
 TILE = 64
 """Windows begin at multiples of so many rows."""
-MANY_ROWS = 6144
-"""From so many rows on, large tiles leave enough programs to fill the GPU."""
+MANY_ROWS = 2048
+"""From so many rows on, tiles that have all outputs of their rows leave enough programs to fill the GPU."""
 Weights = tuple[Tensor, Tensor | None]
 """Weight and bias; the weight of a convolution over three frames is (3, outputs, inputs)."""
 
@@ -158,27 +158,20 @@ class PackedEstimator:
         for number, stage in enumerate(net.mid_blocks, start=1):
             h = self._stage(stage, h, time, tables, last if number == len(net.mid_blocks) else None)
         h = _convolve(self._stage(up, both, time, tables), packed[up[2]], tables)
-        norm, many = _pair(final["2"]), len(x) >= MANY_ROWS
-        h = _convolve(h, packed[final["0"]], tables, after=norm if many else None)
-        proj = packed[net.final_proj]
-        return _linear(h, proj, before=None if many else norm, mish_before=True, dtype=torch.float32)
+        h = _convolve(h, packed[final["0"]], tables, norm=_pair(final["2"]))
+        return _linear(h, packed[net.final_proj], dtype=torch.float32)
 
     def _stage(
         self, stage: Any, x: Tensor, time: Tensor, tables: _Tables, out: Tensor | None = None
     ) -> Tensor:
         """Apply a resnet and transformers to x (rows, channels); write to `out`, if given."""
         resnet, layers, packed = stage[0], list(stage[1]), self._packed
-        first, second, residual = resnet.block1.block, resnet.block2.block, packed[resnet.res_conv]
-        convs, norms = (packed[first["0"]], packed[second["0"]]), (_pair(first["2"]), _pair(second["2"]))
-        own_time, many = time[self._resnets[resnet]], len(x) >= MANY_ROWS
-        if many:
-            h = _convolve(x, convs[0], tables, after=norms[0], time=own_time)
-            h = _convolve(h, convs[1], tables, after=norms[1])
-            x, normed = _add(x, residual, h, norm=_pair(layers[0].norm1))
-        else:
-            h = _convolve(x, convs[0], tables)
-            h = _convolve(h, convs[1], tables, before=norms[0], time=own_time)
-            x, normed = _linear(x, residual, other=h, norm_other=norms[1]), None
+        first, second, many = resnet.block1.block, resnet.block2.block, len(x) >= MANY_ROWS
+        own_time = time[self._resnets[resnet]]
+        h = _convolve(x, packed[first["0"]], tables, norm=_pair(first["2"]), time=own_time)
+        h = _convolve(h, packed[second["0"]], tables, norm=_pair(second["2"]))
+        norm1 = _pair(layers[0].norm1) if many else None
+        x, normed = _add(x, packed[resnet.res_conv], h, norm=norm1)
         for layer, following in zip(layers, [*layers[1:], None], strict=True):
             attn, up, norm3 = layer.attn1, _pair(layer.ff.net["0"].proj), _pair(layer.norm3)
             qkv = _linear_of_norm(x, normed, _pair(layer.norm1), packed[attn])
@@ -213,29 +206,34 @@ class Tile(NamedTuple):
     stages: int = 3
 
 
-def linear_tile(rows: int, outputs: int, *, normed: bool, wide: bool) -> Tile:
-    """Return the tiles of a product. normed: its result is normalized; wide: four bytes per value."""
+def linear_tile(rows: int, outputs: int, *, before: bool, normed: bool, wide: bool) -> Tile:
+    """Return the tiles of a product that were fastest on an H200.
+
+    before, normed: its inputs or its result are normalized; wide: four bytes per value.
+    """
     if normed:
-        return Tile(64 if not wide else 16, outputs, 64, warps=8)
-    if rows < MANY_ROWS or wide:
+        return Tile(16 if wide else 32 if rows < 2 * MANY_ROWS else 64, outputs, 64, warps=8)
+    if wide:
         return Tile(32, 64, 64, warps=4)
-    return Tile(128, 128, 64, warps=8)
-
-
-def conv_tile(rows: int, outputs: int, *, before: bool, after: bool, wide: bool) -> Tile:
-    """before, after: the convolution normalizes its inputs or its result."""
-    if after:
-        return Tile(64 if not wide else 16, outputs, 64, warps=8)
     if before:
-        return Tile(16, 64, 0, warps=4)
-    if rows < MANY_ROWS or wide:
+        return Tile(64, 128, 64, warps=4, stages=2)
+    if outputs > 1024:
+        return Tile(128, 128, 64, warps=8)
+    return Tile(64, 64 if rows < MANY_ROWS else 128, 64, warps=8 if outputs <= 256 else 4)
+
+
+def conv_tile(rows: int, outputs: int, *, normed: bool, wide: bool) -> Tile:
+    """Return the tiles of a convolution; see `linear_tile`."""
+    if normed:
+        return Tile(16, outputs, 64, warps=8) if wide or rows < MANY_ROWS else Tile(64, outputs, 32, warps=8)
+    if wide:
         return Tile(32, 64, 64, warps=4)
-    return Tile(128, 128, 64, warps=8)
+    return Tile(64, 64 if rows < MANY_ROWS else 128, 64, warps=4)
 
 
-def attention_tile(rows: int, *, wide: bool) -> Tile:
+def attention_tile(*, wide: bool) -> Tile:
     """Return the tiles of attention: the rows of queries are TILE; `inputs` are the keys of a block."""
-    return Tile(TILE, 0, 32 if wide else 64 if rows < MANY_ROWS else 128, warps=4)
+    return Tile(TILE, 0, 32 if wide else 64, warps=4)
 
 
 def _block(inputs: int, wanted: int) -> int:
@@ -248,10 +246,8 @@ def _linear(
     layer: Weights,
     *,
     before: Weights | None = None,
-    mish_before: bool = False,
     gelu: bool = False,
     other: Tensor | None = None,
-    norm_other: Weights | None = None,
     out: Tensor | None = None,
     normed: tuple[Weights, Tensor] | None = None,
     dtype: torch.dtype | None = None,
@@ -261,11 +257,9 @@ def _linear(
     Args:
         x: The inputs.
         layer: Weight and bias.
-        before: Normalize the inputs, with mish after it if `mish_before`.
-        mish_before: See `before`.
+        before: A norm of the inputs.
         gelu: Apply GELU to the result.
         other: (rows, outputs) of any row stride, that is added.
-        norm_other: `other` is normalized first, with mish after it.
         out: (rows, outputs) of any row stride, where the result is written.
         normed: A norm, and where the normalized result is written in addition.
         dtype: Of the result.
@@ -275,19 +269,22 @@ def _linear(
     if out is None:
         out = torch.empty(rows, outputs, dtype=dtype or x.dtype, device=x.device)
     before_weight, before_bias = before or (x, x)
-    after_weight, after_bias = norm_other or (normed[0] if normed else (x, x))
-    after = kernels.GELU if gelu else kernels.PLAIN
-    if other is not None:
-        after = kernels.ADD if norm_other is None else kernels.ADD_NORM_MISH
-    tile = linear_tile(rows, outputs, normed=normed is not None, wide=x.dtype == torch.float32)
+    after_weight, after_bias = normed[0] if normed else (x, x)
+    tile = linear_tile(
+        rows,
+        outputs,
+        before=before is not None,
+        normed=normed is not None,
+        wide=x.dtype == torch.float32,
+    )
     launch(
         kernels._linear_kernel, (-(-rows // tile.rows), -(-outputs // tile.outputs)),
         x, before_weight, before_bias, weight, x if bias is None else bias, x if other is None else other,
         after_weight, after_bias, out, normed[1] if normed else out,
         rows, outputs, x.stride(0), 0 if other is None else other.stride(0), out.stride(0),
-        K=inputs, C=outputs if norm_other else 16, BM=tile.rows, BN=tile.outputs,
-        BK=_block(inputs, tile.inputs), BEFORE=0 if before is None else 2 if mish_before else 1, AFTER=after,
-        BIAS=bias is not None, NORMED=normed is not None, PRECISION=_precision(x),
+        K=inputs, BM=tile.rows, BN=tile.outputs, BK=_block(inputs, tile.inputs),
+        BEFORE=before is not None, GELU=gelu, ADD=other is not None, BIAS=bias is not None,
+        NORMED=normed is not None, PRECISION=_precision(x),
         num_warps=tile.warps, num_stages=tile.stages, **_pdl(x),
     )  # fmt: skip
     return out
@@ -317,27 +314,21 @@ def _convolve(
     layer: Weights,
     tables: _Tables,
     *,
-    before: Weights | None = None,
-    after: Weights | None = None,
+    norm: Weights | None = None,
     time: Tensor | None = None,
 ) -> Tensor:
-    """Return the causal convolution of x (rows, inputs).
-
-    before: of mish(norm(x)) + time instead; after: mish(norm(result)) + time; time: (channels,).
-    """
+    """Return the causal convolution of x (rows, inputs); with a norm, mish(norm(it)) + time (channels,)."""
     (rows, inputs), (weight, bias) = x.shape, layer
     outputs = weight.shape[1]
     out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
-    norm_weight, norm_bias = before or after or (x, x)
-    tile = conv_tile(
-        rows, outputs, before=before is not None, after=after is not None, wide=x.dtype == torch.float32
-    )
+    norm_weight, norm_bias = norm or (x, x)
+    tile = conv_tile(rows, outputs, normed=norm is not None, wide=x.dtype == torch.float32)
     launch(
         kernels._conv_kernel, (-(-rows // tile.rows), -(-outputs // tile.outputs)),
         x, norm_weight, norm_bias, x if time is None else time, weight, bias, tables.starts, out,
         rows, outputs, x.stride(0), out.stride(0),
-        C=inputs, BM=tile.rows, BN=tile.outputs, BK=inputs if before else _block(inputs, tile.inputs),
-        TILE=TILE, BEFORE=before is not None, AFTER=after is not None, TIME=time is not None,
+        C=inputs, BM=tile.rows, BN=tile.outputs, BK=_block(inputs, tile.inputs),
+        TILE=TILE, NORM=norm is not None, TIME=time is not None,
         PRECISION=_precision(x), num_warps=tile.warps, num_stages=tile.stages, **_pdl(x),
     )  # fmt: skip
     return out
@@ -347,7 +338,7 @@ def _attend(qkv: Tensor, heads: int, tables: _Tables) -> Tensor:
     """Attend within each window: (rows, 3 · inner) -> (rows, inner)."""
     rows, inner = len(qkv), qkv.shape[1] // 3
     out = torch.empty(rows, inner, dtype=qkv.dtype, device=qkv.device)
-    tile = attention_tile(rows, wide=qkv.dtype == torch.float32)
+    tile = attention_tile(wide=qkv.dtype == torch.float32)
     launch(
         kernels._attend_kernel, (rows // TILE, heads),
         qkv, tables.starts, tables.ends, out, (inner // heads) ** -0.5 * LOG2_E,
