@@ -25,10 +25,17 @@ class Pacing:
     """Decisions about a worker's requests, by their deadlines."""
 
     def __init__(
-        self, jobs: dict[int, Job], lock: threading.Condition, capacity: Capacity, *, competing: bool
+        self,
+        jobs: dict[int, Job],
+        lock: threading.Condition,
+        capacity: Capacity,
+        renderer: Renderer,
+        *,
+        competing: bool,
     ) -> None:
         """competing: T3 and the blocks of all streams take turns on the same cores."""
-        self._jobs, self._lock, self._capacity, self._competing = jobs, lock, capacity, competing
+        self._jobs, self._lock, self._capacity, self._renderer = jobs, lock, capacity, renderer
+        self._competing = competing
 
     def _snapshot(self) -> dict[int, Job]:
         with self._lock:
@@ -52,9 +59,14 @@ class Pacing:
         utterance = self._jobs[request].utterance
         return 0 if utterance is None else utterance.surplus_tokens
 
-    def max_in_flight(self, renderer: Renderer) -> int:
-        """Return how many `render` calls may be outstanding."""
-        return min(renderer.max_in_flight, IN_FLIGHT) if self._competing else renderer.max_in_flight
+    def may_render(self, ready: int, in_flight: int, *, decoding: bool) -> bool:
+        """Return whether blocks are rendered now, with so many ready and `render` calls outstanding."""
+        most = self._renderer.max_in_flight
+        return in_flight < (min(most, IN_FLIGHT) if self._competing else most)
+
+    def first_block_tokens(self, smallest: int) -> int:
+        """Return the tokens of the first block of a stream that starts now."""
+        return smallest
 
     def in_order(self, ready: Sequence[int]) -> list[int]:
         """Sort requests whose next blocks are ready: the first one is rendered next."""

@@ -26,6 +26,7 @@ from nightingale.clocks import CLOCKS
 from nightingale.decoding.host_decoder import DecodeRow
 from nightingale.decoding.philox import nth_seed
 from nightingale.engine.admission import Admission
+from nightingale.engine.batch_pacing import BatchPacing
 from nightingale.engine.faults import engine_closed, engine_failed
 from nightingale.engine.load import Model
 from nightingale.engine.pacing import Pacing
@@ -58,16 +59,19 @@ class Worker:
         self._ids = count()
         self._ready: list[int] = []
         """Requests whose next block waits to be rendered."""
-        self._in_flight: deque[tuple[list[BlockRow], RenderFuture]] = deque()
+        self._in_flight: deque[tuple[list[BlockRow], RenderFuture, float]] = deque()
+        """Blocks that are being rendered, and since when."""
         self._changed = threading.Condition()
         self._stopped = False
-        self.capacity = Capacity(max_streams, whole_segments=not profile.in_blocks)
+        batching = renderer.max_batch > 1
+        self.capacity = Capacity(max_streams, whole_segments=not profile.in_blocks, batching=batching)
         # Where blocks are rendered one by one, streams compete for the same cores, T3 included.
-        competing = profile.in_blocks and renderer.max_batch == 1
+        competing = profile.in_blocks and not batching
         self._max_utterances = 1 if profile.in_blocks else 2
         """Segments of a request that are in synthesis: one is rendered while the next one is decoded."""
         self._decoded: list[int] = []  # requests whose segment was decoded in this step
-        self._pacing = Pacing(self._jobs, self._changed, self.capacity, competing=competing)
+        pacing = BatchPacing if batching else Pacing
+        self._pacing = pacing(self._jobs, self._changed, self.capacity, renderer, competing=competing)
         self._admission = Admission(self.scheduler, self._jobs, self.capacity, profile, staggered=competing)
         self._thread: threading.Thread | None = None
 
@@ -194,6 +198,8 @@ class Worker:
         utterance = Utterance(
             self.model, self.profile, segment, asked, seed=seed, stream=stream, stats=timing.drafts
         )
+        if not job.started:
+            utterance.set_first_block(self._pacing.first_block_tokens)
         job.utterances.append(utterance)
         job.started, job.segment = job.started + 1, None
         tokens = self.decoder.prefill(slot, utterance.decoding)
@@ -272,7 +278,8 @@ class Worker:
             self._guarded(row.request, self._submit, [row])
 
     def _submit(self, rows: list[BlockRow]) -> None:
-        self._in_flight.append((rows, self.renderer.render([row.block for row in rows])))
+        started_s = time.perf_counter()
+        self._in_flight.append((rows, self.renderer.render([row.block for row in rows]), started_s))
         for row in rows:  # not sooner: the next cut depends on what was submitted
             self._enqueue_block(row.request)
 
@@ -282,7 +289,8 @@ class Worker:
         return utterance
 
     def _can_render(self) -> bool:
-        return len(self._in_flight) < self._pacing.max_in_flight(self.renderer)
+        decoding = bool(self._rows_to_decode())
+        return self._pacing.may_render(len(self._ready), len(self._in_flight), decoding=decoding)
 
     def _has_other_work(self) -> bool:
         """Return whether there is something to do before the next audio is ready."""
@@ -298,7 +306,7 @@ class Worker:
     def _deliver(self) -> None:
         """Hand out rendered audio; wait for it only if there is nothing else to do."""
         while self._in_flight:
-            rows, future = self._in_flight[0]
+            rows, future, started_s = self._in_flight[0]
             if not self._wait_for(future):
                 return
             self._in_flight.popleft()
@@ -306,6 +314,8 @@ class Worker:
                 rendered: list[Samples | Exception] = list(future.result())
             except Exception as error:
                 rendered = [error] * len(rows)
+            share = len(rows) / self.renderer.max_batch
+            self.capacity.rendered(len(rows), started_s, time.perf_counter(), share=share)
             for row, samples in zip(rows, rendered, strict=True):
                 self._guarded(row.request, self._put, row, samples)
 
