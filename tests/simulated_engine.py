@@ -290,9 +290,7 @@ class SimulatedEngine:
         info = self.model.info
         budget = KVBudget.dense(info.preset.t3, self.model.defaults, itemsize=4)
         self.renderer: Any = renderer(self) if renderer else SimulatedRenderer(self.cores, self.costs)
-        decoder: Any = (
-            decoder(self, budget) if decoder else SimulatedDecoder(self.cores, self.costs, budget)
-        )
+        decoder: Any = decoder(self, budget) if decoder else SimulatedDecoder(self.cores, self.costs, budget)
         self.worker = Worker(self.model, profile, decoder, self.renderer, **options)
         self.worker._thread = threading.current_thread()  # so that it starts none
         self.worker._changed = self.worker._pacing._lock = SimulatedCondition(self.cores)  # type: ignore[assignment]

@@ -33,7 +33,9 @@ class GpuCosts:
     context: int = 25
 
 
-TURBO = GpuCosts(prefill_s=0.0015, step_s=0.0011, slot_s=0.000007, batch_s=0.012, block_s=0.0019, token_s=0.00003)
+TURBO = GpuCosts(
+    prefill_s=0.0015, step_s=0.0011, slot_s=0.000007, batch_s=0.012, block_s=0.0019, token_s=0.00003
+)
 
 
 class GpuStream(SimulatedStream):
@@ -114,6 +116,9 @@ class GpuRenderer:
         self.cores.start(work_s, ended)
 
     def decoder_busy(self, busy: bool) -> None: ...
+
+    def prepare(self) -> bool:
+        return False
 
     def close(self) -> None: ...
 

@@ -262,6 +262,9 @@ class Renderer(Protocol):
     def decoder_busy(self, busy: bool) -> None:
         """Tell whether the decoder has work. This may change when blocks are rendered, never their samples."""
 
+    def prepare(self) -> bool:
+        """Prepare for one size of batches that may come; return False once there is nothing left to prepare."""
+
     def close(self) -> None:
         """Stop; nothing more will be rendered."""
 

@@ -20,6 +20,8 @@ from nightingale.engine.requests.job import Job
 
 MARGIN: Final = 1.15
 """Rendering is expected to take this much longer than the measured time per block says."""
+WAIT_S: Final = 0.1
+"""The longest time that blocks wait for the first blocks of streams that start now, about."""
 LARGEST_FIRST_BLOCK: Final = 32
 """Tokens of a first block that others wait for, at most."""
 
@@ -28,11 +30,18 @@ class BatchPacing(Pacing):
     """Decisions about a worker's requests whose blocks are rendered in batches."""
 
     def may_render(self, ready: int, in_flight: int, *, decoding: bool) -> bool:
-        """Queue a batch behind one that is being rendered only if no other block could join it."""
-        if not in_flight:
+        """Let a batch that is not full wait for blocks that are about to come, unless a listener would be late.
+
+        These are the first blocks of streams that start now, and any others while a batch is being rendered.
+        """
+        if ready >= self._renderer.max_batch or not decoding:
+            return in_flight < self._renderer.max_in_flight
+        jobs = self._snapshot().values()
+        starting = ready < sum(job.is_new and job.is_decoding for job in jobs)
+        if not (in_flight or starting):
             return True
-        full = ready >= self._renderer.max_batch or not decoding
-        return full and in_flight < self._renderer.max_in_flight
+        playing = sorted(self._deadline_s(job) - WAIT_S for job in jobs if _needs_more(job))
+        return not in_flight and not self._in_time(playing, 0)
 
     def in_order(self, ready: Sequence[int]) -> list[int]:
         """Put as many first blocks in front as leave all streams that play in time, served by their deadlines."""

@@ -11,7 +11,7 @@ from nightingale.backends.base import Renderer
 from nightingale.clocks import CLOCKS
 from nightingale.engine.deadlines import hold_s, in_order, tokens_in_time
 from nightingale.engine.rendering.utterance import Utterance
-from nightingale.engine.requests.job import Job
+from nightingale.engine.requests.job import BlockRow, Job
 from nightingale.engine.stream_capacity import Capacity
 from nightingale.types import Samples
 
@@ -72,6 +72,16 @@ class Pacing:
         """Sort requests whose next blocks are ready: the first one is rendered next."""
         return in_order(ready, self._snapshot(), self._capacity.rate)
 
+    def take_block(self, request: int) -> BlockRow:
+        """Take the next block of a request, which must be ready."""
+        job = self._jobs[request]
+        utterance = job.utterance
+        assert utterance is not None
+        self.limit_block(job, utterance)
+        block = utterance.take_block(job.session.timing)
+        job.in_flight_s += len(block.tokens) / CLOCKS.token_rate_hz
+        return BlockRow(request, utterance, block)
+
     def limit_block(self, job: Job, utterance: Utterance) -> None:
         """Tell an utterance how large its blocks may be."""
         utterance.concurrent = self._is_concurrent()
@@ -80,6 +90,9 @@ class Pacing:
 
     def pass_on(self, job: Job, audio: Samples, *, final: bool) -> None:
         """Hand out audio. A competing stream's first block is kept until the second can follow in time."""
+        with self._lock:
+            streams = sum(bool(one.started) and not one.parked for one in self._jobs.values())
+            self._capacity.meter.add(len(audio), time.perf_counter(), streams=streams)
         competes = self._competing and job.session.plays and self._is_concurrent()
         if competes and job.is_silent and len(audio) and not final:
             jobs = self._snapshot().values()
@@ -87,6 +100,11 @@ class Pacing:
         else:
             job.flush()
             job.session.put(audio)
+
+    def rendered(self, blocks: int, started_s: float) -> None:
+        """Improve the estimates by a batch of blocks that was rendered."""
+        share = blocks / self._renderer.max_batch
+        self._capacity.rendered(blocks, started_s, time.perf_counter(), share=share)
 
     def learn(self, job: Job) -> None:
         """Improve the estimates by a request that has ended."""

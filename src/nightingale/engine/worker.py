@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -38,6 +38,9 @@ from nightingale.engine.session import Session
 from nightingale.engine.stream_capacity import Capacity, MaxStreams
 from nightingale.errors import NightingaleError
 from nightingale.types import Samples
+
+IDLE_S: Final = 0.3
+"""Time without work after which the renderer prepares for other sizes of batches."""
 
 
 class Worker:
@@ -63,17 +66,19 @@ class Worker:
         """Blocks that are being rendered, and since when."""
         self._changed = threading.Condition()
         self._stopped = False
-        batching = renderer.max_batch > 1
-        self.capacity = Capacity(max_streams, whole_segments=not profile.in_blocks, batching=batching)
+        batching, in_blocks = renderer.max_batch > 1, profile.in_blocks
+        self.capacity = Capacity(max_streams, whole_segments=not in_blocks, batching=batching)
         # Where blocks are rendered one by one, streams compete for the same cores, T3 included.
-        competing = profile.in_blocks and not batching
-        self._max_utterances = 1 if profile.in_blocks else 2
+        competing = in_blocks and not batching
+        self._max_utterances = 1 if in_blocks else 2
         """Segments of a request that are in synthesis: one is rendered while the next one is decoded."""
         self._decoded: list[int] = []  # requests whose segment was decoded in this step
         pacing = BatchPacing if batching else Pacing
         self._pacing = pacing(self._jobs, self._changed, self.capacity, renderer, competing=competing)
         self._admission = Admission(self.scheduler, self._jobs, self.capacity, profile, staggered=competing)
         self._thread: threading.Thread | None = None
+        self.preparing = True
+        """True until the renderer is prepared for all sizes of batches, which it is while there is no work."""
 
     def submit(self, session: Session, segments: SegmentQueue, *, chars: int | None = None) -> None:
         """Queue a request; raise QueueFull if too many are waiting or stalled.
@@ -119,10 +124,15 @@ class Worker:
                 with self._changed:
                     while not self._stopped and not self._has_work():
                         self.capacity.meter.pause()
-                        self._changed.wait()
+                        if not self._changed.wait(IDLE_S if self.preparing else None):
+                            break
                     if self._stopped:
                         return
-                self._step()
+                    idle = not self._has_work()
+                if idle:
+                    self.preparing = self.renderer.prepare()
+                else:
+                    self._step()
         except BaseException as error:  # a fault of the engine itself: no request may wait for ever
             reason = engine_failed(error)
         finally:
@@ -136,15 +146,7 @@ class Worker:
     def _step(self) -> None:
         self._sweep()
         for _ in range(self.decoder.max_prefills):
-            with self._changed:
-                admissible, unreserved = self._admission.can_admit(), self._admission.unreserved
-            if not admissible:
-                break
-            if unreserved is not None:
-                needed = self._jobs[unreserved].reserved_bytes(self.decoder.kv_budget)
-                self.scheduler.needs_bytes[unreserved] = needed
-            with self._changed:
-                admitted = self.scheduler.admit()
+            admitted = self._admission.admit(self._changed, self.decoder.kv_budget)
             if admitted is None:
                 break
             self._guarded(admitted[0], self._start, *admitted)
@@ -262,13 +264,7 @@ class Worker:
         alike = [r for r in self._ready if self._utterance(r).batch_key == key]
         requests = alike[: self.renderer.max_batch]
         self._ready = [request for request in self._ready if request not in requests]
-        rows = []
-        for request in requests:
-            job, utterance = self._jobs[request], self._utterance(request)
-            self._pacing.limit_block(job, utterance)
-            block = utterance.take_block(job.session.timing)
-            job.in_flight_s += len(block.tokens) / CLOCKS.token_rate_hz
-            rows.append(BlockRow(request, utterance, block))
+        rows = [self._pacing.take_block(request) for request in requests]
         if len(rows) > 1:
             try:
                 return self._submit(rows)
@@ -314,8 +310,7 @@ class Worker:
                 rendered: list[Samples | Exception] = list(future.result())
             except Exception as error:
                 rendered = [error] * len(rows)
-            share = len(rows) / self.renderer.max_batch
-            self.capacity.rendered(len(rows), started_s, time.perf_counter(), share=share)
+            self._pacing.rendered(len(rows), started_s)
             for row, samples in zip(rows, rendered, strict=True):
                 self._guarded(row.request, self._put, row, samples)
 
@@ -341,9 +336,6 @@ class Worker:
         audio = row.utterance.finish(row.block, samples)
         job.in_flight_s -= len(row.block.tokens) / CLOCKS.token_rate_hz
         self._pacing.pass_on(job, audio, final=row.block.final)
-        with self._changed:
-            streams = sum(bool(one.started) and not one.parked for one in self._jobs.values())
-            self.capacity.meter.add(len(audio), time.perf_counter(), streams=streams)
         if row.block.final:
             job.utterances.popleft()
             self._advance(row.request)

@@ -101,6 +101,9 @@ class RenderPipeline:
                 self._decoder_idle = not busy
                 self._turn.notify_all()
 
+    def prepare(self) -> bool:
+        return False
+
     def close(self) -> None:
         for stage in (self._flow, self._excitation, *self._vocoder):
             stage.shutdown(wait=True, cancel_futures=True)

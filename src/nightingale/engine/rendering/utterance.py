@@ -190,7 +190,10 @@ class Utterance:
 
     def _all_tokens(self) -> int:
         """Return the size of a block that takes the tokens that are there; the rest too, if that is known."""
-        waiting, limit = len(self._waiting), int(min(self.tokens_in_time, 2 * self.profile.largest_block_tokens))
+        waiting, limit = (
+            len(self._waiting),
+            int(min(self.tokens_in_time, 2 * self.profile.largest_block_tokens)),
+        )
         if self.decoding.finished and waiting <= limit:
             return waiting + 1
         return max(self._block_tokens, min(waiting - LOOKAHEAD_TOKENS, limit))

@@ -175,12 +175,12 @@ def _conv_kernel(
 @triton.jit
 def _attend_kernel(
     qkv_ptr, starts_ptr, ends_ptr, out_ptr, scale,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, TILE: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Attend from BQ rows of one head to the rows of their window, whose first and last + 1 the tables have."""
-    tile, head = tl.program_id(0), tl.program_id(1)
-    r = tile * BQ + tl.arange(0, BQ)
+    first_row, head = tl.program_id(0) * BQ, tl.program_id(1)
+    r, tile = first_row + tl.arange(0, BQ), first_row // TILE
     at = tl.arange(0, WIDTH)
     stride = 3 * HEADS * WIDTH
     kind = qkv_ptr.dtype.element_ty
