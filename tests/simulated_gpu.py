@@ -39,7 +39,7 @@ TURBO = GpuCosts(
 
 
 class GpuStream(SimulatedStream):
-    prefers_large_batches = True
+    prefers_large_batches, first_block_tokens = True, 5
 
     def batch_key(self, cut: BlockCut) -> Hashable:
         return None

@@ -59,7 +59,7 @@ class Pacing:
         utterance = self._jobs[request].utterance
         return 0 if utterance is None else utterance.surplus_tokens
 
-    def may_render(self, ready: int, in_flight: int, *, decoding: bool) -> bool:
+    def may_render(self, ready: int, in_flight: int, *, decoding: bool) -> bool:  # noqa: ARG002, for batches
         """Return whether blocks are rendered now, with so many ready and `render` calls outstanding."""
         most = self._renderer.max_in_flight
         return in_flight < (min(most, IN_FLIGHT) if self._competing else most)

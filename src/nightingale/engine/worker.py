@@ -14,13 +14,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from itertools import count
 from typing import Any, Final
 
 import numpy as np
 
-from nightingale.backends.base import Decoder, Renderer, RenderFuture
+from nightingale.backends.base import DEFAULT_SLOTS, Decoder, Renderer, RenderFuture
 from nightingale.backends.profiles import Profile
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.host_decoder import DecodeRow
@@ -56,7 +57,9 @@ class Worker:
     ) -> None:
         self.model, self.profile, self.decoder, self.renderer = model, profile, decoder, renderer
         self.scheduler = Scheduler(
-            slots=profile.slots, queue_limit=profile.queue_limit, budget_bytes=profile.memory_bytes
+            slots=profile.slots or DEFAULT_SLOTS,
+            queue_limit=profile.queue_limit,
+            budget_bytes=profile.memory_bytes,
         )
         self._jobs: dict[int, Job] = {}
         self._ids = count()
@@ -64,21 +67,18 @@ class Worker:
         """Requests whose next block waits to be rendered."""
         self._in_flight: deque[tuple[list[BlockRow], RenderFuture, float]] = deque()
         """Blocks that are being rendered, and since when."""
-        self._changed = threading.Condition()
-        self._stopped = False
+        self._changed, self._stopped, self.preparing = threading.Condition(), False, True
+        """preparing: until the renderer is prepared for all sizes of batches, which it is while there is no work."""
         batching, in_blocks = renderer.max_batch > 1, profile.in_blocks
         self.capacity = Capacity(max_streams, whole_segments=not in_blocks, batching=batching)
         # Where blocks are rendered one by one, streams compete for the same cores, T3 included.
         competing = in_blocks and not batching
-        self._max_utterances = 1 if in_blocks else 2
-        """Segments of a request that are in synthesis: one is rendered while the next one is decoded."""
+        self._max_utterances = 1 if in_blocks else 2  # the next segment is decoded while one is rendered
         self._decoded: list[int] = []  # requests whose segment was decoded in this step
         pacing = BatchPacing if batching else Pacing
         self._pacing = pacing(self._jobs, self._changed, self.capacity, renderer, competing=competing)
         self._admission = Admission(self.scheduler, self._jobs, self.capacity, profile, staggered=competing)
         self._thread: threading.Thread | None = None
-        self.preparing = True
-        """True until the renderer is prepared for all sizes of batches, which it is while there is no work."""
 
     def submit(self, session: Session, segments: SegmentQueue, *, chars: int | None = None) -> None:
         """Queue a request; raise QueueFull if too many are waiting or stalled.
@@ -266,10 +266,8 @@ class Worker:
         self._ready = [request for request in self._ready if request not in requests]
         rows = [self._pacing.take_block(request) for request in requests]
         if len(rows) > 1:
-            try:
+            with suppress(Exception):  # one by one below, to find the request that is at fault
                 return self._submit(rows)
-            except Exception:
-                pass  # one by one below, to find the request that is at fault
         for row in rows:
             self._guarded(row.request, self._submit, [row])
 
@@ -285,8 +283,8 @@ class Worker:
         return utterance
 
     def _can_render(self) -> bool:
-        decoding = bool(self._rows_to_decode())
-        return self._pacing.may_render(len(self._ready), len(self._in_flight), decoding=decoding)
+        ready, in_flight, decoding = len(self._ready), len(self._in_flight), bool(self._rows_to_decode())
+        return self._pacing.may_render(ready, in_flight, decoding=decoding)
 
     def _has_other_work(self) -> bool:
         """Return whether there is something to do before the next audio is ready."""

@@ -62,6 +62,8 @@ MAX_BATCH = 16
 """Blocks that are rendered together, at most: the next ones need not wait long."""
 CONTEXT_TOKENS = 25
 """Tokens before a block that are rendered again with it, as its left context."""
+FIRST_BLOCK_TOKENS, MANY_MULTIPROCESSORS = 5, 100
+"""Tokens of a first block on a large GPU, which has the next block long before they have been played."""
 PROMPT_TOKENS = 250
 """Tokens of a prompt of ten seconds, which most voices have."""
 PREPARED_TOKENS = 153
@@ -142,6 +144,8 @@ class CudaGraphRenderer:
         self._flow, self._device = FlowWindows(steps), steps.device
         self._windows = VocoderWindows(BucketedVocoder(hift))
         self._sizes = self._prepared_sizes(setup)
+        fast = self._device.type != "cuda" or _multiprocessors(self._device) >= MANY_MULTIPROCESSORS
+        self._first_block_tokens = FIRST_BLOCK_TOKENS if fast else None
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
             self._stream = reserve_stream(self._device, RENDER_PRIORITY, self)
@@ -157,7 +161,9 @@ class CudaGraphRenderer:
         with self._on_stream():
             prompt = self._prompts.get(voice.content_hash, lambda: self._flow.prompt(voice))
             phase = copy_async(harmonic_phase(self._hift, seed)[0], self._device)
-        return CudaRenderStream(prompt, seed=seed, phase=phase, whole=self._whole)
+        stream = CudaRenderStream(prompt, seed=seed, phase=phase, whole=self._whole)
+        stream.first_block_tokens = self._first_block_tokens
+        return stream
 
     def render(self, blocks: Sequence[Block]) -> RenderFuture:
         first = blocks[0]
@@ -187,7 +193,7 @@ class CudaGraphRenderer:
             prompt_tokens = len(setup.voice.flow_prompt_ids)
         zeros = torch.zeros(FRAMES * prompt_tokens, bands, device=self._device)
         prompt = VoicePrompt(ids=(0,) * prompt_tokens, mel=zeros, speaker=zeros[0])
-        for batch in reversed([size for size in BATCHES if size <= setup.profile.slots]):
+        for batch in reversed([size for size in BATCHES if size <= setup.slots]):
             for frames in self._windows.vocoder.frames:
                 tokens = (frames - self._windows.extrapolated) // FRAMES
                 if tokens <= PREPARED_TOKENS:
@@ -233,6 +239,10 @@ class CudaGraphRenderer:
 
     def _on_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _flow_window(block: Block) -> FlowWindow:

@@ -46,6 +46,7 @@ class CutStream:
     """A render stream whose blocks have exactly the wanted tokens, and those that are looked ahead to."""
 
     prefers_large_batches = False  # a batch takes as long as its blocks one by one
+    first_block_tokens: int | None = None
     started = False
 
     def next_cut(self, waiting: int, *, finished: bool, wanted: int) -> BlockCut | None:

@@ -26,8 +26,10 @@ from nightingale.types import Samples
 
 BUFFER_SHARE: Final = 0.7
 """The share of a listener's buffered audio within which its next block should be rendered."""
-FAST_GROWTH: Final = 4
+FAST_GROWTH: Final = 5
 """The size of a block over that of the one before it, where long blocks cost hardly more than short ones."""
+LONG_BLOCKS: Final = 2
+"""The largest block there, over the profile's."""
 
 
 class Utterance:
@@ -59,7 +61,10 @@ class Utterance:
         """True if a block takes all tokens that are there, up to `tokens_in_time`."""
         self._stretcher = TimeStretcher(CLOCKS.sample_rate_hz, request.speed)
         self._block_tokens = (
-            profile.first_block_tokens or model.defaults.first_block_tokens or profile.smallest_block_tokens
+            profile.first_block_tokens
+            or model.defaults.first_block_tokens
+            or stream.first_block_tokens
+            or profile.smallest_block_tokens
         )
 
     def set_first_block(self, tokens: Callable[[int], int]) -> None:
@@ -182,7 +187,7 @@ class Utterance:
         """Return the size of the next block; first: the block before it was the first one."""
         largest, defaults = self.profile.largest_block_tokens, self.model.defaults
         if self._stream.prefers_large_batches:
-            return min(FAST_GROWTH * self._block_tokens, largest)
+            return min(FAST_GROWTH * self._block_tokens, LONG_BLOCKS * largest)
         if first and defaults.second_block_tokens is not None and self.profile.first_block_tokens is None:
             return defaults.second_block_tokens
         tokens = min(2 * self._block_tokens, largest)
@@ -192,7 +197,7 @@ class Utterance:
         """Return the size of a block that takes the tokens that are there; the rest too, if that is known."""
         waiting, limit = (
             len(self._waiting),
-            int(min(self.tokens_in_time, 2 * self.profile.largest_block_tokens)),
+            int(min(self.tokens_in_time, LONG_BLOCKS * self.profile.largest_block_tokens)),
         )
         if self.decoding.finished and waiting <= limit:
             return waiting + 1
