@@ -127,9 +127,10 @@ class CudaGraphRenderer:
         self._whole, self._hift = not setup.profile.in_blocks, hift.config
         self._prompts: BytesLRU[str, VoicePrompt] = BytesLRU(PROMPT_BYTES)
         flow = flow.with_steps(setup.profile.flow_steps)
-        steps = FlowSteps(flow, precision=DTYPES.get(setup.precision))  # None: that of the weights
+        precision = DTYPES.get(setup.precision)  # None: that of the weights
+        steps = FlowSteps(flow, precision=precision)
         self._flow, self._device = FlowWindows(steps), steps.device
-        self._windows = VocoderWindows(BucketedVocoder(hift))
+        self._windows = VocoderWindows(BucketedVocoder(hift, precision=precision))
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
             self._stream = reserve_stream(self._device, RENDER_PRIORITY, self)
