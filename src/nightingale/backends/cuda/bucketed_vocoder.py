@@ -71,9 +71,7 @@ class BucketedVocoder:
         def load() -> Any:
             from nightingale.backends.cuda.hift.packed_hift import PackedHift
 
-            packed = PackedHift(hift, torch.float16 if precision == torch.bfloat16 else torch.float32)
-            packed.compile()
-            return packed
+            return PackedHift(hift, torch.float16 if precision == torch.bfloat16 else torch.float32)
 
         default = self.device.type == "cuda" and self.dtype == torch.float32
         self.kernels = TritonKernels[Any](kernels, load, part="the vocoder", default=default)
@@ -105,9 +103,13 @@ class BucketedVocoder:
                 "anchor": torch.zeros(batch, dtype=torch.int64),
             }
             name = f"HiFT, {batch} of {frames} frames"
-            self.kernels.retry(
-                lambda: self._graphs.capture((batch, frames), name, self.render, inputs)
-            )
+
+            def capture() -> None:
+                if self.kernels.loaded is not None:
+                    self.kernels.loaded.compile(batch, frames)
+                self._graphs.capture((batch, frames), name, self.render, inputs)
+
+            self.kernels.retry(capture)
         return self._graphs[batch, frames]
 
     def render(

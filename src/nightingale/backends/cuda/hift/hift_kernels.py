@@ -99,8 +99,8 @@ def _hift_conv_kernel(
     All sizes are in rows. A window of `frames` has frames · x_rate + x_extra real rows of x, and
     frames · rate + extra of the result. WIDTH: channels of a row of `out`, of which N is a multiple.
 
-    SUMMED: planes of x whose convolutions are added up; OTHERS: planes of `other` that are added; SNAKES: activations of `out`,
-    each a plane of `active`, by parameters (planes, SNAKES, 2, N): α and 1 / α.
+    SUMMED: planes of x whose convolutions are added up; OTHERS: planes of `other` that are added; SNAKES:
+    activations of `out`, each a plane of `active`, by parameters (planes, SNAKES, 2, N): α and 1 / α.
     """
     if PDL:
         gdc_launch_dependents()
@@ -129,7 +129,12 @@ def _hift_conv_kernel(
     total = total * scale
     ROUND: tl.constexpr = PRECISION == "tf32" and x_ptr.dtype.element_ty == tl.float32
     if STORE:
-        _store(out_ptr + (plane * out_plane + window * out_length + out_offset) * WIDTH + place, total, here, False)
+        _store(
+            out_ptr + (plane * out_plane + window * out_length + out_offset) * WIDTH + place,
+            total,
+            here,
+            False,
+        )
     for number in tl.static_range(SNAKES):
         own = plane * SNAKES + number
         alpha = tl.load(snake_ptr + 2 * own * N + n, mask=wide, other=0.0)[None, :]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from nightingale.backends.cuda.hift import hift_kernels as kernels
 from nightingale.backends.cuda.triton_support import compiling_ahead, launch, supports_pdl
-from nightingale.models.chatterbox.hift.config import UPSAMPLE_RATES
+from nightingale.models.chatterbox.hift.config import RESBLOCK_DILATIONS, UPSAMPLE_RATES
 from nightingale.models.chatterbox.hift.generator import BINS, Hift
 from nightingale.models.layers.conv import UpsamplingConv1d, padding_of
 
@@ -32,17 +32,32 @@ class Tile(NamedTuple):
     inputs: int
     warps: int
     stages: int = 3
+    registers: int | None = None
+    """The limit for a thread; the compiler's own by default."""
 
 
-def conv_tile(rows: int, inputs: int, outputs: int, *, wide: bool) -> Tile:
-    """Return the tiles of a convolution. rows: of all windows and planes; wide: four bytes per value."""
-    narrow = max(16, min(128, 1 << (outputs - 1).bit_length()))
-    programs = -(-rows // 128) * -(-outputs // narrow)
-    if programs < 132:  # tiles of this size would leave processors idle
-        return Tile(32, min(32 if programs < 33 else 64, narrow), 64, warps=4)
-    if wide:
-        return Tile(64 if narrow == 128 else 128, narrow, 32, warps=4)
-    return Tile(128, narrow, 64, warps=8 if narrow == 128 else 4)
+TILES = (
+    Tile(128, 128, 64, warps=8),
+    Tile(128, 64, 64, warps=4),
+    Tile(64, 64, 64, warps=4),
+    Tile(32, 32, 64, warps=4),
+)
+"""From the largest to the smallest, with blocks of inputs in float16."""
+PROGRAMS = 132
+"""So many tiles of a convolution fill a GPU: an H200 has so many processors."""
+
+
+def conv_tile(rows: int, sequences: int, outputs: int, *, wide: bool) -> Tile:
+    """Return the tiles of a convolution: the largest of which there are enough.
+
+    rows: of one of `sequences`, which are the windows of all planes; wide: four bytes per value.
+    """
+    limit = max(16, 1 << (outputs - 1).bit_length())
+    for tile in TILES:
+        programs = sequences * -(-rows // tile.rows) * -(-outputs // tile.outputs)
+        if tile.outputs <= max(64, limit) and programs >= PROGRAMS:
+            break
+    return tile._replace(outputs=min(tile.outputs, limit), inputs=tile.inputs // 2 if wide else tile.inputs)
 
 
 def _block(inputs: int, wanted: int) -> int:
@@ -88,7 +103,8 @@ class PackedHift:
     @torch.no_grad()
     def __init__(self, hift: Hift, dtype: torch.dtype) -> None:
         self.device, self.dtype, self._bands = hift.window.device, dtype, hift.config.mel_bands
-        self._precision = "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+        self._options: dict[str, Any] = {"PRECISION": "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"}
+        self._options |= {"PDL": True, "launch_pdl": True} if supports_pdl(self.device) else {"PDL": False}
         self._pre, self._post = self._layer([hift.conv_pre]), self._layer([hift.conv_post])
         self._stages = []
         for stage, up in enumerate(hift.ups):
@@ -137,34 +153,32 @@ class PackedHift:
 
     def _packed(self, weight: Tensor, bias: Tensor, table: list[list[int]], conv: nn.Conv1d | None) -> Layer:
         weight = weight.to(torch.float32).contiguous()
-        if self.dtype == torch.float32 and self._precision == "tf32":
+        if self.dtype == torch.float32 and self._options["PRECISION"] == "tf32":
             weight = ((weight.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
         numbers = torch.tensor(table, dtype=torch.int32, device=self.device)
         spacing = (1, 1) if conv is None else (conv.dilation[0], conv.stride[0])
         return Layer(weight.to(self.dtype), bias.float().contiguous(), numbers, *spacing)
 
-    def _pairs(self, blocks: Sequence[nn.Module]) -> list[Pair]:
+    def _pairs(self, blocks: Sequence[Any]) -> list[Pair]:
         """Pack resblocks as planes."""
-        pairs = []
-        for pair in range(3):
-            pairs.append(
-                Pair(
-                    _snakes([block.activations1[pair] for block in blocks]),
-                    self._layer([block.convs1[pair] for block in blocks]),
-                    _snakes([block.activations2[pair] for block in blocks]),
-                    self._layer([block.convs2[pair] for block in blocks]),
-                )
+        return [
+            Pair(
+                _snakes([block.activations1[pair] for block in blocks]),
+                self._layer([block.convs1[pair] for block in blocks]),
+                _snakes([block.activations2[pair] for block in blocks]),
+                self._layer([block.convs2[pair] for block in blocks]),
             )
-        return pairs
+            for pair in range(len(RESBLOCK_DILATIONS))
+        ]
 
     @torch.inference_mode()
-    def compile(self) -> None:
-        """Compile all kernels, of few and of many rows, at the same time."""
-        with compiling_ahead() as possible:
-            for windows, frames in ((1, 16), (1, 64), (16, 128)) if possible else ():
-                mel = torch.zeros(windows, self._bands, frames, device=self.device)
-                excitation = torch.zeros(windows, COLUMNS * frames + 1, 2 * BINS, device=self.device)
-                self.columns(mel, excitation, torch.zeros(windows, dtype=torch.int64, device=self.device))
+    def compile(self, windows: int, frames: int) -> None:
+        """Compile the kernels for a batch of this size, at the same time on all cores."""
+        with compiling_ahead() as possible, torch.device("meta"):
+            if possible:
+                mel = torch.empty(windows, self._bands, frames)
+                excitation = torch.empty(windows, COLUMNS * frames + 1, 2 * BINS)
+                self.columns(mel, excitation, torch.empty(windows, dtype=torch.int64))
 
     def columns(self, mel: Tensor, excitation: Tensor, frames: Tensor) -> Tensor:
         """Return the last layer's (windows, columns, 18) in float32.
@@ -172,20 +186,20 @@ class PackedHift:
         mel: (windows, bands, frames); excitation: its STFT, (windows, columns, 18); frames: (windows,), the real
         ones. Columns beyond a window's end are undefined.
         """
-        frames, precision = frames.to(torch.int32), self._precision
+        frames, options = frames.to(torch.int32), self._options
         spectrum = excitation.to(self.dtype)[None]
         x = mel.transpose(1, 2).to(self.dtype)[None].contiguous()
-        a = _Convolutions(frames, precision, (1, 0))(x, self._pre, slope=SLOPE)
+        a = _Convolutions(frames, options, (1, 0))(x, self._pre, slope=SLOPE)
         rate = 1
         for stage, number in zip(self._stages, range(len(self._stages) - 1, -1, -1), strict=True):
             extra = int(number == 0)
             length = a.shape[2] * stage.rate + extra
             both = a.new_empty(2, len(mel), length, stage.down.weight.shape[1])
-            _Convolutions(frames, precision, (rate, 0))(a, stage.up, out=both[1:], offset=extra)
+            _Convolutions(frames, options, (rate, 0))(a, stage.up, out=both[1:], offset=extra)
             if extra:
                 both[1, :, 0] = both[1, :, 2]  # reflected: an STFT has one more column than hops
             rate *= stage.rate
-            convolve = _Convolutions(frames, precision, (rate, extra))
+            convolve = _Convolutions(frames, options, (rate, extra))
             a = convolve(
                 spectrum, stage.down, x_end=(COLUMNS, 1), out=both[:1], snakes=stage.source[0].snake1[:, None]
             )
@@ -223,9 +237,8 @@ def _snakes(modules: Sequence[nn.Module]) -> Tensor:
 class _Convolutions:
     """Convolutions whose results have frames · rate + extra real rows in a window; end: (rate, extra)."""
 
-    def __init__(self, frames: Tensor, precision: str, end: tuple[int, int]) -> None:
-        self._frames, self._precision, self._end = frames, precision, end
-        self._pdl = {"PDL": True, "launch_pdl": True} if supports_pdl(frames.device) else {"PDL": False}
+    def __init__(self, frames: Tensor, options: dict[str, Any], end: tuple[int, int]) -> None:
+        self._frames, self._options, self._end = frames, options, end
 
     def __call__(
         self,
@@ -260,7 +273,7 @@ class _Convolutions:
         length, width = (rows, outputs) if out is None else out.shape[2:]
         count = 0 if snakes is None else snakes.shape[1]
         active = x.new_empty(planes * max(count, int(slope is not None)), windows, rows, outputs)
-        tile = conv_tile(planes * windows * rows, inputs, outputs, wide=x.dtype == torch.float32)
+        tile = conv_tile(rows, planes * windows, outputs, wide=x.dtype == torch.float32)
         launch(
             kernels._hift_conv_kernel,
             (-(-rows // tile.rows), -(-outputs // tile.outputs), planes * windows),
@@ -275,6 +288,6 @@ class _Convolutions:
             SUMMED=len(layer.table) if summed else 1,
             OTHERS=0 if others is None else len(others) if planes == 1 else 1,
             SNAKES=count, LEAKY=slope is not None, STORE=out is not None,
-            PRECISION=self._precision, num_warps=tile.warps, num_stages=tile.stages, **self._pdl,
+            num_warps=tile.warps, num_stages=tile.stages, maxnreg=tile.registers, **self._options,
         )  # fmt: skip
         return active
