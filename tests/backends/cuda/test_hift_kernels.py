@@ -6,6 +6,7 @@ With a GPU they are compiled; without one they run in Triton's interpreter.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -36,14 +37,16 @@ def render(vocoder: BucketedVocoder, mel: Tensor, frames: list[int]) -> Tensor:
     return samples.clone()
 
 
-def both(config: HiftConfig, frames: list[int], bucket: int, **options: torch.dtype) -> tuple[Tensor, Tensor]:
+def both(
+    config: HiftConfig, frames: list[int], bucket: int, precision: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
     """Return samples by the kernels and by library calls."""
     hift = fill(Hift(config)).to(DEVICE)
     mel = gaussian((len(frames), 80, max(frames)), 1).to(DEVICE)
-    given = {"batches": (len(frames) + 1,), "frames": (bucket,)}
+    given: dict[str, Any] = {"batches": (len(frames) + 1,), "frames": (bucket,)}
     # Left alone, cuDNN rounds inputs to ten bits, and so would the kernels.
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        triton = BucketedVocoder(hift, kernels="triton", **given, **options)
+        triton = BucketedVocoder(hift, kernels="triton", **given, precision=precision)
         ours = render(triton, mel, frames)
         theirs = render(BucketedVocoder(hift, kernels="library", **given), mel, frames)
     assert theirs.abs().max() > 0.05
