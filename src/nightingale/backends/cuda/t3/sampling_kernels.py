@@ -23,7 +23,7 @@ from nightingale.backends.cuda.triton_support import launch
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH
 from nightingale.models.chatterbox.t3.model import T3
 
-BLOCK = 1024
+BLOCK = 2048
 
 
 @triton.jit
@@ -115,8 +115,8 @@ def _draw_kernel(
     number = tl.load(sampled_ptr + slot)
     draw = tl.zeros([BLOCK], tl.int64) + number
     zero = tl.zeros([BLOCK], tl.uint32)
-    best_value = tl.full([], float("-inf"), tl.float64)
-    best_id = tl.full([], 0, tl.int32)
+    best_value = tl.full([BLOCK], float("-inf"), tl.float64)
+    best = tl.arange(0, BLOCK)
     for start in range(0, vocab, BLOCK):
         ids = start + tl.arange(0, BLOCK)
         logits = tl.load(logits_ptr + slot * vocab + ids, mask=ids < vocab, other=float("-inf"))
@@ -126,10 +126,10 @@ def _draw_kernel(
         bits = tl.where(lane < 2, tl.where(lane == 0, c0, c1), tl.where(lane == 2, c2, c3))
         uniform = (bits.to(tl.float64) + 0.5) * 2.3283064365386963e-10
         value = logits.to(tl.float64) - tl.where(greedy, 0.0, tl.log(-tl.log(uniform)))
-        highest = tl.max(value, axis=0)
-        first = start + tl.argmax(value, axis=0)
-        best_id = tl.where(highest > best_value, first, best_id)
-        best_value = tl.where(highest > best_value, highest, best_value)
+        best = tl.where(value > best_value, ids, best)
+        best_value = tl.maximum(value, best_value)
+    # One reduction for all: the lowest id among equals, as argmax has it.
+    best_id = tl.min(tl.where(best_value == tl.max(best_value, axis=0), best, vocab), axis=0)
     tl.store(token_ptr + slot, best_id.to(tl.int64))
     stopped = best_id == STOP
     if TURBO:
@@ -188,7 +188,7 @@ def sample(state: DecodeState, *, order: SamplerOrder, cuts: bool) -> Tensor:
         state.logits, state.seen, state.cfg_weight, state.penalty, state.temperature, state.log_min_p,
         state.top_k, state.top_p, processed, valid, vocab,
         ROWS=rows, TURBO=order == "turbo", CUTS=cuts, BLOCK=triton.next_power_of_2(vocab),
-        num_warps=16, enable_fp_fusion=False,
+        num_warps=32, enable_fp_fusion=False,
     )  # fmt: skip
     tokens = torch.empty(slots, dtype=torch.int64, device=processed.device)
     launch(
@@ -196,7 +196,7 @@ def sample(state: DecodeState, *, order: SamplerOrder, cuts: bool) -> Tensor:
         processed, valid, state.key, state.greedy, state.budget, state.seen, state.sampled, state.running,
         state.recent, state.cursor, tokens, vocab, state.recent.stride(0),
         START=START_SPEECH, STOP=STOP_SPEECH, NONE=NO_TOKEN, INVALID=INVALID_LOGITS,
-        TURBO=order == "turbo", BLOCK=BLOCK, num_warps=8, enable_fp_fusion=False,
+        TURBO=order == "turbo", BLOCK=BLOCK, num_warps=16, enable_fp_fusion=False,
     )  # fmt: skip
     return tokens
 
