@@ -22,19 +22,19 @@ from nightingale.models.chatterbox.t3.config import STOP_SPEECH
 class GpuCosts:
     """Seconds, for the multilingual model on an H200, measured."""
 
-    prefill_s: float = 0.002
+    prefill_s: float = 0.0024
     step_s: float = 0.00125
     slot_s: float = 0.000015
-    batch_s: float = 0.03
-    block_s: float = 0.0078
-    token_s: float = 0.00005
+    batch_s: float = 0.027
+    block_s: float = 0.0079
+    token_s: float = 0.00003
     steps: int = 4
     max_batch: int = 16
     context: int = 25
 
 
 TURBO = GpuCosts(
-    prefill_s=0.0015, step_s=0.0011, slot_s=0.000007, batch_s=0.012, block_s=0.0019, token_s=0.00003
+    prefill_s=0.002, step_s=0.0011, slot_s=0.000007, batch_s=0.01, block_s=0.0014, token_s=0.00001
 )
 
 

@@ -198,6 +198,9 @@ class Decoder(Protocol):
     def reset(self, slot: int) -> None:
         """Clear a slot after an error, so that NaN values cannot reach its next utterance."""
 
+    def prepare(self) -> bool:
+        """Prepare for one more size of batches, while there is no work; return False once nothing is left."""
+
 
 class BlockCut(NamedTuple):
     """The next block of an utterance: how many tokens it takes, and whether it is the last one."""

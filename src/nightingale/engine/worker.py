@@ -130,7 +130,7 @@ class Worker:
                         return
                     idle = not self._has_work()
                 if idle:
-                    self.preparing = self.renderer.prepare()
+                    self.preparing = self.decoder.prepare() or self.renderer.prepare()
                 else:
                     self._step()
         except BaseException as error:  # a fault of the engine itself: no request may wait for ever

@@ -40,6 +40,8 @@ COLUMNS = CLOCKS.samples_per_frame // ISTFT_HOP
 BATCHES = (1, 4, 16)
 FRAMES = tuple(2**n * quarter // 4 for n in range(5, 12) for quarter in range(4, 8))
 """Buckets: four in each octave from 32 frames on."""
+CHECKED_FRAMES, LARGEST_ERROR = 8, 1e-4
+"""Frames with which kernels are checked, and the energy of their error over the signal's. With TF32 it is 1e-6."""
 MAX_FRAMES = 8192
 """Frames of all windows of a batch: beyond that it is not faster, and takes gigabytes."""
 
@@ -75,6 +77,8 @@ class BucketedVocoder:
 
         default = self.device.type == "cuda" and self.dtype == torch.float32
         self.kernels = TritonKernels[Any](kernels, load, part="the vocoder", default=default)
+        if kernels == "auto":
+            self.check_kernels()
 
     @torch.inference_mode()
     def __call__(self, mel: Tensor, **inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -145,6 +149,21 @@ class BucketedVocoder:
         else:
             columns = self._columns(mel, spectrum, frames)
         return self._istft(columns, frames), start + turned[..., 1:]
+
+    @torch.inference_mode()
+    def check_kernels(self) -> None:
+        """Drop the kernels if they differ from library calls with these weights, as they would where 16 bits
+        overflow."""
+        if self.kernels.loaded is None:
+            return
+        bands, frames = self.hift.config.mel_bands, torch.tensor([CHECKED_FRAMES], device=self.device)
+        sizes = (1, bands, CHECKED_FRAMES), (1, COLUMNS * CHECKED_FRAMES + 1, 2 * BINS)
+        mel, spectrum = (torch.arange(math.prod(size), device=self.device).sin().view(size) for size in sizes)
+        ours = self.kernels.loaded.columns(mel - 4.0, spectrum, frames).transpose(1, 2).float()
+        theirs = self._columns(mel - 4.0, spectrum, frames)
+        error = float((ours - theirs).square().sum() / theirs.square().sum())
+        if not error < LARGEST_ERROR:
+            self.kernels.drop(ArithmeticError(f"its kernels differ from library calls by {error:.1e}"))
 
     def _columns(self, mel: Tensor, spectrum: Tensor, frames: Tensor) -> Tensor:
         """Return the last layer's (batch, 18, columns) by library calls."""

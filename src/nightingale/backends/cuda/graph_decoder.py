@@ -9,6 +9,7 @@ a request that was cancelled, is dropped.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from nightingale.backends.base import Decoder, ModelSource, Setup
 from nightingale.backends.cuda.t3.batched_sampling import needs_sorting
@@ -35,6 +36,7 @@ class GraphDecoder:
         self._loop, self._max_new_tokens = loop, max_new_tokens
         self.kv_budget, self.kv_bytes, self.reset = kv_budget, loop.kv_bytes, loop.reset
         self._conditionings: Conditionings = BytesLRU(CONDITIONING_BYTES)
+        self._captures = loop.captures()
         self._running: dict[int, Decoding] = {}
         """The utterance of each slot in use."""
         self._pending: tuple[PendingTokens, Mapping[Decoding, int]] | None = None
@@ -77,6 +79,13 @@ class GraphDecoder:
     def move(self, source: int, target: int) -> None:
         self._loop.move(source, target)
         self._running[target] = self._running.pop(source)
+
+    def prepare(self) -> bool:
+        """Capture one more graph: a capture takes a tenth of a second, too long for a listener."""
+        with suppress(StopIteration):
+            next(self._captures)()
+            return True
+        return False
 
     def _forget(self, slot: int) -> None:
         """Drop the utterance of a slot, and those of its tokens that were not read."""

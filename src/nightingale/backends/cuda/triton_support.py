@@ -92,7 +92,7 @@ class TritonKernels(Generic[Loaded]):
                     got=f"{type(error).__name__}: {error}",
                     fix="Install Triton and a C compiler, or use library calls.",
                 ) from error
-            self._drop(error)
+            self.drop(error)
 
     @property
     def name(self) -> str:
@@ -105,9 +105,10 @@ class TritonKernels(Generic[Loaded]):
         except Exception as error:  # a compiler fails before anything is captured
             if self._choice != "auto" or self.loaded is None:
                 raise
-            self._drop(error)
+            self.drop(error)
             return capture()
 
-    def _drop(self, error: Exception) -> None:
+    def drop(self, error: Exception) -> None:
+        """Use library calls from now on."""
         log.warning("%s runs by library calls, more slowly: %s", self._part, error)
         self.loaded = None

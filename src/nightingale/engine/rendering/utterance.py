@@ -186,6 +186,8 @@ class Utterance:
     def _next_block_tokens(self, *, first: bool) -> int:
         """Return the size of the next block; first: the block before it was the first one."""
         largest, defaults = self.profile.largest_block_tokens, self.model.defaults
+        if self.takes_all:  # all tokens that are there when its turn comes: it need not wait for many
+            return self.profile.smallest_block_tokens
         if self._stream.prefers_large_batches:
             return min(FAST_GROWTH * self._block_tokens, LONG_BLOCKS * largest)
         if first and defaults.second_block_tokens is not None and self.profile.first_block_tokens is None:

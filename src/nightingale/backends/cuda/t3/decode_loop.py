@@ -10,9 +10,10 @@ Reference: `HostDecoder` in decoding/host_decoder.py. In float32 a seed gives th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ from nightingale.types import Sampling
 
 PROMPT_STRIDE = 32
 """Prompts are padded to a multiple of this, so that few graphs serve all lengths."""
+COMMON_PROMPTS = (96, 128, 160, 192, 256)
+"""Padded lengths of the conditioning and a sentence."""
 PREFILL_BATCHES = (1, 4)
 """Prompts of one length that are computed together."""
 
@@ -102,17 +105,33 @@ class DecodeLoop:
         self._graphs: graphs.GraphCache[None] = graphs.GraphCache(self.device, plan.mode, reserved=True)
         self._slots: dict[int, tuple[int, bool]] = {}
         """For each slot in use: the most positions it has cached, and whether its sampling sorts."""
+        self._sorting = False
         self._prompts: list[_Prompt] = []
         """Prompts for the next launch, which computes them first, several at a time."""
 
     def capture(self, *, sorting: bool) -> None:
-        """Compile the kernels, and capture the graphs of one utterance; others are captured when first used."""
+        """Compile the kernels, and capture the graphs of one utterance; others are captured when first used, or by
+        `captures`."""
+        self._sorting = sorting
         if self.packed.kernels.loaded is not None:
             with torch.inference_mode(), self._state_preserved(), compiling_ahead() as possible:
                 for slots in (self.plan.slots[0], self.plan.slots[-1]) if possible else ():
                     self._step(*self._views(slots, self.plan.spans[0]), sorting)
         for span in self.plan.spans:
             self._step_graph(self.plan.slots[0], span, sorting)
+
+    def captures(self) -> Iterator[Callable[[], object]]:
+        """Yield functions that capture the graphs of many utterances, for prompts and sentences as they are common.
+
+        They may be called while no slot is in use.
+        """
+        for slots in reversed(self.plan.slots):
+            for span in self.plan.spans[:2]:
+                yield partial(self._step_graph, slots, span, self._sorting)
+        for batch in reversed(PREFILL_BATCHES):
+            for time in COMMON_PROMPTS:
+                if time <= self.capacity:
+                    yield partial(self._prefill_graph, batch, time, 0)
 
     @torch.inference_mode()
     def prefill(self, slot: int, prompt: Tensor, *, sampling: Sampling, seed: int, budget: int) -> None:
