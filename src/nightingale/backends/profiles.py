@@ -215,8 +215,11 @@ def _preference(value: str) -> tuple[Preference, ...]:
 
 
 def _decoder(value: str) -> tuple[Preference, ...]:
-    # On a GPU, or where the kernels cannot run, as in the profile "fast".
-    return (Preference("cpu", value), *FAST.decoder) if value == INT4 else _preference(value)
+    if value == INT4:  # on a GPU, and where the kernels cannot run, as in the profile "fast"
+        return (Preference("cpu", INT4), *FAST.decoder)
+    if value not in ONNX_PRECISIONS:
+        raise _bad("unknown precision", value, ", ".join((INT4, *ONNX_PRECISIONS)), "decoder=int8")
+    return _preference(value)
 
 
 def _slots(value: str) -> int:
