@@ -197,7 +197,7 @@ def for_model(profile: Profile, model: ModelInfo) -> Profile:
     is_gpt2 = isinstance(model.preset.t3.backbone, Gpt2Config)
     if not is_gpt2 and any(preference.precision == INT4 for preference in profile.decoder):
         raise ConfigError(
-            "int4 weights are for models with a GPT-2 backbone",
+            "int4 weights are for models with a GPT-2 backbone, whose steps have one row",
             got=f"decoder=int4 and the model {model.name!r}",
             allowed="decoder=int4 with turbo or nano",
             fix="Leave decoder=int4 out.",

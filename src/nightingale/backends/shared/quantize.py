@@ -59,7 +59,7 @@ def quantize_blocks_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
     parts = weight.float().reshape(*weight.shape[:-1], -1, INT4_BLOCK)
     largest = parts.gather(-1, parts.abs().argmax(-1, keepdim=True))
     scales = (largest / INT4_MIN).half().float()
-    exact = (parts / scales.where(scales != 0, 1.0)).unflatten(-1, (-1, 2, INT4_GROUP))
+    exact = (parts / scales.where(scales != 0, 1.0)).reshape(*parts.shape[:-1], -1, 2, INT4_GROUP)
     low = exact[..., 0, :].round().clamp(INT4_MIN, INT4_MAX)
     offset = (low % 16) / 16
     high = (exact[..., 1, :] - offset).round().clamp(INT4_MIN, INT4_MAX)

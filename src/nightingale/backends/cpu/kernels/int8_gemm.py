@@ -12,7 +12,7 @@ Shapes and layout (k: inputs, blocks = k / QUANT_BLOCK)
     product         (rows, 64) float32            one group of 4 tiles, before bias and activation
 
     Weights of 4 bits have blocks of INT4_BLOCK:
-    w_codes         (n / 16, k / 8, 16, 4)        inputs i … i + 4 in the low halves of bytes, the next in the high
+    w_codes         (n / 16, k / 8, 16, 4) int8   bytes of inputs i + 4 … i + 8, whose low halves are those of i … i + 4
     w_scales        (n / 16, blocks, 16) float16
 
 Pseudo-code of `emit_gemm`, for one group of outputs and 4, 2 or 1 rows
@@ -26,8 +26,8 @@ Why it is fast: with one to four rows the product is bound by reading the weight
 order in which they lie, a quarter of the bytes of float32; a weight that was loaded serves all rows; sums
 stay in registers. Norm and quantization before it, and the activation after it, work on rows that are still
 in the L1 cache. Each row is computed alone, in the same order whatever else is in the batch, so a batch
-gives the same bits as its rows one by one. One instruction makes an int8 number of half a byte: a shift by four
-bits, or a mask. It is 16 times the code, so products are divided by 16 at the end.
+gives the same bits as its rows one by one. Of weights of 4 bits, a byte is one weight as it lies and another one
+after a shift (shared/quantize.py). Both are 16 times as large, so products are divided by 16 at the end.
 """
 
 from __future__ import annotations
@@ -207,8 +207,8 @@ def emit_gemm(
                         total.value = exact.cast(F32).fma(scale, total.value)
         for row, tile, part in registers:
             at = row * GROUP_OUTPUTS + (first + tile) * TILE_OUTPUTS + part * lanes
-            total = totals[row, tile, part].value
-            product[at] = total if bits == 8 else total * (1 / 16)
+            result = totals[row, tile, part].value
+            product[at] = result if bits == 8 else result * (1 / 16)
     return f.ret()
 
 
