@@ -65,7 +65,7 @@ class TiledFormat:
 
     def __init__(self, bits: int = 8) -> None:
         self._signed, self._bits = host_target().signed_weights, bits
-        self.name = f"tiled, bits={bits}, signed={self._signed}"
+        self.name = f"tiled, signed={self._signed}" + (", int4" if bits == 4 else "")
 
     def write(self, config: T3Config, source: TensorSource, file: TensorFileWriter) -> Mapping[str, bytes]:
         is_gpt2 = isinstance(config.backbone, Gpt2Config)
