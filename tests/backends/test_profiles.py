@@ -65,6 +65,8 @@ def test_options_are_read_and_named() -> None:
         ("balanced+flow_steps=²", "flow_steps", "1 to 50"),
         ("balanced+first_block_tokens=4", "first_block_tokens", "5 to 32"),
         ("balanced+first_block_tokens=33", "first_block_tokens", "5 to 32"),
+        ("balanced+decoder=int3", "decoder", "int4, float32, int8, float16, int8-float16"),
+        ("balanced+renderer=int4", "renderer", "float32, int8, float16, int8-float16"),
         ("defaults", "profile", "default, exact, balanced, fast"),
     ],
 )
@@ -83,6 +85,8 @@ def test_a_bad_option_is_refused_with_what_is_allowed(name: str, param: str, all
         ("turbo", "flow_steps=11", "flow_steps", "1 to 10"),
         ("nano", "flow_steps=50", "flow_steps", "1 to 10"),
         ("wren", "flow_steps=3", "flow_steps", "2"),
+        ("wren", "decoder=int4", "decoder", "decoder=int4 with turbo or nano"),
+        ("multilingual", "decoder=int4", "decoder", "decoder=int4 with turbo or nano"),
         ("english", "first_block_tokens=8", "first_block_tokens", "first_block_tokens with stream=block"),
     ],
 )

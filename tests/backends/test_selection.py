@@ -197,6 +197,19 @@ def test_official_models_decode_in_int8_on_a_cpu_that_passes_the_self_test(
     assert chosen(plan("wren", CPU, "default"))[0][0] == "onnx"
 
 
+@pytest.mark.parametrize("name", ["turbo", "nano"])
+def test_int4_is_an_option_of_models_with_one_row_and_else_as_fast(name: str, reasons: Reasons) -> None:
+    reasons(cpu=None)
+    made = plan(name, CPU, "balanced+decoder=int4")
+    assert (chosen(made)[0], made.warnings) == (("cpu", "int4"), [])
+    made = plan(name, H200, "balanced+decoder=int4")
+    assert (chosen(made)[0], made.warnings) == (("cuda", "bfloat16"), [])
+    reasons(cpu="the kernels failed their self-test", onnx=None)
+    made = plan(name, CPU, "balanced+decoder=int4")
+    assert chosen(made)[0] == ("onnx", "int8")
+    assert made.warnings == ["decoder: onnx int8 is used, not cpu int4: the kernels failed their self-test"]
+
+
 @pytest.mark.parametrize("option", ["cache=int8", "keep=50"])
 def test_options_that_need_pytorch_get_it(option: str) -> None:
     for profile in ("balanced", "fast"):

@@ -214,6 +214,14 @@ def _preference(value: str) -> tuple[Preference, ...]:
     return (Preference("onnx", value),)
 
 
+def _decoder(value: str) -> tuple[Preference, ...]:
+    if value == INT4:  # on a GPU, and where the kernels cannot run, as in the profile "fast"
+        return (Preference("cpu", INT4), *FAST.decoder)
+    if value not in ONNX_PRECISIONS:
+        raise _bad("unknown precision", value, ", ".join((INT4, *ONNX_PRECISIONS)), "decoder=int8")
+    return _preference(value)
+
+
 def _slots(value: str) -> int:
     return _whole_number("not a number of slots", value, range(1, 4097), "slots=16")
 
@@ -242,6 +250,8 @@ FIRST_BLOCK_TOKENS: Final = range(5, 33)
 """Fewer tokens would be less than the context that a bidirectional flow renders again with each block."""
 ONNX_PRECISIONS: Final = ("float32", "int8", "float16", "int8-float16")
 """Precisions of the onnx backend. In a renderer, int8 is the flow's and float16 the vocoder's."""
+INT4: Final = "int4"
+"""A precision of the CPU backend's decoder, for models with a GPT-2 backbone."""
 OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "stream": ("stream", _stream),
     "flow_steps": ("flow_steps", _flow_steps),
@@ -251,7 +261,7 @@ OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "memory": ("memory_bytes", _bytes),
     "draft": ("draft", str),
     "slots": ("slots", _slots),
-    "decoder": ("decoder", _preference),
+    "decoder": ("decoder", _decoder),
     "renderer": ("renderer", _preference),
 }
 """Options that may follow a profile's name: the field each sets, and the reader of its value."""

@@ -25,8 +25,9 @@ from nightingale.backends.base import (
     Role,
     Setup,
 )
-from nightingale.backends.profiles import Preference, Profile
+from nightingale.backends.profiles import INT4, Preference, Profile
 from nightingale.errors import ConfigError, DeviceError
+from nightingale.models.chatterbox.t3.config import Gpt2Config
 from nightingale.voices.voice import Voice
 
 FLOAT_PRECISIONS = ("float32", "bfloat16")
@@ -207,6 +208,15 @@ def for_model(profile: Profile, model: ModelInfo) -> Profile:
             allowed="first_block_tokens with stream=block",
             fix="Add stream=block, or leave first_block_tokens out.",
             param="first_block_tokens",
+        )
+    is_gpt2 = isinstance(model.preset.t3.backbone, Gpt2Config)
+    if not is_gpt2 and any(preference.precision == INT4 for preference in profile.decoder):
+        raise ConfigError(
+            "int4 weights are for models with a GPT-2 backbone, whose steps have one row",
+            got=f"decoder=int4 and the model {model.name!r}",
+            allowed="decoder=int4 with turbo or nano",
+            fix="Leave decoder=int4 out.",
+            param="decoder",
         )
     allowed = model.preset.flow.step_counts
     if steps is not None and steps not in allowed:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -49,8 +49,8 @@ MAX_ERROR: Final = 0.06
 """Relative to the standard deviation of the logits: int8 changes 0.02, a missing position 0.15."""
 
 
-def unsupported_reason(config: T3Config) -> str | None:
-    """Return why T3 should not be run by the kernels here, or None if it should.
+def unsupported_reason(config: T3Config, bits: int = 8) -> str | None:
+    """Return why T3 with weights of 8 or 4 bits should not be run by the kernels here, or None if it should.
 
     The first call that gets past the sizes compiles or loads the kernels, and runs the self-test.
     """
@@ -59,7 +59,7 @@ def unsupported_reason(config: T3Config) -> str | None:
     if (head_dim := config.backbone.width // config.backbone.heads) % HEAD_DIM_MULTIPLE:
         return f"its attention heads have {head_dim} channels, not a multiple of {HEAD_DIM_MULTIPLE}"
     missing = capability_checks.missing_package_reason(PACKAGE)
-    return missing or _t3_reason(isinstance(config.backbone, LlamaConfig))
+    return missing or _t3_reason(isinstance(config.backbone, LlamaConfig), bits)
 
 
 @cache
@@ -84,8 +84,10 @@ def vocoder_unsupported_reason(threads: int) -> str | None:
 
 
 @cache
-def _t3_reason(rotary: bool) -> str | None:
-    return _self_test_reason(lambda: t3_test_error(TEST_CONFIGS[rotary]))
+def _t3_reason(rotary: bool, bits: int = 8) -> str | None:
+    return _self_test_reason(
+        lambda: t3_test_error(TEST_CONFIGS[rotary], partial(open_test_runner, bits=bits))
+    )
 
 
 def _self_test_reason(error_of: Callable[[], float], fast_isas: Collection[str] = ()) -> str | None:
@@ -105,16 +107,18 @@ def _self_test_reason(error_of: Callable[[], float], fast_isas: Collection[str] 
     return None
 
 
-def open_test_runner(t3: T3, folder: Path) -> Any:
-    from nightingale.backends.cpu.int8_layout import TiledFormat
+def open_test_runner(t3: T3, folder: Path, bits: int) -> Any:
+    from nightingale.backends.cpu.int8_layout import TiledFormat, round_weights
     from nightingale.backends.cpu.runner import Int8Runner
 
-    packed = pack(t3.config, t3.state_dict(), TiledFormat(), cache_dir=folder, source="self-test")
+    packed = pack(t3.config, t3.state_dict(), TiledFormat(bits), cache_dir=folder, source="self-test")
+    if bits == 4:  # the rounding of the weights is no error of the kernels
+        round_weights(t3, bits)
     return Int8Runner(t3, packed, **TEST_POOL)
 
 
 @torch.inference_mode()
-def t3_test_error(config: T3Config, open_runner: Callable[[T3, Path], Any] = open_test_runner) -> float:
+def t3_test_error(config: T3Config, open_runner: Callable[[T3, Path], Any]) -> float:
     """Return the largest relative error of a small T3's logits, after a prompt and after two tokens."""
     rng = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
@@ -125,9 +129,9 @@ def t3_test_error(config: T3Config, open_runner: Callable[[T3, Path], Any] = ope
             weight.copy_(torch.randn(weight.shape, generator=rng) * gain * config.backbone.width**-0.5)
     prompt = torch.randn(2, 40, config.backbone.width, generator=rng)
     kv_cache = t3.new_kv_cache(rows=2, capacity=48)
-    exact = [t3.next_logits(prompt, kv_cache)]
     with TemporaryDirectory(prefix="nightingale-test-") as folder:
         runner = open_runner(t3, Path(folder))
+        exact = [t3.next_logits(prompt, kv_cache)]
         logits = [torch.from_numpy(runner.prefill_embeddings(0, prompt.numpy()))]
         for position, token in enumerate((7, 4000), 1):
             exact.append(t3.next_logits(t3.embed_speech(torch.full((2, 1), token), position), kv_cache))

@@ -1,4 +1,4 @@
-"""Check and open the int8 decoder and the int8 or bf16 renderer."""
+"""Check and open the int8 or int4 decoder and the int8 or bf16 renderer."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ MAX_VELOCITY_ERROR: Final = 0.05
 left in float32. Random weights of full size have 0.02 to 0.03. Wren's flow has 0.016, and speech judged beside
 float32's was as good (docs/wren.md)."""
 CHECKED_FRAMES: Final = 48
+WEIGHT_BITS: Final = {"int8": 8, "int4": 4}
+"""Bits of T3's weights by precision; the inputs of its products are int8."""
 
 
 def decoder_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
-    if setup.precision != "int8":
-        return f"its decoder computes in int8, not in {setup.precision}"
+    if setup.precision not in WEIGHT_BITS:
+        return f"its decoder has weights in {' or '.join(WEIGHT_BITS)}, not in {setup.precision}"
     if setup.profile.draft:
         return "in int8, several tokens at once may round otherwise than single steps, so no draft is exact"
     if setup.profile.needs_torch_kv_cache:
         return "this profile's KV cache needs T3's layers in PyTorch"
-    return capabilities.unsupported_reason(model.preset.t3)
+    return capabilities.unsupported_reason(model.preset.t3, WEIGHT_BITS[setup.precision])
 
 
 def renderer_unsupported_reason(setup: Setup) -> str | None:
@@ -53,7 +55,8 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     from nightingale.backends.cpu.int8_layout import TiledFormat
     from nightingale.backends.cpu.runner import Int8Runner
 
-    t3, packed = open_packed(source, TiledFormat(), partial(t3_weights, source, "cpu", "float32"))
+    weight_format = TiledFormat(WEIGHT_BITS[setup.precision])
+    t3, packed = open_packed(source, weight_format, partial(t3_weights, source, "cpu", "float32"))
     runner = Int8Runner(t3, packed, **pool_options(source, setup), threads=setup.threads)
     info = source.info
     budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=2)

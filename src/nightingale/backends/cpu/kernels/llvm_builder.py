@@ -101,6 +101,7 @@ class Value:
     __floordiv__ = _binary("udiv", "")
     __mod__ = _binary("urem", "")
     __and__ = _binary("and_", "")
+    __lshift__ = _binary("shl", "")
     __lt__ = _comparison("<")
     __gt__ = _comparison(">")
     __ge__ = _comparison(">=")
