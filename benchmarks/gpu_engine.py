@@ -127,6 +127,11 @@ class EngineBench:
         with open_engine(model, wanted, self.device, max_streams=self.options.max_streams) as tts:
             chosen = {one.role: f"{one.backend.name} {one.precision}" for one in tts.plan.choices}
             ready = f"{chosen}, ready in {time.perf_counter() - started:.1f} s"
+            if self.device.type == "cuda":  # as after the start of a server
+                tts.say(TEXT, seed=1)
+                while tts._worker.preparing:
+                    time.sleep(0.1)
+                ready += f", prepared in {time.perf_counter() - started:.1f} s"
             board.report(f"         {model.name}, {wanted.name}: {ready}")
             yield tts
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from nightingale import TTS
 from nightingale.backends import BACKENDS
-from nightingale.backends.base import Machine, ModelInfo
+from nightingale.backends.base import DEFAULT_SLOTS, Machine, ModelInfo
 from nightingale.backends.profiles import PROFILES, profile_named
-from nightingale.backends.selection import Plan, find_machine, select
+from nightingale.backends.selection import Plan, default_slots, find_machine, select
 from nightingale.cli.commands import app
 from nightingale.engine.load import Model, plan_named
 from nightingale.errors import ConfigError, NightingaleError
@@ -122,9 +122,18 @@ def test_a_problem_of_the_machine_is_logged_once(
 
 def test_the_planned_kv_cache_is_what_is_allocated(tiny_model: Model) -> None:
     with TTS.over(tiny_model, "exact") as tts:
-        assert tts._worker.decoder.runner.kv_bytes == tiny_model.info.kv_cache_bytes(
-            PROFILES["exact"].slots, 4
-        )
+        slots = tts.plan.profile.slots
+        assert slots == DEFAULT_SLOTS
+        assert tts._worker.decoder.runner.kv_bytes == tiny_model.info.kv_cache_bytes(slots, 4)
+
+
+def test_a_gpu_has_as_many_slots_as_a_quarter_of_its_memory_holds() -> None:
+    info = ModelInfo(
+        name="multilingual", preset=PRESETS["multilingual"], defaults=MODEL_DEFAULTS["multilingual"]
+    )
+    slots = {gib: default_slots(info, replace(H200, free_bytes=gib << 30)) for gib in (140, 30, 12, 1)}
+    assert slots[140] == 64
+    assert slots[140] > slots[30] > slots[12] == slots[1] == DEFAULT_SLOTS
 
 
 def test_a_plan_needs_no_weights() -> None:

@@ -52,8 +52,8 @@ class Profile:
     """Percent of the generated positions that stay in the KV cache; the prompt is always kept."""
     memory_bytes: int = 0
     """Limit of the KV cache over all utterances; requests that do not fit wait. 0: limited by slots only."""
-    slots: int = 8
-    """Utterances that are decoded at once."""
+    slots: int | None = None
+    """Utterances that are decoded at once. None: as many as suit the device."""
     queue_limit: int = 64
     """Requests that may wait for a slot."""
     first_block_tokens: int | None = None

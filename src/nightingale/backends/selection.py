@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from nightingale.backends.base import (
+    DEFAULT_SLOTS,
     INSTALL_TORCH,
     Backend,
     Decoder,
@@ -28,6 +30,8 @@ from nightingale.errors import ConfigError, DeviceError
 from nightingale.voices.voice import Voice
 
 FLOAT_PRECISIONS = ("float32", "bfloat16")
+GPU_SLOTS = 64
+"""Utterances that a GPU decodes at once: a step of 64 takes less than three times as long as one alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +141,7 @@ def select(
     """
     by_name = {backend.name: backend for backend in backends}
     profile = for_model(profile, model)
+    profile = replace(profile, slots=profile.slots or default_slots(model, machine))
 
     def choose(role: Role, preferences: Sequence[Preference], fallback: str) -> Choice:
         skipped: list[Skipped] = []
@@ -176,6 +181,15 @@ def select(
         decoder=choose("decoder", decoder, fallback),
         renderer=choose("renderer", profile.renderer, "float32"),
     )
+
+
+def default_slots(model: ModelInfo, machine: Machine) -> int:
+    """Return how many utterances a device decodes at once: on a GPU many, if a quarter of its memory holds them."""
+    slots = GPU_SLOTS if machine.kind == "cuda" else DEFAULT_SLOTS
+    free = math.inf if machine.free_bytes is None else machine.free_bytes
+    while slots > DEFAULT_SLOTS and model.kv_cache_bytes(slots, itemsize=2) > free / 4:
+        slots //= 2
+    return slots
 
 
 def for_model(profile: Profile, model: ModelInfo) -> Profile:

@@ -1,13 +1,15 @@
 """Admission of waiting requests: the next one to start, and the wait of the others.
 
-The caller holds the worker's lock.
+The caller holds the worker's lock, if nothing else is said.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import Final
 
 from nightingale.backends.profiles import Profile
+from nightingale.decoding.kv_budget import KVBudget
 from nightingale.engine.deadlines import deadline_s, demands, left_s
 from nightingale.engine.requests.job import Job
 from nightingale.engine.scheduler import Scheduler
@@ -69,11 +71,18 @@ class Admission:
         scheduler.waiting.appendleft(first)
         return scheduler.can_admit
 
-    @property
-    def unreserved(self) -> int | None:
-        """The first waiting request, if KV cache bytes are limited and those that it needs are not known."""
-        first = next(iter(self._scheduler.waiting), None) if self._scheduler.budget_bytes else None
-        return None if first in self._scheduler.needs_bytes else first
+    def admit(self, lock: threading.Condition, kv_budget: KVBudget) -> tuple[int, int] | None:
+        """Give the next request a slot and return both; None if it must wait. The caller does not hold the lock."""
+        scheduler = self._scheduler
+        with lock:
+            if not self.can_admit():
+                return None
+            first = scheduler.waiting[0]
+        if scheduler.budget_bytes and first not in scheduler.needs_bytes:
+            # Not under the lock: text is segmented here.
+            scheduler.needs_bytes[first] = self._jobs[first].reserved_bytes(kv_budget)
+        with lock:
+            return scheduler.admit()
 
     def wait_s(self, request: int | None = None) -> float:
         """Estimate the time until a request starts, or one that would arrive now."""

@@ -32,6 +32,12 @@ UNKNOWN_STREAMS: Final = 2
 """Streams that may run before the rate is known, which takes a moment."""
 DECODED_S: Final = 0.7
 """Audio that is left to render when all tokens of a stream are decoded, about: its slot is free then."""
+BLOCK_S: Final = 0.01
+"""Time per block of a full batch, before the engine has measured it."""
+LARGE_BATCH: Final = 0.5
+"""The share of the largest batch from which on its time per block is that of a full one."""
+LARGE_BLOCK_S: Final = 2.5
+"""Audio of a block while many streams run, where they are rendered in batches."""
 STEPS: Final = 400
 """Steps of an estimate, from now until all audio is made."""
 
@@ -83,6 +89,12 @@ class Capacity:
     chars_per_s: float = CHARS_PER_S
     whole_segments: bool = False
     """True if segments are rendered whole, not in blocks."""
+    batching: bool = False
+    """True if many blocks are rendered at a time, where a block takes about as long whatever its length."""
+    block_s: float = BLOCK_S
+    """Time per block of a full batch, a running mean."""
+    _rendered_s: float = 0.0
+    """When the last batch was rendered."""
 
     @property
     def rate(self) -> float | None:
@@ -101,10 +113,18 @@ class Capacity:
         if chars:
             self.chars_per_s += WEIGHT * (chars / audio_s - self.chars_per_s)
 
+    def rendered(self, blocks: int, started_s: float, now_s: float, *, share: float) -> None:
+        """Take the time of a batch into the running mean. share: of the largest batch."""
+        took_s, self._rendered_s = now_s - max(started_s, self._rendered_s), now_s
+        if share >= LARGE_BATCH:
+            self.block_s += WEIGHT * (took_s / blocks - self.block_s)
+
     def admits(self, running: Sequence[Demand], left_s: float) -> bool:
         """Return whether a stream with so much audio may start beside those that run."""
         if self.max_streams != "auto":
             return len(running) < self.max_streams
+        if self.batching:  # what few streams reach says nothing about more of them
+            return (len(running) + 1) * self.block_s <= RATE_SHARE * LARGE_BLOCK_S
         rate = self.rate
         if rate is None:
             return len(running) < UNKNOWN_STREAMS

@@ -207,7 +207,8 @@ class TTS:
     def at_once(self) -> int:
         """Requests that one caller may open together: a full set of slots, and as many in the queue. The rest
         of the queue is for other callers."""
-        return self._profile.slots + min(self._profile.slots, self._profile.queue_limit)
+        slots = self._worker.scheduler.slots
+        return slots + min(slots, self._profile.queue_limit)
 
     @show_options
     def stream(self, text: str, **request: Unpack[RequestOptions]) -> Stream:

@@ -14,18 +14,20 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from nightingale.backends.base import Decoder, Renderer, RenderFuture
+from nightingale.backends.base import DEFAULT_SLOTS, Decoder, Renderer, RenderFuture
 from nightingale.backends.profiles import Profile
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.host_decoder import DecodeRow
 from nightingale.decoding.philox import nth_seed
 from nightingale.engine.admission import Admission
+from nightingale.engine.batch_pacing import BatchPacing
 from nightingale.engine.faults import engine_closed, engine_failed
 from nightingale.engine.load import Model
 from nightingale.engine.pacing import Pacing
@@ -37,6 +39,9 @@ from nightingale.engine.session import Session
 from nightingale.engine.stream_capacity import Capacity, MaxStreams
 from nightingale.errors import NightingaleError
 from nightingale.types import Samples
+
+IDLE_S: Final = 0.3
+"""Time without work after which the renderer prepares for other sizes of batches."""
 
 
 class Worker:
@@ -52,22 +57,26 @@ class Worker:
     ) -> None:
         self.model, self.profile, self.decoder, self.renderer = model, profile, decoder, renderer
         self.scheduler = Scheduler(
-            slots=profile.slots, queue_limit=profile.queue_limit, budget_bytes=profile.memory_bytes
+            slots=profile.slots or DEFAULT_SLOTS,
+            queue_limit=profile.queue_limit,
+            budget_bytes=profile.memory_bytes,
         )
         self._jobs: dict[int, Job] = {}
         self._ids = count()
         self._ready: list[int] = []
         """Requests whose next block waits to be rendered."""
-        self._in_flight: deque[tuple[list[BlockRow], RenderFuture]] = deque()
-        self._changed = threading.Condition()
-        self._stopped = False
-        self.capacity = Capacity(max_streams, whole_segments=not profile.in_blocks)
+        self._in_flight: deque[tuple[list[BlockRow], RenderFuture, float]] = deque()
+        """Blocks that are being rendered, and since when."""
+        self._changed, self._stopped, self.preparing = threading.Condition(), False, True
+        """preparing: until the renderer is prepared for all sizes of batches, which it is while there is no work."""
+        batching, in_blocks = renderer.max_batch > 1, profile.in_blocks
+        self.capacity = Capacity(max_streams, whole_segments=not in_blocks, batching=batching)
         # Where blocks are rendered one by one, streams compete for the same cores, T3 included.
-        competing = profile.in_blocks and renderer.max_batch == 1
-        self._max_utterances = 1 if profile.in_blocks else 2
-        """Segments of a request that are in synthesis: one is rendered while the next one is decoded."""
+        competing = in_blocks and not batching
+        self._max_utterances = 1 if in_blocks else 2  # the next segment is decoded while one is rendered
         self._decoded: list[int] = []  # requests whose segment was decoded in this step
-        self._pacing = Pacing(self._jobs, self._changed, self.capacity, competing=competing)
+        pacing = BatchPacing if batching else Pacing
+        self._pacing = pacing(self._jobs, self._changed, self.capacity, renderer, competing=competing)
         self._admission = Admission(self.scheduler, self._jobs, self.capacity, profile, staggered=competing)
         self._thread: threading.Thread | None = None
 
@@ -115,10 +124,15 @@ class Worker:
                 with self._changed:
                     while not self._stopped and not self._has_work():
                         self.capacity.meter.pause()
-                        self._changed.wait()
+                        if not self._changed.wait(IDLE_S if self.preparing else None):
+                            break
                     if self._stopped:
                         return
-                self._step()
+                    idle = not self._has_work()
+                if idle:
+                    self.preparing = self.renderer.prepare()
+                else:
+                    self._step()
         except BaseException as error:  # a fault of the engine itself: no request may wait for ever
             reason = engine_failed(error)
         finally:
@@ -132,15 +146,7 @@ class Worker:
     def _step(self) -> None:
         self._sweep()
         for _ in range(self.decoder.max_prefills):
-            with self._changed:
-                admissible, unreserved = self._admission.can_admit(), self._admission.unreserved
-            if not admissible:
-                break
-            if unreserved is not None:
-                needed = self._jobs[unreserved].reserved_bytes(self.decoder.kv_budget)
-                self.scheduler.needs_bytes[unreserved] = needed
-            with self._changed:
-                admitted = self.scheduler.admit()
+            admitted = self._admission.admit(self._changed, self.decoder.kv_budget)
             if admitted is None:
                 break
             self._guarded(admitted[0], self._start, *admitted)
@@ -194,6 +200,8 @@ class Worker:
         utterance = Utterance(
             self.model, self.profile, segment, asked, seed=seed, stream=stream, stats=timing.drafts
         )
+        if not job.started:
+            utterance.set_first_block(self._pacing.first_block_tokens)
         job.utterances.append(utterance)
         job.started, job.segment = job.started + 1, None
         tokens = self.decoder.prefill(slot, utterance.decoding)
@@ -256,23 +264,16 @@ class Worker:
         alike = [r for r in self._ready if self._utterance(r).batch_key == key]
         requests = alike[: self.renderer.max_batch]
         self._ready = [request for request in self._ready if request not in requests]
-        rows = []
-        for request in requests:
-            job, utterance = self._jobs[request], self._utterance(request)
-            self._pacing.limit_block(job, utterance)
-            block = utterance.take_block(job.session.timing)
-            job.in_flight_s += len(block.tokens) / CLOCKS.token_rate_hz
-            rows.append(BlockRow(request, utterance, block))
+        rows = [self._pacing.take_block(request) for request in requests]
         if len(rows) > 1:
-            try:
+            with suppress(Exception):  # one by one below, to find the request that is at fault
                 return self._submit(rows)
-            except Exception:
-                pass  # one by one below, to find the request that is at fault
         for row in rows:
             self._guarded(row.request, self._submit, [row])
 
     def _submit(self, rows: list[BlockRow]) -> None:
-        self._in_flight.append((rows, self.renderer.render([row.block for row in rows])))
+        started_s = time.perf_counter()
+        self._in_flight.append((rows, self.renderer.render([row.block for row in rows]), started_s))
         for row in rows:  # not sooner: the next cut depends on what was submitted
             self._enqueue_block(row.request)
 
@@ -282,7 +283,8 @@ class Worker:
         return utterance
 
     def _can_render(self) -> bool:
-        return len(self._in_flight) < self._pacing.max_in_flight(self.renderer)
+        ready, in_flight, decoding = len(self._ready), len(self._in_flight), bool(self._rows_to_decode())
+        return self._pacing.may_render(ready, in_flight, decoding=decoding)
 
     def _has_other_work(self) -> bool:
         """Return whether there is something to do before the next audio is ready."""
@@ -298,7 +300,7 @@ class Worker:
     def _deliver(self) -> None:
         """Hand out rendered audio; wait for it only if there is nothing else to do."""
         while self._in_flight:
-            rows, future = self._in_flight[0]
+            rows, future, started_s = self._in_flight[0]
             if not self._wait_for(future):
                 return
             self._in_flight.popleft()
@@ -306,6 +308,7 @@ class Worker:
                 rendered: list[Samples | Exception] = list(future.result())
             except Exception as error:
                 rendered = [error] * len(rows)
+            self._pacing.rendered(len(rows), started_s)
             for row, samples in zip(rows, rendered, strict=True):
                 self._guarded(row.request, self._put, row, samples)
 
@@ -331,9 +334,6 @@ class Worker:
         audio = row.utterance.finish(row.block, samples)
         job.in_flight_s -= len(row.block.tokens) / CLOCKS.token_rate_hz
         self._pacing.pass_on(job, audio, final=row.block.final)
-        with self._changed:
-            streams = sum(bool(one.started) and not one.parked for one in self._jobs.values())
-            self.capacity.meter.add(len(audio), time.perf_counter(), streams=streams)
         if row.block.final:
             job.utterances.popleft()
             self._advance(row.request)

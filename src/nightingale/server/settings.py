@@ -110,7 +110,9 @@ class ServerSettings(BaseSettings):
     insecure: bool = Field(False, description="Allow an address other than loopback without a key.")
     cors: StringList = Field([], description="Origins whose pages may call, such as https://chat.example.")
 
-    slots: int = Field(8, ge=1, le=256, description="Requests that are decoded at the same time.")
+    slots: Annotated[int, Field(ge=1, le=256)] | None = Field(
+        None, description="Requests that are decoded at the same time; default: as many as suit the device."
+    )
     max_streams: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
         description="Requests that are synthesized at once; auto: as many as stay supplied with audio.",

@@ -104,6 +104,7 @@ def test_turbo_does_not_stop_at_its_first_draw() -> None:
     family = family_named("turbo")
     decoder = decoder_of(family)
     decoder.prefill(0, family.prompt(8, 1), sampling=greedy(family), seed=0, budget=5)
+    decoder.compute_prompts()
     with torch.inference_mode():
         decoder.state.logits[0, :, STOP_SPEECH] = 1e4
     tokens = run(decoder, 1, launches=2)[0]
@@ -168,8 +169,24 @@ def test_graphs_are_named_after_their_sizes_and_kernels(family: Family) -> None:
     names = [graph.name for graph in decoder._graphs.values()]
     assert names[0] == "T3 step of 1, 24 positions, library"
     assert len(names) == len(decoder.plan.spans), "those of one utterance; others when they are first used"
-    decoder.prefill(0, family.prompt(9, 1), sampling=family.defaults.sampling, seed=0, budget=5)
-    assert [graph.name for graph in decoder._graphs.values()][-1] == "T3 prompt of 32"
+    for slot in range(2):
+        decoder.prefill(slot, family.prompt(9, slot), sampling=family.defaults.sampling, seed=0, budget=5)
+    decoder.compute_prompts()
+    assert [graph.name for graph in decoder._graphs.values()][-1] == "4 T3 prompts of 32"
+
+
+def test_prompts_of_one_length_are_computed_together_and_as_if_alone(family: Family) -> None:
+    prompts = [family.prompt(length, seed) for seed, length in enumerate([9, 20, 31, 7, 12])]
+    together, alone = decoder_of(family), decoder_of(family)
+    for slot, prompt in enumerate(prompts[: together.plan.slots[-1]]):
+        together.prefill(slot, prompt, sampling=greedy(family), seed=0, budget=5)
+        alone.prefill(slot, prompt, sampling=greedy(family), seed=0, budget=5)
+        alone.compute_prompts()
+    together.compute_prompts()
+    torch.testing.assert_close(together.state.logits, alone.state.logits, rtol=1e-4, atol=1e-4)
+    for (keys, values), (other_keys, other_values) in zip(together._caches, alone._caches, strict=True):
+        torch.testing.assert_close(keys, other_keys, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(values, other_values, rtol=1e-4, atol=1e-4)
 
 
 def test_graphs_without_a_gpu_are_refused() -> None:
@@ -181,7 +198,7 @@ def test_the_host_reads_nothing(family: Family) -> None:
     decoder = decoder_of(family)
     decoder.prefill(0, family.prompt(9, 1), sampling=family.defaults.sampling, seed=0, budget=5)
     caches = [(keys[: decoder.rows], values[: decoder.rows]) for keys, values in decoder._caches]
-    prompt, state, last = family.prompt(9, 1), decoder.state.first(1), torch.tensor([8])
+    prompt, state, last = family.prompt(9, 1), decoder.state.first(1), torch.full((decoder.rows,), 8)
     with torch.no_grad(), HostWatch() as watch:
         decoder._step(state, caches, sorting=True)
         decoder.packed.prefill(prompt, last, caches, torch.arange(decoder.rows))

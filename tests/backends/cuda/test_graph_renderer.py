@@ -56,6 +56,7 @@ class WindowedRenderer(TorchRenderer):
     def open(self, voice: Voice, *, seed: int) -> Any:
         stream = super().open(voice, seed=seed)
         stream.mel = WindowStream(self._flow, voice, seed=seed)  # type: ignore[assignment]
+        stream.prefers_large_batches = True
         return stream
 
 

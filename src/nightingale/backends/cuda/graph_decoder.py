@@ -87,7 +87,7 @@ def _checked(tokens: list[int]) -> Tokens:
 
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     """Open T3 on the GPU; the graphs of one utterance are captured now."""
-    info, slots = source.info, setup.profile.slots
+    info, slots = source.info, setup.slots
     t3 = t3_weights(source, setup.machine.device, setup.precision, owned=True)
     buckets = tuple(2**n for n in range(slots.bit_length()) if 2**n < slots)
     loop = DecodeLoop(

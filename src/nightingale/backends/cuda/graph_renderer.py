@@ -16,9 +16,10 @@ Reference: `render_mel` in backends/torch/mel_stream.py and `SampleStream` give 
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 
 import numpy as np
 import torch
@@ -33,7 +34,13 @@ from nightingale.backends.base import (
     RenderFuture,
     Setup,
 )
-from nightingale.backends.cuda.bucketed_vocoder import EMPTY_WINDOW, BucketedVocoder, VocoderWindows, Window
+from nightingale.backends.cuda.bucketed_vocoder import (
+    BATCHES,
+    EMPTY_WINDOW,
+    BucketedVocoder,
+    VocoderWindows,
+    Window,
+)
 from nightingale.backends.cuda.flow.flow_steps import FRAMES, FlowSteps
 from nightingale.backends.cuda.flow.flow_windows import FlowWindow, FlowWindows, VoicePrompt
 from nightingale.backends.cuda.graphs import RENDER_PRIORITY, HostCopy, copy_async, reserve_stream
@@ -55,6 +62,12 @@ MAX_BATCH = 16
 """Blocks that are rendered together, at most: the next ones need not wait long."""
 CONTEXT_TOKENS = 25
 """Tokens before a block that are rendered again with it, as its left context."""
+FIRST_BLOCK_TOKENS, MANY_MULTIPROCESSORS = 5, 100
+"""Tokens of a first block on a large GPU, which has the next block long before they have been played."""
+PROMPT_TOKENS = 250
+"""Tokens of a prompt of ten seconds, which most voices have."""
+PREPARED_TOKENS = 153
+"""The longest window, without its prompt, whose graphs are captured before it occurs."""
 PROMPT_BYTES = 64 << 20
 """Limit of the voices' prompts on the GPU, which take 0.2 MB each."""
 
@@ -130,6 +143,9 @@ class CudaGraphRenderer:
         steps = FlowSteps(flow, precision=DTYPES.get(setup.precision))  # None: that of the weights
         self._flow, self._device = FlowWindows(steps), steps.device
         self._windows = VocoderWindows(BucketedVocoder(hift))
+        self._sizes = self._prepared_sizes(setup)
+        fast = self._device.type != "cuda" or _multiprocessors(self._device) >= MANY_MULTIPROCESSORS
+        self._first_block_tokens = FIRST_BLOCK_TOKENS if fast else None
         self._stream: torch.cuda.Stream | None = None
         if self._device.type == "cuda":
             self._stream = reserve_stream(self._device, RENDER_PRIORITY, self)
@@ -145,7 +161,9 @@ class CudaGraphRenderer:
         with self._on_stream():
             prompt = self._prompts.get(voice.content_hash, lambda: self._flow.prompt(voice))
             phase = copy_async(harmonic_phase(self._hift, seed)[0], self._device)
-        return CudaRenderStream(prompt, seed=seed, phase=phase, whole=self._whole)
+        stream = CudaRenderStream(prompt, seed=seed, phase=phase, whole=self._whole)
+        stream.first_block_tokens = self._first_block_tokens
+        return stream
 
     def render(self, blocks: Sequence[Block]) -> RenderFuture:
         first = blocks[0]
@@ -160,6 +178,33 @@ class CudaGraphRenderer:
         return finished
 
     def decoder_busy(self, busy: bool) -> None: ...
+
+    def prepare(self) -> bool:
+        """Capture the graphs of one more size: a capture takes a tenth of a second, too long for a listener."""
+        with suppress(StopIteration), torch.inference_mode(), self._on_stream():
+            next(self._sizes)()
+            return True
+        return False
+
+    def _prepared_sizes(self, setup: Setup) -> Iterator[Callable[[], object]]:
+        """Yield functions that capture the graphs of batches, the largest first, of prompts like the voice's."""
+        bands, prompt_tokens = self._flow.steps.flow.config.mel_bands, PROMPT_TOKENS
+        if setup.voice is not None:
+            prompt_tokens = len(setup.voice.flow_prompt_ids)
+        zeros = torch.zeros(FRAMES * prompt_tokens, bands, device=self._device)
+        prompt = VoicePrompt(ids=(0,) * prompt_tokens, mel=zeros, speaker=zeros[0])
+        for batch in reversed([size for size in BATCHES if size <= setup.slots]):
+            for frames in self._windows.vocoder.frames:
+                tokens = (frames - self._windows.extrapolated) // FRAMES
+                if tokens <= PREPARED_TOKENS:
+                    yield partial(self._render_silence, prompt, batch, tokens)
+        yield from self._flow.captures(FRAMES * prompt_tokens)
+
+    def _render_silence(self, prompt: VoicePrompt, batch: int, tokens: int) -> None:
+        phase = torch.zeros(self._hift.harmonics, 1, device=self._device)
+        streams = [CudaRenderStream(prompt, seed=0, phase=phase, whole=self._whole) for _ in range(batch)]
+        ids = [0] * (tokens + LOOKAHEAD_TOKENS)
+        self.launch([Block(stream=one, tokens=ids, first=True, final=False, alone=False) for one in streams])
 
     def close(self) -> None: ...
 
@@ -194,6 +239,10 @@ class CudaGraphRenderer:
 
     def _on_stream(self) -> AbstractContextManager[object]:
         return nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _flow_window(block: Block) -> FlowWindow:

@@ -85,7 +85,7 @@ def _open_runner(source: ModelSource, setup: Setup, threads: int) -> tuple[OnnxR
             embeddings,
             graph,
             threads=threads,
-            slots=profile.slots,
+            slots=setup.slots,
             rows_per_slot=info.rows_per_slot,
             capacity=info.max_positions,
             batched=profile.batched,

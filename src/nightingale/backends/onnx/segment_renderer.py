@@ -47,6 +47,9 @@ class SegmentRenderer:
 
     def decoder_busy(self, busy: bool) -> None: ...
 
+    def prepare(self) -> bool:
+        return False
+
     def close(self) -> None: ...
 
     def _samples(self, block: Block) -> Samples:

@@ -13,7 +13,7 @@ The encoder runs in buckets of (windows, tokens), padded and masked; the estimat
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +112,11 @@ class FlowWindows:
         for batch in self._batches(windows):
             mels += self._render(batch)
         return mels
+
+    def captures(self, shortest: int) -> Iterator[Callable[[], object]]:
+        """Yield functions that capture the graphs of batches from so many frames on, up to the largest."""
+        if (estimator := self.kernels.loaded) is not None:
+            yield from estimator.captures(shortest, MAX_ROWS)
 
     def _batches(self, windows: Sequence[FlowWindow]) -> list[Sequence[FlowWindow]]:
         """Divide windows into batches of about equal size that are not too large for the graphs."""

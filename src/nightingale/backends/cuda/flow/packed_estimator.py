@@ -8,10 +8,12 @@ has a few hundred kernels, is captured in a moment, and is replayed once per ste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nightingale.backends.cuda.flow import flow_kernels as kernels
@@ -115,6 +117,15 @@ class PackedEstimator:
                 tables = self._tables(Rows([0], bucket), [bucket], bucket)
                 self._step(x, inputs, tables, torch.zeros(1, dtype=torch.int64, device=steps.device))
 
+    def captures(self, least: int, most: int) -> Iterator[Callable[[], object]]:
+        """Yield functions that capture the graphs of so many rows which do not exist yet."""
+        rows, bands = row_bucket(least), self.steps.flow.config.mel_bands
+        while rows <= most:
+            if rows not in self._graphs:
+                yield partial(self._capture, rows, bands)
+            rows = row_bucket(rows + 1)
+
+    @torch.inference_mode()
     def _capture(self, bucket: int, bands: int) -> None:
         rows = self.steps.rows * bucket
         inputs = {
@@ -139,10 +150,11 @@ class PackedEstimator:
 
     def _step(self, x: Tensor, inputs: Tensor, tables: Tensor, step: Tensor) -> Tensor:
         """Move x (rows, bands) by one step, in place: the function that is captured."""
-        time = self._times.index_select(0, step)[0]
+        # An embedding, because index_select of one long row takes ten times as long.
+        time = F.embedding(step, self._times.flatten(1)).view(self._times.shape[1:])
         starts, ends = tables.T.contiguous()
         velocity = self._velocity(inputs, time, _Tables(starts, ends))
-        _euler(x, velocity, self._widths.index_select(0, step), inputs, guided=self.steps.guided)
+        _euler(x, velocity, F.embedding(step, self._widths[:, None]), inputs, guided=self.steps.guided)
         step.add_(1).remainder_(self.steps.count)
         return x
 
@@ -231,9 +243,11 @@ def conv_tile(rows: int, outputs: int, *, normed: bool, wide: bool) -> Tile:
     return Tile(64, 64 if rows < MANY_ROWS else 128, 64, warps=4)
 
 
-def attention_tile(*, wide: bool) -> Tile:
-    """Return the tiles of attention: the rows of queries are TILE; `inputs` are the keys of a block."""
-    return Tile(TILE, 0, 32 if wide else 64, warps=4)
+def attention_tile(rows: int, *, wide: bool) -> Tile:
+    """Return the tiles of attention: `rows` are those of queries, `inputs` the keys of a block."""
+    if wide:
+        return Tile(TILE, 0, 32, warps=4)
+    return Tile(TILE, 0, 128, warps=4, stages=2) if rows < MANY_ROWS else Tile(TILE, 0, 64, warps=4)
 
 
 def _block(inputs: int, wanted: int) -> int:
@@ -338,11 +352,11 @@ def _attend(qkv: Tensor, heads: int, tables: _Tables) -> Tensor:
     """Attend within each window: (rows, 3 · inner) -> (rows, inner)."""
     rows, inner = len(qkv), qkv.shape[1] // 3
     out = torch.empty(rows, inner, dtype=qkv.dtype, device=qkv.device)
-    tile = attention_tile(wide=qkv.dtype == torch.float32)
+    tile = attention_tile(rows, wide=qkv.dtype == torch.float32)
     launch(
-        kernels._attend_kernel, (rows // TILE, heads),
+        kernels._attend_kernel, (rows // tile.rows, heads),
         qkv, tables.starts, tables.ends, out, (inner // heads) ** -0.5 * LOG2_E,
-        HEADS=heads, WIDTH=inner // heads, BQ=TILE, BK=tile.inputs, PRECISION=_precision(qkv),
+        HEADS=heads, WIDTH=inner // heads, BQ=tile.rows, BK=tile.inputs, TILE=TILE, PRECISION=_precision(qkv),
         num_warps=tile.warps, num_stages=tile.stages, **_pdl(qkv),
     )  # fmt: skip
     return out

@@ -80,7 +80,7 @@ class PackedT3:
         return self._logits(self._layers(x[:, None], lengths[:, None], caches, attend)[:, 0])
 
     def prefill(self, x: Tensor, last: Tensor, caches: KVCaches, rows: Tensor) -> Tensor:
-        """Fill the caches' `rows` with a prompt (rows, time, width); return the logits after `last` (1,).
+        """Fill the caches' `rows` with prompts (rows, time, width); return the logits after `last` (rows,).
 
         Positions after `last` are padding: no position before them attends to them, and decode steps
         overwrite them.
@@ -94,7 +94,7 @@ class PackedT3:
 
         positions = torch.arange(time, device=x.device)[None]
         x = self._layers(self._add_positions(x, positions), positions, caches, attend)
-        return self._logits(x.index_select(1, last)[:, 0])
+        return self._logits(x[torch.arange(len(x), device=x.device), last])
 
     def _layers(self, x: Tensor, positions: Tensor, caches: KVCaches, attend: Attention) -> Tensor:
         """Apply all layers to x (rows, time, width) at positions (rows or 1, time)."""
