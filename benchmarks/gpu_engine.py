@@ -32,7 +32,7 @@ import gc
 import statistics
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from fnmatch import fnmatch
 from functools import partial
@@ -70,14 +70,14 @@ from nightingale_lab.random_models import random_model, random_voice
 ORDER = (
     ("multilingual", ("upstream",)),
     ("turbo", ("upstream",)),
-    ("multilingual", ("alone", "default", "block", "segment", "capacity")),
-    ("turbo", ("alone", "default", "capacity")),
+    ("multilingual", ("alone", "block", "capacity", "default", "segment")),
+    ("turbo", ("alone", "capacity", "default")),
     ("multilingual", ("load", "poisson")),
-    ("turbo", ("block", "segment", "poisson", "load")),
+    ("turbo", ("block", "poisson", "segment", "load")),
 )
-"""Parts with goals first; a family's model is made once per line."""
+"""Parts with goals first. A family's model is made once per line, and an engine once for parts in a row."""
 MOST = {"multilingual": 160, "turbo": 320}
-"""The most listeners that the search of the capacity tries; as many slots are opened."""
+"""The most listeners that the search of the capacity tries."""
 START = {"multilingual": 32, "turbo": 96}
 
 
@@ -90,6 +90,7 @@ class EngineBench:
         self.rounds = 1 if options.tiny else 5
         self.first_audio_rounds = 2 if options.tiny else 20
         self.packages: UpstreamPackages | None = None
+        self._engine: tuple[tuple[str, str | None], TTS, ExitStack] | None = None
         self._model: Model | None = None
 
     def summary(self) -> dict[str, Any]:
@@ -99,10 +100,14 @@ class EngineBench:
     def model(self, family: str) -> Model:
         """Return the model of a family. One is held at a time, so that its memory can be measured."""
         if self._model is None or self._model.name != family:
-            self._model = None
-            self._empty_cache()
+            self.drop_model()
             self._model = self._random(family)
         return self._model
+
+    def drop_model(self) -> None:
+        self.close_engine()
+        self._model = None
+        self._empty_cache()
 
     def _random(self, family: str, networks: Any = None) -> Model:
         return random_model(
@@ -113,14 +118,30 @@ class EngineBench:
         gc.collect()  # engines hold their graphs in cycles
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def reset_peak_memory(self) -> None:
+        if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
 
     @contextmanager
-    def engine(
-        self, model: Model, profile: str | None = None, *, stream: str | None = None, slots: int | None = None
-    ) -> Iterator[TTS]:
-        """Open an engine as a server would: it admits as many listeners as it can keep supplied."""
-        spelled = with_options(profile, {"stream": stream, "slots": slots})
+    def engine(self, model: Model, profile: str | None = None, *, stream: str | None = None) -> Iterator[TTS]:
+        """Open an engine as a server would, or go on with the one that is open."""
+        spelled = with_options(profile, {"stream": stream})
+        if self._engine is None or self._engine[0] != (model.name, spelled):
+            self.close_engine()
+            opened = ExitStack()
+            tts = opened.enter_context(self._opened(model, spelled))
+            self._engine = (model.name, spelled), tts, opened
+        self.reset_peak_memory()
+        yield self._engine[1]
+
+    def close_engine(self) -> None:
+        if self._engine is not None:
+            self._engine[2].close()
+        self._engine = None
+
+    @contextmanager
+    def _opened(self, model: Model, spelled: str | None) -> Iterator[TTS]:
         wanted = replace(profile_named(spelled, default=model.defaults.profile), queue_limit=1024)
         self._empty_cache()
         started = time.perf_counter()
@@ -137,8 +158,7 @@ class EngineBench:
 
     def upstream(self, family: str) -> None:
         """Time a sentence of upstream's, and compare greedy tokens in float32 from the same weights."""
-        self._model = None
-        self._empty_cache()
+        self.drop_model()
         model, theirs = self._random(family), None
         if self.options.upstream:
             self.packages = self.packages or UpstreamPackages(self.options.upstream)
@@ -180,6 +200,8 @@ class EngineBench:
 
     def step_ms(self, tts: TTS) -> float:
         """Return the time of one T3 step in the engine's own decoder for one stream, sampling included."""
+        while tts._worker._has_work():  # the last listener has left, and the worker may not have noticed
+            time.sleep(0.01)
         decoder = tts._worker.decoder._loop  # type: ignore[attr-defined]
         width, length = decoder.t3.config.backbone.width, 8 if self.options.tiny else 96
         prompt = 0.02 * torch.randn(decoder.rows, length, width)
@@ -217,7 +239,7 @@ class EngineBench:
 
     def alone(self, family: str) -> None:
         name, rows = f"{family}, fast", self.board.rows
-        with self.engine(self.model(family), "fast", stream="block", slots=4) as tts:
+        with self.engine(self.model(family), "fast", stream="block") as tts:
             self.board.checks[f"{name}: tokens of a sentence"] = tts.say(TEXT, seed=1).metrics.tokens
             self.repeats(name, tts)
             self.sentence(name, tts)
@@ -267,7 +289,7 @@ class EngineBench:
         model, rows = self.model(family), self.board.rows
         own = model.default_voice
         assert own is not None
-        with self.engine(model, "fast", stream=stream, slots=self.listeners) as tts:
+        with self.engine(model, "fast", stream=stream) as tts:
             targets = VoiceTargets(tts, [own])
             counts = {"own voices": self.listeners} | ({"one voice": 1} if stream == "block" else {})
             if stream == "block":
@@ -294,7 +316,7 @@ class EngineBench:
         assert model.default_voice is not None
         known = self.board.rows.get(f"{family}: most listeners, together")
         start = 2 if self.options.tiny else int(known or START[family])
-        with self.engine(model, "fast", stream="block", slots=most) as tts:
+        with self.engine(model, "fast", stream="block") as tts:
             targets = VoiceTargets(tts, [model.default_voice])
 
             def measure(listeners: int) -> dict[str, Any]:
@@ -312,8 +334,7 @@ class EngineBench:
         self.board.found[f"{family}: capacity, {arrivals}"] = found
 
     def load(self, family: str) -> None:
-        self._model = None
-        self._empty_cache()
+        self.drop_model()
         for run, found in zip(("first", "again"), load_times(family, self.options), strict=True):
             self.board.rows[f"{family}: files to loaded, {run}, s"] = found["load_s"]
             self.board.rows[f"{family}: files to first audio, {run}, s"] = found["load_to_first_audio_s"]
@@ -356,6 +377,7 @@ def main(arguments: list[str] | None = None) -> None:
             part = f"{family}/{name}"
             if any(fnmatch(part, pattern.strip()) for pattern in wanted):
                 shown.part(part, partial(bench.part, family, name))
+    bench.close_engine()
     shown.finish("gpu_engine", gpu_goals.rendered(bench.summary()["table"]))
 
 

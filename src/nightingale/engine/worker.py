@@ -63,8 +63,7 @@ class Worker:
         )
         self._jobs: dict[int, Job] = {}
         self._ids = count()
-        self._ready: list[int] = []
-        """Requests whose next block waits to be rendered."""
+        self._ready: list[int] = []  # requests whose next block waits to be rendered
         self._in_flight: deque[tuple[list[BlockRow], RenderFuture, float]] = deque()
         """Blocks that are being rendered, and since when."""
         self._changed, self._stopped, self.preparing = threading.Condition(), False, True
@@ -120,11 +119,12 @@ class Worker:
         reason = engine_closed()
         try:
             self.decoder.start()
+            idle = False
             while True:
                 with self._changed:
                     while not self._stopped and not self._has_work():
                         self.capacity.meter.pause()
-                        if not self._changed.wait(IDLE_S if self.preparing else None):
+                        if not self._changed.wait((0.0 if idle else IDLE_S) if self.preparing else None):
                             break
                     if self._stopped:
                         return

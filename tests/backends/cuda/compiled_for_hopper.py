@@ -17,10 +17,13 @@ from triton.runtime.jit import JITFunction
 from nightingale.backends.cuda import random_kernels
 from nightingale.backends.cuda.flow import packed_estimator
 from nightingale.backends.cuda.flow.flow_steps import FlowSteps
+from nightingale.backends.cuda.hift import packed_hift
 from nightingale.backends.cuda.t3 import sampling_kernels, t3_kernels
 from nightingale.backends.cuda.t3.batched_sampling import DecodeState
 from nightingale.backends.cuda.triton_support import Tuning
 from nightingale.backends.shared.paged_attention import paged_attention
+from nightingale.models.chatterbox.hift.config import HiftConfig
+from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.layers.kv_blocks import KVBlockLayout, KVBlockPool
@@ -92,9 +95,18 @@ def compile_flow() -> None:
     packed_estimator.PackedEstimator(steps, "eager").compile()
 
 
+def compile_hift() -> None:
+    hift = fill(Hift(HiftConfig()))
+    for dtype in (torch.float16, torch.float32):
+        packed = packed_hift.PackedHift(hift, dtype)
+        del packed._stages[1:]  # the first and widest one has all kinds of launches
+        packed.compile(16, 204)
+
+
 if __name__ == "__main__":
     driver.set_active(Hopper())
     JITFunction.run = compile_only
+    packed_hift.supports_pdl = lambda _: True
     packed_estimator._pdl = lambda _: {"PDL": True, "launch_pdl": True}
     with torch.inference_mode():
         compile_random()
@@ -102,3 +114,4 @@ if __name__ == "__main__":
         compile_t3()
         compile_paged_attention()
         compile_flow()
+        compile_hift()

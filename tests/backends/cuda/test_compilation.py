@@ -19,9 +19,10 @@ KERNELS = {
     "_swiglu_kernel": 1,
     "_conv_kernel": 2 * 9,
     "_euler_kernel": 2,
+    "_hift_conv_kernel": 2 * (1 + 14 + 1),
 }
 """Launches of each kernel, in T3, the sampler, paged attention and one step of a small guided flow with
-few and with many rows."""
+few and with many rows, and one stage of HiFT in float16 and in float32."""
 
 
 def test_every_kernel_compiles_for_a_hopper_gpu() -> None:

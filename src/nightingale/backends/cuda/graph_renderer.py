@@ -140,9 +140,10 @@ class CudaGraphRenderer:
         self._whole, self._hift = not setup.profile.in_blocks, hift.config
         self._prompts: BytesLRU[str, VoicePrompt] = BytesLRU(PROMPT_BYTES)
         flow = flow.with_steps(setup.profile.flow_steps)
-        steps = FlowSteps(flow, precision=DTYPES.get(setup.precision))  # None: that of the weights
+        precision = DTYPES.get(setup.precision)  # None: that of the weights
+        steps = FlowSteps(flow, precision=precision)
         self._flow, self._device = FlowWindows(steps), steps.device
-        self._windows = VocoderWindows(BucketedVocoder(hift))
+        self._windows = VocoderWindows(BucketedVocoder(hift, precision=precision))
         self._sizes = self._prepared_sizes(setup)
         fast = self._device.type != "cuda" or _multiprocessors(self._device) >= MANY_MULTIPROCESSORS
         self._first_block_tokens = FIRST_BLOCK_TOKENS if fast else None
