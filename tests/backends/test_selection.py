@@ -127,13 +127,11 @@ def test_the_planned_kv_cache_is_what_is_allocated(tiny_model: Model) -> None:
         assert tts._worker.decoder.runner.kv_bytes == tiny_model.info.kv_cache_bytes(slots, 4)
 
 
-def test_a_gpu_has_as_many_slots_as_a_quarter_of_its_memory_holds() -> None:
-    info = ModelInfo(
-        name="multilingual", preset=PRESETS["multilingual"], defaults=MODEL_DEFAULTS["multilingual"]
-    )
-    slots = {gib: default_slots(info, replace(H200, free_bytes=gib << 30)) for gib in (140, 30, 12, 1)}
-    assert slots[140] == 64
-    assert slots[140] > slots[30] > slots[12] == slots[1] == DEFAULT_SLOTS
+@pytest.mark.parametrize(("name", "slots"), [("multilingual", (64, 16, 8)), ("turbo", (128, 32, 8))])
+def test_a_gpu_has_as_many_slots_as_its_memory_holds(name: str, slots: tuple[int, ...]) -> None:
+    info = ModelInfo(name=name, preset=PRESETS[name], defaults=MODEL_DEFAULTS[name])
+    machines = [replace(H200, free_bytes=gib << 30) for gib in (140, 40, 1)]
+    assert tuple(default_slots(info, machine) for machine in machines) == slots
 
 
 def test_a_plan_needs_no_weights() -> None:

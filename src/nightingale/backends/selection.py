@@ -30,8 +30,9 @@ from nightingale.errors import ConfigError, DeviceError
 from nightingale.voices.voice import Voice
 
 FLOAT_PRECISIONS = ("float32", "bfloat16")
-GPU_SLOTS = 64
-"""Utterances that a GPU decodes at once: a step of 64 takes less than three times as long as one alone."""
+GPU_SLOTS, GPU_SLOTS_SHARE = 128, 1 / 5
+"""Utterances that a GPU decodes at once, and the share of its free memory that they may take: a step of 64 takes
+less than three times as long as one alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,10 +185,10 @@ def select(
 
 
 def default_slots(model: ModelInfo, machine: Machine) -> int:
-    """Return how many utterances a device decodes at once: on a GPU many, if a quarter of its memory holds them."""
+    """Return how many utterances a device decodes at once: on a GPU many, if it has the memory for them."""
     slots = GPU_SLOTS if machine.kind == "cuda" else DEFAULT_SLOTS
     free = math.inf if machine.free_bytes is None else machine.free_bytes
-    while slots > DEFAULT_SLOTS and model.kv_cache_bytes(slots, itemsize=2) > free / 4:
+    while slots > DEFAULT_SLOTS and model.kv_cache_bytes(slots, itemsize=2) > GPU_SLOTS_SHARE * free:
         slots //= 2
     return slots
 

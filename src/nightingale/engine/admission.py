@@ -29,12 +29,11 @@ class Admission:
         jobs: dict[int, Job],
         capacity: Capacity,
         profile: Profile,
-        *,
-        staggered: bool,
+        most_starting: int | None,
     ) -> None:
-        """staggered: each stream starts after the first block of the one before it."""
+        """most_starting: streams that may wait for their first blocks at the same time; None: any number."""
         self._scheduler, self._jobs, self._capacity, self._profile = scheduler, jobs, capacity, profile
-        self._staggered = staggered
+        self._most_starting = most_starting
 
     def submit(self, request: int) -> None:
         """Queue a new request; raise QueueFull if too many are waiting or stalled."""
@@ -104,7 +103,8 @@ class Admission:
         plays = first.session.plays or any(job.session.plays for job in jobs.values() if job.started)
         if capacity.max_streams == "auto" and not (plays and self._profile.batched):
             return False
-        if self._staggered and any(jobs[request].is_new for request in self._scheduler.running):
+        starting = sum(jobs[request].is_new for request in self._scheduler.running)
+        if self._most_starting is not None and starting >= self._most_starting:
             return True
         return not capacity.admits(demands(jobs.values(), capacity), left_s(first, capacity))
 

@@ -22,12 +22,29 @@ MARGIN: Final = 1.15
 """Rendering is expected to take this much longer than the measured time per block says."""
 WAIT_S: Final = 0.1
 """The longest time that blocks wait for the first blocks of streams that start now, about."""
+DECODE_S: Final = 0.3
+"""Time for the tokens of the next blocks of all streams, about."""
 LARGEST_FIRST_BLOCK: Final = 32
 """Tokens of a first block that others wait for, at most."""
 
 
 class BatchPacing(Pacing):
     """Decisions about a worker's requests whose blocks are rendered in batches."""
+
+    @property
+    def most_starting(self) -> int | None:
+        """Two batches: while one is rendered, the next one is decoded, and the first one does not wait for all."""
+        return None if self._capacity.whole_segments else 2 * self._renderer.max_batch
+
+    def rows_to_decode(self, rows: list[int], ready: Sequence[int]) -> list[int]:
+        """Leave the GPU to first blocks that wait to be rendered, while all who play have enough audio."""
+        jobs = self._snapshot()
+        if any(jobs[request].is_new for request in rows) or not any(
+            jobs[request].is_new for request in ready
+        ):
+            return rows
+        enough_s = time.perf_counter() + DECODE_S + 2 * self._renderer.max_batch * self._capacity.block_s
+        return rows if any(self._deadline_s(jobs[request]) < enough_s for request in rows) else []
 
     def may_render(self, ready: int, in_flight: int, *, decoding: bool) -> bool:
         """Let a batch that is not full wait for blocks that are about to come, unless a listener would be late.

@@ -37,6 +37,11 @@ class Pacing:
         self._jobs, self._lock, self._capacity, self._renderer = jobs, lock, capacity, renderer
         self._competing = competing
 
+    @property
+    def most_starting(self) -> int | None:
+        """Streams that may wait for their first blocks at the same time; None: any number."""
+        return 1 if self._competing else None
+
     def _snapshot(self) -> dict[int, Job]:
         with self._lock:
             return dict(self._jobs)

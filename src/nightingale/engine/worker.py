@@ -2,9 +2,8 @@
 
     admit waiting requests · decode a step · render blocks that are ready · deliver rendered audio
 
-Rendering one block a step keeps all decoders busy while a block is rendered. A renderer that takes batches, or
-runs beside the decoder, is given several blocks and not waited for while there is something to decode, such as
-the next segment. An error in one request ends that request alone.
+A renderer that takes batches, or runs beside the decoder, is given several blocks and not waited for while
+there is something to decode, such as the next segment. An error in one request ends that request alone.
 """
 
 from __future__ import annotations
@@ -76,7 +75,8 @@ class Worker:
         self._decoded: list[int] = []  # requests whose segment was decoded in this step
         pacing = BatchPacing if batching else Pacing
         self._pacing = pacing(self._jobs, self._changed, self.capacity, renderer, competing=competing)
-        self._admission = Admission(self.scheduler, self._jobs, self.capacity, profile, staggered=competing)
+        starting = self._pacing.most_starting
+        self._admission = Admission(self.scheduler, self._jobs, self.capacity, profile, starting)
         self._thread: threading.Thread | None = None
 
     def submit(self, session: Session, segments: SegmentQueue, *, chars: int | None = None) -> None:

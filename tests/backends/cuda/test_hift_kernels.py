@@ -6,6 +6,7 @@ With a GPU they are compiled; without one they run in Triton's interpreter.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -36,14 +37,16 @@ def render(vocoder: BucketedVocoder, mel: Tensor, frames: list[int]) -> Tensor:
     return samples.clone()
 
 
-def both(config: HiftConfig, frames: list[int], bucket: int, **options: torch.dtype) -> tuple[Tensor, Tensor]:
+def both(
+    config: HiftConfig, frames: list[int], bucket: int, precision: torch.dtype | None = None
+) -> tuple[Tensor, Tensor]:
     """Return samples by the kernels and by library calls."""
     hift = fill(Hift(config)).to(DEVICE)
     mel = gaussian((len(frames), 80, max(frames)), 1).to(DEVICE)
-    given = {"batches": (len(frames) + 1,), "frames": (bucket,)}
+    given: dict[str, Any] = {"batches": (len(frames) + 1,), "frames": (bucket,)}
     # Left alone, cuDNN rounds inputs to ten bits, and so would the kernels.
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        triton = BucketedVocoder(hift, kernels="triton", **given, **options)
+        triton = BucketedVocoder(hift, kernels="triton", **given, precision=precision)
         ours = render(triton, mel, frames)
         theirs = render(BucketedVocoder(hift, kernels="library", **given), mel, frames)
     assert theirs.abs().max() > 0.05
@@ -56,7 +59,7 @@ def large_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     from nightingale.backends.cuda.hift import packed_hift
 
     if not CUDA:
-        monkeypatch.setattr(packed_hift, "TILES", (packed_hift.Tile(128, 64, 64, warps=4),))
+        monkeypatch.setattr(packed_hift, "TILES", (packed_hift.ConvTile(128, 64, 64, warps=4),))
 
 
 @pytest.mark.usefixtures("large_tiles")
@@ -75,12 +78,12 @@ def test_float16_costs_what_tf32_costs() -> None:
 
 
 def test_snake_is_accurate_for_large_arguments() -> None:
-    from nightingale.backends.cuda.hift.packed_hift import Layer, _Convolutions
+    from nightingale.backends.cuda.hift.packed_hift import PackedConv, _Convolutions
 
     rows, alpha = 64, 1000.0
     x = torch.linspace(-6, 6, rows * 16, device=DEVICE).view(1, 1, rows, 16)
     table = torch.tensor([[0, 1, 0]], dtype=torch.int32, device=DEVICE)
-    identity = Layer(torch.eye(16, device=DEVICE)[None], torch.zeros(1, 16, device=DEVICE), table)
+    identity = PackedConv(torch.eye(16, device=DEVICE)[None], torch.zeros(1, 16, device=DEVICE), table)
     snakes = torch.tensor([alpha, 1.0], device=DEVICE)[:, None].expand(1, 1, 2, 16).contiguous()
     frames = torch.tensor([rows], dtype=torch.int32, device=DEVICE)
     convolve = _Convolutions(frames, {"PRECISION": "ieee", "PDL": False}, (1, 0))

@@ -13,14 +13,17 @@ from collections.abc import Mapping, Sequence
 from nightingale.backends.base import Decoder, ModelSource, Setup
 from nightingale.backends.cuda.t3.batched_sampling import needs_sorting
 from nightingale.backends.cuda.t3.decode_loop import DecodeLoop, DecodePlan, PendingTokens
-from nightingale.backends.torch.runner import embed_prompt
+from nightingale.backends.torch.runner import Conditionings, embed_prompt
 from nightingale.backends.torch.weights import t3_weights
 from nightingale.decoding.decoding import Decoding
 from nightingale.decoding.host_decoder import DecodeRow, Tokens
 from nightingale.decoding.kv_budget import KVBudget
+from nightingale.decoding.lru import BytesLRU
 
 STEPS_AHEAD = 4
 """Decode steps per launch."""
+CONDITIONING_BYTES = 64 << 20
+"""Limit of the embeddings of voices, which take 70 KB each."""
 
 
 class GraphDecoder:
@@ -31,6 +34,7 @@ class GraphDecoder:
     def __init__(self, loop: DecodeLoop, kv_budget: KVBudget, *, max_new_tokens: int) -> None:
         self._loop, self._max_new_tokens = loop, max_new_tokens
         self.kv_budget, self.kv_bytes, self.reset = kv_budget, loop.kv_bytes, loop.reset
+        self._conditionings: Conditionings = BytesLRU(CONDITIONING_BYTES)
         self._running: dict[int, Decoding] = {}
         """The utterance of each slot in use."""
         self._pending: tuple[PendingTokens, Mapping[Decoding, int]] | None = None
@@ -41,7 +45,8 @@ class GraphDecoder:
     def start(self) -> None: ...
 
     def prefill(self, slot: int, decoding: Decoding) -> list[int]:
-        prompt = embed_prompt(self._loop.t3, decoding.prompt, max_new_tokens=self._max_new_tokens)
+        limit, cache = self._max_new_tokens, self._conditionings
+        prompt = embed_prompt(self._loop.t3, decoding.prompt, max_new_tokens=limit, cache=cache)
         self._loop.prefill(
             slot, prompt, sampling=decoding.sampling, seed=decoding.seed, budget=decoding.budget
         )

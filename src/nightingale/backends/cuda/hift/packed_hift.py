@@ -21,10 +21,10 @@ from nightingale.models.layers.conv import UpsamplingConv1d, padding_of
 COLUMNS = math.prod(UPSAMPLE_RATES)
 """Columns of the excitation's STFT per mel frame; there is one more at the end."""
 SLOPE, LAST_SLOPE = 0.1, 0.01
-"""Of the leaky ReLU before an upsampling, and before the last layer."""
+"""Slopes of the leaky ReLU before an upsampling, and before the last layer."""
 
 
-class Tile(NamedTuple):
+class ConvTile(NamedTuple):
     """Sizes of a convolution's tiles."""
 
     rows: int
@@ -37,17 +37,17 @@ class Tile(NamedTuple):
 
 
 TILES = (
-    Tile(128, 128, 64, warps=8),
-    Tile(128, 64, 64, warps=4),
-    Tile(64, 64, 64, warps=4),
-    Tile(32, 32, 64, warps=4),
+    ConvTile(128, 128, 64, warps=8),
+    ConvTile(128, 64, 64, warps=4),
+    ConvTile(64, 64, 64, warps=4),
+    ConvTile(32, 32, 64, warps=4),
 )
 """From the largest to the smallest, with blocks of inputs in float16."""
 PROGRAMS = 132
-"""So many tiles of a convolution fill a GPU: an H200 has so many processors."""
+"""The number of tiles that fill a GPU: an H200 has so many processors."""
 
 
-def conv_tile(rows: int, sequences: int, outputs: int, *, wide: bool) -> Tile:
+def conv_tile(rows: int, sequences: int, outputs: int, *, wide: bool) -> ConvTile:
     """Return the tiles of a convolution: the largest of which there are enough.
 
     rows: of one of `sequences`, which are the windows of all planes; wide: four bytes per value.
@@ -66,7 +66,7 @@ def _block(inputs: int, wanted: int) -> int:
     return min(wanted, divisor) if divisor >= 16 else max(16, 1 << (inputs - 1).bit_length())
 
 
-class Layer(NamedTuple):
+class PackedConv(NamedTuple):
     """Packed weights of a convolution, or of one for each plane."""
 
     weight: Tensor
@@ -79,22 +79,22 @@ class Layer(NamedTuple):
     stride: int = 1
 
 
-class Pair(NamedTuple):
+class ResBlockPair(NamedTuple):
     """Two convolutions and, of each, the Snake before it: (planes, 2, channels), α and 1 / α."""
 
     snake1: Tensor
-    conv1: Layer
+    conv1: PackedConv
     snake2: Tensor
-    conv2: Layer
+    conv2: PackedConv
 
 
-class Stage(NamedTuple):
+class PackedStage(NamedTuple):
     rate: int
     """Output rows per input row."""
-    up: Layer
-    down: Layer
-    source: list[Pair]
-    blocks: list[Pair]
+    up: PackedConv
+    down: PackedConv
+    source: list[ResBlockPair]
+    blocks: list[ResBlockPair]
 
 
 class PackedHift:
@@ -112,7 +112,7 @@ class PackedHift:
             # The planes with most taps start first, so that none of them is left at the end.
             blocks: list[Any] = sorted(hift.blocks_of(stage), key=lambda b: -b.convs1[0].kernel_size[0])
             self._stages.append(
-                Stage(
+                PackedStage(
                     up.stride[0],
                     self._upsampling(up),
                     self._layer([hift.source_downs[stage]]),
@@ -121,7 +121,7 @@ class PackedHift:
                 )
             )
 
-    def _layer(self, convs: Sequence[nn.Module]) -> Layer:
+    def _layer(self, convs: Sequence[nn.Module]) -> PackedConv:
         """Pack convolutions of the same dilation as planes."""
         weights, table, first = [], [], 0
         for conv in convs:
@@ -132,7 +132,7 @@ class PackedHift:
         bias = torch.stack([conv.bias for conv in convs])  # type: ignore[misc]
         return self._packed(torch.cat(weights), bias, table, convs[0])  # type: ignore[arg-type]
 
-    def _upsampling(self, up: UpsamplingConv1d) -> Layer:
+    def _upsampling(self, up: UpsamplingConv1d) -> PackedConv:
         """Return a transposed convolution as one with `stride` times the outputs.
 
         Output row stride · i + phase is the sum over input rows j of their products with tap
@@ -151,18 +151,20 @@ class PackedHift:
         bias = up.bias.repeat(stride)[None]
         return self._packed(weight.flatten(1, 2), bias, [[0, len(reach), -reach[0]]], None)
 
-    def _packed(self, weight: Tensor, bias: Tensor, table: list[list[int]], conv: nn.Conv1d | None) -> Layer:
+    def _packed(
+        self, weight: Tensor, bias: Tensor, table: list[list[int]], conv: nn.Conv1d | None
+    ) -> PackedConv:
         weight = weight.to(torch.float32).contiguous()
         if self.dtype == torch.float32 and self._options["PRECISION"] == "tf32":
             weight = ((weight.view(torch.int32) + 0x1000) & -0x2000).view(torch.float32)
         numbers = torch.tensor(table, dtype=torch.int32, device=self.device)
         spacing = (1, 1) if conv is None else (conv.dilation[0], conv.stride[0])
-        return Layer(weight.to(self.dtype), bias.float().contiguous(), numbers, *spacing)
+        return PackedConv(weight.to(self.dtype), bias.float().contiguous(), numbers, *spacing)
 
-    def _pairs(self, blocks: Sequence[Any]) -> list[Pair]:
+    def _pairs(self, blocks: Sequence[Any]) -> list[ResBlockPair]:
         """Pack resblocks as planes."""
         return [
-            Pair(
+            ResBlockPair(
                 _snakes([block.activations1[pair] for block in blocks]),
                 self._layer([block.convs1[pair] for block in blocks]),
                 _snakes([block.activations2[pair] for block in blocks]),
@@ -209,7 +211,7 @@ class PackedHift:
         return out[0]
 
 
-def _stage(convolve: _Convolutions, stage: Stage, both: Tensor, a: Tensor, slope: float) -> Tensor:
+def _stage(convolve: _Convolutions, stage: PackedStage, both: Tensor, a: Tensor, slope: float) -> Tensor:
     """Return a stage's result, activated. both: input of the excitation's resblock, which a is the activation
     of, and the upsampled mel."""
     own, x, streams = both[:1], torch.empty_like(both[:1]), None
@@ -243,7 +245,7 @@ class _Convolutions:
     def __call__(
         self,
         x: Tensor,
-        layer: Layer,
+        layer: PackedConv,
         *,
         x_end: tuple[int, int] | None = None,
         others: Tensor | None = None,
