@@ -2,6 +2,7 @@
 
     python benchmarks/cpu.py                                   # ours: about six minutes on two slow cores
     python benchmarks/cpu.py --upstream-python VENV/bin/python # and upstream, from a venv with chatterbox-tts
+    python benchmarks/cpu.py --upstream DIR --models nano    # one model, and upstream (make upstream-env)
     python benchmarks/cpu.py --tiny                            # the same path in seconds: proves that it runs
     python benchmarks/cpu.py --profile fast+stream=block       # another profile than the default one
     python benchmarks/cpu.py --runtime onnxruntime             # another runtime for T3 than the profile's
@@ -56,8 +57,8 @@ def child(python: str, part: str, name: str, work: Path, options: argparse.Names
     environment = {**os.environ, "OMP_NUM_THREADS": str(options.threads)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     print(f"[{time.perf_counter() - started:6.1f} s] {part} {name}", flush=True)
+    print(done.stderr[-2000:], end="", flush=True)  # also warnings: a network that fell back to float32
     if done.returncode != 0:
-        print(done.stderr[-2000:], flush=True)
         return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1]}
     result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return result
@@ -114,6 +115,7 @@ def main() -> None:
     parser.add_argument("--upstream-python", help="Python of a venv with chatterbox-tts")
     parser.add_argument("--upstream", type=Path, help="or a folder of its packages (see upstream_side.py)")
     parser.add_argument("--work", type=Path, help="a folder for weights, kept for the next run; 3.5 GB")
+    parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=tuple(MODELS))
     parser.add_argument("--profile", default="default", help="a profile, with options")
     parser.add_argument("--runtime", choices=("auto", "onnxruntime", "native"), default="auto")
     parser.add_argument("--part", help=argparse.SUPPRESS)
@@ -127,7 +129,8 @@ def main() -> None:
         work = options.work or Path(temporary)
         work.mkdir(parents=True, exist_ok=True)
         found: dict[str, dict[str, Any]] = {}
-        for name, parts in MODELS.items():
+        for name in options.models:
+            parts = MODELS[name]
             if not (work / f"{name}.s3gen.safetensors").is_file():
                 child(sys.executable, "make", name, work, options)
             for part in parts:

@@ -68,13 +68,19 @@ def sampling_of(model: Model, temperature: float | None = None) -> Sampling:
 
 
 def decoding_of(
-    model: Model, text: str, *, seed: int = 0, voice: Any = None, temperature: float | None = None
+    model: Model,
+    text: str,
+    *,
+    seed: int = 0,
+    voice: Any = None,
+    language: str | None = None,
+    temperature: float | None = None,
 ) -> Decoding:
     """Return the decode state of an utterance before its first token."""
     sampling = sampling_of(model, temperature)
     prompt = Prompt(
         text=text,
-        text_ids=model.frontend.encode(text, None),
+        text_ids=model.frontend.encode(text, language),
         voice=voice_of(model, voice),
         exaggeration=model.defaults.exaggeration,
         guided=sampling.cfg_weight > 0,

@@ -252,4 +252,7 @@ def measure_stored() -> Iterator[Baseline]:
 
 
 if __name__ == "__main__":
-    write_baselines(STORED, [*read_baselines(STORED), *measure_stored()])
+    measured = list(measure_stored())
+    weights = {(one.model, one.weights) for one in measured}
+    kept = [one for one in read_baselines(STORED) if (one.model, one.weights) in weights]
+    write_baselines(STORED, [*kept, *measured])

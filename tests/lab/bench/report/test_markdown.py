@@ -57,6 +57,21 @@ def test_the_newest_line_counts_and_toy_sizes_never_do() -> None:
     assert cells(said, "Nano int8, real-time factor")[3] == "0.7"
 
 
+def test_a_row_that_the_newest_line_lacks_is_that_of_an_older_one_with_its_commit() -> None:
+    older = cpu_line(commit="old")
+    newer = cpu_line(table={"speed-up over upstream: Nano": 3.0}, parts={})
+    said = markdown.cpu([older, newer], GOALS)
+    assert cells(said, "Nano int8, real-time factor")[3:] == [
+        "1.5",
+        "T3 0.25, flow 0.50, vocoder 0.75; commit old",
+    ]
+    assert cells(said, "speed-up over upstream: Nano")[3:] == ["3", ""]
+    quality = {"score_error_of_spread": 0.01, "greedy_same": 1.0, "greedy_among_five": 1.0, "tokens": 24}
+    lines = [cpu_line(parts={"quality nano": quality}), cpu_line(parts={"quality multilingual": quality})]
+    for family in ("multilingual", "nano"):
+        assert cells(markdown.cpu_quality(lines), family)[1] == "1.0 %"
+
+
 def test_goals_on_a_gpu_stand_beside_upstream_of_the_same_run() -> None:
     row = {"upstream": 18.5, "must": 1.6, "aim": 0.8, "reached": 0.912, "met": True}
     line = {"table": {"T3 step, ms": row, "Turbo: T3 step, ms": row | {"must": None, "upstream": None}}}

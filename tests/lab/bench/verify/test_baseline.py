@@ -6,10 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from tiny_torch import t3_of
 
 from nightingale.engine.tts import TTS
 from nightingale_lab.bench.verify.baseline import (
     STORED,
+    TINY_FAMILIES,
     Baseline,
     baseline_checks,
     compared,
@@ -122,5 +125,20 @@ def test_this_machine_makes_what_the_package_has_stored(name: str, profile: str,
     assert known, "weights have changed: run `python -m nightingale_lab.bench.verify.baseline`"
     if not any(one.is_of(now) for one in known):
         pytest.skip(f"no baseline of this plan is stored: {now.plan}")
-    failed = [check for check in baseline_checks(now, tmp_path / "own.jsonl") if check.verdict == "fail"]
-    assert not failed
+    checks = baseline_checks(now, tmp_path / "own.jsonl")
+    assert not [check for check in checks if check.verdict == "fail"]
+    if all(check.verdict == "missing" for check in checks):
+        pytest.skip(checks[0].detail)
+
+
+@pytest.mark.parametrize("name", TINY_FAMILIES)
+def test_float32_tokens_do_not_depend_on_the_rounding_of_a_processor(name: str) -> None:
+    """Sums of float32 in another order differ by less than the noise that is added here."""
+    model = seeded_model(name, tokens=24)
+    t3, rng = t3_of(model), torch.Generator().manual_seed(0)
+    for weight in t3.parameters():
+        weight.mul_(1 + 1e-5 * torch.randn(weight.shape, generator=rng))
+    with TTS.over(model, "exact", device="cpu") as tts:
+        now = measure_baseline(tts, model)
+    stored = {one.tokens_sha256 for one in read_baselines(STORED) if one.is_of(now)}
+    assert stored == {now.tokens_sha256}
