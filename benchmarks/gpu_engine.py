@@ -80,7 +80,7 @@ MOST = {"multilingual": 160, "turbo": 320}
 """The most listeners that the search of the capacity tries."""
 START = {"multilingual": 32, "turbo": 96}
 SLOTS = {"multilingual": 64, "turbo": 128}
-"""What the official models get by default on an H200. Sentences of random ones are shorter: more would fit."""
+"""Slots that the official models get by default on an H200. Sentences of random ones are shorter: more would fit."""
 
 
 class EngineBench:

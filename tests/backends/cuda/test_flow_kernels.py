@@ -49,9 +49,9 @@ def test_windows_of_a_large_batch_are_those_of_library_calls(monkeypatch: pytest
 
 
 def test_windows_begin_at_tiles_and_graphs_have_few_sizes() -> None:
-    from nightingale.backends.cuda.flow.packed_estimator import Rows, row_bucket
+    from nightingale.backends.cuda.flow.packed_estimator import PackedRows, row_bucket
 
-    assert Rows.of([530, 64, 1]) == ([0, 576, 640], 704)
+    assert PackedRows.of([530, 64, 1]) == ([0, 576, 640], 704)
     sizes = {row_bucket(64 * tiles) for tiles in range(1, 193)}
     assert all(row_bucket(size) == size for size in sizes)
     assert all(rows <= row_bucket(rows) <= max(rows + 63, 1.125 * rows) for rows in range(1, 12289))

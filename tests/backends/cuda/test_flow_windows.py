@@ -135,7 +135,7 @@ def test_a_block_causal_flow_is_refused(flow: Flow) -> None:
 
 @pytest.mark.requires_cuda
 def test_on_a_gpu_windows_are_those_of_the_reference(flow: Flow) -> None:
-    """In float64, which only library calls have: encoder graphs and the noise."""
+    """Encoder graphs and the noise are checked in float64, which only library calls have."""
     flow = flow.cuda()
     render, windows = FlowWindows(FlowSteps(flow), kernels="library"), mixed(flow)
     for _ in range(2):

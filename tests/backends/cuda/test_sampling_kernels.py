@@ -20,7 +20,7 @@ DEVICE = torch.device("cuda" if CUDA else "cpu")
 VOCAB = 6600
 """It has the start and the stop token."""
 STATE = ("seen", "sampled", "running", "recent")
-"""What a draw changes, besides the cursor."""
+"""Tensors that a draw changes, besides the cursor."""
 
 
 @pytest.fixture(scope="module")

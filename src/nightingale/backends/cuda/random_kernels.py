@@ -1,4 +1,4 @@
-"""The Triton kernel that draws the renderer's noise. See decoding/philox.py.
+"""The Triton kernel that makes the renderer's noise. See decoding/philox.py.
 
 `tl.philox` is Philox4x32-10, with the counter and the key that decoding/philox.py uses. Each value computes
 the four words of its own counter and uses one or two of them: four times the arithmetic that is needed, but

@@ -57,11 +57,11 @@ class FlowWindow:
     ids: Sequence[int]
     """Tokens after the prompt, with those that the encoder looks ahead to."""
     tokens: int
-    """How many of the ids are rendered: the others are the lookahead."""
+    """The number of ids that are rendered: the others are the lookahead."""
     start: int
     """The number of the first id in its utterance, by which the noise is addressed."""
     key: int
-    """Of the noise."""
+    """The key of the noise."""
 
     @property
     def frames(self) -> int:
@@ -153,10 +153,10 @@ class FlowWindows:
 
     def _solve_packed(self, estimator: Any, windows: Sequence[FlowWindow], given: Tensor) -> list[Tensor]:
         """Return the same for all windows at once. given: (windows, frames, 3 · bands)."""
-        from nightingale.backends.cuda.flow.packed_estimator import Rows
+        from nightingale.backends.cuda.flow.packed_estimator import PackedRows
 
         frames = [window.frames for window in windows]
-        rows = Rows.of(frames)
+        rows = PackedRows.of(frames)
         table = torch.zeros(3, rows.used, dtype=torch.int64)  # of each row: its place in `given`, number, key
         for number, (window, start) in enumerate(zip(windows, rows.starts, strict=True)):
             own = table[:, start : start + window.frames]

@@ -38,8 +38,8 @@ def row_bucket(rows: int) -> int:
     return -(-rows // step) * step
 
 
-class Rows(NamedTuple):
-    """Where the windows of a batch are in the packed matrix."""
+class PackedRows(NamedTuple):
+    """The places of the windows of a batch in the packed matrix."""
 
     starts: list[int]
     """The first row of each window."""
@@ -47,7 +47,7 @@ class Rows(NamedTuple):
     """Rows up to the end of the last window's last tile."""
 
     @classmethod
-    def of(cls, frames: Sequence[int]) -> Rows:
+    def of(cls, frames: Sequence[int]) -> PackedRows:
         starts, used = [], 0
         for count in frames:
             starts.append(used)
@@ -83,7 +83,7 @@ class PackedEstimator:
         self._widths = steps.widths.float().contiguous()
         self._graphs: GraphCache[Tensor] = GraphCache(device, mode)
 
-    def solve(self, noise: Tensor, given: Tensor, rows: Rows, frames: Sequence[int]) -> Tensor:
+    def solve(self, noise: Tensor, given: Tensor, rows: PackedRows, frames: Sequence[int]) -> Tensor:
         """Move noise (used rows, bands) to normalized mel, which lives until the next call.
 
         given: (used rows, 3 · bands), the estimator's inputs besides x; frames: of each window.
@@ -114,7 +114,7 @@ class PackedEstimator:
                 inputs = torch.zeros(
                     steps.rows * bucket, 4 * bands, dtype=steps.precision, device=steps.device
                 )
-                tables = self._tables(Rows([0], bucket), [bucket], bucket)
+                tables = self._tables(PackedRows([0], bucket), [bucket], bucket)
                 self._step(x, inputs, tables, torch.zeros(1, dtype=torch.int64, device=steps.device))
 
     def captures(self, least: int, most: int) -> Iterator[Callable[[], object]]:
@@ -131,22 +131,22 @@ class PackedEstimator:
         inputs = {
             "x": torch.zeros(bucket, bands),
             "inputs": torch.zeros(rows, 4 * bands, dtype=self.steps.precision),
-            "tables": self._tables(Rows([0], bucket), [bucket], bucket),
+            "tables": self._tables(PackedRows([0], bucket), [bucket], bucket),
             "step": torch.zeros(1, dtype=torch.int64),
         }
         self._graphs.capture(bucket, f"a step of the flow, {bucket} rows", self._step, inputs)
         # Captures run the function: it must start with the first step.
         self._graphs[bucket].buffers["step"].zero_()
 
-    def _tables(self, rows: Rows, frames: Sequence[int], bucket: int) -> Tensor:
+    def _tables(self, rows: PackedRows, frames: Sequence[int], bucket: int) -> Tensor:
         """Return `_Tables` as one tensor (rows / TILE, 2), the unconditional rows' included."""
         first = torch.arange(0, bucket, TILE, dtype=torch.int32)
         table = torch.stack([first, first + 1], dim=1)  # unused tiles: softmax needs one key
         for start, count in zip(rows.starts, frames, strict=True):
             tiles = slice(start // TILE, -(-(start + count) // TILE))
             table[tiles] = torch.tensor([start, start + count], dtype=torch.int32)
-        halves = [table + half * bucket for half in range(self.steps.rows)]
-        return copy_async(torch.cat(halves), self.steps.device)
+        copies = [table + copy * bucket for copy in range(self.steps.rows)]
+        return copy_async(torch.cat(copies), self.steps.device)
 
     def _step(self, x: Tensor, inputs: Tensor, tables: Tensor, step: Tensor) -> Tensor:
         """Move x (rows, bands) by one step, in place: the function that is captured."""
