@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from nightingale.clocks import CLOCKS
@@ -21,7 +21,7 @@ from nightingale.engine.requests.job import Job
 MARGIN: Final = 1.15
 """Rendering is expected to take this much longer than the measured time per block says."""
 WAIT_S: Final = 0.1
-"""The longest time that blocks wait for the first blocks of streams that start now, about."""
+"""The longest time that blocks wait for the first blocks of streams that start now."""
 DECODE_S: Final = 0.3
 """Time for the tokens of the next blocks of all streams, about."""
 LARGEST_FIRST_BLOCK: Final = 32
@@ -30,6 +30,9 @@ LARGEST_FIRST_BLOCK: Final = 32
 
 class BatchPacing(Pacing):
     """Decisions about a worker's requests whose blocks are rendered in batches."""
+
+    _waiting_since_s = math.inf
+    """The time since when a batch that is not full waits."""
 
     @property
     def most_starting(self) -> int | None:
@@ -43,53 +46,65 @@ class BatchPacing(Pacing):
             jobs[request].is_new for request in ready
         ):
             return rows
-        enough_s = time.perf_counter() + DECODE_S + 2 * self._renderer.max_batch * self._capacity.block_s
-        return rows if any(self._deadline_s(jobs[request]) < enough_s for request in rows) else []
+        now_s, deadlines = time.perf_counter(), self._deadlines(jobs, time.perf_counter())
+        enough_s = now_s + DECODE_S + 2 * self._renderer.max_batch * self._capacity.block_s
+        return rows if any(deadlines[request] < enough_s for request in rows) else []
 
     def may_render(self, ready: int, in_flight: int, *, decoding: bool) -> bool:
         """Let a batch that is not full wait for blocks that are about to come, unless a listener would be late.
 
         These are the first blocks of streams that start now, and any others while a batch is being rendered.
         """
+        since_s, self._waiting_since_s = self._waiting_since_s, math.inf
         if ready >= self._renderer.max_batch or not decoding:
             return in_flight < self._renderer.max_in_flight
-        jobs = self._snapshot().values()
-        starting = ready < sum(job.is_new and job.is_decoding for job in jobs)
-        if not (in_flight or starting):
+        if in_flight:
+            return False
+        now_s, jobs = time.perf_counter(), self._snapshot()
+        starting = ready < sum(job.is_new and job.is_decoding for job in jobs.values())
+        if not starting or now_s >= since_s + WAIT_S or not self._in_time(jobs, 0, now_s + WAIT_S):
             return True
-        playing = sorted(self._deadline_s(job) - WAIT_S for job in jobs if _needs_more(job))
-        return not in_flight and not self._in_time(playing, 0)
+        self._waiting_since_s = min(since_s, now_s)
+        return False
 
     def in_order(self, ready: Sequence[int]) -> list[int]:
         """Put as many first blocks in front as leave all streams that play in time, served by their deadlines."""
         jobs = self._snapshot()
         new = sorted((request for request in ready if jobs[request].is_new), key=lambda r: _opened_s(jobs[r]))
-        started = sorted(set(ready) - set(new), key=lambda request: self._deadline_s(jobs[request]))
-        first = min(len(new), self._renderer.max_batch) if new else 0
-        playing = sorted(self._deadline_s(job) for job in jobs.values() if _needs_more(job))
-        while first and not self._in_time(playing, first):
+        now_s = time.perf_counter()
+        deadlines = self._deadlines(jobs, now_s)
+        started = sorted(set(ready) - set(new), key=lambda request: deadlines[request])
+        first = min(len(new), self._renderer.max_batch)
+        while first and not self._in_time(jobs, first, now_s):
             first -= 1
         return [*new[:first], *started, *new[first:]]
 
-    def _in_time(self, playing: Sequence[float], first: int) -> bool:
-        """Return whether streams with these deadlines get their next blocks in time after so many first blocks."""
-        size, count = self._renderer.max_batch, first + len(playing)
+    def _in_time(self, jobs: Mapping[int, Job], first: int, start_s: float) -> bool:
+        """Return whether all who play get their next blocks in time, if so many first blocks go before them."""
+        deadlines, block_s = self._deadlines(jobs, start_s), MARGIN * self._capacity.block_s
+        playing = sorted(deadlines[request] for request, job in jobs.items() if _needs_more(job))
+        size, free_s = self._renderer.max_batch, self._free_s(jobs, start_s)
         for number, at_s in enumerate(playing, start=first + 1):
-            blocks = min(count, -(-number // size) * size)  # those of its batch, and of the batches before it
-            if at_s < self._after_s(blocks):
+            # Those of its batch, and of the batches before it.
+            blocks = min(first + len(playing), -(-number // size) * size)
+            if at_s < free_s + blocks * block_s:
                 return False
         return True
 
-    def _after_s(self, blocks: int) -> float:
-        """Return when so many blocks will be rendered, after those that are being rendered."""
-        in_flight = sum(bool(job.in_flight_s) for job in self._jobs.values())
-        return time.perf_counter() + MARGIN * (in_flight + blocks) * self._capacity.block_s
+    def _free_s(self, jobs: Mapping[int, Job], now_s: float) -> float:
+        """Return when the blocks that are being rendered will be ready."""
+        in_flight = sum(bool(job.in_flight_s) for job in jobs.values())
+        return now_s + MARGIN * in_flight * self._capacity.block_s
 
-    def _deadline_s(self, job: Job) -> float:
-        """Return when a listener runs out of audio; one whose first block is being rendered plays after that."""
-        if job.session.timing.first_audio_s is None and job.in_flight_s:
-            return self._after_s(0) + job.in_flight_s
-        return deadline_s(job)
+    def _deadlines(self, jobs: Mapping[int, Job], now_s: float) -> dict[int, float]:
+        """Return when listeners run out of audio; one whose first block is being rendered plays after that."""
+        free_s = self._free_s(jobs, now_s)
+        return {
+            request: free_s + job.in_flight_s
+            if job.session.timing.first_audio_s is None and job.in_flight_s
+            else deadline_s(job)
+            for request, job in jobs.items()
+        }
 
     def first_block_tokens(self, smallest: int) -> int:
         """Return the tokens of the first block of a stream that starts now: their audio lasts until the first blocks
