@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +11,9 @@ import pytest
 from simulated_engine import SimulatedEngine
 from simulated_gpu import TURBO, GpuCosts, gpu_parts, summary
 
+from nightingale import TTS
 from nightingale.backends.profiles import FAST
+from nightingale.engine import worker
 from nightingale.engine.batch_pacing import LARGEST_FIRST_BLOCK
 from nightingale.engine.load import Model
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
@@ -72,6 +76,37 @@ def test_a_listener_alone_gets_blocks_that_depend_on_nothing_but_the_text(simula
     engine = simulate(MULTILINGUAL)
     speak(engine, 1)
     assert engine.renderer.batches == [[5 + LOOKAHEAD_TOKENS], [25], [TOKENS - 30 - LOOKAHEAD_TOKENS]]
+
+
+def test_requests_that_are_not_played_get_the_blocks_of_one_that_runs_alone(simulate: Any) -> None:
+    engine = simulate(MULTILINGUAL)
+    for _ in range(2):
+        engine.open(TOKENS).session.plays = False
+    engine.run()
+    assert engine.renderer.batches == [
+        [5 + LOOKAHEAD_TOKENS] * 2,
+        [25] * 2,
+        [TOKENS - 30 - LOOKAHEAD_TOKENS] * 2,
+    ]
+
+
+def test_a_renderer_that_cannot_prepare_goes_on(
+    tts_with: Callable[..., TTS], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+
+    def fail() -> bool:
+        calls.append(1)
+        raise MemoryError("no memory for another graph")
+
+    monkeypatch.setattr(worker, "IDLE_S", 0.01)
+    with tts_with() as tts:
+        monkeypatch.setattr(tts._worker.renderer, "prepare", fail)
+        tts.say("Hello.", seed=1)
+        while tts._worker.preparing:
+            time.sleep(0.01)
+        assert len(tts.say("Hello again.", seed=1).samples) > 0
+    assert calls == [1]
 
 
 def test_batches_are_full_and_first_blocks_last_while_others_are_rendered(simulate: Any) -> None:

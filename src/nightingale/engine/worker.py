@@ -129,10 +129,7 @@ class Worker:
                     if self._stopped:
                         return
                     idle = not self._has_work()
-                if idle:
-                    self.preparing = self.decoder.prepare() or self.renderer.prepare()
-                else:
-                    self._step()
+                self._prepare() if idle else self._step()
         except BaseException as error:  # a fault of the engine itself: no request may wait for ever
             reason = engine_failed(error)
         finally:
@@ -142,6 +139,11 @@ class Worker:
                 self._jobs.clear()
             for job in jobs:
                 job.session.end(reason)
+
+    def _prepare(self) -> None:
+        self.preparing = False  # as after a failure: what could not be prepared is when it is needed
+        with suppress(Exception):
+            self.preparing = self.decoder.prepare() or self.renderer.prepare()
 
     def _step(self) -> None:
         self._sweep()
@@ -200,7 +202,7 @@ class Worker:
         utterance = Utterance(
             self.model, self.profile, segment, asked, seed=seed, stream=stream, stats=timing.drafts
         )
-        if not job.started:
+        if job.session.plays and not job.started:
             utterance.set_first_block(self._pacing.first_block_tokens)
         job.utterances.append(utterance)
         job.started, job.segment = job.started + 1, None
@@ -290,12 +292,9 @@ class Worker:
         """Return whether there is something to do before the next audio is ready."""
         with self._changed:
             waiting = self._decoded or self._admission.can_admit() or self._has_changes()
-        return (
-            bool(waiting)
-            or self._pacing.held_s() == 0.0
-            or bool(self._rows_to_decode())
-            or (bool(self._ready) and self._can_render())
-        )
+        if waiting or self._pacing.held_s() == 0.0 or self._rows_to_decode():
+            return True
+        return bool(self._ready) and self._can_render()
 
     def _deliver(self) -> None:
         """Hand out rendered audio; wait for it only if there is nothing else to do."""

@@ -24,8 +24,6 @@ from nightingale.models.chatterbox.t3.config import STOP_SPEECH
 from nightingale.models.defaults import SILENCE_TOKEN
 from nightingale.types import Samples
 
-BUFFER_SHARE: Final = 0.7
-"""The share of a listener's buffered audio within which its next block should be rendered."""
 FAST_GROWTH: Final = 5
 """The size of a block over that of the one before it, where long blocks cost hardly more than short ones."""
 LONG_BLOCKS: Final = 2
