@@ -148,6 +148,24 @@ class DecodeState:
         self.sampled.add_(self.running)
         self.running.logical_and_(~(stopped | invalid | (self.sampled >= self.budget)))
 
+    def accept(self, last: Tensor, drafted: Tensor, sampled: Tensor) -> Tensor:
+        """Append drafted tokens (n,) of the only slot up to the first that is not what was sampled there (n,).
+
+        last: (1,), the token before them, which has been appended. Returns how many were appended, (1,).
+        """
+        ahead = torch.arange(len(drafted), device=drafted.device)
+        continues = (drafted != STOP_SPEECH) & (self.sampled + ahead + 1 < self.budget)
+        running = torch.cat([self.running, continues])  # after `last`, and after each drafted token
+        accepted = ((drafted == sampled) & running[:-1]).cumprod(dim=0)
+        count, kept = accepted.sum(dim=0, keepdim=True), accepted.bool()
+        self.recent.index_copy_(0, self.cursor + ahead, torch.where(kept, drafted, NO_TOKEN)[:, None])
+        self.cursor.add_(len(drafted))
+        self.seen.scatter_(1, torch.where(kept, drafted, last)[None], True)
+        self.sampled.add_(count)
+        self.running.copy_(running.gather(0, count))
+        self.lengths.add_(count + self.running)  # the last token of an utterance is not cached
+        return count
+
 
 def needs_sorting(sampling: Sampling) -> bool:
     return sampling.top_k > 0 or sampling.top_p < 1
@@ -190,6 +208,15 @@ def top_k_top_p(logits: Tensor, state: DecodeState) -> Tensor:
     first = dropped.sum(dim=-1, keepdim=True).clamp(max=vocab - 1)
     least = torch.maximum(least, kept.gather(1, first))
     return logits.masked_fill(logits < least, -torch.inf)
+
+
+def sample_next(state: DecodeState, *, order: SamplerOrder, sorting: bool) -> Tensor:
+    """Sample the next token of each slot, (slots,), and append it."""
+    guided = apply_guidance(state.logits, state.cfg_weight)
+    processed = process_logits(guided, state, order=order, sorting=sorting)
+    tokens = sample(processed, state)
+    state.append(tokens, ~processed.amax(dim=-1).isfinite(), order)
+    return tokens
 
 
 def sample(logits: Tensor, state: DecodeState) -> Tensor:

@@ -23,11 +23,14 @@ from torch import Tensor
 from nightingale.backends.cuda import graphs
 from nightingale.backends.cuda.random import int64_key
 from nightingale.backends.cuda.t3 import batched_sampling
-from nightingale.backends.cuda.t3.batched_sampling import NO_TOKEN, DecodeState, SamplerOrder
+from nightingale.backends.cuda.t3.batched_sampling import INVALID_LOGITS, NO_TOKEN, DecodeState, SamplerOrder
 from nightingale.backends.cuda.t3.packed_network import PackedT3
 from nightingale.backends.cuda.t3.packed_weights import KVCaches
+from nightingale.backends.cuda.t3.speculative_step import SpeculativeStep
 from nightingale.backends.cuda.triton_support import KernelChoice, Tuning, compiling_ahead
 from nightingale.errors import MemoryFull
+from nightingale.models.chatterbox.t3.config import STOP_SPEECH
+from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_cache import DenseKVCache
 from nightingale.types import Sampling
@@ -36,6 +39,7 @@ PROMPT_STRIDE = 32
 """Prompts are padded to a multiple of this, so that few graphs serve all lengths."""
 COMMON_PROMPTS = (96, 128, 160, 192, 256)
 """Padded lengths of the conditioning and a sentence."""
+NOT_DRAFTED = (NO_TOKEN, INVALID_LOGITS, STOP_SPEECH)
 PREFILL_BATCHES = (1, 4)
 """Prompts of one length that are computed together."""
 
@@ -55,18 +59,27 @@ class DecodePlan:
     """For the Triton kernels; None is their own."""
     mode: graphs.GraphMode | None = None
     """None: graphs on a GPU, eager elsewhere."""
+    draft_tokens: int = 0
+    """Tokens that a draft head may propose in one step."""
 
 
 class PendingTokens(NamedTuple):
-    """Tokens (steps, slots) on their way to the host."""
+    """Tokens (steps, slots) on their way to the host, or (steps · (1 + drafts), 1) of speculative steps."""
 
     copy: graphs.HostCopy
     slots: int
+    drafts: int = 0
 
     def take(self) -> list[list[int]]:
         """Wait for the copy and return each slot's tokens; INVALID_LOGITS stands for one that failed."""
         rows = self.copy.take()[:, : self.slots].T.tolist()
         return [[token for token in row if token != NO_TOKEN] for row in rows]
+
+    def accepted(self) -> list[int]:
+        """Return how many drafted tokens each speculative step accepted, except those that began with the end."""
+        steps = self.copy.take()[:, 0].view(-1, 1 + self.drafts)
+        counts = (steps[:, 1:] != NO_TOKEN).sum(dim=1).tolist()
+        return [n for n, (first, *_) in zip(counts, steps.tolist(), strict=True) if first not in NOT_DRAFTED]
 
 
 class _Prompt(NamedTuple):
@@ -81,27 +94,43 @@ class DecodeLoop:
     """T3 with a KV cache of fixed size. Its tensors belong to the thread that calls it.
 
     t3: its weights are joined in place; order: of the sampler's steps; guided: whether a slot has two rows, for
-    classifier-free guidance; capacity: positions of each slot.
+    classifier-free guidance; capacity: positions of each slot; draft: proposes tokens for a slot that is alone.
     """
 
     @torch.no_grad()
-    def __init__(self, t3: T3, *, order: SamplerOrder, guided: bool, capacity: int, plan: DecodePlan) -> None:
+    def __init__(
+        self,
+        t3: T3,
+        *,
+        order: SamplerOrder,
+        guided: bool,
+        capacity: int,
+        plan: DecodePlan,
+        draft: DraftHead | None = None,
+    ) -> None:
         weight = t3.speech_head.weight
         self.t3, self.order, self.capacity = t3, order, capacity
         self.device, self.dtype = weight.device, weight.dtype
         self.rows = 2 if guided else 1
         self.plan = replace(plan, spans=(*(s for s in plan.spans if s < capacity), capacity))
-        self.packed = PackedT3(t3, positions=capacity, kernels=plan.kernels, tuning=plan.tuning)
-        slots, lines = plan.slots[-1], max(plan.steps, graphs.WARMUP_RUNS)
+        self.drafts = plan.draft_tokens if draft is not None else 0
+        positions = capacity + self.drafts  # drafted tokens of the last step may lie behind the capacity
+        self.packed = PackedT3(t3, positions=positions, kernels=plan.kernels, tuning=plan.tuning)
+        slots, lines = plan.slots[-1], (1 + self.drafts) * max(plan.steps, graphs.WARMUP_RUNS)
         self._caches = [
             (cache.keys, cache.values)
-            for cache in t3.new_kv_cache(rows=slots * self.rows, capacity=capacity)
+            for cache in t3.new_kv_cache(rows=slots * self.rows, capacity=positions)
             if isinstance(cache, DenseKVCache)
         ]
         self.kv_bytes = sum(tensor.nbytes for tensor in chain(*self._caches))
         self.state = DecodeState.empty(
             slots=slots, rows=self.rows, vocab=t3.config.speech_vocab, steps=lines, device=self.device
         )
+        self.speculation: SpeculativeStep | None = None
+        if draft is not None:
+            self.speculation = SpeculativeStep(
+                self.packed, draft, order=self.order, rows=self.rows, longest=self.drafts
+            )
         self._graphs: graphs.GraphCache[None] = graphs.GraphCache(self.device, plan.mode, reserved=True)
         self._slots: dict[int, tuple[int, bool]] = {}
         """For each slot in use: the most positions it has cached, and whether its sampling sorts."""
@@ -119,6 +148,8 @@ class DecodeLoop:
                     self._step(*self._views(slots, self.plan.spans[0]), sorting)
         for span in self.plan.spans:
             self._step_graph(self.plan.slots[0], span, sorting)
+        for drafts in range(1, self.drafts + 1):
+            self._speculative_graph(drafts, sorting)
 
     def captures(self) -> Iterator[Callable[[], object]]:
         """Yield functions that capture the graphs of many utterances, for prompts and sentences as they are common.
@@ -138,7 +169,7 @@ class DecodeLoop:
         """Take a prompt (rows, time, width) for a slot; the next step samples its first token."""
         length, table = prompt.shape[1], self.t3.config.learned_positions
         padded = self._padded(length)
-        limit = self.capacity if table is None else min(self.capacity, length + table[1] - 1)
+        limit = self.capacity if table is None else min(self.capacity, length + table[1] - 1 - self.drafts)
         if length + budget > limit or padded > self.capacity:
             raise MemoryFull(
                 "the utterance does not fit its KV cache",
@@ -175,9 +206,34 @@ class DecodeLoop:
         self.state.cursor.zero_()
         for _ in range(steps):
             step()
-        self._slots = {slot: (length + steps, sorts) for slot, (length, sorts) in self._slots.items()}
+        self._count_positions(steps)
         # `recent` is overwritten by the next launch, which runs on the same stream, so after the copy.
         return PendingTokens(graphs.HostCopy(self.state.recent[:steps]), slots)
+
+    @torch.inference_mode()
+    def launch_speculative(self, steps: int, drafts: int) -> PendingTokens:
+        """Launch decode steps for slot 0, the only one in use, that verify so many drafted tokens each.
+
+        Until its first step has captured hidden states, an utterance's drafts come from the one before it: they
+        are wrong, and cost a step that gives one token.
+        """
+        assert self.speculation is not None
+        assert list(self._slots) == [0]
+        graphs.bucket_for(steps, (self.plan.steps,), what="steps at a time")
+        self.compute_prompts()
+        step = self._speculative_graph(drafts, self._slots[0][1])
+        self.speculation.set_sampling(self.state.first(1))
+        self.state.cursor.zero_()
+        for _ in range(steps):
+            step()
+        self._count_positions(steps * (1 + drafts))
+        return PendingTokens(graphs.HostCopy(self.state.recent[: steps * (1 + drafts), :1]), 1, drafts)
+
+    def _count_positions(self, count: int) -> None:
+        """Count positions that a launch may cache in each slot: fewer, if it stops or if drafts are rejected."""
+        self._slots = {
+            slot: (min(length + count, self.capacity), sorts) for slot, (length, sorts) in self._slots.items()
+        }
 
     @torch.inference_mode()
     def release(self, slot: int) -> None:
@@ -255,6 +311,23 @@ class DecodeLoop:
             self.packed.kernels.retry(capture)
         return self._graphs[size]
 
+    def _speculative_graph(self, drafts: int, sorting: bool) -> graphs.GraphedFunction[None]:
+        size = ("draft", drafts, sorting)
+        if size not in self._graphs:
+            speculation = self.speculation
+            assert speculation is not None
+            # Of all positions: the kernels read those that are cached, and only library calls take longer.
+            state, caches = self._views(1, self.capacity + self.drafts)
+
+            def capture() -> None:
+                name = f"T3 step with {drafts} drafted, {self.packed.kernels.name}"
+                name += ", sorting" if sorting else ""
+                with self._state_preserved():
+                    self._graphs.capture(size, name, lambda: speculation(state, caches, drafts, sorting), {})
+
+            self.packed.kernels.retry(capture)
+        return self._graphs[size]
+
     def _views(self, slots: int, span: int) -> tuple[DecodeState, KVCaches]:
         """Return the state and the caches of the first slots, and of so many positions."""
         rows = slots * self.rows
@@ -262,29 +335,11 @@ class DecodeLoop:
         return self.state.first(slots), caches
 
     def _step(self, state: DecodeState, caches: KVCaches, sorting: bool) -> None:
-        if self.packed.kernels.loaded is None:
-            x, lengths = self._sample(state, sorting)
-        else:
-            from nightingale.backends.cuda.t3 import sampling_kernels as kernels
-
-            tokens = kernels.sample(state, order=self.order, cuts=sorting)
-            x, lengths = kernels.embed(self.t3, tokens, state, self.packed.position_embeddings)
+        tokens = self.packed.sample(state, order=self.order, sorting=sorting)
+        x, lengths = self.packed.embed_sampled(state, tokens)
         state.logits.copy_(self.packed.step(x, caches, lengths).view_as(state.logits))
         # A slot that has stopped writes to the same position again, which is never read.
         state.lengths.add_(state.running)
-
-    def _sample(self, state: DecodeState, sorting: bool) -> tuple[Tensor, Tensor]:
-        """Sample the next tokens by library calls; return the embedding and the length of each row."""
-        logits = batched_sampling.apply_guidance(state.logits, state.cfg_weight)
-        processed = batched_sampling.process_logits(logits, state, order=self.order, sorting=sorting)
-        tokens = batched_sampling.sample(processed, state)
-        state.append(tokens, ~processed.amax(dim=-1).isfinite(), self.order)
-
-        def per_row(value: Tensor) -> Tensor:
-            return value[:, None].expand(-1, self.rows).flatten()
-
-        lengths = per_row(state.lengths)
-        return self.packed.embed(per_row(tokens), per_row(state.sampled), lengths), lengths
 
     @contextmanager
     def _state_preserved(self) -> Iterator[None]:

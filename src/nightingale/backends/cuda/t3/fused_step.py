@@ -32,31 +32,37 @@ def best_tuning(device: torch.device, *, llama: bool) -> Tuning:
 
 
 class FusedStep:
-    """The layers, final norm and head of T3 for one token of each row. A GPT-2 has no rotation table."""
+    """The layers, final norm and head of T3 for a few tokens of each row. A GPT-2 has no rotation table."""
 
     def __init__(
         self, t3: T3, layers: Sequence[LayerWeights], rotation: RotationTable | None, tuning: Tuning | None
     ) -> None:
         self._llama, self._rotation, self._layers = rotation is not None, rotation, layers
-        self._tuning = tuning or best_tuning(t3.speech_head.weight.device, llama=self._llama)
+        self.tuning = tuning or best_tuning(t3.speech_head.weight.device, llama=self._llama)
         self._folded = [
             w._replace(qkv=_fold_bias(w.norm_1, w.qkv), up=_fold_bias(w.norm_2, w.up)) for w in layers
         ]
         self._norm: Any = t3.tfmr.get_submodule("norm" if self._llama else "ln_f")
         self._head = _fold_bias(self._norm, (t3.speech_head.weight, t3.speech_head.bias))
 
-    def __call__(self, x: Tensor, caches: KVCaches, lengths: Tensor) -> Tensor:
-        """Return logits (rows, vocab) float32 after x (rows, width) at positions `lengths` (rows,)."""
+    def __call__(
+        self, x: Tensor, caches: KVCaches, lengths: Tensor, layer_inputs: list[Tensor] | None = None
+    ) -> Tensor:
+        """Return logits (n, vocab) float32 after x (n, width): the tokens of each row, in order, from position
+        `lengths` (rows,) on. layer_inputs: gets what each layer reads, and the final norm."""
         lengths = lengths.contiguous()  # those of one guided slot are one number, expanded
         few = len(x) <= MAX_ROWS
         layer = self._few_rows if few else self._many_rows
         shared: dict[str, Any] = {
             "rotation": self._rotation,
             "lengths": lengths,
-            "pdl": self._tuning.pdl and few,
+            "pdl": self.tuning.pdl and few,
         }
+        inputs = [] if layer_inputs is None else layer_inputs
         for w, (keys, values) in zip(self._folded if few else self._layers, caches, strict=True):
+            inputs.append(x)
             x = layer(x, w, partial(kernels.attend, keys=keys, values=values, **shared))
+        inputs.append(x)
         if few:
             return self._linear(x, self._head, norm=self._norm, dtype=torch.float32)
         if self._llama:
@@ -94,7 +100,7 @@ class FusedStep:
         weight, bias = layer
         if norm is not None:
             more |= {"norm_weight": norm.weight, "norm": RMS_NORM if self._llama else LAYER_NORM}
-        return linear(x, weight, self._tuning, bias=bias, **more)
+        return linear(x, weight, self.tuning, bias=bias, **more)
 
 
 def _fold_bias(norm: Any, layer: Linear) -> Linear:

@@ -13,9 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nightingale.backends.cuda.t3 import batched_sampling
+from nightingale.backends.cuda.t3.batched_sampling import DecodeState, SamplerOrder
 from nightingale.backends.cuda.t3.packed_weights import KVCaches, pack_weights
 from nightingale.backends.cuda.triton_support import KernelChoice, TritonKernels, Tuning
 from nightingale.models.chatterbox.t3.backbone import Gpt2Backbone, LlamaBackbone
+from nightingale.models.chatterbox.t3.config import tapped_layers
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.rope import rotate, rotations
 
@@ -33,6 +36,7 @@ class PackedT3:
         self, t3: T3, *, positions: int, kernels: KernelChoice = "library", tuning: Tuning | None = None
     ) -> None:
         self.t3, self._backbone = t3, t3.tfmr
+        self._final_norm: Any = t3.tfmr.ln_f if isinstance(t3.tfmr, Gpt2Backbone) else t3.tfmr.norm
         device, dtype = t3.speech_head.weight.device, t3.speech_head.weight.dtype
         self.layers = pack_weights(t3)
         # float32, also beside weights in bfloat16: angles must stay exact.
@@ -59,25 +63,75 @@ class PackedT3:
         """Embed one token of each row: all (rows,); position: after the start token."""
         return self._add_positions(self.t3.embed_speech_at(tokens, position), lengths)
 
+    def sample(self, state: DecodeState, *, order: SamplerOrder, sorting: bool) -> Tensor:
+        """Sample the next token of each slot, (slots,), and append it."""
+        if self.kernels.loaded is None:
+            return batched_sampling.sample_next(state, order=order, sorting=sorting)
+        from nightingale.backends.cuda.t3 import sampling_kernels
+
+        return sampling_kernels.sample(state, order=order, cuts=sorting)
+
+    def embed_sampled(
+        self, state: DecodeState, tokens: Tensor, *, absolute: bool = True
+    ) -> tuple[Tensor, Tensor]:
+        """Return the embeddings (rows, width) of the tokens that `sample` returned, and the lengths (rows,).
+
+        absolute: add GPT-2's position embeddings too.
+        """
+        if self.kernels.loaded is not None:
+            from nightingale.backends.cuda.t3 import sampling_kernels
+
+            table = self.position_embeddings if absolute else None
+            return sampling_kernels.embed(self.t3, tokens, state, table)
+        rows = state.logits.shape[1]
+        tokens, position, lengths = (
+            value[:, None].expand(-1, rows).flatten() for value in (tokens, state.sampled, state.lengths)
+        )
+        x = self.t3.embed_speech_at(tokens, position)
+        return self._add_positions(x, lengths) if absolute else x, lengths
+
     def step(self, x: Tensor, caches: KVCaches, lengths: Tensor) -> Tensor:
         """Decode one embedded token of each row, (rows, width); return the logits after it, (rows, vocab).
 
         caches: views of the positions that are attended to, which are written at `lengths` (rows,), those
         cached before. Logits are float32.
         """
+        return self._pass(x[:, None], caches, lengths, None)[:, 0]
+
+    def verify(self, x: Tensor, caches: KVCaches, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Decode several tokens of each row, (rows, tokens, width), in one pass.
+
+        Return the logits after each, (rows, tokens, vocab), and what a draft head reads there, (rows, tokens,
+        (1 + TAPS) · width).
+        """
+        inputs: list[Tensor] = []
+        positions = lengths[:, None] + torch.arange(x.shape[1], device=x.device)
+        if self.position_embeddings is not None:  # a drafted token may lie behind the end of the table
+            positions = positions.clamp(max=len(self.position_embeddings) - 1)
+        logits = self._pass(self._add_positions(x, positions), caches, lengths, inputs)
+        final, *taps = (inputs[layer].view_as(x) for layer in (-1, *tapped_layers(len(inputs) - 1)))
+        fused = self.kernels.loaded
+        final = self._final_norm(final) if fused is None else fused.norm(self._final_norm, final)
+        return logits, torch.cat([final, *taps], dim=-1)
+
+    def _pass(
+        self, x: Tensor, caches: KVCaches, lengths: Tensor, layer_inputs: list[Tensor] | None
+    ) -> Tensor:
+        """Return the logits (rows, tokens, vocab) after x (rows, tokens, width)."""
         if self.kernels.loaded is not None:
-            logits: Tensor = self.kernels.loaded(x, caches, lengths)
-            return logits
-        rows = torch.arange(len(x), device=x.device)
-        masked = torch.arange(caches[0][0].shape[2], device=x.device) > lengths[:, None]
-        mask = x.new_zeros(masked.shape).masked_fill(masked, -torch.inf)[:, None, None]
+            logits: Tensor = self.kernels.loaded(x.flatten(0, 1), caches, lengths, layer_inputs)
+            return logits.view(*x.shape[:2], -1)
+        rows = torch.arange(len(x), device=x.device)[:, None]
+        positions = lengths[:, None] + torch.arange(x.shape[1], device=x.device)
+        masked = torch.arange(caches[0][0].shape[2], device=x.device) > positions[..., None]
+        mask = x.new_zeros(masked.shape).masked_fill(masked, -torch.inf)[:, None]
 
         def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-            keys[rows, :, lengths] = k[:, :, 0]
-            values[rows, :, lengths] = v[:, :, 0]
+            keys[rows, :, positions] = k.transpose(1, 2)
+            values[rows, :, positions] = v.transpose(1, 2)
             return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
 
-        return self._logits(self._layers(x[:, None], lengths[:, None], caches, attend)[:, 0])
+        return self._logits(self._layers(x, positions, caches, attend, layer_inputs))
 
     def prefill(self, x: Tensor, last: Tensor, caches: KVCaches, rows: Tensor) -> Tensor:
         """Fill the caches' `rows` with prompts (rows, time, width); return the logits after `last` (rows,).
@@ -96,12 +150,21 @@ class PackedT3:
         x = self._layers(self._add_positions(x, positions), positions, caches, attend)
         return self._logits(x[torch.arange(len(x), device=x.device), last])
 
-    def _layers(self, x: Tensor, positions: Tensor, caches: KVCaches, attend: Attention) -> Tensor:
+    def _layers(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        caches: KVCaches,
+        attend: Attention,
+        layer_inputs: list[Tensor] | None = None,
+    ) -> Tensor:
         """Apply all layers to x (rows, time, width) at positions (rows or 1, time)."""
+        inputs = [] if layer_inputs is None else layer_inputs
         fused = self.kernels.loaded
         norm = nn.Module.__call__ if fused is None else fused.norm
         heads, rotation = self.t3.config.backbone.heads, self._rotation(positions, x.dtype)
         for w, (keys, values) in zip(self.layers, caches, strict=True):
+            inputs.append(x)
             qkv = F.linear(norm(w.norm_1, x), *w.qkv).view(*x.shape[:2], 3, heads, -1)
             q, k, v = qkv.permute(2, 0, 3, 1, 4)
             if rotation is not None:
@@ -114,6 +177,7 @@ class PackedT3:
                 gate, up = hidden.chunk(2, dim=-1)
                 hidden = F.silu(gate) * up
             x = x + F.linear(hidden, *w.down)
+        inputs.append(x)
         return x
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
@@ -128,6 +192,5 @@ class PackedT3:
         return x + self._backbone.wpe(positions) if isinstance(self._backbone, Gpt2Backbone) else x
 
     def _logits(self, x: Tensor) -> Tensor:
-        norm = self._backbone.ln_f if isinstance(self._backbone, Gpt2Backbone) else self._backbone.norm
-        logits: Tensor = self.t3.speech_head(norm(x))
+        logits: Tensor = self.t3.speech_head(self._final_norm(x))
         return logits.float()
