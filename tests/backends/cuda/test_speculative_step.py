@@ -49,7 +49,7 @@ def plain(family: Family, sampling: Sampling, plan: DecodePlan = PLAN, budget: i
 
 def speculative(loop: DecodeLoop, drafts: int, launches: int = 4) -> tuple[list[int], list[int]]:
     """Return the tokens of speculative steps, and how many each accepted."""
-    pending = [loop.launch_speculative(4, drafts) for _ in range(launches)]
+    pending = [loop.launch(4, drafts) for _ in range(launches)]
     return [t for one in pending for t in one.take()[0]], [n for one in pending for n in one.accepted()]
 
 
@@ -123,8 +123,8 @@ def test_plain_and_speculative_steps_may_alternate(family: Family, monkeypatch: 
     assert loop.speculation is not None
     Oracle(expected, {5}).install(loop.speculation, monkeypatch)
     begin(loop, family, sampling)
-    tokens = loop.launch(2).take()[0] + loop.launch_speculative(2, 2).take()[0]
-    tokens += loop.launch(1).take()[0] + loop.launch_speculative(1, 1).take()[0]
+    tokens = loop.launch(2).take()[0] + loop.launch(2, 2).take()[0]
+    tokens += loop.launch(1).take()[0] + loop.launch(1, 1).take()[0]
     assert 8 < len(tokens) < BUDGET
     assert tokens + loop.launch(4).take()[0] == expected[: len(tokens) + 4]
 
@@ -192,17 +192,22 @@ def _name(family: Family) -> str:
 
 
 @pytest.mark.parametrize("name", ["multilingual", "turbo", "wren"])
-@pytest.mark.parametrize("drafts", [1, 3])
-def test_kernels_give_the_tokens_of_plain_steps(name: str, drafts: int) -> None:
+@pytest.mark.parametrize(("drafts", "accepted"), [(1, [1, 0, 1]), (3, [2, 1])])
+def test_kernels_give_the_tokens_of_plain_steps(
+    name: str, drafts: int, accepted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     tuning = None if CUDA else Tuning(1024, 64, 4)
     plan = replace(PLAN, spans=(), kernels="triton", tuning=tuning)
     family = family_named(name)
     sampling = sampling_of(family, 0.8)
     expected = plain(family, sampling, replace(plan, kernels="library"), budget=5)
     loop = loop_of(family, plan)
+    assert loop.speculation is not None
+    Oracle(expected, {3}).install(loop.speculation, monkeypatch)
     begin(loop, family, sampling, budget=5)
-    tokens, _ = speculative(loop, drafts, launches=2)
-    assert tokens == expected
+    pending = loop.launch(len(accepted), drafts)
+    assert pending.take() == [expected]
+    assert pending.accepted() == accepted
 
 
 def test_the_host_reads_nothing(family: Family) -> None:

@@ -195,45 +195,34 @@ class DecodeLoop:
                 self._prefill(alike[at : at + most], time)
 
     @torch.inference_mode()
-    def launch(self, steps: int) -> PendingTokens:
-        """Launch decode steps for every slot in use."""
-        graphs.bucket_for(steps, (self.plan.steps,), what="steps at a time")
-        self.compute_prompts()
-        slots = graphs.bucket_for(max(self._slots) + 1, self.plan.slots, what="utterances")
-        longest = max(length for length, _ in self._slots.values()) + steps
-        span = graphs.bucket_for(min(longest, self.capacity), self.plan.spans, what="positions")
-        step = self._step_graph(slots, span, any(sorts for _, sorts in self._slots.values()))
-        self.state.cursor.zero_()
-        for _ in range(steps):
-            step()
-        self._count_positions(steps)
-        # `recent` is overwritten by the next launch, which runs on the same stream, so after the copy.
-        return PendingTokens(graphs.HostCopy(self.state.recent[:steps]), slots)
+    def launch(self, steps: int, drafts: int = 0) -> PendingTokens:
+        """Launch decode steps for every slot in use.
 
-    @torch.inference_mode()
-    def launch_speculative(self, steps: int, drafts: int) -> PendingTokens:
-        """Launch decode steps for slot 0, the only one in use, that verify so many drafted tokens each.
-
-        Until its first step has captured hidden states, an utterance's drafts come from the one before it: they
-        are wrong, and cost a step that gives one token.
+        drafts: tokens that each step drafts and verifies, if slot 0 is the only one in use. The first step of an
+        utterance drafts from the hidden states of the one before: it accepts nothing, and gives one token.
         """
-        assert self.speculation is not None
-        assert list(self._slots) == [0]
         graphs.bucket_for(steps, (self.plan.steps,), what="steps at a time")
         self.compute_prompts()
-        step = self._speculative_graph(drafts, self._slots[0][1])
-        self.speculation.set_sampling(self.state.first(1))
+        count, slots = steps * (1 + drafts), max(self._slots) + 1
+        sorting = any(sorts for _, sorts in self._slots.values())
+        if drafts:
+            assert self.speculation is not None
+            assert slots == 1, "drafts are for an utterance that is alone"
+            self.speculation.set_sampling(self.state.first(1))
+            step = self._speculative_graph(drafts, sorting)
+        else:
+            slots = graphs.bucket_for(slots, self.plan.slots, what="utterances")
+            longest = max(length for length, _ in self._slots.values()) + steps
+            span = graphs.bucket_for(min(longest, self.capacity), self.plan.spans, what="positions")
+            step = self._step_graph(slots, span, sorting)
         self.state.cursor.zero_()
         for _ in range(steps):
             step()
-        self._count_positions(steps * (1 + drafts))
-        return PendingTokens(graphs.HostCopy(self.state.recent[: steps * (1 + drafts), :1]), 1, drafts)
-
-    def _count_positions(self, count: int) -> None:
-        """Count positions that a launch may cache in each slot: fewer, if it stops or if drafts are rejected."""
         self._slots = {
             slot: (min(length + count, self.capacity), sorts) for slot, (length, sorts) in self._slots.items()
         }
+        # `recent` is overwritten by the next launch, which runs on the same stream, so after the copy.
+        return PendingTokens(graphs.HostCopy(self.state.recent[:count]), slots, drafts)
 
     @torch.inference_mode()
     def release(self, slot: int) -> None:
