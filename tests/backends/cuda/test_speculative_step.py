@@ -68,7 +68,7 @@ class Oracle:
         def sample(state: Any, sorting: bool) -> Tensor:
             number = state.sampled.clone()
             token = draw(state, sorting)
-            if state.budget[0] == 2**31:  # the draft's own state
+            if state.seen is speculation._drafting.seen:
                 token.copy_(self._tokens[number])
                 state.seen.scatter_(1, token[:, None], True)
             return token

@@ -90,6 +90,14 @@ class PackedT3:
         x = self.t3.embed_speech_at(tokens, position)
         return self._add_positions(x, lengths) if absolute else x, lengths
 
+    def accept(self, state: DecodeState, last: Tensor, drafted: Tensor, sampled: Tensor) -> Tensor:
+        """Append drafted tokens (n,) up to the first that was not sampled: `DecodeState.accept`."""
+        if self.kernels.loaded is None:
+            return state.accept(last, drafted, sampled)
+        from nightingale.backends.cuda.t3 import sampling_kernels
+
+        return sampling_kernels.accept(state, drafted, sampled)
+
     def step(self, x: Tensor, caches: KVCaches, lengths: Tensor) -> Tensor:
         """Decode one embedded token of each row, (rows, width); return the logits after it, (rows, vocab).
 
@@ -105,10 +113,11 @@ class PackedT3:
         (1 + TAPS) · width).
         """
         inputs: list[Tensor] = []
-        positions = lengths[:, None] + torch.arange(x.shape[1], device=x.device)
-        if self.position_embeddings is not None:  # a drafted token may lie behind the end of the table
-            positions = positions.clamp(max=len(self.position_embeddings) - 1)
-        logits = self._pass(self._add_positions(x, positions), caches, lengths, inputs)
+        if self.position_embeddings is not None:
+            positions = lengths[:, None] + torch.arange(x.shape[1], device=x.device)
+            # A drafted token may lie behind the end of the table.
+            x = self._add_positions(x, positions.clamp(max=len(self.position_embeddings) - 1))
+        logits = self._pass(x, caches, lengths, inputs)
         final, *taps = (inputs[layer].view_as(x) for layer in (-1, *tapped_layers(len(inputs) - 1)))
         fused = self.kernels.loaded
         final = self._final_norm(final) if fused is None else fused.norm(self._final_norm, final)

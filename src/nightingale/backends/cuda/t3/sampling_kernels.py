@@ -3,6 +3,7 @@
     _process_kernel  logits (slots, rows, vocab)   guidance, repetition penalty, temperature, cuts
     _draw_kernel     processed (slots, vocab)      the next token of each slot, and its state after it
     _embed_kernel    tokens (slots,)               the embedding of each row
+    _accept_kernel   drafted tokens (n,)           those that were sampled too are appended to the only slot
 
 One program of the first kernel holds all logits of a slot. Top-k and top-p do not sort: the lowest logit that
 is kept is found bit by bit, from the number and the mass of the logits above it.
@@ -173,6 +174,42 @@ def _embed_kernel(
     tl.store(lengths_out_ptr + row, length)
     if row == 0:
         tl.store(cursor_ptr, tl.load(cursor_ptr) + 1)
+
+
+@triton.jit
+def _accept_kernel(
+    drafted_ptr, tokens_ptr, budget_ptr, seen_ptr, sampled_ptr, lengths_ptr, running_ptr, recent_ptr, cursor_ptr,
+    count_ptr, recent_stride, STOP: tl.constexpr, NONE: tl.constexpr, DRAFTS: tl.constexpr,
+):  # fmt: skip
+    """Do what `DecodeState.accept` does."""
+    running, cursor = tl.load(running_ptr).to(tl.int1), tl.load(cursor_ptr)
+    number, budget = tl.load(sampled_ptr), tl.load(budget_ptr)
+    accepted, count = running, number * 0
+    for at in tl.static_range(DRAFTS):
+        token = tl.load(drafted_ptr + at)
+        accepted = accepted & (token == tl.load(tokens_ptr + at))
+        tl.store(recent_ptr + (cursor + at) * recent_stride, tl.where(accepted, token, NONE))
+        tl.store(seen_ptr + token, True, mask=accepted)
+        count += accepted.to(tl.int64)
+        running = tl.where(accepted, (token != STOP) & (number + count < budget), running)
+        accepted = accepted & running
+    tl.store(count_ptr, count)
+    tl.store(cursor_ptr, cursor + DRAFTS)
+    tl.store(sampled_ptr, number + count)
+    tl.store(lengths_ptr, tl.load(lengths_ptr) + count + running.to(tl.int64))
+    tl.store(running_ptr, running)
+
+
+def accept(state: DecodeState, drafted: Tensor, sampled: Tensor) -> Tensor:
+    """Append drafted tokens as `DecodeState.accept` does; return how many, (1,)."""
+    count = torch.empty_like(state.sampled)
+    launch(
+        _accept_kernel, (1,),
+        drafted, sampled, state.budget, state.seen, state.sampled, state.lengths, state.running, state.recent,
+        state.cursor, count, state.recent.stride(0),
+        STOP=STOP_SPEECH, NONE=NO_TOKEN, DRAFTS=len(drafted), num_warps=1,
+    )  # fmt: skip
+    return count
 
 
 def sample(state: DecodeState, *, order: SamplerOrder, cuts: bool) -> Tensor:

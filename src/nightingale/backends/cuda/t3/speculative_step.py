@@ -47,6 +47,7 @@ class SpeculativeStep:
         self._drafting.budget.fill_(UNLIMITED)
         self._verifying = DecodeState.empty(slots=longest, steps=1, **shape)
         """One slot for each drafted token, with the state in which it is sampled if those before it are right."""
+        self._ahead = torch.arange(longest, device=weight.device)
 
     def set_sampling(self, state: DecodeState) -> None:
         """Take the sampling parameters of the slot."""
@@ -62,7 +63,7 @@ class SpeculativeStep:
         drafted, embedded = self._draft(state, x, drafts, sorting)
         logits, hidden = self._packed.verify(torch.stack([x, *embedded], dim=1), caches, lengths)
         sampled = self._verify(logits, drafts, sorting)
-        count = state.accept(last, drafted, sampled)
+        count = self._packed.accept(state, last, drafted, sampled)
         state.logits.copy_(logits.index_select(1, count).view_as(state.logits))
         self._hidden.copy_(hidden.index_select(1, count)[:, 0])
 
@@ -73,13 +74,13 @@ class SpeculativeStep:
         own, verifying = self._drafting, self._verifying
         own.seen.copy_(state.seen)
         own.sampled.copy_(state.sampled)
+        torch.add(state.sampled, self._ahead, out=verifying.sampled)
         own.running.fill_(True)
         own.cursor.zero_()
         parameters = {name: getattr(state, name) for name in SAMPLING}
         hidden, tokens, embedded = self._head.start(self._hidden), list[Tensor](), list[Tensor]()
         for number in range(drafts):
             verifying.seen[number].copy_(own.seen[0])
-            verifying.sampled[number].copy_(own.sampled[0])
             hidden, logits = self._head.step(hidden, x)
             drafting = replace(own, logits=logits[None], **parameters)
             tokens.append(self._sample(drafting, sorting))

@@ -256,7 +256,9 @@ def linear(
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
     out = torch.empty(rows, outputs, dtype=dtype or x.dtype, device=x.device)
     # So many values are held for each row, twice as many if gated: no more than there are registers for.
-    block_out = max(1, tuning.block_out // ((2 if gated else 1) * (2 if rows > 2 else 1)))
+    block_out = max(
+        1, tuning.block_out // ((2 if gated else 1) * (1 if rows <= 2 else 2 if rows <= 4 else 4))
+    )
     launch(
         _linear_kernel, (-(-outputs // block_out),),
         x, x if norm_weight is None else norm_weight, weight, x if bias is None else bias,
