@@ -86,7 +86,7 @@ def compile_sampling() -> None:
         state = DecodeState.empty(slots=2, rows=rows, vocab=vocab, steps=4, device=torch.device("cpu"))
         for cuts in (False, True):
             sampling_kernels.sample(state, order=order, cuts=cuts)  # type: ignore[arg-type]
-        sampling_kernels.accept(state, state.recent[:3, 0], state.recent[:3, 0])
+        sampling_kernels.accept(state, state.recent[:3, 0], state.recent[:3, 0], state.sampled)
 
 
 def compile_flow() -> None:

@@ -146,6 +146,8 @@ class DecodeLoop:
             with torch.inference_mode(), self._state_preserved(), compiling_ahead() as possible:
                 for slots in (self.plan.slots[0], self.plan.slots[-1]) if possible else ():
                     self._step(*self._views(slots, self.plan.spans[0]), sorting)
+                for drafts in range(1, self.drafts + 1) if possible else ():
+                    self._speculate(drafts, sorting)
         for span in self.plan.spans:
             self._step_graph(self.plan.slots[0], span, sorting)
         for drafts in range(1, self.drafts + 1):
@@ -303,16 +305,12 @@ class DecodeLoop:
     def _speculative_graph(self, drafts: int, sorting: bool) -> graphs.GraphedFunction[None]:
         size = ("draft", drafts, sorting)
         if size not in self._graphs:
-            speculation = self.speculation
-            assert speculation is not None
-            # Of all positions: the kernels read those that are cached, and only library calls take longer.
-            state, caches = self._views(1, self.capacity + self.drafts)
 
             def capture() -> None:
                 name = f"T3 step with {drafts} drafted, {self.packed.kernels.name}"
                 name += ", sorting" if sorting else ""
                 with self._state_preserved():
-                    self._graphs.capture(size, name, lambda: speculation(state, caches, drafts, sorting), {})
+                    self._graphs.capture(size, name, lambda: self._speculate(drafts, sorting), {})
 
             self.packed.kernels.retry(capture)
         return self._graphs[size]
@@ -329,6 +327,11 @@ class DecodeLoop:
         state.logits.copy_(self.packed.step(x, caches, lengths).view_as(state.logits))
         # A slot that has stopped writes to the same position again, which is never read.
         state.lengths.add_(state.running)
+
+    def _speculate(self, drafts: int, sorting: bool) -> None:
+        assert self.speculation is not None
+        # Of all positions: the kernels read those that are cached, and only library calls take longer.
+        self.speculation(*self._views(1, self.capacity + self.drafts), drafts, sorting)
 
     @contextmanager
     def _state_preserved(self) -> Iterator[None]:

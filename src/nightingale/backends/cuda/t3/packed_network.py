@@ -90,13 +90,16 @@ class PackedT3:
         x = self.t3.embed_speech_at(tokens, position)
         return self._add_positions(x, lengths) if absolute else x, lengths
 
-    def accept(self, state: DecodeState, last: Tensor, drafted: Tensor, sampled: Tensor) -> Tensor:
-        """Append drafted tokens (n,) up to the first that was not sampled: `DecodeState.accept`."""
+    def accept(
+        self, state: DecodeState, last: Tensor, drafted: Tensor, sampled: Tensor, *, count: Tensor
+    ) -> None:
+        """Append drafted tokens as `DecodeState.accept` does; write how many to `count` (1,)."""
         if self.kernels.loaded is None:
-            return state.accept(last, drafted, sampled)
-        from nightingale.backends.cuda.t3 import sampling_kernels
+            count.copy_(state.accept(last, drafted, sampled))
+        else:
+            from nightingale.backends.cuda.t3 import sampling_kernels
 
-        return sampling_kernels.accept(state, drafted, sampled)
+            sampling_kernels.accept(state, drafted, sampled, count)
 
     def step(self, x: Tensor, caches: KVCaches, lengths: Tensor) -> Tensor:
         """Decode one embedded token of each row, (rows, width); return the logits after it, (rows, vocab).

@@ -200,16 +200,14 @@ def _accept_kernel(
     tl.store(running_ptr, running)
 
 
-def accept(state: DecodeState, drafted: Tensor, sampled: Tensor) -> Tensor:
-    """Append drafted tokens as `DecodeState.accept` does; return how many, (1,)."""
-    count = torch.empty_like(state.sampled)
+def accept(state: DecodeState, drafted: Tensor, sampled: Tensor, count: Tensor) -> None:
+    """Append drafted tokens as `DecodeState.accept` does; write how many to `count` (1,)."""
     launch(
         _accept_kernel, (1,),
         drafted, sampled, state.budget, state.seen, state.sampled, state.lengths, state.running, state.recent,
         state.cursor, count, state.recent.stride(0),
         STOP=STOP_SPEECH, NONE=NO_TOKEN, DRAFTS=len(drafted), num_warps=1,
     )  # fmt: skip
-    return count
 
 
 def sample(state: DecodeState, *, order: SamplerOrder, cuts: bool) -> Tensor:

@@ -48,6 +48,8 @@ class SpeculativeStep:
         self._verifying = DecodeState.empty(slots=longest, steps=1, **shape)
         """One slot for each drafted token, with the state in which it is sampled if those before it are right."""
         self._ahead = torch.arange(longest, device=weight.device)
+        self._count = torch.zeros(1, dtype=torch.int64, device=weight.device)
+        """How many drafted tokens the last step appended; a valid index also where kernels are only compiled."""
 
     def set_sampling(self, state: DecodeState) -> None:
         """Take the sampling parameters of the slot."""
@@ -63,9 +65,9 @@ class SpeculativeStep:
         drafted, embedded = self._draft(state, x, drafts, sorting)
         logits, hidden = self._packed.verify(torch.stack([x, *embedded], dim=1), caches, lengths)
         sampled = self._verify(logits, drafts, sorting)
-        count = self._packed.accept(state, last, drafted, sampled)
-        state.logits.copy_(logits.index_select(1, count).view_as(state.logits))
-        self._hidden.copy_(hidden.index_select(1, count)[:, 0])
+        self._packed.accept(state, last, drafted, sampled, count=self._count)
+        state.logits.copy_(logits.index_select(1, self._count).view_as(state.logits))
+        self._hidden.copy_(hidden.index_select(1, self._count)[:, 0])
 
     def _draft(
         self, state: DecodeState, x: Tensor, drafts: int, sorting: bool
