@@ -211,10 +211,11 @@ def main(arguments: list[str] | None = None) -> None:
         shown.part(f"{drafts.family}: tokens", drafts.check)
         shown.part(f"{drafts.family}: times", drafts.measure)
     if shown.device.type == "cuda":
-        few, fused_step.MAX_ROWS = fused_step.MAX_ROWS, 8
+        module: Any = fused_step
+        few, module.MAX_ROWS = module.MAX_ROWS, 8
         for drafts in built:
             shown.part(f"{drafts.family}: times", partial(drafts.measure, ", own kernel for up to 8 rows"))
-        fused_step.MAX_ROWS = few
+        module.MAX_ROWS = few
     shown.finish("gpu_drafts")
 
 

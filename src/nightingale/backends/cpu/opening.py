@@ -80,7 +80,7 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
         on_start,
         open_head=lambda _: cast(DraftHeadRunner, head),
         open_model=partial(open_draft_model, source, setup),
-        costs=CPU_COSTS,
+        costs=CPU_COSTS[info.rows_per_slot],
     )
 
 
