@@ -48,7 +48,7 @@ FREE = Costs(several=1.0, token=0.0)
 """Costs of nothing, for which the adaptive length is the longest allowed."""
 PRECISIONS = {"torch": "float32", "onnx": "float32", "cpu": "int8"}
 PACKAGES = {"onnx": "onnxruntime", "cpu": "llvmlite"}
-"""What a runtime besides torch needs."""
+"""The package that a runtime besides torch needs."""
 CACHED = 100
 """Text ids of the prompt before the timed pass, which puts it into the middle of a sentence."""
 

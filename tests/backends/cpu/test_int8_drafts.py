@@ -146,7 +146,7 @@ def test_tokens_are_those_of_plain_decoding(name: str, bits: int, temperature: f
 
 @pytest.mark.parametrize(("inner", "kind"), [(256, Int8DraftHead), (32, TorchDraftHead)])
 def test_a_profile_opens_its_draft_head(inner: int, kind: type, tmp_path: Path) -> None:
-    """In float32 where the kernels cannot run it."""
+    """A head that the kernels cannot run is run in float32."""
     preset = replace(PRESETS["multilingual"], t3=LLAMA)
     info = ModelInfo(name="multilingual", preset=preset, defaults=MODEL_DEFAULTS["multilingual"])
     source = ModelSource(info, {}, loaded={"t3": small_t3(LLAMA)})

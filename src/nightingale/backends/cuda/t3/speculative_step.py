@@ -41,7 +41,7 @@ class SpeculativeStep:
         weight = packed.t3.speech_head.weight
         vocab, width = weight.shape
         self._hidden = weight.new_zeros(rows, (1 + TAPS) * width)
-        """What T3's head read for the logits of the state, and the inputs of earlier layers."""
+        """The hidden states that the logits of the state were made of, with the inputs of earlier layers."""
         shape: dict[str, Any] = {"rows": rows, "vocab": vocab, "device": weight.device}
         self._drafting = DecodeState.empty(slots=1, steps=longest + 1, **shape)
         self._drafting.budget.fill_(UNLIMITED)
@@ -49,7 +49,7 @@ class SpeculativeStep:
         """One slot for each drafted token, with the state in which it is sampled if those before it are right."""
         self._ahead = torch.arange(longest, device=weight.device)
         self._count = torch.zeros(1, dtype=torch.int64, device=weight.device)
-        """How many drafted tokens the last step appended; a valid index also where kernels are only compiled."""
+        """The number of drafted tokens that the last step appended; 0 where kernels are compiled and not run."""
 
     def set_sampling(self, state: DecodeState) -> None:
         """Take the sampling parameters of the slot."""
