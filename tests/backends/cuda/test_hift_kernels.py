@@ -103,6 +103,8 @@ def test_kernels_that_differ_from_library_calls_are_dropped(
     vocoder = BucketedVocoder(fill(Hift(TINY_HIFT)).to(DEVICE), kernels="library")
 
     class Kernels:
+        def compile(self, windows: int, frames: int) -> None: ...
+
         def columns(self, *given: Tensor) -> Tensor:
             return scale * vocoder._columns(*given).transpose(1, 2)
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,8 +41,8 @@ COLUMNS = CLOCKS.samples_per_frame // ISTFT_HOP
 BATCHES = (1, 4, 16)
 FRAMES = tuple(2**n * quarter // 4 for n in range(5, 12) for quarter in range(4, 8))
 """Buckets: four in each octave from 32 frames on."""
-CHECKED_FRAMES, LARGEST_ERROR = 8, 1e-4
-"""Frames with which kernels are checked, and the energy of their error over the signal's. With TF32 it is 1e-6."""
+LARGEST_ERROR = 1e-4
+"""The energy of the kernels' error over the signal's, at most. With TF32 it is 1e-6."""
 MAX_FRAMES = 8192
 """Frames of all windows of a batch: beyond that it is not faster, and takes gigabytes."""
 
@@ -109,12 +110,15 @@ class BucketedVocoder:
             name = f"HiFT, {batch} of {frames} frames"
 
             def capture() -> None:
-                if self.kernels.loaded is not None:
-                    self.kernels.loaded.compile(batch, frames)
+                self._compile(batch, frames)
                 self._graphs.capture((batch, frames), name, self.render, inputs)
 
             self.kernels.retry(capture)
         return self._graphs[batch, frames]
+
+    def _compile(self, batch: int, frames: int) -> None:
+        if self.kernels.loaded is not None:
+            self.kernels.loaded.compile(batch, frames)
 
     def render(
         self,
@@ -153,11 +157,15 @@ class BucketedVocoder:
     @torch.inference_mode()
     def check_kernels(self) -> None:
         """Drop the kernels if they differ from library calls with these weights, as they would where 16 bits
-        overflow."""
+        overflow. The size is that of a first block, whose kernels are compiled anyway."""
         if self.kernels.loaded is None:
             return
-        bands, frames = self.hift.config.mel_bands, torch.tensor([CHECKED_FRAMES], device=self.device)
-        sizes = (1, bands, CHECKED_FRAMES), (1, COLUMNS * CHECKED_FRAMES + 1, 2 * BINS)
+        count = self.frames[0]
+        self.kernels.retry(partial(self._compile, self.batches[0], count))
+        if self.kernels.loaded is None:
+            return
+        bands, frames = self.hift.config.mel_bands, torch.tensor([count], device=self.device)
+        sizes = (1, bands, count), (1, COLUMNS * count + 1, 2 * BINS)
         mel, spectrum = (torch.arange(math.prod(size), device=self.device).sin().view(size) for size in sizes)
         ours = self.kernels.loaded.columns(mel - 4.0, spectrum, frames).transpose(1, 2).float()
         theirs = self._columns(mel - 4.0, spectrum, frames)

@@ -73,7 +73,7 @@ PROMPT_BYTES = 64 << 20
 
 
 class CudaRenderStream(CutStream):
-    """An utterance between two blocks. phase: (harmonics, 1) radians; whole: it is rendered as one block."""
+    """An utterance between two blocks. phase: (harmonics, 1) radians, on the host; whole: it is one block."""
 
     prefers_large_batches = True
 
@@ -161,7 +161,7 @@ class CudaGraphRenderer:
     def open(self, voice: Voice, *, seed: int) -> CudaRenderStream:
         with self._on_stream():
             prompt = self._prompts.get(voice.content_hash, lambda: self._flow.prompt(voice))
-            phase = copy_async(harmonic_phase(self._hift, seed)[0], self._device)
+        phase = harmonic_phase(self._hift, seed)[0]
         stream = CudaRenderStream(prompt, seed=seed, phase=phase, whole=self._whole)
         stream.first_block_tokens = self._first_block_tokens
         return stream
@@ -202,7 +202,7 @@ class CudaGraphRenderer:
         yield from self._flow.captures(FRAMES * prompt_tokens)
 
     def _render_silence(self, prompt: VoicePrompt, batch: int, tokens: int) -> None:
-        phase = torch.zeros(self._hift.harmonics, 1, device=self._device)
+        phase = torch.zeros(self._hift.harmonics, 1)
         streams = [CudaRenderStream(prompt, seed=0, phase=phase, whole=self._whole) for _ in range(batch)]
         ids = [0] * (tokens + LOOKAHEAD_TOKENS)
         self.launch([Block(stream=one, tokens=ids, first=True, final=False, alone=False) for one in streams])
@@ -227,7 +227,7 @@ class CudaGraphRenderer:
                     [mels[number] for number in numbers],
                     final,
                     key=copy_async(torch.tensor([s.source_key for s in streams]), self._device),
-                    phase=torch.stack([s.phase for s in streams]),
+                    phase=copy_async(torch.stack([s.phase for s in streams]), self._device),
                 )
                 for number, s, later, last in zip(numbers, streams, after, final, strict=True):
                     frames = later.known - s.window.first + (0 if last else self._windows.extrapolated)
