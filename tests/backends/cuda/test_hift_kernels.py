@@ -109,7 +109,7 @@ def test_kernels_that_differ_from_library_calls_are_dropped(
             return scale * vocoder._columns(*given).transpose(1, 2)
 
     vocoder.kernels.loaded = Kernels()
-    vocoder.check_kernels()
+    vocoder.check_kernels(30)
     assert (vocoder.kernels.loaded is not None) == (scale == 1.0)
     assert ("the vocoder runs by library calls" in caplog.text) == (scale != 1.0)
 

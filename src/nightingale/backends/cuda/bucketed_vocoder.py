@@ -78,8 +78,6 @@ class BucketedVocoder:
 
         default = self.device.type == "cuda" and self.dtype == torch.float32
         self.kernels = TritonKernels[Any](kernels, load, part="the vocoder", default=default)
-        if kernels == "auto":
-            self.check_kernels()
 
     @torch.inference_mode()
     def __call__(self, mel: Tensor, **inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -155,20 +153,18 @@ class BucketedVocoder:
         return self._istft(columns, frames), start + turned[..., 1:]
 
     @torch.inference_mode()
-    def check_kernels(self) -> None:
+    def check_kernels(self, frames: int) -> None:
         """Drop the kernels if they differ from library calls with these weights, as they would where 16 bits
-        overflow. The size is that of a first block, whose kernels are compiled anyway."""
-        if self.kernels.loaded is None:
-            return
-        count = self.frames[0]
+        overflow. They are compiled for a window of so many frames."""
+        count = bucket_for(frames, self.frames, what="mel frames")
         self.kernels.retry(partial(self._compile, self.batches[0], count))
         if self.kernels.loaded is None:
             return
-        bands, frames = self.hift.config.mel_bands, torch.tensor([count], device=self.device)
+        bands, lengths = self.hift.config.mel_bands, torch.tensor([count], device=self.device)
         sizes = (1, bands, count), (1, COLUMNS * count + 1, 2 * BINS)
         mel, spectrum = (torch.arange(math.prod(size), device=self.device).sin().view(size) for size in sizes)
-        ours = self.kernels.loaded.columns(mel - 4.0, spectrum, frames).transpose(1, 2).float()
-        theirs = self._columns(mel - 4.0, spectrum, frames)
+        ours = self.kernels.loaded.columns(mel - 4.0, spectrum, lengths).transpose(1, 2).float()
+        theirs = self._columns(mel - 4.0, spectrum, lengths)
         error = float((ours - theirs).square().sum() / theirs.square().sum())
         if not error < LARGEST_ERROR:
             self.kernels.drop(ArithmeticError(f"its kernels differ from library calls by {error:.1e}"))

@@ -111,6 +111,12 @@ def _linear_kernel(
             for first in tl.static_range(0, K, BK):
                 _prefetch(weight_ptr + tl.minimum(n, outputs - 1) * K + first)
         gdc_wait()
+    # What follows the product is loaded before it, so that a tile does not end with waiting.
+    if PARTS:
+        mean, scale = _row_statistics(stats_ptr, r, rows, PARTS, K // PARTS)
+        sums = tl.load(sums_ptr + n, mask=wide, other=0.0)
+    if BIAS:
+        bias = tl.load(bias_ptr + n, mask=wide, other=0.0).to(tl.float32)
     total = tl.zeros([BM, BN], tl.float32)
     for start in range(0, K, BK):
         k = start + tl.arange(0, BK)
@@ -118,11 +124,9 @@ def _linear_kernel(
         w = tl.load(weight_ptr + n[None, :] * K + k[:, None], mask=wide[None, :], other=0.0)
         total = tl.dot(x, w, total, input_precision=PRECISION)
     if PARTS:
-        mean, scale = _row_statistics(stats_ptr, r, rows, PARTS, K // PARTS)
-        sums = tl.load(sums_ptr + n, mask=wide, other=0.0)
         total = (total - mean[:, None] * sums[None, :]) * scale[:, None]
     if BIAS:
-        total += tl.load(bias_ptr + n, mask=wide, other=0.0).to(tl.float32)[None, :]
+        total += bias[None, :]
     here = real & wide[None, :]
     if GELU:
         total = _gelu(total)

@@ -245,8 +245,10 @@ def linear_tile(rows: int, outputs: int, *, wide: bool) -> Tile:
     if wide:
         return Tile(32, 64, 64, warps=4)
     if rows < MANY_ROWS:
-        return Tile(64, 64, 64, warps=8 if outputs <= 256 else 4)
-    return Tile(128, 128, 64, warps=8)
+        if outputs <= 256:
+            return Tile(64, 64, 128, warps=4)
+        return Tile(64, 64, 64, warps=4, stages=4) if outputs <= 1024 else Tile(64, 128, 64, warps=4)
+    return Tile(64, 128, 64, warps=4) if outputs <= 1024 else Tile(128, 128, 64, warps=8)
 
 
 def conv_tile(rows: int, outputs: int, *, normed: bool, wide: bool) -> Tile:

@@ -34,8 +34,8 @@ from nightingale.types import Sampling
 
 PROMPT_STRIDE = 32
 """Prompts are padded to a multiple of this, so that few graphs serve all lengths."""
-COMMON_PROMPTS = (96, 128, 160, 192, 256)
-"""Padded lengths of the conditioning and a sentence."""
+COMMON_TEXTS, COMMON_TOKENS = (40, 70, 100, 140, 200), 250
+"""Text ids of a sentence, and speech tokens of a long one."""
 PREFILL_BATCHES = (1, 4)
 """Prompts of one length that are computed together."""
 
@@ -124,13 +124,15 @@ class DecodeLoop:
 
         They may be called while no slot is in use.
         """
+        lengths = [self.t3.config.prompt_length(count) for count in COMMON_TEXTS]
+        spans = [span for span in self.plan.spans if span >= lengths[0]]
+        needed = [span for span in spans if span < lengths[0] + COMMON_TOKENS]
         for slots in reversed(self.plan.slots):
-            for span in self.plan.spans[:2]:
+            for span in spans[: len(needed) + 1]:
                 yield partial(self._step_graph, slots, span, self._sorting)
         for batch in reversed(PREFILL_BATCHES):
-            for time in COMMON_PROMPTS:
-                if time <= self.capacity:
-                    yield partial(self._prefill_graph, batch, time, 0)
+            for time in sorted({self._padded(length) for length in lengths if length <= self.capacity}):
+                yield partial(self._prefill_graph, batch, time, 0)
 
     @torch.inference_mode()
     def prefill(self, slot: int, prompt: Tensor, *, sampling: Sampling, seed: int, budget: int) -> None:
