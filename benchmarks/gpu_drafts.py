@@ -70,13 +70,15 @@ class KnownStep(SpeculativeStep):
 
     known: Tensor
 
-    def _sample(self, state: DecodeState, sorting: bool) -> Tensor:
+    def _sample(self, state: DecodeState, sorting: bool) -> tuple[Tensor, Tensor]:
         number = state.sampled.clone()
-        tokens = super()._sample(state, sorting)
+        x, lengths = super()._sample(state, sorting)
         if state.seen is self._drafting.seen:
-            tokens.copy_(self.known[number])
-            state.seen.scatter_(1, tokens[:, None], True)
-        return tokens
+            token = self.known[number]
+            state.recent.index_copy_(0, state.cursor - 1, token[None])
+            state.seen.scatter_(1, token[:, None], True)
+            x = self._packed.t3.embed_speech_at(token.expand(len(x)), (number + 1).expand(len(x)))
+        return x, lengths
 
 
 class Drafts:

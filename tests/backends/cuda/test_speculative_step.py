@@ -63,15 +63,17 @@ class Oracle:
         )
 
     def install(self, speculation: SpeculativeStep, monkeypatch: pytest.MonkeyPatch) -> None:
-        draw = speculation._sample
+        draw, t3, own = speculation._sample, speculation._packed.t3, speculation._drafting
 
-        def sample(state: Any, sorting: bool) -> Tensor:
+        def sample(state: Any, sorting: bool) -> tuple[Tensor, Tensor]:
             number = state.sampled.clone()
-            token = draw(state, sorting)
-            if state.seen is speculation._drafting.seen:
-                token.copy_(self._tokens[number])
+            x, lengths = draw(state, sorting)
+            if state.seen is own.seen:
+                token = self._tokens[number]
+                state.recent.index_copy_(0, state.cursor - 1, token[None])
                 state.seen.scatter_(1, token[:, None], True)
-            return token
+                x = t3.embed_speech_at(token.expand(len(x)), (number + 1).expand(len(x)))
+            return x, lengths
 
         monkeypatch.setattr(speculation, "_sample", sample)
 

@@ -60,12 +60,11 @@ class SpeculativeStep:
 
     def __call__(self, state: DecodeState, caches: KVCaches, drafts: int, sorting: bool) -> None:
         """Append one token to the only slot of `state`, and up to `drafts` more."""
-        last = self._sample(state, sorting)
-        x, lengths = self._packed.embed_sampled(state, last, absolute=False)
+        x, lengths = self._sample(state, sorting)
         drafted, embedded = self._draft(state, x, drafts, sorting)
         logits, hidden = self._packed.verify(torch.stack([x, *embedded], dim=1), caches, lengths)
         sampled = self._verify(logits, drafts, sorting)
-        self._packed.accept(state, last, drafted, sampled, count=self._count)
+        self._packed.accept(state, drafted, sampled, count=self._count)
         state.logits.copy_(logits.index_select(1, self._count).view_as(state.logits))
         self._hidden.copy_(hidden.index_select(1, self._count)[:, 0])
 
@@ -80,15 +79,13 @@ class SpeculativeStep:
         own.running.fill_(True)
         own.cursor.zero_()
         parameters = {name: getattr(state, name) for name in SAMPLING}
-        hidden, tokens, embedded = self._head.start(self._hidden), list[Tensor](), list[Tensor]()
+        hidden, embedded = self._head.start(self._hidden), list[Tensor]()
         for number in range(drafts):
             verifying.seen[number].copy_(own.seen[0])
             hidden, logits = self._head.step(hidden, x)
-            drafting = replace(own, logits=logits[None], **parameters)
-            tokens.append(self._sample(drafting, sorting))
-            x, _ = self._packed.embed_sampled(drafting, tokens[-1], absolute=False)
+            x, _ = self._sample(replace(own, logits=logits[None], **parameters), sorting)
             embedded.append(x)
-        return torch.cat(tokens), embedded
+        return own.recent[:drafts, 0], embedded
 
     def _verify(self, logits: Tensor, drafts: int, sorting: bool) -> Tensor:
         """Sample from T3's logits (rows, 1 + drafts, vocab) before each drafted token: (drafts,)."""
@@ -97,10 +94,11 @@ class SpeculativeStep:
         own.running.fill_(True)
         own.cursor.zero_()
         self._sample(own, sorting)
-        return own.recent[0]  # INVALID_LOGITS is no token, so it is never accepted
+        return own.recent[0]
 
-    def _sample(self, state: DecodeState, sorting: bool) -> Tensor:
-        return self._packed.sample(state, order=self._order, sorting=sorting)
+    def _sample(self, state: DecodeState, sorting: bool) -> tuple[Tensor, Tensor]:
+        """Sample and append; return embeddings without absolute positions, which depend on the pass, and lengths."""
+        return self._packed.sample(state, order=self._order, sorting=sorting, absolute=False)
 
 
 class PackedDraftHead:
@@ -136,7 +134,8 @@ class PackedDraftHead:
         from nightingale.backends.cuda.t3 import t3_kernels
 
         following = t3_kernels.rms_norm(x, head.norm.weight)
-        return following, self._linear(following, speech.weight, bias=speech.bias, dtype=torch.float32)
+        logits = torch.empty(len(x), len(speech.weight), device=x.device)
+        return following, self._linear(following, speech.weight, bias=speech.bias, out=logits)
 
     def _linear(self, x: Tensor, weight: Tensor, *, norm: Any = None, **more: Any) -> Tensor:
         from nightingale.backends.cuda.t3 import t3_kernels

@@ -249,12 +249,13 @@ def linear(
     gated: bool = False,
     gelu: bool = False,
     residual: Tensor | None = None,
-    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Return norm(x) (rows, inputs) times weight (outputs, inputs), and what follows."""
+    """Return norm(x) (rows, inputs) times weight (outputs, inputs), and what follows; write it to `out`, if given."""
     rows, inputs = x.shape
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = torch.empty(rows, outputs, dtype=dtype or x.dtype, device=x.device)
+    if out is None:
+        out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
     # So many values are held for each row, twice as many if gated: no more than there are registers for.
     block_out = max(
         1, tuning.block_out // ((2 if gated else 1) * (1 if rows <= 2 else 2 if rows <= 4 else 4))
