@@ -189,7 +189,7 @@ class DecodeState:
         self.seen.logical_or_(seen)
         self.sampled.add_(count)
         # `append` has cached one position for the token before; the last token of an utterance is not cached.
-        self.lengths.add_(count).sub_(self.running)
+        self.lengths.add_(count).add_(self.running, alpha=-1)
         self.running.copy_(running.gather(0, count))
         self.lengths.add_(self.running)
         return count
