@@ -22,7 +22,7 @@ head of one token: it rotates q and k, stores k and v after the row's cached pos
 positions up to there in blocks, with a running maximum (flash attention). If a row has several new tokens (a
 draft to verify), each program reads the new tokens before its own from qkv: other programs store them.
 
-PDL (programmatic dependent launch): the next kernel starts, and loads its weights, while this one ends.
+PDL (programmatic dependent launch): the next kernel starts, and fetches its weights, while this one ends.
 Before its `gdc_wait` a kernel reads weights only, which never change, and writes nothing; after it, the
 previous kernel has ended, and that one ended after the one before it. So memory that torch reuses two kernels
 later is no longer read, and a kernel without PDL waits for everything.
@@ -38,12 +38,15 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from nightingale.backends.cuda.prefetch import prefetch
 from nightingale.backends.cuda.t3.packed_weights import RotationTable
 from nightingale.backends.cuda.triton_support import Tuning, launch
 
 MAX_ROWS = 4
 """Rows of the `linear` kernel, which are written out and not an axis."""
 NO_NORM, RMS_NORM, LAYER_NORM = 0, 1, 2
+LINE = tl.constexpr(64)
+"""Values of 16 bits in a cache line."""
 
 
 @triton.jit
@@ -114,6 +117,14 @@ def _linear_kernel(
     if GATED:
         u = tl.load(places + outputs * INPUTS, mask=real, other=0.0).to(tl.float32)
     if PDL:
+        # The first block is on its way to registers, the others to L2.
+        if BLOCK_IN < INPUTS:
+            LINES: tl.constexpr = BLOCK_IN // LINE
+            lines = tl.minimum(out, outputs - 1)[:, None] * INPUTS + tl.arange(0, LINES)[None, :] * LINE
+            for start in tl.static_range(BLOCK_IN, INPUTS, BLOCK_IN):
+                prefetch(weight_ptr + lines + start)
+                if GATED:
+                    prefetch(weight_ptr + lines + (outputs * INPUTS + start))
         gdc_wait()
     zeros = tl.zeros([BLOCK_OUT, BLOCK_IN], tl.float32)
     weighted = zeros
