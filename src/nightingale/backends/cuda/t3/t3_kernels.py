@@ -118,7 +118,7 @@ def _linear_kernel(
         u = tl.load(places + outputs * INPUTS, mask=real, other=0.0).to(tl.float32)
     if PDL:
         # The first block is on its way to registers, the others to L2.
-        if BLOCK_IN < INPUTS:
+        if (BLOCK_IN < INPUTS) and (BLOCK_IN >= LINE):
             LINES: tl.constexpr = BLOCK_IN // LINE
             lines = tl.minimum(out, outputs - 1)[:, None] * INPUTS + tl.arange(0, LINES)[None, :] * LINE
             for start in tl.static_range(BLOCK_IN, INPUTS, BLOCK_IN):
