@@ -10,6 +10,7 @@ and is tested, without a GPU.
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping
@@ -89,6 +90,18 @@ def deterministic_cudnn() -> Iterator[None]:
             torch.backends.cudnn.deterministic = before
 
 
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collect no garbage meanwhile: graphs of another engine that are destroyed during a capture invalidate it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
 def copy_async(values: Tensor, device: torch.device) -> Tensor:
     """Copy to the device without waiting for the work that was launched there."""
     if device.type != "cuda":
@@ -155,11 +168,12 @@ class GraphedFunction(Generic[Result]):
             torch.cuda.synchronize(device)
             # Not `torch.cuda.graph`, which collects garbage each time: there are many graphs. Other threads
             # may use the device meanwhile, as when a voice is cloned during a capture.
-            self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-            try:
-                self._result = self._function(**self.buffers)
-            finally:
-                self._graph.capture_end()
+            with _no_collection():
+                self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+                try:
+                    self._result = self._function(**self.buffers)
+                finally:
+                    self._graph.capture_end()
         current.wait_stream(stream)
 
     @torch.inference_mode()

@@ -36,7 +36,7 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from nightingale.backends.cuda.prefetch import prefetch
+from nightingale.backends.cuda.prefetch_kernels import prefetch
 
 
 @triton.jit

@@ -38,7 +38,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from nightingale.backends.cuda.prefetch import prefetch
+from nightingale.backends.cuda.prefetch_kernels import prefetch
 from nightingale.backends.cuda.t3.packed_weights import RotationTable
 from nightingale.backends.cuda.triton_support import Tuning, launch
 
