@@ -54,8 +54,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--book-share", type=float, default=0.5)
     parser.add_argument("--generated", type=int, default=40_000, help="number of lines from templates")
     parser.add_argument(
-        "--stored-out", type=Path, nargs="*", default=[], help="texts to exclude from training"
+        "--hard-examples", type=int, default=110_000, help="number of patterns of hard_examples.py"
     )
+    parser.add_argument("--held-out", type=Path, nargs="*", default=[], help="texts to exclude from training")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=2024)
     args = parser.parse_args(arguments)
@@ -128,6 +129,8 @@ def lines(args: argparse.Namespace, hibari: Path, out: Path) -> None:
         book_share=args.book_share,
         generated=args.generated,
         seed=args.seed,
+        hard_examples=args.hard_examples,
+        names=[word for word in rare if word[0].isupper()],
     )
     texts = [text for raw in texts if (text := normalized(raw)) is not None]
     american = list(phoneme_ids(texts, hibari, workers=args.workers))
