@@ -44,7 +44,7 @@ RARE = 40_000
 WORD = re.compile(r"[A-Za-z]{2,16}")
 
 
-def main(arguments: list[str] | None = None) -> None:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="nightingale train assets", description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
@@ -59,7 +59,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--held-out", type=Path, nargs="*", default=[], help="texts to exclude from training")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=2024)
-    args = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = build_parser().parse_args(arguments)
     for part in "ab":
         (args.out / part).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
