@@ -66,6 +66,8 @@ def main(arguments: list[str] | None = None) -> None:
         settings = read_settings(args.state)
         supervise(settings, plan(settings), start_process)
         return
+    if args.continue_t3 and args.start_from is None:
+        parser().error("--continue-t3 needs --from, a folder with the weights to continue")
     settings = Settings(
         assets=str(args.assets.resolve()),
         state=str(args.state.resolve()),

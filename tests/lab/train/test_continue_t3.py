@@ -105,6 +105,12 @@ def test_the_teacher_may_arrive_after_the_first_call(tmp_path: Path, monkeypatch
     assert marker.exists()
 
 
+def test_a_session_that_continues_t3_needs_weights(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        session.main(["--continue-t3"])
+    assert "--from" in capsys.readouterr().err
+
+
 def test_both_calls_of_t3_share_one_learning_rate_schedule(tmp_path: Path) -> None:
     made = settings(tmp_path, start_from=str(tmp_path), continue_t3=True, processes=3)
     tasks = {each.name: each for each in plan(made)}
