@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -49,6 +50,7 @@ class PlantedSubject:
 
     name: str = "planted"
     profile: str = "balanced"
+    voice: str = "default"
     languages: tuple[str, ...] = ("en",)
     damage: Damage = lambda samples: samples
     """Applied to every utterance."""
@@ -66,12 +68,25 @@ class PlantedSubject:
     """Lost in its third block."""
     other_whole: bool = False
     unknown: int = 0
+    same_tokens: bool = False
+    """The seed changes the sound, but not the tokens."""
+    drops_sentence: int | None = None
+    """A text of several sentences is spoken without this one."""
+    misreads: str = ""
+    """The text front end reads each of these characters as another."""
+    likelihood: float = -1.3
+    """Log probability of every token that the subject says, by its own T3."""
+    t3_noise: float = 0.0
+    """Added to the log probabilities."""
     _said: int = 0
 
     def say(self, text: str, *, seed: int, language: str | None = None) -> RecordedUtterance:
         self._said += 1
         kind = 0 if self.forgets_seed else self._said if self.nondeterministic else seed
-        samples = self.damage_to.get(seed, lambda x: x)(self.damage(sound(kind)))
+        sentences = len(re.findall(r"[.!?]( |$)", text))
+        numbers = [number for number in range(max(1, sentences)) if number != self.drops_sentence]
+        healthy = np.concatenate([sound(kind + number) for number in numbers])
+        samples = self.damage_to.get(seed, lambda x: x)(self.damage(healthy))
         return RecordedUtterance(
             text=text,
             seed=seed,
@@ -80,7 +95,15 @@ class PlantedSubject:
             tokens=TOKENS + self.token_slip,
             expected_samples=960 * (TOKENS + self.token_slip) if self.token_slip else len(samples),
             language=language,
+            blocks=((*range(TOKENS), 0 if self.same_tokens else seed),),
         )
+
+    def render_again(self, clip: RecordedUtterance) -> Samples:
+        return sound(0 if self.forgets_seed else clip.seed)
+
+    def log_probabilities(self, text: str, tokens: Sequence[int]) -> list[float]:
+        noise = np.random.default_rng(0).standard_normal(len(tokens)) * self.t3_noise
+        return [float(self.likelihood + each) for each in noise]
 
     def whole(self, text: str, *, seed: int) -> Samples:
         return self.say(text, seed=seed + self.says_other).samples
@@ -108,7 +131,8 @@ class PlantedSubject:
         )
 
     def text_ids(self, text: str, language: str) -> list[int]:
-        return [0] * self.unknown + [*range(1, len(text))]
+        read = [ord(character) + (character in self.misreads) for character in text]
+        return [0] * self.unknown + read
 
     @property
     def unknown_text_id(self) -> int | None:

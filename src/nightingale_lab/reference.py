@@ -30,6 +30,7 @@ from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.types import Samples, Sampling
 from nightingale.voices.voice import Voice
+from nightingale_lab.no_kv_cache import NoKVCache
 from nightingale_lab.random_models import Networks
 
 
@@ -102,6 +103,20 @@ def speech_tokens(
     return generate(torch_t3(model.source, device, "float32"), decoding)
 
 
+@torch.inference_mode()
+def token_log_probabilities(
+    model: Model, text: str, tokens: Sequence[int], *, voice: Any = None
+) -> list[float]:
+    """Return T3's log probability of each token after those before it, in float32 and without guidance."""
+    t3 = networks_of(model).t3
+    prompt = prompt_embeddings(model, t3, decoding_of(model, text, voice=voice))[:1]
+    x = torch.cat([prompt, t3.embed_speech(torch.tensor([tokens[:-1]]), 1)], dim=1)
+    logits = t3(x, [NoKVCache()] * t3.config.backbone.layers)[0, prompt.shape[1] - 1 :]
+    chosen = logits.float().log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])
+    found: list[float] = chosen[:, 0].tolist()
+    return found
+
+
 def open_decoder(model: Model) -> Decoder:
     """Open the reference decoder of a model for one utterance; the model "noise" has one too."""
     profile = replace(EXACT, slots=1)
@@ -169,20 +184,35 @@ def samples_of(model: Model, mel: Tensor, *, seed: int, device: str = "cpu") -> 
 
 @torch.inference_mode()
 def render_in_blocks(
-    model: Model, ids: list[int], *, seed: int, voice: Any = None
+    model: Model,
+    ids: list[int],
+    *,
+    seed: int,
+    voice: Any = None,
+    sizes: Sequence[int] | None = None,
+    streaming: bool = True,
 ) -> tuple[Tensor, list[Samples]]:
-    """Return the mel, and the samples of each block, rendered with the block sizes of `balanced`."""
+    """Return the mel, and the samples of each block. sizes: tokens of each block; default: as in `balanced`."""
     speaker, ids, networks = voice_of(model, voice), audible(ids), networks_of(model)
     prompt = prepare_prompt(networks.flow, speaker)
-    mel_stream = MelStream(networks.flow, speaker, seed=seed, streaming=True, prompt=prompt)
-    sample_stream = SampleStream(networks.hift, seed=seed, streaming=True)
-    mels, chunks, at, size = [], [], 0, BALANCED.smallest_block_tokens
-    while at < len(ids):
+    mel_stream = MelStream(networks.flow, speaker, seed=seed, streaming=streaming, prompt=prompt)
+    sample_stream = SampleStream(networks.hift, seed=seed, streaming=streaming)
+    mels, chunks, at = [], [], 0
+    for size in sizes or _growing_sizes():
         final = at + size >= len(ids)
         mels.append(mel_stream.push(ids[at : at + size], final=final))
         chunks.append(sample_stream.push(mels[-1], final=final))
-        at, size = at + size, min(2 * size, BALANCED.largest_block_tokens)
+        at += size
+        if final:
+            break
     return torch.cat(mels, dim=1), chunks
+
+
+def _growing_sizes() -> Iterator[int]:
+    size = BALANCED.smallest_block_tokens
+    while True:
+        yield size
+        size = min(2 * size, BALANCED.largest_block_tokens)
 
 
 def render_synthetic(model: Model, ids: list[int], *, seed: int, block_tokens: int) -> list[Samples]:

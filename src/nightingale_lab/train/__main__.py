@@ -103,6 +103,11 @@ def build_parser() -> argparse.ArgumentParser:
     t3.add_argument("--smoothing", type=float)
     t3.add_argument("--corruption", "--slip", type=float, help="share of input tokens replaced at random")
     t3.add_argument("--weight-decay", type=float)
+    t3.add_argument("--guidance", type=float, help="weight of the loss of guided heads; default: 0")
+    t3.add_argument("--peak-lr", type=float)
+    t3.add_argument(
+        "--compact-bank", action="store_true", help="also write compact_bank.safetensors, for later sessions"
+    )
     t3.set_defaults(run=stages.run_t3)
 
     own = commands.add_parser(
@@ -144,6 +149,8 @@ def build_parser() -> argparse.ArgumentParser:
     flow.add_argument("--match-s", type=float, required=True, help="seconds of flow matching, in all")
     flow.add_argument("--refine-s", type=float, required=True, help="seconds of refining, in all")
     flow.add_argument("--budget-s", type=float, default=float("inf"), help="seconds of this call")
+    flow.add_argument("--parts", type=int, help="number of parts of the corpus; default: all")
+    flow.add_argument("--peak-lr", type=float)
     flow.set_defaults(run=stages.run_flow)
 
     mels = commands.add_parser(

@@ -6,6 +6,7 @@ transfer to a GPU machine may be limited in size.
 
 from __future__ import annotations
 
+import hashlib
 import random
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from nightingale_lab.train.bpe import BpeEncoder
     from nightingale_lab.train.prepare import Lines
 
-FINAL_MARKS = ".!?,;:"
+OPTIONAL_MARKS = "."
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class Assets:
         return Lines.read(self.file("lines.npz"))
 
     @cached_property
+    def lines_digest(self) -> str:
+        """Return the digest of the text, which tells whose line numbers a token bank has."""
+        return hashlib.sha256(self.file("lines.npz").read_bytes()).hexdigest()[:16]
+
+    @cached_property
     def bpe(self) -> BpeEncoder:
         from nightingale_lab.train.bpe import BpeEncoder
 
@@ -65,8 +71,8 @@ class Assets:
         return self.bpe.encode(self.lines.texts[line], random.Random(line))
 
     def marks(self) -> frozenset[int]:
-        """Return the ids of the marks that may end a sentence."""
-        return frozenset(number for mark in FINAL_MARKS for number in self.bpe.encode_word(mark))
+        """Return the ids of the final marks without which a text is spoken in the same way."""
+        return frozenset(number for mark in OPTIONAL_MARKS for number in self.bpe.encode_word(mark))
 
     def teacher_voice_encoder(self) -> Any:
         """Return the teacher of the voice encoder."""

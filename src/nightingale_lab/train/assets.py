@@ -44,7 +44,7 @@ RARE = 40_000
 WORD = re.compile(r"[A-Za-z]{2,16}")
 
 
-def main(arguments: list[str] | None = None) -> None:
+def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="nightingale train assets", description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
@@ -54,11 +54,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--book-share", type=float, default=0.5)
     parser.add_argument("--generated", type=int, default=40_000, help="number of lines from templates")
     parser.add_argument(
-        "--stored-out", type=Path, nargs="*", default=[], help="texts to exclude from training"
+        "--hard-examples", type=int, default=110_000, help="number of patterns of hard_examples.py"
     )
+    parser.add_argument("--held-out", type=Path, nargs="*", default=[], help="texts to exclude from training")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seed", type=int, default=2024)
-    args = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = build_parser().parse_args(arguments)
     for part in "ab":
         (args.out / part).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -128,6 +133,8 @@ def lines(args: argparse.Namespace, hibari: Path, out: Path) -> None:
         book_share=args.book_share,
         generated=args.generated,
         seed=args.seed,
+        hard_examples=args.hard_examples,
+        names=[word for word in rare if word[0].isupper()],
     )
     texts = [text for raw in texts if (text := normalized(raw)) is not None]
     american = list(phoneme_ids(texts, hibari, workers=args.workers))

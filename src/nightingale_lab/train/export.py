@@ -36,6 +36,7 @@ from nightingale.models.compact import unpack
 from nightingale.text.bpe import BPETokenizer
 from nightingale.types import Sampling
 from nightingale.voices.voice import Voice
+from nightingale_lab.train.loop import save_weights
 from nightingale_lab.train.pack_weights import pack
 from nightingale_lab.train.silence import read_clips, silence_ids
 from nightingale_lab.train.speakers import BuiltInVoice, read_built_in_voices
@@ -182,6 +183,16 @@ def _bad_vocabulary(path: Path, got: str) -> CheckpointError:
         allowed="byte pairs of lower-case letters, with tags added as normalized=false",
         fix="Build it again: nightingale_lab.train.prepare.train_vocabulary.",
     )
+
+
+def split_s3gen(path: Path, out: Path) -> None:
+    """Write the flow and the tokenizer of a packed s3gen file in float32, to continue from them."""
+    tensors = unpack(read_tensors(path))
+    for part in PARTS:
+        if part.source in ("flow.refine", "tokenizer"):
+            own = {k.removeprefix(part.prefix): v for k, v in tensors.items() if k.startswith(part.prefix)}
+            out.mkdir(parents=True, exist_ok=True)
+            save_weights(own, out / f"{part.source}.safetensors", None)
 
 
 def _require(path: Path) -> Path:

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from nightingale.errors import CheckpointError
+from nightingale.models.compact import unpack
 
 GRAPH_WARMUP_CALLS = 3
 SYNC_EVERY_CALLS = 4
@@ -305,14 +306,14 @@ class Resumable(Protocol):
 
 
 def resume(training: Resumable, state: Path, start_from: Path | None) -> dict[str, Any]:
-    """Load the state file if there is one, and return its counters; else load the weights of `start_from`."""
+    """Load the state file if there is one, and return its counters; else load weights, packed or not."""
     if state.exists():
         loaded = load_state(state, training.device)
         training.load_state_dict(loaded)
         counters: dict[str, Any] = loaded["done"]
         return counters
     if start_from is not None and start_from.exists():
-        training.net.load_state_dict({k: v.float() for k, v in load_file(start_from).items()})
+        training.net.load_state_dict({k: v.float() for k, v in unpack(load_file(start_from)).items()})
         training.ema.reset()
     return {}
 

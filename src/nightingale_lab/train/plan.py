@@ -18,6 +18,14 @@ from nightingale_lab.train.vocoder_data import DONE
 
 LAST_S = 12.0
 """Reserved at the end for the last checkpoints."""
+SPLIT = "split"
+"""Folder of the networks of a packed wren's s3gen file."""
+TEACHER = "teacher"
+"""This file exists when all files of Kokoro are there: they may arrive after the session has begun."""
+EARLY_PARTS = 2
+"""Parts of the corpus with which T3 begins, in a session that continues it."""
+T3_OPTIONS = ("--guidance", "0.1", "--peak-lr", "1e-3")
+FLOW_OPTIONS = ("--parts", "4", "--peak-lr", "4e-4")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +43,10 @@ class Settings:
     device: str = "cuda"
     load_s: float = 15.0
     """Seconds that a stage needs to start."""
+    continue_t3: bool = False
+    """Train only T3, the flow and the draft head further, from an earlier session."""
+    processes: int = 0
+    """Processes of the stage single-speaker, in a session that continues T3."""
     options: dict[str, list[str]] = field(default_factory=dict)
     """Further arguments of each stage."""
 
@@ -47,9 +59,9 @@ class Settings:
         return Path(self.state) / "out"
 
     def earlier(self, name: str) -> Path | None:
-        """Return a file of the earlier session, from anywhere under its folder."""
-        found = sorted(Path(self.start_from).rglob(name)) if self.start_from else []
-        return found[0] if found else None
+        """Return a file of the earlier session, from anywhere under its folder or split from its s3gen file."""
+        folders = [Path(self.start_from), Path(self.state) / SPLIT] if self.start_from else []
+        return next((path for folder in folders for path in sorted(folder.rglob(name))), None)
 
     def done_marker(self, task: str) -> Path:
         """Return the file that exists when the task is done."""
@@ -72,6 +84,11 @@ class Task:
 
 
 def plan(s: Settings) -> list[Task]:
+    """Return the tasks of a session."""
+    return plan_continuing_t3(s) if s.continue_t3 else plan_all_stages(s)
+
+
+def plan_all_stages(s: Settings) -> list[Task]:
     whole, tokenizer = s.plan_s, "tokenizer.safetensors"
     tokenizer_s = (0.0 if s.earlier(tokenizer) else 160.0) if s.tokenizer_s is None else s.tokenizer_s
     first, done = s.corpus / "part00" / READY, s.corpus / DONE
@@ -161,6 +178,92 @@ def plan(s: Settings) -> list[Task]:
     if s.earlier("voice_encoder.safetensors"):
         kept.add("voice-encoder")
     return [task for task in tasks if task.name not in kept]
+
+
+def plan_continuing_t3(s: Settings) -> list[Task]:
+    """Return the schedule of a session that trains T3 further, then its draft head.
+
+    Both teachers synthesize at first, T3 begins on the first parts and goes on with all of them, and the flow is
+    trained beside it for a while. With `hours=0`, T3 and the draft head are trained on the stored banks alone.
+    """
+    whole = s.plan_s
+    synthesis_s, flow_s = min(385.0, 0.32 * whole), min(780.0, 0.57 * whole)
+    tokens_s, t3_s = synthesis_s + min(25.0, 0.02 * whole), whole - LAST_S - min(95.0, 0.1 * whole)
+    eager = ["--eager"] if s.device == "cpu" else []
+    corpus = ["--corpus", str(s.corpus), "--out", str(s.out), "--device", s.device]
+    common = ["--out", str(s.out), "--device", s.device, "--assets", s.assets]
+
+    def seconds(left: float) -> list[str]:
+        return ["--budget-s", f"{max(1.0, left - s.load_s):.1f}"]
+
+    def start_from(name: str) -> list[str]:
+        path = s.earlier(name)
+        return ["--start-from", str(path)] if path else []
+
+    def banks() -> list[str]:
+        stored = sorted(Path(s.start_from).rglob("compact_bank*.safetensors")) if s.start_from else []
+        made = [s.out / BANK, *sorted(s.out.glob("single_speaker*.safetensors"))]
+        return ["--bank", *(str(path) for path in [*made, *stored] if path.is_file())]
+
+    def t3(left: float, then_s: float = 0.0) -> list[str]:
+        """then_s: seconds of a later call, which continues the same learning rate schedule."""
+        (plan_s,) = _once(s, "t3", [left + then_s - (2 if then_s else 1) * s.load_s])
+        compact = ["--compact-bank"] if s.hours and not then_s else []
+        times = [*seconds(left), "--plan-s", f"{plan_s:.1f}"]
+        return ["t3", *common, *times, *banks(), *eager, *T3_OPTIONS, *compact, *start_from("t3.safetensors")]
+
+    def draft(left: float) -> list[str]:
+        return ["draft", *common, *seconds(left), *banks(), *eager, *start_from("draft_head.safetensors")]
+
+    def flow(left: float) -> list[str]:
+        (refine_s,) = _once(s, "flow", [left - s.load_s])
+        times = ["--match-s", "0", "--refine-s", f"{refine_s:.1f}"]
+        return ["flow", *corpus, *times, *eager, *FLOW_OPTIONS, *start_from("flow.refine.safetensors")]
+
+    def single_speaker(number: int) -> Task:
+        hibari = next(Path(s.assets).rglob("hibari/assets"), Path(s.assets) / "hibari/hibari/assets").parents[
+            1
+        ]
+        files = {name: str(s.earlier(f"{name}.safetensors")) for name in ("tokenizer", "voices")}
+        arguments = [
+            "--out", str(s.out), "--assets", s.assets, "--shard", str(number), "--shards", str(s.processes),
+            "--hibari", str(hibari), "--tokenizer", files["tokenizer"], "--voices", files["voices"],
+        ]  # fmt: skip
+        return Task(
+            name=f"single-speaker{number}", needs=(), ends_s=synthesis_s, optional=True,
+            arguments=lambda left: ["single-speaker", *arguments, *seconds(left)],
+        )  # fmt: skip
+
+    last = Task(name="draft", needs=(s.done_marker("t3"),), ends_s=whole - LAST_S, arguments=draft)
+    if not s.hours:
+        return [Task(name="t3", needs=(), ends_s=t3_s, output=s.out / "t3.safetensors", arguments=t3), last]
+    single = [single_speaker(number) for number in range(s.processes)]
+    synthesis = ["--out", str(s.corpus), "--device", s.device, "--assets", s.assets, "--hours", str(s.hours)]
+    before_t3 = ["tokens", "t3-early", *(task.name for task in single)]
+    return [
+        Task(
+            name="data", needs=(Path(s.state) / TEACHER,), ends_s=synthesis_s,
+            arguments=lambda left: ["data", *synthesis, *seconds(left)],
+        ),
+        *single,
+        Task(
+            name="tokens", needs=(s.corpus / "part00" / READY,), ends_s=tokens_s, output=s.out / BANK,
+            arguments=lambda left: ["tokens", *corpus, *seconds(left)],
+        ),
+        Task(
+            name="t3-early", needs=(s.corpus / f"part{EARLY_PARTS - 1:02d}" / TOKENS,), ends_s=tokens_s,
+            optional=True, arguments=lambda left: t3(left, t3_s - tokens_s),
+        ),
+        Task(
+            name="t3", needs=tuple(map(s.done_marker, before_t3)), ends_s=t3_s, arguments=t3,
+            output=s.out / "t3.safetensors",
+        ),
+        Task(
+            name="flow", needs=(s.done_marker("tokens"),), ends_s=flow_s, arguments=flow,
+            output=s.out / "flow.refine.safetensors",
+        ),
+        last,
+    ]  # fmt: skip
 
 
 def table(tasks: list[Task]) -> str:

@@ -11,25 +11,36 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nightingale.errors import ConfigError
-from nightingale_lab.train.teachers.hibari import phonemize_all
+from nightingale_lab.train.alignment import SPACE_PHONEME
+from nightingale_lab.train.hard_examples import HardExamples
+from nightingale_lab.train.teachers.hibari import phonemize_all, read_vocabulary
 from nightingale_lab.train.templates import TemplateWriter
 from nightingale_lab.train.texts import Exclusion, book_lines, clean, missing_words, unique, vocabulary
 
 MAX_PHONEMES = 460
 """Kokoro's style table has 510 rows; the rest is a margin for its start and stop."""
 
-SPACE_PHONEME = 16
-
 MARKS = "!\"',-.:;?"
+MARK_IDS: Final = {mark: 3 + place for place, mark in enumerate(MARKS)}
+"""Text ids of the marks, which follow those of [STOP], [UNK] and [SPACE]."""
+MARK_PHONEMES: Final = {";": 1, ":": 2, ",": 3, ".": 4, "!": 5, "?": 6}
+LETTER_NAMES: Final = {
+    "A": "ˈA", "B": "bˈi", "C": "sˈi", "D": "dˈi", "E": "ˈi", "F": "ˈɛf", "G": "ʤˈi", "H": "ˈAʧ", "I": "ˈI",
+    "J": "ʤˈA", "K": "kˈA", "L": "ˈɛl", "M": "ˈɛm", "N": "ˈɛn", "O": "ˈO", "P": "pˈi", "Q": "kjˈu", "R": "ˈɑɹ",
+    "S": "ˈɛs", "T": "tˈi", "U": "jˈu", "V": "vˈi", "W": "dˈʌbᵊlju", "X": "ˈɛks", "Y": "wˈI", "Z": "zˈi",
+}  # fmt: skip
+BRITISH_LETTER_NAMES: Final = {"O": "ˈQ", "R": "ˈɑː", "Z": "zˈɛd"}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 START_ID = 255
 """The id of [START] in the family."""
@@ -45,10 +56,13 @@ def gather(
     book_share: float,
     generated: int,
     seed: int,
+    hard_examples: int = 0,
+    names: Sequence[str] = (),
 ) -> list[str]:
     """Return all training lines, shuffled. Templates add `frequent_words` that free text lacks.
 
-    Only `book_share` of the lines of books are used, so that they do not dominate.
+    Only `book_share` of the lines of books are used, so that they do not dominate. hard_examples: number of patterns
+    of hard_examples.py to add, some with `names`.
     """
     rng = random.Random(seed)
     excluded, seen = Exclusion(held_out), set[str]()
@@ -67,6 +81,10 @@ def gather(
             break
         lines.append(line)
         generated -= 1
+    # Of the hard examples, the same words with another mark are another line.
+    made = HardExamples(rng, lines, frequent_words, names).lines(hard_examples)
+    known = set(lines)
+    lines += [line for line in dict.fromkeys(made) if line not in known and not excluded.hits(line)]
     rng.shuffle(lines)
     return lines
 
@@ -75,9 +93,44 @@ def phoneme_ids(
     lines: Sequence[str], hibari: Path, *, british: bool = False, workers: int = 2
 ) -> Iterator[NDArray[np.uint8]]:
     """Yield Kokoro's ids of each line, without padding; none where the line is too long."""
-    for parts in phonemize_all(lines, hibari, workers=workers, british=british):
+    vocabulary = read_vocabulary(hibari)
+    names = {**LETTER_NAMES, **(BRITISH_LETTER_NAMES if british else {})}
+    letters = {letter: [vocabulary[c] for c in name if c in vocabulary] for letter, name in names.items()}
+    phonemized = phonemize_all(lines, hibari, workers=workers, british=british)
+    for line, parts in zip(lines, phonemized, strict=True):
         ids = [phoneme for part in parts for phoneme in (SPACE_PHONEME, *part)][1:]
+        ids = correct_phonemes(line, ids, letters)
         yield np.asarray(ids if len(ids) <= MAX_PHONEMES else [], dtype=np.uint8)
+
+
+def correct_phonemes(text: str, ids: list[int], letters: Mapping[str, Sequence[int]]) -> list[int]:
+    """Return the phonemes of a line with the names of its single letters, and with its final mark.
+
+    The front end reads the A of "C I A" as the article, and drops the mark after a last letter as that of an
+    abbreviation. letters: phonemes of the name of each letter.
+    """
+    words, spoken = text.split(" "), _split_words(ids)
+    if len(words) == len(spoken):
+        single = [re.fullmatch(r"\W*[A-Z]\W*", word) is not None for word in words]
+        for at, word in enumerate(words):
+            letter = re.sub("[^A-Za-z]", "", word)
+            in_group = (at and single[at - 1]) or (at + 1 < len(words) and single[at + 1])
+            if single[at] and letter in letters and (in_group or letter not in "AI"):
+                mark = MARK_PHONEMES.get(word[-1:])
+                spoken[at] = [*letters[letter], *([mark] if mark else [])]
+        ids = [phoneme for word in spoken for phoneme in (SPACE_PHONEME, *word)][1:]
+    mark = MARK_PHONEMES.get(text.rstrip("\"'")[-1:])
+    return [*ids, mark] if mark and ids and ids[-1] not in MARK_PHONEMES.values() else ids
+
+
+def _split_words(ids: Sequence[int]) -> list[list[int]]:
+    words: list[list[int]] = [[]]
+    for phoneme in ids:
+        if phoneme == SPACE_PHONEME:
+            words.append([])
+        else:
+            words[-1].append(phoneme)
+    return [word for word in words if word]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

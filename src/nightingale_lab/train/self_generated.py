@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.compact import unpack
+from nightingale_lab.train.alignment import UNKNOWN
 from nightingale_lab.train.bank import offsets_of
 from nightingale_lab.train.token_bank import TokenBank
 
@@ -72,6 +73,7 @@ def generate_speech(
     return replace(
         bank,
         tokens=np.concatenate(tokens),
+        word=np.full(sum(map(len, tokens)), UNKNOWN, dtype=np.int16),
         token_offsets=offsets_of(tokens),
         text_ids=np.concatenate(texts),
         text_offsets=offsets_of(texts),

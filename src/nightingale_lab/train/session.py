@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import subprocess
 import sys
@@ -19,7 +20,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-from nightingale_lab.train.plan import Settings, plan, table
+from nightingale_lab.train.corpus import READY
+from nightingale_lab.train.plan import SPLIT, TEACHER, Settings, plan, table
 from nightingale_lab.train.supervisor import (
     FINISHED,
     HEARTBEAT,
@@ -41,8 +43,16 @@ RESULTS = (
     "out/flow.match.safetensors",
 )
 """Files to return, in order of priority."""
+CONTINUED_RESULTS = (
+    "out/t3.safetensors",
+    "out/compact_bank.safetensors",
+    "out/flow.refine.safetensors",
+    "out/draft_head.safetensors",
+)
+"""The files of a session that continues T3. The first call that has the bank returns it; later ones have room for
+the flow."""
 AS_FLOAT16 = frozenset({"vocoder"})
-SETTINGS, SENT = "settings.json", "sent.json"
+SETTINGS, SENT, PID = "settings.json", "sent.json", "supervisor.pid"
 COPY_EVERY_S, POLL_EVERY_S, REPORT_EVERY_S = 60.0, 1.0, 15.0
 LAST_COPY_S = 12.0
 """The last copy of a call starts this long before its end."""
@@ -56,6 +66,8 @@ def main(arguments: list[str] | None = None) -> None:
         settings = read_settings(args.state)
         supervise(settings, plan(settings), start_process)
         return
+    if args.continue_t3 and args.start_from is None:
+        parser().error("--continue-t3 needs --from, a folder with the weights to continue")
     settings = Settings(
         assets=str(args.assets.resolve()),
         state=str(args.state.resolve()),
@@ -64,6 +76,8 @@ def main(arguments: list[str] | None = None) -> None:
         hours=args.hours,
         tokenizer_s=args.tokenizer_s,
         device=args.device,
+        continue_t3=args.continue_t3,
+        processes=args.processes,
         options={stage: shlex.split(more) for stage, more in args.also},
     )
     if args.plan:
@@ -89,6 +103,12 @@ def parser() -> argparse.ArgumentParser:
         "--hours", type=float, default=36.0, help="hours of speech that the teacher synthesizes"
     )
     made.add_argument("--tokenizer-s", type=float, help="0 keeps the earlier session's tokenizer")
+    made.add_argument(
+        "--continue-t3", action="store_true", help="train only T3, the flow and the draft head, with --from"
+    )
+    made.add_argument(
+        "--processes", type=int, default=0, help="with --continue-t3: processes of single-speaker, on CPUs"
+    )
     made.add_argument("--device", default="cuda")
     made.add_argument(
         "--also",
@@ -108,6 +128,10 @@ def create_state(settings: Settings) -> None:
     state = Path(settings.state)
     for folder in (state, settings.corpus, settings.out, state / "logs", state / "marks"):
         folder.mkdir(parents=True, exist_ok=True)
+    if packed := settings.earlier("s3gen.safetensors"):
+        from nightingale_lab.train.export import split_s3gen
+
+        split_s3gen(packed, state / SPLIT)
     kept = settings.earlier("tokenizer.safetensors")
     if "tokenizer" not in {task.name for task in plan(settings)} and kept:
         target = settings.out / kept.name
@@ -123,6 +147,8 @@ def read_settings(state: Path) -> Settings:
 
 def resume(state: Path) -> None:
     """Ensure that a supervisor runs unless all is done, and that it retries failed tasks."""
+    if len(list(Path(read_settings(state).assets).rglob("part[01].bin"))) == 2:
+        (state / TEACHER).touch()
     finished = state / FINISHED
     if finished.exists() and SessionStatus.read(state).failed:
         finished.unlink()
@@ -139,13 +165,14 @@ def detach(state: Path) -> None:
     """Start the supervisor in a process session of its own, which outlives this call."""
     (state / HEARTBEAT).touch()
     with (state / "logs" / "supervisor.log").open("ab") as log:
-        subprocess.Popen(
+        supervisor = subprocess.Popen(
             [sys.executable, "-m", "nightingale_lab.train", "session", "--supervise", "--state", str(state)],
             stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
+    (state / PID).write_text(str(supervisor.pid), encoding="utf-8")
 
 
 def monitor(state: Path, results: Path, *, budget_s: float, write: Callable[[str], None]) -> None:
@@ -158,6 +185,9 @@ def monitor(state: Path, results: Path, *, budget_s: float, write: Callable[[str
             break
         if not _alive(state):
             write("the supervisor has died; call again to continue")
+            break
+        if _without_data(state):
+            write("the stage data has failed, so there is nothing to train on; correct it and call again")
             break
         if time.monotonic() - copied > COPY_EVERY_S:
             copy_results(state, results, before)
@@ -182,7 +212,7 @@ def copy_results(state: Path, results: Path, before: dict[str, list[int]]) -> di
     from nightingale_lab.train.volumes import pack
 
     versions = _versions(state)
-    files = [state / path for path in RESULTS]
+    files = [state / path for path in _results(state)]
     fresh = [f for f in files if f.is_file() and before.get(f.stem) != versions.get(f.stem)]
     priority = {name: place for place, name in enumerate(before)}
     fresh.sort(key=lambda file: priority.get(file.stem, -1))
@@ -203,7 +233,17 @@ def _store_sent(state: Path, before: dict[str, list[int]], sent: dict[str, list[
 
 
 def _versions(state: Path) -> dict[str, list[int]]:
-    return {Path(p).stem: _version(state / p) for p in RESULTS if (state / p).is_file()}
+    return {Path(p).stem: _version(state / p) for p in _results(state) if (state / p).is_file()}
+
+
+def _results(state: Path) -> tuple[str, ...]:
+    return CONTINUED_RESULTS if read_settings(state).continue_t3 else RESULTS
+
+
+def _without_data(state: Path) -> bool:
+    data = SessionStatus.read(state).rows.get("data")
+    failed = data is not None and data.state.startswith("failed")
+    return failed and not any(state.glob(f"corpus/part*/{READY}"))
 
 
 def _version(path: Path) -> list[int]:
@@ -212,7 +252,12 @@ def _version(path: Path) -> list[int]:
 
 
 def _alive(state: Path) -> bool:
-    heartbeat = state / HEARTBEAT
+    heartbeat, pid = state / HEARTBEAT, state / PID
+    if pid.is_file():
+        try:
+            os.kill(int(pid.read_text(encoding="utf-8")), 0)
+        except ProcessLookupError:
+            return False
     return heartbeat.is_file() and time.time() - heartbeat.stat().st_mtime < STALE_S
 
 

@@ -21,8 +21,10 @@ from torch.nn import functional as F
 
 from nightingale.clocks import CLOCKS
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer, fsq_ids
+from nightingale_lab.train.alignment import UNKNOWN
 from nightingale_lab.train.bank import offsets_of
 from nightingale_lab.train.loop import ignore_progress
+from nightingale_lab.train.prepare import MARK_PHONEMES
 from nightingale_lab.train.resample import To16k
 from nightingale_lab.train.speakers import SPEAKER_SHARES
 from nightingale_lab.train.synthesize import PEAK, SPEEDS, trim
@@ -30,6 +32,7 @@ from nightingale_lab.train.token_bank import TokenBank
 
 VOICE = "af_heart"
 """The voice that the small teacher was trained on."""
+QUESTION_AND_EXCLAMATION_MARK = frozenset(MARK_PHONEMES[mark] for mark in "?!")
 
 
 class SingleSpeakerTeacher(Protocol):
@@ -71,7 +74,8 @@ def synthesize_tokens(
 ) -> None:
     """Synthesize and tokenize lines until time is up; `out` is a complete bank after every save.
 
-    phonemes: ids of every line of the text; lines without ids are skipped.
+    phonemes: ids of every line of the text. Lines without ids are skipped, and so are questions and exclamations,
+    because the teacher speaks them like statements.
     """
     to16k, rng = To16k(), np.random.default_rng(seed)
     tokens: list[NDArray[np.int16]] = []
@@ -84,6 +88,7 @@ def synthesize_tokens(
             return
         bank = TokenBank(
             tokens=np.concatenate(tokens),
+            word=np.full(sum(map(len, tokens)), UNKNOWN, dtype=np.int16),
             token_offsets=offsets_of(tokens),
             text_ids=np.zeros(0, np.int16),  # the file of a bank keeps line numbers only
             text_offsets=offsets_of([]),
@@ -106,7 +111,9 @@ def synthesize_tokens(
             saved_s = now_s
         speed = float(rng.uniform(*SPEEDS))
         ids = phonemes[number].tolist()
-        samples = teacher.speak_ids(ids, speed=speed, seed=number) if ids else torch.zeros(0)
+        if not ids or QUESTION_AND_EXCLAMATION_MARK.intersection(ids):
+            continue
+        samples = teacher.speak_ids(ids, speed=speed, seed=number)
         if len(samples) and bool(samples.isfinite().all()) and bool(samples.any()):
             tokens.append(tokenize_utterance(net, to16k, samples))
             lines.append(number)

@@ -14,8 +14,10 @@ from typing import Any
 from nightingale.errors import ConfigError
 
 TOKENS, BANK, SELF_GENERATED = "tokens.npy", "bank.safetensors", "self_generated.safetensors"
-LINES_PER_HOUR = 1800
+COMPACT_BANK = "compact_bank.safetensors"
+LINES_PER_HOUR = 1150
 """More than the teacher speaks (1,100), so that lines never run out; assigning speakers to all takes seconds."""
+RECIPE_OPTIONS = ("dropout", "smoothing", "corruption", "weight_decay", "guidance", "peak_lr")
 
 
 def print_progress(record: dict[str, Any]) -> None:
@@ -41,19 +43,20 @@ def run_data(args: argparse.Namespace) -> None:
     from nightingale_lab.train.asset_files import Assets
     from nightingale_lab.train.corpus import READY
     from nightingale_lab.train.speakers import BLENDED_SPEAKERS, SPEAKER_SHARES
-    from nightingale_lab.train.synthesize import SpeakerMix, assign_speakers, synthesize
+    from nightingale_lab.train.synthesize import SpeakerMix, assign_speakers, order_lines, synthesize
     from nightingale_lab.train.vocoder_data import DONE
     from nightingale_lab.train.voice_encoder import speaker_vectors
 
     assets, device = Assets(args.assets), torch.device(args.device)
     before = len(list(args.out.glob(f"part*/{READY}")))
     lines, limit = assets.lines, args.limit or int(args.hours * LINES_PER_HOUR)
-    order = np.random.default_rng(args.seed).permutation(len(lines))
+    order = order_lines(lines.texts, limit, seed=args.seed)
     # A second call takes other lines: it starts where those of the first one end.
     order = np.roll(order, -before * limit - args.after)[:limit]
     teacher = make_teacher(assets, args.device)
     requests = assign_speakers(
         order.tolist(),
+        [lines.texts[i] for i in order],
         [{"american": lines.american[i], "british": lines.british[i]} for i in order],
         SpeakerMix(
             shares=SPEAKER_SHARES,
@@ -176,13 +179,15 @@ def run_tokens(args: argparse.Namespace) -> None:
             if part not in banks:
                 corpus = Corpus.load(part)
                 tokens = tokenize_corpus(net, corpus, device=device)
-                np.save(part / TOKENS, tokens.cpu().numpy())
                 banks[part] = TokenBank.of(corpus, tokens.cpu().numpy())
+                # The bank of the parts so far is written first: a stage may start when a part has its tokens.
+                TokenBank.join([banks[part] for part in sorted(banks)]).save(args.out / BANK)
+                np.save(part / "tokens.partial.npy", tokens.cpu().numpy())
+                (part / "tokens.partial.npy").replace(part / TOKENS)
                 print_progress({"tokens": len(tokens), "bits": code_entropy_bits(tokens)})
         if whole:
             break
         time.sleep(0.2)
-    TokenBank.join([banks[part] for part in sorted(banks)]).save(args.out / BANK)
 
 
 def run_self_generated(args: argparse.Namespace) -> None:
@@ -262,9 +267,11 @@ def run_t3(args: argparse.Namespace) -> None:
 
     assets = Assets(args.assets)
     bank = _banks(args, assets)
+    if args.compact_bank:
+        bank.save_compact(args.out / COMPACT_BANK, lines_digest=assets.lines_digest)
     # Every clip is used with its usual text ids and once more with BPE-dropout.
     bank = TokenBank.join([bank, bank.reencoded(assets.encode_with_dropout)])
-    recipe = {name: getattr(args, name) for name in ("dropout", "smoothing", "corruption", "weight_decay")}
+    recipe = {name: getattr(args, name) for name in RECIPE_OPTIONS}
     train_t3(
         bank,
         args.out,
@@ -287,7 +294,7 @@ def run_flow(args: argparse.Namespace) -> None:
     from nightingale.models.chatterbox.presets import PRESETS
     from nightingale_lab.train.flow import train_flow
 
-    corpus, tokens = _corpus_with_tokens(args.corpus)
+    corpus, tokens = _corpus_with_tokens(args.corpus, args.parts)
     with _cudnn_benchmark(args.device):
         train_flow(
             corpus,
@@ -301,7 +308,7 @@ def run_flow(args: argparse.Namespace) -> None:
             eager=args.eager,
             start_from=args.start_from,
             on_progress=print_progress,
-            **_batch(args),
+            **_batch(args, "peak_lr"),
         )
 
 
@@ -362,11 +369,13 @@ def _banks(args: argparse.Namespace, assets: Any) -> Any:
     """Return the token banks of `--bank`, or the one in `--out`, joined."""
     from nightingale_lab.train.token_bank import TokenBank
 
-    return TokenBank.join([TokenBank.load(path, assets.encode) for path in args.bank or [args.out / BANK]])
+    paths = args.bank or [args.out / BANK]
+    digest = assets.lines_digest
+    return TokenBank.join([TokenBank.load(path, assets.encode, lines_digest=digest) for path in paths])
 
 
-def _corpus_with_tokens(folder: Path) -> tuple[Any, Any]:
-    """Return a corpus, and the tokens that the stage `tokens` wrote beside its parts."""
+def _corpus_with_tokens(folder: Path, max_parts: int | None = None) -> tuple[Any, Any]:
+    """Return a corpus of up to `max_parts` parts, and the tokens that the stage `tokens` wrote beside them."""
     import numpy as np
     import torch
 
@@ -374,6 +383,7 @@ def _corpus_with_tokens(folder: Path) -> tuple[Any, Any]:
 
     whole = (folder / TOKENS).is_file()
     parts = [folder] if whole else [part for part in ready_parts(folder) if (part / TOKENS).is_file()]
+    parts = parts[:max_parts]
     tokens = np.concatenate([np.load(part / TOKENS) for part in parts])
     return Corpus.join([Corpus.load(part) for part in parts]), torch.from_numpy(tokens)
 
@@ -385,5 +395,6 @@ def _cudnn_benchmark(device: str) -> Any:
     return torch.backends.cudnn.flags(enabled=True, benchmark=device != "cpu", allow_tf32=True)
 
 
-def _batch(args: argparse.Namespace) -> dict[str, int]:
-    return {} if args.batch is None else {"batch": args.batch}
+def _batch(args: argparse.Namespace, *others: str) -> dict[str, Any]:
+    """Return the batch size, and other options, if they are given."""
+    return {name: value for name in ("batch", *others) if (value := getattr(args, name)) is not None}

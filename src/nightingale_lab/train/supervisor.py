@@ -43,7 +43,8 @@ def start_process(arguments: list[str], log: Path, state: Path) -> Child:
     """Start a stage as a process."""
     environment = os.environ | {
         "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": THREADS,
+        # Of the stage single-speaker, a process runs on every core.
+        "OMP_NUM_THREADS": "1" if arguments[0] == "single-speaker" else THREADS,
         "TORCHINDUCTOR_CACHE_DIR": str(state / "inductor"),
     }
     with log.open("ab") as file:

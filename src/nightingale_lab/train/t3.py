@@ -3,12 +3,13 @@
 This is next-token prediction. Against runaways and early stops, the data has sentences of every length, joined
 pairs of sentences of one speaker, and text with and without a final mark, and the stop token has a higher
 weight. Against overfitting there are dropout, label smoothing, corrupted input tokens, and validation on
-held-out lines: the averaged weights with the lowest validation loss are the result.
+held-out lines: the averaged weights with the lowest validation loss are the result. Against skipped and repeated
+words, some heads are guided (alignment.py). The last tokens of questions and exclamations have a higher weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch.nn import functional as F
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale_lab.no_kv_cache import NoKVCache
+from nightingale_lab.train.alignment import UNKNOWN, GuidedAttention
 from nightingale_lab.train.code_init import init_from_digits
 from nightingale_lab.train.loop import (
     Ema,
@@ -35,6 +37,7 @@ from nightingale_lab.train.loop import (
     save_state,
     save_weights,
 )
+from nightingale_lab.train.prepare import MARK_IDS
 from nightingale_lab.train.t3_rows import Bucket, build_buckets
 from nightingale_lab.train.token_bank import TokenBank
 
@@ -42,6 +45,12 @@ BATCH_IDS = 24_576
 """Ids per step; the batch of a bucket has as many rows as fit."""
 STOP_WEIGHT = 4.0
 VALIDATE_EVERY_S = 15.0
+GUIDED_HEADS: Mapping[int, tuple[int, ...]] = {1: (4,), 2: (4,), 3: (2,)}
+"""Guided heads by layer: one that attends to the spoken word without guidance (with 75 % of its weight), and two
+later ones, which can read the result of the first and so tell a word from its repetition."""
+QUESTION_OR_EXCLAMATION = (MARK_IDS["?"], MARK_IDS["!"])
+FINAL_TOKENS = 18
+"""The last 0.7 s, which carry the intonation of a question or an exclamation."""
 RESIDUAL_OUTPUTS = ("o_proj", "down_proj")
 """Projections whose output is added to the residual stream: they get small initial weights and dropout."""
 
@@ -59,6 +68,10 @@ class T3Recipe:
     dropout: float = 0.1
     smoothing: float = 0.05
     weight_decay: float = 0.05
+    guidance: float = 0.0
+    """Weight of the loss of the guided heads."""
+    final_weight: float = 3.0
+    """Weight of the last tokens of questions and exclamations: they are few, and all that differs from statements."""
 
 
 class T3Training:
@@ -90,11 +103,14 @@ class T3Training:
             if name.endswith(RESIDUAL_OUTPUTS):
                 module.register_forward_hook(self._drop)
         self.optimizer = Optimizer(self.net.parameters(), betas=(0.9, 0.98), weight_decay=recipe.weight_decay)
-        self.ema = Ema(self.net.parameters(), decay=0.9995)
+        self.ema = Ema(self.net.parameters(), decay=0.999)
         self.best = [p.clone() for p in self.ema.average]
         self.best_loss = float("inf")
         self.losses = torch.zeros(3, device=device)
         """Running loss, accuracy, and accuracy of the stop."""
+        self.guided_loss = torch.zeros((), device=device)
+        self.final_loss = torch.zeros(2, device=device)
+        """Sum and number of the validation losses at the last tokens of questions and exclamations."""
         self.steps = {size: GraphedStep(self._step_of(size), eager=eager) for size in self.buckets}
         # A step of a short bucket has more rows, so sampling buckets by ids uses every clip equally often.
         weight = np.array([len(b.ids) * size for size, b in self.buckets.items()], dtype=np.float64)
@@ -133,17 +149,44 @@ class T3Training:
         ids = bucket.ids[pick].long()
         inputs, counts = self.batch(bucket, pick, corruption=corruption)
         assert isinstance(self.net, T3)
-        logits = self.logits(self.net, *inputs)
+        guides = self._guides(bucket, pick, inputs[0], counts) if self.dropout_on else {}
+        logits = self.logits(self.net, *inputs, guides=guides)
         is_stop = ids == STOP_SPEECH
         weight = counts * torch.where(is_stop, STOP_WEIGHT, 1.0)
         each = self.token_loss(logits, ids, inputs, smoothing)
+        final = counts & ~is_stop & self._final_tokens(bucket, pick, ids)
+        if self.dropout_on:
+            weight = weight * torch.where(final, self.recipe.final_weight, 1.0)
+        else:
+            self.final_loss += torch.stack([(each * final).sum(), final.sum().float()])
+        guided = sum((guide.loss for guide in guides.values()), torch.zeros((), device=self.device))
+        if guides:
+            self.guided_loss.lerp_(guided.detach(), 0.02)
         right = (logits.detach().argmax(-1) == ids).float()
         stops = (counts & is_stop).float()
         return (
-            (each * weight).sum() / weight.sum(),
+            (each * weight).sum() / weight.sum() + self.recipe.guidance * guided,
             (right * counts).sum() / counts.sum(),
             (right * stops).sum() / stops.sum().clamp(min=1),
         )
+
+    def _final_tokens(self, bucket: Bucket, pick: Tensor, ids: Tensor) -> Tensor:
+        """Return a mask of the last tokens of questions and exclamations, (rows, time)."""
+        mark = ids.gather(1, (bucket.text_count[pick] - 2)[:, None])
+        chosen = (mark == QUESTION_OR_EXCLAMATION[0]) | (mark == QUESTION_OR_EXCLAMATION[1])
+        place = torch.arange(ids.shape[1], device=self.device)[None]
+        return chosen & (place >= (bucket.count[pick] - 1 - FINAL_TOKENS)[:, None])
+
+    def _guides(
+        self, bucket: Bucket, pick: Tensor, is_text: Tensor, counts: Tensor
+    ) -> dict[int, GuidedAttention]:
+        """Return the guided attention of each layer. Input i is id i - 1, since the speaker comes first."""
+        if not self.recipe.guidance:
+            return {}
+        word = bucket.word[pick].long()
+        queries = torch.where(counts, word, UNKNOWN)
+        keys = F.pad(torch.where(is_text, word, UNKNOWN)[:, :-1], (1, 0), value=UNKNOWN)
+        return {layer: GuidedAttention(heads, queries, keys) for layer, heads in GUIDED_HEADS.items()}
 
     def batch(
         self, bucket: Bucket, pick: Tensor, *, corruption: float
@@ -168,10 +211,19 @@ class T3Training:
         x = torch.where(is_text[..., None], text, speech)
         return torch.cat([net.cond_enc.spkr_enc(speaker)[:, None].to(x.dtype), x[:, :-1]], dim=1)
 
-    def logits(self, net: T3, is_text: Tensor, ids: Tensor, speaker: Tensor) -> Tensor:
-        """(rows, time, vocab)."""
+    def logits(
+        self,
+        net: T3,
+        is_text: Tensor,
+        ids: Tensor,
+        speaker: Tensor,
+        *,
+        guides: Mapping[int, GuidedAttention] | None = None,
+    ) -> Tensor:
+        """Return logits, (rows, time, vocab). guides: the attention of guided layers."""
+        caches = [(guides or {}).get(layer, NoKVCache()) for layer in range(net.config.backbone.layers)]
         with torch.autocast(self.device.type, torch.bfloat16):
-            return net(self.embed(net, is_text, ids, speaker), [NoKVCache()] * net.config.backbone.layers)
+            return net(self.embed(net, is_text, ids, speaker), caches)
 
     def token_loss(
         self,
@@ -192,17 +244,20 @@ class T3Training:
             self.best = [p.clone() for p in self.ema.average]
             return {}
         self.dropout_on, results = False, []
+        self.final_loss.zero_()
         with self.ema.swapped_in():
             for size, bucket in self.validation.items():
                 rows = torch.arange(min(len(bucket.ids), _rows(bucket, size)), device=self.device)
                 results.append(torch.stack(self.loss(bucket, rows, corruption=0.0, smoothing=0.0)))
         self.dropout_on = True
         loss, accuracy, stop_accuracy = torch.stack(results).mean(0).tolist()
+        total, number = self.final_loss.tolist()
         if loss < self.best_loss:
             self.best_loss = loss
             torch._foreach_copy_(self.best, self.ema.average)
         return {
             "validation_loss": loss,
+            **({"validation_final_loss": total / number} if number else {}),
             "validation_accuracy": accuracy,
             "validation_stop_accuracy": stop_accuracy,
         }
@@ -217,6 +272,7 @@ class T3Training:
             "ema": self.ema.average,
             "best": self.best,
             "best_loss": self.best_loss,
+            "validation_rows": self._validation_rows(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -224,7 +280,12 @@ class T3Training:
         self.optimizer.load_state_dict(state["optimizer"])
         self.ema.load(state["ema"])
         torch._foreach_copy_(self.best, state["best"])
-        self.best_loss = state["best_loss"]
+        # Losses on different validation sets do not compare.
+        same = state.get("validation_rows") == self._validation_rows()
+        self.best_loss = state["best_loss"] if same else float("inf")
+
+    def _validation_rows(self) -> int:
+        return sum(len(bucket.ids) for bucket in self.validation.values())
 
 
 def _rows(bucket: Bucket, size: int) -> int:
@@ -284,6 +345,7 @@ def train_t3(
     def log_progress() -> None:
         errors = {r for s in training.steps.values() if (r := s.capture_error)}
         losses = dict(zip(("loss", "accuracy", "stop_accuracy"), training.losses.tolist(), strict=True))
+        losses["guided_loss"] = float(training.guided_loss)
         record = {"step": done["step"], "seconds": clock.elapsed_s, **losses, **training.validate()}
         record["capture_error"] = "; ".join(sorted(errors)) or None
         log.write(record)

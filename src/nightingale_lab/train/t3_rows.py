@@ -1,4 +1,4 @@
-"""The training sequences of T3 (text, speech, stop), bucketed by length so that to_device are few shapes."""
+"""The training sequences of T3 (text, speech, stop), bucketed by length so that there are few shapes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH, T3Config
+from nightingale_lab.train.alignment import SPACE_ID, UNKNOWN, words_of_text
+from nightingale_lab.train.parallel import map_spans
 from nightingale_lab.train.token_bank import TokenBank
 
 BUCKETS = (64, 96, 128, 160, 192, 224, 256, 320, 384, 512, 640)
-SPACE_ID = 2
-NO_FINAL_MARK = 0.125
-"""Probability that the final punctuation mark is left out, as users leave it out."""
+NO_FINAL_MARK = 0.06
+"""Probability that a final full stop is left out, as users leave it out. Other marks change the intonation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,8 @@ class Bucket:
     """(rows,): number of all ids, the stop token included."""
     clip: Tensor
     """(rows,): the clip that has the speaker vector."""
+    word: Tensor
+    """(rows, length) int16: the word of each id, or UNKNOWN."""
 
 
 def build_buckets(
@@ -46,32 +49,41 @@ def build_buckets(
 ) -> dict[int, Bucket]:
     """Bucket every chosen clip, and `joined_share` times as many joined pairs of clips of one voice, by length."""
     rng = np.random.default_rng(seed)
-    buckets: dict[int, list[tuple[NDArray[np.int16], int, int, int]]] = {}
-    for clips_of_row in _clips_of_rows(bank.voice, np.flatnonzero(chosen), joined_share, rng):
-        text = _text(bank, clips_of_row)
-        if int(text[-1]) in marks and len(text) > 1 and rng.random() < NO_FINAL_MARK:
-            text = text[:-1]
-        speech = [bank.tokens[bank.token_offsets[i] : bank.token_offsets[i + 1]] for i in clips_of_row]
-        row = np.concatenate(
-            [[config.start_text], text, [config.stop_text, START_SPEECH], *speech, [STOP_SPEECH]]
-        )
-        size = next((bucket for bucket in BUCKETS if len(row) <= bucket), None)
-        if size is not None:
-            padded = np.pad(row.astype(np.int16), (0, size - len(row)))
-            buckets.setdefault(size, []).append((padded, len(text) + 2, len(row), clips_of_row[0]))
+    rows = _clips_of_rows(bank.voice, np.flatnonzero(chosen), joined_share, rng)
+    without_mark = rng.random(len(rows)) < NO_FINAL_MARK
 
-    def to_device(values: list[Any], dtype: type) -> Tensor:
-        return torch.from_numpy(np.asarray(values, dtype=dtype)).to(device)
+    def work(first: int, end: int) -> dict[int, list[NDArray[Any]]]:
+        """Return ids, words, numbers of text ids and of all ids, and clips of each bucket."""
+        found: dict[int, list[tuple[Any, ...]]] = {}
+        for clips, shorten in zip(rows[first:end], without_mark[first:end], strict=True):
+            text = _text(bank, clips)
+            if shorten and len(text) > 1 and int(text[-1]) in marks:
+                text = text[:-1]
+            speech = [bank.tokens[bank.token_offsets[i] : bank.token_offsets[i + 1]] for i in clips]
+            row = np.concatenate(
+                [[config.start_text], text, [config.stop_text, START_SPEECH], *speech, [STOP_SPEECH]]
+            )
+            size = next((bucket for bucket in BUCKETS if len(row) <= bucket), None)
+            if size is not None:
+                words = np.full(size, UNKNOWN, dtype=np.int16)
+                words[1 : 1 + len(text)] = words_of_text(text)
+                words[len(text) + 3 : len(row) - 1] = _words(bank, clips)
+                padded = np.pad(row.astype(np.int16), (0, size - len(row)))
+                found.setdefault(size, []).append((padded, words, len(text) + 2, len(row), clips[0]))
+        return {
+            size: [np.stack(column) for column in zip(*each, strict=True)] for size, each in found.items()
+        }
 
-    return {
-        size: Bucket(
-            ids=to_device([r[0] for r in rows], np.int16),
-            text_count=to_device([r[1] for r in rows], np.int64),
-            count=to_device([r[2] for r in rows], np.int64),
-            clip=to_device([r[3] for r in rows], np.int64),
-        )
-        for size, rows in sorted(buckets.items())
-    }
+    # Only the training set is large enough for several processes; it is built before the GPU is used.
+    parts = map_spans(work, len(rows), workers=None if joined_share else 1)
+    sizes = sorted({size for part in parts for size in part})
+
+    def bucket(size: int) -> Bucket:
+        columns = zip(*(part[size] for part in parts if size in part), strict=True)
+        ids, word, text_count, count, clip = (torch.from_numpy(np.concatenate(c)).to(device) for c in columns)
+        return Bucket(ids=ids, word=word, text_count=text_count, count=count, clip=clip)
+
+    return {size: bucket(size) for size in sizes}
 
 
 def _clips_of_rows(
@@ -92,4 +104,17 @@ def _text(bank: TokenBank, clips_of_row: tuple[int, ...]) -> NDArray[np.int16]:
         if parts:
             parts.append(np.array([SPACE_ID], dtype=np.int16))
         parts.append(bank.text_ids[bank.text_offsets[i] : bank.text_offsets[i + 1]])
+    return np.concatenate(parts)
+
+
+def _words(bank: TokenBank, clips_of_row: tuple[int, ...]) -> NDArray[np.int16]:
+    """Return the word of each token; UNKNOWN for a clip whose speech and text differ in the number of words."""
+    parts, before = list[NDArray[np.int16]](), 0
+    for i in clips_of_row:
+        spoken = bank.word[bank.token_offsets[i] : bank.token_offsets[i + 1]]
+        text = bank.text_ids[bank.text_offsets[i] : bank.text_offsets[i + 1]]
+        written = int(words_of_text(text).max(initial=UNKNOWN)) + 1
+        known = int(spoken.max(initial=UNKNOWN)) + 1 == written
+        parts.append(np.where(known, spoken + before, UNKNOWN).astype(np.int16))
+        before += written
     return np.concatenate(parts)

@@ -14,7 +14,7 @@ from importlib.resources import files
 
 from nightingale.text.english.words import cardinal, ordinal, year
 
-_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def clock(hour: int, minute: int) -> str:
@@ -38,23 +38,30 @@ def _sections(name: str) -> dict[str, list[str]]:
 class TemplateWriter:
     """Generates sentences; `rare` are words that free text lacks."""
 
-    def __init__(self, rng: random.Random, rare: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        rng: random.Random,
+        rare: Sequence[str] = (),
+        *,
+        patterns: str = "patterns.txt",
+        words: str = "words.txt",
+    ) -> None:
         self._rng, self._rare = rng, rare
-        words = _sections("words.txt")
-        self._words = {name: [w for row in rows for w in row.split("; ")] for name, rows in words.items()}
+        listed = _sections(words)
+        self._words = {name: [w for row in rows for w in row.split("; ")] for name, rows in listed.items()}
         self._kinds: dict[str, list[str]] = {}
         self._shares: dict[str, int] = {}
-        for heading, patterns in _sections("patterns.txt").items():
+        for heading, of_kind in _sections(patterns).items():
             kind, share = heading.split()
-            self._kinds[kind] = patterns if rare else [p for p in patterns if "{rare" not in p]
+            self._kinds[kind] = of_kind if rare else [p for p in of_kind if "{rare" not in p]
             self._shares[kind] = int(share) if self._kinds[kind] else 0
         self._made: dict[str, Callable[[], str]] = {
             "n": lambda: cardinal(self._amount()), "small": lambda: cardinal(rng.randint(1, 99)),
             "digit": lambda: cardinal(rng.randint(1, 9)), "ordinal": lambda: ordinal(rng.randint(1, 130)),
             "decimal": self._decimal, "year": lambda: year(str(rng.randint(1066, 2040))), "date": self._date,
             "time": self._time, "money": self._money, "name": self._name,
-            "letter": lambda: rng.choice(_LETTERS),
-            "letters": lambda: " ".join(rng.choices(_LETTERS, k=rng.randint(1, 6))),
+            "letter": lambda: rng.choice(LETTERS),
+            "letters": lambda: " ".join(rng.choices(LETTERS, k=rng.randint(1, 6))),
             "spelled": lambda: " ".join(self._word("acronym")), "phone": self._phone,
             "spelled_name": lambda: " ".join(re.sub("[^A-Z]", "", self._word("last").upper())),
             "code": lambda: self._digits(rng.randint(3, 4)), "list": self._list,
@@ -62,9 +69,13 @@ class TemplateWriter:
         }  # fmt: skip
 
     def lines(self, count: int) -> Iterator[str]:
-        """Yield `count` sentences, each kind with its share."""
+        """Return `count` sentences, each kind with its share."""
+        return (line for _, line in self._filled(count))
+
+    def _filled(self, count: int) -> Iterator[tuple[str, str]]:
+        """Yield the kind and the text of each sentence."""
         for kind in self._rng.choices(list(self._kinds), list(self._shares.values()), k=count):
-            yield self._fill(self._rng.choice(self._kinds[kind]))
+            yield kind, self._fill(self._rng.choice(self._kinds[kind]))
 
     def about(self, word: str) -> str:
         """Return a line that contains `word`, to train its pronunciation."""
@@ -72,7 +83,7 @@ class TemplateWriter:
 
     def _fill(self, pattern: str, **given: str) -> str:
         line = re.sub(r"\{(\w+)\}", lambda m: given[m[1]] if m[1] in given else self._slot(m[1]), pattern)
-        return re.sub("[a-z]", lambda m: m[0].upper(), line, count=1) if not line[0].isupper() else line
+        return re.sub("[A-Za-z]", lambda m: m[0].upper(), line, count=1)
 
     def _slot(self, slot: str) -> str:
         name = slot.rstrip("0123456789")

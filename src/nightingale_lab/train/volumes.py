@@ -20,8 +20,11 @@ from nightingale.errors import CheckpointError
 
 VOLUME_BYTES = 31 * 2**19
 """15.5 MiB."""
-TOTAL_BYTES = 62 * 2**20
+TOTAL_BYTES = 127 * 2**19
+"""63.5 MiB."""
 LOGS = "log"
+LOG_BYTES = 24_000
+"""Only the end of a longer log is sent."""
 SEPARATOR = "::"
 
 
@@ -40,7 +43,7 @@ def pack(
     """
     tensors: dict[str, Tensor] = {}
     for log in logs:
-        text = np.frombuffer(log.read_bytes(), dtype=np.uint8)
+        text = np.frombuffer(log.read_bytes()[-LOG_BYTES:], dtype=np.uint8)
         if len(text):
             tensors[f"{LOGS}{SEPARATOR}{log.name}"] = torch.from_numpy(text.copy())
     sent: dict[str, dict[str, object]] = {}

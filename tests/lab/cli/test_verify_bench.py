@@ -39,7 +39,7 @@ def test_verify_exits_0_if_no_check_fails_and_names_missing_judges(
 ) -> None:
     done = run(*verify_words(tmp_path))
     assert done.exit_code == 0, done.output
-    assert "5 missing" in done.output, "four judges, and a baseline that is stored now"
+    assert "7 missing" in done.output, "five of judges; a baseline and a voice reference that are stored now"
     assert "--no-judges" in done.output
 
 

@@ -12,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from nightingale_lab.train import prepare, texts
+from nightingale_lab.train.hard_examples import HardExamples
 from nightingale_lab.train.templates import TemplateWriter, clock
 
 ALPHABET = re.compile(r"[A-Za-z .,!?;:'\"-]+")
@@ -76,6 +77,45 @@ def test_templates_use_only_the_alphabet_and_say_numbers_as_a_person_would() -> 
     lines = list(TemplateWriter(random.Random(3), ["quartz"]).lines(3000))
     assert not [line for line in lines if not ALPHABET.fullmatch(line)]
     assert (clock(5, 5), clock(6, 0)) == ("five oh five", "six o'clock")
+
+
+def test_hard_examples_are_of_all_kinds_and_end_the_same_words_with_every_mark() -> None:
+    free = ["He went home.", "She bought the old house.", "Is it you?", "They laughed at the dog."]
+    lines = list(HardExamples(random.Random(3), free, ["tree", "river"], ["Oslo"]).lines(2000))
+    assert not [line for line in lines if not ALPHABET.fullmatch(line)]
+    assert {f"She bought the old house{mark}" for mark in ".?!"} <= set(lines)
+    for pattern in (
+        r"([A-Z] )+[A-Z]\.", r".*\b(two|five) \1 .*", r"(?i)(\w+), \1, .*", r"He went home\. .* [A-Z]\w+[.!?]",
+        r"\"They laughed at the dog,\" said Oslo\.", r"Did (you|Oslo|she) \w+ .*\?", r".*, and (tree|river)\.",
+        r"She bought the old house because they .*",
+    ):  # fmt: skip
+        assert any(re.fullmatch(pattern, line) for line in lines), pattern
+    assert not [line for line in lines if re.search(r"[.!?] [a-z]|^[\"']?[a-z]|\w{", line)]
+
+
+LETTERS_OF_TEST = {"A": [100], "C": [101], "I": [102]}
+
+
+@pytest.mark.parametrize(
+    ("text", "ids", "wanted"),
+    [
+        # The front end said "C I a" and dropped the stop.
+        ("The C I A.", [50, 16, 51, 16, 52, 16, 53], [50, 16, 101, 16, 102, 16, 100, 4]),
+        ("A dog ran.", [60, 16, 61, 16, 62, 4], [60, 16, 61, 16, 62, 4]),
+        ("I see C, yes!", [60, 16, 61, 16, 62, 3, 16, 63, 5], [60, 16, 61, 16, 101, 3, 16, 63, 5]),
+        ("Two words?", [60, 61], [60, 61, 6]),
+        ("Nothing.", [], []),
+    ],
+)
+def test_single_letters_are_called_by_their_names_and_the_final_mark_is_there(
+    text: str, ids: list[int], wanted: list[int]
+) -> None:
+    assert prepare.correct_phonemes(text, ids, LETTERS_OF_TEST) == wanted
+
+
+def test_the_text_ids_of_marks_are_those_of_the_vocabulary(vocabulary: Path) -> None:
+    bpe = Tokenizer.from_file(str(vocabulary))
+    assert {mark: bpe.token_to_id(mark) for mark in prepare.MARKS} == prepare.MARK_IDS
 
 
 def test_the_test_sentences_are_as_many_as_their_names_say_and_hold_no_digits() -> None:

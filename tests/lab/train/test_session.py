@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -81,7 +84,7 @@ def test_a_whole_session_at_tiny_size_leaves_every_result(
     }
     made, before = settings(tmp_path, options=options, tokenizer_s=9.0), torch.get_rng_state()
     try:
-        status = supervise(made, plan(made), _in_threads(children := []))
+        status = supervise(made, plan(made), in_threads(children := []))
     finally:
         torch.set_rng_state(before)
     assert not [child.error for child in children if child.code]
@@ -103,7 +106,7 @@ def test_a_whole_session_at_tiny_size_leaves_every_result(
     next_one = settings(tmp_path / "next", options=options, start_from=str(tmp_path / "back"))
     next_one = replace(next_one, assets=made.assets)
     try:
-        status = supervise(next_one, plan(next_one), _in_threads(children := []))
+        status = supervise(next_one, plan(next_one), in_threads(children := []))
     finally:
         torch.set_rng_state(before)
     assert not [child.error for child in children if child.code]
@@ -114,7 +117,35 @@ def test_a_whole_session_at_tiny_size_leaves_every_result(
     assert len(steps) > 1
 
 
-def _in_threads(children: list[Thread]) -> Launch:
+def test_a_call_ends_when_there_is_nothing_to_train_on(tmp_path: Path) -> None:
+    made = settings(tmp_path)
+    (tmp_path / "state" / "heartbeat").touch()
+    SessionStatus(Path(made.state), 5.0, {"data": supervisor.TaskStatus(state="failed 1")}).write()
+    said: list[str] = []
+    begun = time.monotonic()
+    monitor(tmp_path / "state", tmp_path / "results", budget_s=60.0, write=said.append)
+    assert time.monotonic() - begun < 5
+    assert "nothing to train on" in said[0]
+
+
+def test_a_supervisor_that_was_killed_is_replaced_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = Path(settings(tmp_path).state)
+    (state / "heartbeat").touch()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    started: list[Path] = []
+    monkeypatch.setattr(session, "detach", started.append)
+    (state / session.PID).write_text(str(os.getpid()))
+    session.resume(state)
+    assert not started
+    (state / session.PID).write_text(str(ended.pid))
+    session.resume(state)
+    assert started == [state]
+
+
+def in_threads(children: list[Thread]) -> Launch:
     def launch(arguments: list[str], log: Path, state: Path) -> Thread:
         del log, state
         children.append(Thread(lambda: main(arguments)))

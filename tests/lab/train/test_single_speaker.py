@@ -12,6 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nightingale.models.chatterbox.encoders.speech_tokenizer import SpeechTokenizer
+from nightingale_lab.train.alignment import UNKNOWN
+from nightingale_lab.train.prepare import MARK_PHONEMES
 from nightingale_lab.train.resample import To16k
 from nightingale_lab.train.single_speaker import (
     VOICE,
@@ -38,13 +40,21 @@ def tokenizer() -> SpeechTokenizer:
 
 
 def test_lines_that_can_be_spoken_become_a_bank_of_the_teachers_voice(tmp_path: Path) -> None:
-    phonemes = [np.full(n, 7, np.uint8) for n in (10, 0, 20, 5)]
+    phonemes = [np.full(n, 17, np.uint8) for n in (10, 0, 20, 5)]
+    question = np.array([17, 17, MARK_PHONEMES["?"]], np.uint8)
     speaker = np.full(256, 1 / 16, np.float16)
     synthesize_tokens(
-        Tone(), tokenizer(), phonemes, iter([2, 1, 0]), speaker, tmp_path / "bank.safetensors", budget_s=60
+        Tone(),
+        tokenizer(),
+        [*phonemes, question],
+        iter([2, 4, 1, 0]),
+        speaker,
+        tmp_path / "bank.safetensors",
+        budget_s=60,
     )
     bank = TokenBank.load(tmp_path / "bank.safetensors", lambda line: [line])
-    assert bank.line.tolist() == [2, 0]
+    assert bank.line.tolist() == [2, 0]  # neither the empty line nor the question
+    assert set(bank.word.tolist()) == {UNKNOWN}
     assert set(bank.voice.tolist()) == {list(SPEAKER_SHARES).index(VOICE)}
     assert np.abs(bank.speaker.astype(np.float32) - 1 / 16).max() < 1e-3
     longer, shorter = np.diff(bank.token_offsets)

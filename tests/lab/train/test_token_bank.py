@@ -10,6 +10,7 @@ import torch
 from tiny_wren import TINY
 
 from nightingale.errors import CheckpointError, ConfigError
+from nightingale_lab.train.alignment import UNKNOWN
 from nightingale_lab.train.asset_files import Assets
 from nightingale_lab.train.assets import checked, normalized
 from nightingale_lab.train.corpus import HELD_OUT, ready_parts, whole_clips
@@ -17,6 +18,8 @@ from nightingale_lab.train.loop import TimeBudget, read_log
 from nightingale_lab.train.t3 import T3Recipe, train_t3
 from nightingale_lab.train.t3_rows import build_buckets
 from nightingale_lab.train.token_bank import TokenBank
+
+ARRAYS = ("tokens", "word", "token_offsets", "text_ids", "text_offsets", "line", "voice", "speed")
 
 
 def encode(line: int) -> list[int]:
@@ -35,6 +38,7 @@ def make_bank(clips: int = 120, seed: int = 0) -> TokenBank:
         line=np.arange(clips, dtype=np.int32),
         voice=rng.integers(0, 14, clips).astype(np.int16),
         speed=np.ones(clips, np.float16),
+        word=np.concatenate([np.arange(count) // 7 for count in counts]).astype(np.int16),
         speaker=(speaker / np.linalg.norm(speaker, axis=1, keepdims=True)).astype(np.float16),
     )
 
@@ -43,9 +47,38 @@ def test_a_bank_is_saved_and_loaded_with_text_from_the_lines(tmp_path: Path) -> 
     bank = make_bank()
     bank.save(tmp_path / "bank.safetensors")
     back = TokenBank.load(tmp_path / "bank.safetensors", encode)
-    for name in ("tokens", "token_offsets", "text_ids", "text_offsets", "line", "voice", "speed"):
+    for name in ARRAYS:
         assert np.array_equal(getattr(bank, name), getattr(back, name)), name
     assert np.abs(bank.speaker.astype(np.float32) - back.speaker.astype(np.float32)).max() < 3e-3
+
+
+def test_the_compact_form_has_the_same_words_and_one_speaker_vector_for_each_voice(tmp_path: Path) -> None:
+    bank = make_bank()
+    bank.save(tmp_path / "bank.safetensors")
+    bank.save_compact(tmp_path / "compact.safetensors", lines_digest="abc")
+    back = TokenBank.load(tmp_path / "compact.safetensors", encode, lines_digest="abc")
+    for name in ARRAYS:
+        assert np.array_equal(getattr(bank, name), getattr(back, name)), name
+    for voice in np.unique(bank.voice):
+        mean = bank.speaker[bank.voice == voice].astype(np.float32).sum(0)
+        rows = back.speaker[back.voice == voice].astype(np.float32)
+        assert np.abs(rows - mean / np.linalg.norm(mean)).max() < 2e-3
+    sizes = [(tmp_path / f"{name}.safetensors").stat().st_size for name in ("bank", "compact")]
+    assert sizes[1] < 0.5 * sizes[0]
+
+
+def test_tokens_of_unknown_words_stay_unknown_in_the_compact_form(tmp_path: Path) -> None:
+    bank = make_bank()
+    clip = slice(bank.token_offsets[3], bank.token_offsets[4])
+    bank.word[clip] = UNKNOWN
+    bank.save_compact(tmp_path / "compact.safetensors", lines_digest="abc")
+    assert np.array_equal(TokenBank.load(tmp_path / "compact.safetensors", encode).word, bank.word)
+
+
+def test_a_bank_with_the_line_numbers_of_another_text_is_refused(tmp_path: Path) -> None:
+    make_bank().save_compact(tmp_path / "compact.safetensors", lines_digest="abc")
+    with pytest.raises(ConfigError, match="another text"):
+        TokenBank.load(tmp_path / "compact.safetensors", encode, lines_digest="def")
 
 
 def test_blended_speakers_of_two_banks_differ_and_named_voices_are_shared() -> None:
@@ -144,6 +177,10 @@ def test_reencoded_clips_keep_their_speech_without_the_held_out_lines() -> None:
         assert np.array_equal(
             other.tokens[other.token_offsets[new] : other.token_offsets[new + 1]],
             bank.tokens[bank.token_offsets[old] : bank.token_offsets[old + 1]],
+        )
+        assert np.array_equal(
+            other.word[other.token_offsets[new] : other.token_offsets[new + 1]],
+            bank.word[bank.token_offsets[old] : bank.token_offsets[old + 1]],
         )
         text = other.text_ids[other.text_offsets[new] : other.text_offsets[new + 1]]
         assert text.tolist() == [int(bank.line[old]) % 7, 1, 2, 3]

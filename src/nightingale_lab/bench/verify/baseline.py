@@ -19,6 +19,7 @@ import json
 import os
 import platform
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -28,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from nightingale.audio.samples import wav_bytes
+from nightingale.backends.base import Block
 from nightingale.engine.load import Model
 from nightingale_lab.bench.store import cpu_name
 from nightingale_lab.bench.verify.check import Check, missing
@@ -74,21 +76,29 @@ class Baseline:
         return (self.model, self.weights, self.plan) == (other.model, other.weights, other.plan)
 
 
-def measure_baseline(tts: Any, model: Model) -> Baseline:
-    """tts: a `nightingale.TTS` over the model."""
-    taken: list[int] = []
+@contextmanager
+def captured_blocks(tts: Any) -> Iterator[list[Block]]:
+    """Collect the blocks of speech tokens that the engine of `tts` renders within the context."""
+    taken: list[Block] = []
     renderer = tts._worker.renderer
     render = renderer.render
 
-    def capture(blocks: Any) -> Any:
-        taken.extend(token for block in blocks for token in block.tokens)
+    def capture(blocks: list[Block]) -> Any:
+        taken.extend(blocks)
         return render(blocks)
 
     renderer.render = capture
     try:
-        audio = tts.say(TEXT, seed=SEED)
+        yield taken
     finally:
         renderer.render = render
+
+
+def measure_baseline(tts: Any, model: Model) -> Baseline:
+    """tts: a `nightingale.TTS` over the model."""
+    with captured_blocks(tts) as blocks:
+        audio = tts.say(TEXT, seed=SEED)
+    taken = [token for block in blocks for token in block.tokens]
     wav = wav_bytes(audio.samples, audio.sample_rate_hz)
     return Baseline(
         model=model.name,

@@ -17,11 +17,13 @@ def determinism(subject: Subject, text: str) -> list[Check]:
     first, second = (subject.say(text, seed=SEED) for _ in range(2))
     other = subject.say(text, seed=SEED + 1)
     greedy = [subject.tokens(text, seed=seed, temperature=GREEDY_TEMPERATURE) for seed in (SEED, SEED + 1)]
+    both = [clip.token_ids for clip in (first, other)]
     changed, unchanged = first.sha256 != second.sha256, first.sha256 == other.sha256
     differing = f"tokens that differ at temperature {GREEDY_TEMPERATURE:g}"
     return [
         check("same seed, other sha256", float(changed), high=0, detail=first.sha256[:16]),
         check("other seed, same sha256", float(unchanged), high=0, detail="the seed has no effect"),
+        check("other seed, same tokens", float(bool(both[0]) and both[0] == both[1]), high=0),
         check(differing, float(difference(*greedy)), high=0, detail=f"{len(greedy[0])} tokens, two seeds"),
         *counts([first, second, other]),
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from nightingale.types import Samples
 from nightingale_lab.bench.seams import seam_report
 from nightingale_lab.bench.shifts import shift_report
 from nightingale_lab.bench.verify.check import Check
+from nightingale_lab.bench.verify.spectrum import DIGITAL_SILENCE
 from nightingale_lab.bench.verify.subject import RecordedUtterance, RenderedTwice, Subject
 
 check = partial(Check, "streaming")
@@ -22,6 +24,10 @@ SPECTRAL_LIMIT_DB = 6.0
 """Bound of the mean difference of two log spectra. Wren in blocks differs from wren in one piece by 2 dB;
 two different sentences differ by 19 dB."""
 BANDS = 40
+END_SAMPLES = 1920
+ALTERNATE_DB, CHUNK_DB, END_DB = 0.15, 0.6, 3.0
+"""Bounds of level differences. Wren in int8 and float16 differs from float32 by 0.05 dB (standard deviation), 0.15 at
+most, and by 0.07 at the end, with 35 chunks; 3 % is 0.26 dB."""
 
 
 def seams(clips: Sequence[RecordedUtterance]) -> list[Check]:
@@ -36,6 +42,40 @@ def seams(clips: Sequence[RecordedUtterance]) -> list[Check]:
         check("audible chunk boundaries", float(found), high=allowed, detail=note),
         check("clips with a fault at every boundary", float(often), high=0),
     ]
+
+
+def chunk_levels(subject: Subject, clips: Sequence[RecordedUtterance]) -> list[Check]:
+    """Compare the levels of chunks and of the end with the reference renderer's, for the same blocks of tokens."""
+    chunks, alternate, ends = list[float](), list[float](), list[float]()
+    for clip in clips:
+        reference = subject.render_again(clip)
+        samples = clip.samples[: len(reference)]
+        edges = [0, *(place for place in clip.boundaries if place < len(reference)), len(reference)]
+        levels = [_gain_db(samples[a:b], reference[a:b]) for a, b in pairwise(edges)]
+        chunks += levels
+        alternate += [level if number % 2 else -level for number, level in enumerate(levels)]
+        end = int(np.flatnonzero(np.abs(reference) > DIGITAL_SILENCE).max(initial=END_SAMPLES)) + 1
+        ends.append(_gain_db(samples[end - END_SAMPLES : end], reference[end - END_SAMPLES : end]))
+    balance, note = 2 * float(np.mean(alternate)), f"{len(chunks)} chunks, against the reference renderer"
+    return [
+        check(
+            "level of every other chunk",
+            balance,
+            low=-ALTERNATE_DB,
+            high=ALTERNATE_DB,
+            unit="dB",
+            detail=note,
+        ),
+        check("level of a chunk, worst", max(map(abs, chunks)), high=CHUNK_DB, unit="dB", detail=note),
+        check("level of the last 80 ms, lowest", min(ends), low=-END_DB, unit="dB", detail=note),
+    ]
+
+
+def _gain_db(samples: Samples, reference: Samples) -> float:
+    power = [
+        float(np.sum(part.astype(np.float64) ** 2)) / len(reference) + 1e-12 for part in (samples, reference)
+    ]
+    return 10.0 * float(np.log10(power[0] / power[1]))
 
 
 def stream_is_whole(subject: Subject, texts: Sequence[str]) -> list[Check]:

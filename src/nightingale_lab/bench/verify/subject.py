@@ -9,9 +9,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nightingale.backends.base import Block
 from nightingale.clocks import CLOCKS
 from nightingale.types import Audio, Metrics, Samples
-from nightingale_lab.bench.verify.baseline import Baseline, measure_baseline
+from nightingale_lab.bench.verify.baseline import Baseline, captured_blocks, measure_baseline
 
 GREEDY_TEMPERATURE = 0.0001
 NO_METRICS = Metrics(ttfa_ms=0.0, total_ms=0.0, audio_seconds=0.0, tokens=0)
@@ -30,6 +31,12 @@ class RecordedUtterance:
     expected_samples: int
     """960 for each token, without those the model drops, plus the pauses between its text segments."""
     language: str | None = None
+    blocks: tuple[tuple[int, ...], ...] = ()
+    """The speech tokens of each block that was rendered; empty if the text was spoken in several segments."""
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return tuple(token for block in self.blocks for token in block)
 
     @property
     def rate_hz(self) -> int:
@@ -58,6 +65,8 @@ class Subject(Protocol):
 
     name: str
     profile: str
+    voice: str
+    """The name of the voice, or "default" if none was asked for."""
     languages: tuple[str, ...]
 
     def say(self, text: str, *, seed: int, language: str | None = None) -> RecordedUtterance: ...
@@ -68,6 +77,12 @@ class Subject(Protocol):
     def tokens(self, text: str, *, seed: int, temperature: float) -> list[int]: ...
 
     def render_twice(self, text: str, *, seed: int) -> RenderedTwice: ...
+
+    def render_again(self, clip: RecordedUtterance) -> Samples:
+        """Return the samples of the clip's blocks by the reference renderer."""
+
+    def log_probabilities(self, text: str, tokens: Sequence[int]) -> list[float]:
+        """Return T3's log probability of each token, in float32 and at temperature 1; none without a T3."""
 
     def text_ids(self, text: str, language: str) -> list[int]: ...
 
@@ -84,6 +99,11 @@ def joined(chunks: Sequence[Samples]) -> tuple[Samples, tuple[int, ...]]:
     return np.concatenate(chunks), tuple(accumulate(len(chunk) for chunk in chunks[:-1]))
 
 
+def one_segment(blocks: Sequence[Block]) -> bool:
+    """Return whether the blocks are those of one utterance, and not of several segments or attempts."""
+    return sum(block.first for block in blocks) == 1
+
+
 class EngineSubject:
     """A loaded model behind the public API."""
 
@@ -96,6 +116,7 @@ class EngineSubject:
 
         self.model = model
         self._voice = voice_of(model, voice)
+        self.voice: str = "default" if voice is None else self._voice.name
         self._tts = TTS.over(model, profile, device=device)
         self._decoder = open_decoder(model)
         self.name: str = model.name
@@ -103,8 +124,9 @@ class EngineSubject:
         self.languages = self._tts.languages
 
     def say(self, text: str, *, seed: int, language: str | None = None) -> RecordedUtterance:
-        stream = self._tts.stream(text, voice=self._voice, seed=seed, language=language)
-        samples, boundaries = joined([chunk.samples for chunk in stream])
+        with captured_blocks(self._tts) as blocks:
+            stream = self._tts.stream(text, voice=self._voice, seed=seed, language=language)
+            samples, boundaries = joined([chunk.samples for chunk in stream])
         tokens = stream.metrics.tokens
         return RecordedUtterance(
             text=text,
@@ -114,6 +136,7 @@ class EngineSubject:
             tokens=tokens,
             expected_samples=self._expected_samples(text, language, tokens),
             language=language,
+            blocks=tuple(map(tuple, (block.tokens for block in blocks))) if one_segment(blocks) else (),
         )
 
     def _expected_samples(self, text: str, language: str | None, tokens: int) -> int:
@@ -163,6 +186,30 @@ class EngineSubject:
             at_once=samples_of(self.model, mel, seed=seed),
             whole=samples_of(self.model, whole, seed=seed),
         )
+
+    def render_again(self, clip: RecordedUtterance) -> Samples:
+        from nightingale_lab.reference import render_in_blocks
+
+        if self.model.info.synthetic or not clip.blocks:
+            return clip.samples
+        sizes = [len(block) for block in clip.blocks]
+        streaming = self._tts.plan.profile.in_blocks
+        _, chunks = render_in_blocks(
+            self.model,
+            list(clip.token_ids),
+            seed=clip.seed,
+            voice=self._voice,
+            sizes=sizes,
+            streaming=streaming,
+        )
+        return joined(chunks)[0]
+
+    def log_probabilities(self, text: str, tokens: Sequence[int]) -> list[float]:
+        from nightingale_lab.reference import token_log_probabilities
+
+        if self.model.info.synthetic or not tokens:
+            return []
+        return token_log_probabilities(self.model, text, tokens, voice=self._voice)
 
     def baseline(self) -> Baseline:
         return measure_baseline(self._tts, self.model)

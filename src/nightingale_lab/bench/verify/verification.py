@@ -15,18 +15,20 @@ from nightingale_lab.bench.verify.baseline import baseline_checks
 from nightingale_lab.bench.verify.check import Check, VerifyReport, WorstClip, missing
 from nightingale_lab.bench.verify.determinism import counts, determinism
 from nightingale_lab.bench.verify.ending_checks import endings
-from nightingale_lab.bench.verify.judged import judged, with_references, worst_clips
+from nightingale_lab.bench.verify.judged import RECOGNIZERS, judged, with_references, worst_clips
 from nightingale_lab.bench.verify.languages import languages
-from nightingale_lab.bench.verify.seam_checks import seams, stream_is_whole
+from nightingale_lab.bench.verify.seam_checks import chunk_levels, seams, stream_is_whole
 from nightingale_lab.bench.verify.spectrum import spectrum
 from nightingale_lab.bench.verify.subject import RecordedUtterance, Subject
+from nightingale_lab.bench.verify.text_checks import numbers, paragraph
+from nightingale_lab.bench.verify.voice_reference import NUMBERS, voice_checks
 
 FIRST_SEED = 100
 RENDERED_TWICE = 3
 """Sentences that are rendered in blocks and in one piece."""
 WORST = 10
-BASELINES = "baselines.jsonl"
-"""File of the baselines of this machine, in the folder of the recordings."""
+BASELINES, VOICE_REFERENCES = "baselines.jsonl", "voice_references.jsonl"
+"""Files of the baselines and voice references of this machine, in the folder of the recordings."""
 
 Progress = Callable[[str, int, int], object]
 """Takes the name of the step, and how many of how many are done."""
@@ -69,9 +71,13 @@ def verify(
     checks += determinism(subject, texts[0])
     clips, wavs = record(subject, texts, folder / subject.profile, progress)
     checks += [check for check in counts(clips) if check.verdict == "fail"]
-    checks += spectrum(clips) + seams(clips)
+    progress("voice", 0, 1)
+    checks += spectrum(clips) + voice_checks(subject, clips, folder / VOICE_REFERENCES, accept=accept)
     progress("streaming against whole", 0, 1)
-    checks += stream_is_whole(subject, texts[:RENDERED_TWICE])
+    checks += seams(clips) + stream_is_whole(subject, texts[:RENDERED_TWICE])
+    checks += chunk_levels(subject, clips[:RENDERED_TWICE])
+    progress("several sentences and numbers", 0, 1)
+    checks += paragraph(subject) + numbers(judge_numbers(subject, folder, panel), panel.absent)
     quality = quality_of(texts, wavs, panel, progress)
     words = [list(clip.words.values()) for clip in quality.clips]
     ended, bad_ends = endings(clips, [str(wav) for wav in wavs], words)
@@ -107,6 +113,15 @@ def record(
         clips.append(clip)
         wavs.append(path)
     return clips, wavs
+
+
+def judge_numbers(subject: Subject, folder: Path, panel: Panel) -> Quality | None:
+    """Return what the recognizers make of a text with numbers; None without them."""
+    recognizers = [name for name in RECOGNIZERS if name in panel.names]
+    if panel.ask is None or not recognizers:
+        return None
+    _, wavs = record(subject, [NUMBERS], folder / f"{subject.profile}-numbers", lambda *_: None)
+    return measure([Clip(wav=wavs[0], text=NUMBERS)], panel.ask, recognizers)
 
 
 def quality_of(texts: Sequence[str], wavs: Sequence[Path], panel: Panel, progress: Progress) -> Quality:

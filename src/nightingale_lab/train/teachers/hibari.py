@@ -12,6 +12,7 @@ Phonemes are Kokoro's: `phonemes(text)` feeds KokoroTeacher as well.
 
 from __future__ import annotations
 
+import json
 import multiprocessing as mp
 import sys
 from collections.abc import Iterator, Sequence
@@ -55,6 +56,12 @@ class HibariTeacher:
         """float32 samples at 24 kHz."""
         samples = self._voice.from_ids([0, *ids, 0], speed, np.random.default_rng(seed))
         return torch.from_numpy(np.asarray(samples, dtype=np.float32))
+
+
+def read_vocabulary(folder: Path) -> dict[str, int]:
+    """Return the ids of Kokoro's phonemes by character, from the unpacked wheel."""
+    stored = json.loads((folder / "hibari" / "assets" / "vocab.json").read_text(encoding="utf-8"))
+    return dict(stored.get("vocab", stored))
 
 
 _teacher: HibariTeacher | None = None  # one per worker process

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from nightingale.errors import TextTooLong, VoiceNotFound
 from nightingale_lab.train.teachers import kokoro_parts
+from nightingale_lab.train.teachers.intonation import Contour
 from nightingale_lab.train.teachers.kokoro_net import MAX_PHONEMES, AlignedSpeech, Kokoro
 from nightingale_lab.train.teachers.kokoro_weights import load_into, read_parts
 
@@ -35,6 +36,8 @@ class Line:
     ids: Sequence[int]
     voice: str | Mapping[str, float]
     speed: float = 1.0
+    contours: tuple[Contour, ...] = ()
+    """The intonation of its sentences; without, the teacher's own."""
 
 
 def pack_voices(folder: Path, names: Sequence[str], out: Path) -> None:
@@ -117,4 +120,5 @@ class KokoroTeacher:
             self.kernels,
             noise,
             _FRAME_MULTIPLE if on_gpu else 1,
+            [line.contours for line in lines],
         )

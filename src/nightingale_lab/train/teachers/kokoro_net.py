@@ -13,12 +13,14 @@ whose last layer is a spectrum of 11 bins every 5 samples.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nightingale_lab.train.teachers.intonation import Contours, apply_contours, duration_factors, has_edits
 from nightingale_lab.train.teachers.kokoro_parts import (
     STYLE_DIM,
     Kernels,
@@ -254,12 +256,14 @@ class Kokoro(nn.Module):
         kernels: Kernels,
         noise: torch.Generator | None,
         frame_multiple: int,
+        contours: Sequence[Contours],
     ) -> AlignedSpeech:
         """Padded ids (B, T) with their two end pads, style (B, 256), speed (B,) -> speech and its alignment.
 
         Samples (B, N) float32 on the device; counts (B,) int64 on the CPU. One synchronization, for
         the durations. Frames are padded to a multiple of `frame_multiple`, so that shapes repeat:
         cuDNN plans each new shape of each convolution anew, at milliseconds of host time.
+        contours: the intonation of each row's sentences (intonation.py).
         """
         device, dtype = ids.device, self.decoder.asr_res.weight.dtype
         voice, manner = style[:, :STYLE_DIM], style[:, STYLE_DIM:]
@@ -269,6 +273,9 @@ class Kokoro(nn.Module):
         text = self.text_encoder(ids, mask, lengths_cpu)
 
         durations = self.predictor.durations(encoded, lengths_cpu, speed) * mask
+        edited = has_edits(contours)
+        if edited:
+            durations = (durations * duration_factors(ids, contours)).round().long()
         ends = durations.cumsum(1)
         frame_counts = ends[:, -1].cpu()
         size = -(-int(frame_counts.max()) // frame_multiple) * frame_multiple
@@ -277,6 +284,9 @@ class Kokoro(nn.Module):
         span = Span.of(frame_counts.to(device), size, torch.float32)
         stretched = encoded.gather(1, phoneme.expand(-1, -1, encoded.shape[-1]))
         f0, energy, _ = self.predictor.pitch_and_energy(stretched, manner, span, frame_counts, kernels)
+        if edited:
+            curves = apply_contours(ids, ends, f0[:, 0, 0], energy[:, 0, 0], contours)
+            f0, energy = (curve[:, None, None] for curve in curves)
 
         text = text.gather(1, phoneme.expand(-1, -1, 512)).transpose(1, 2)[:, :, None] * span.mask
         if text.is_cuda:

@@ -51,13 +51,13 @@ def caught_by(judges: PlantedJudges, said: tuple[list[RecordedUtterance], list[P
 
 def test_a_healthy_subject_passes_every_check(tmp_path: Path) -> None:
     first = report_on(PlantedSubject(), tmp_path, PlantedJudges(), clips=6)
-    assert [check.group for check in first.absent] == ["baseline"], "a first run stores it"
+    assert [check.group for check in first.absent] == ["baseline", "voice"], "a first run stores them"
     report = report_on(PlantedSubject(), tmp_path, PlantedJudges(), clips=6)
     assert failures(report) == set(), [c for c in report.checks if c.verdict == "fail"]
     assert not report.absent
     assert report.ok
     assert {check.group for check in report.checks} == {
-        "baseline", "determinism", "spectrum", "streaming", "judges", "endings", "languages",
+        "baseline", "determinism", "spectrum", "voice", "streaming", "texts", "judges", "endings", "languages",
     }  # fmt: skip
 
 
@@ -241,9 +241,10 @@ def test_without_judges_the_other_checks_run_and_the_missing_are_named(tmp_path:
     assert ask is None
     report = verify(PlantedSubject(), TEXTS[:2], tmp_path, panel=Panel(ask=ask, absent=absent))
     assert report.ok
-    absent = [check for check in report.absent if check.group != "baseline"]
+    absent = [check for check in report.absent if check.group not in ("baseline", "voice")]
     assert {check.name for check in absent} == {
         "word error rate, tiny", "word error rate, moonshine", "DNSMOS overall", "speaker cosine",
+        "numbers in no transcript",
     }  # fmt: skip
     assert all("make judges" in check.detail for check in absent)
 
