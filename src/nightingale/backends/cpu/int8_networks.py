@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from nightingale.backends.cpu.bf16 import Net, with_parts
 from nightingale.backends.cpu.int8_layout import tile_weight
-from nightingale.backends.cpu.kernels import flow_attention, render_operations
+from nightingale.backends.cpu.kernels import flow_attention, int8_conv1d, render_operations
 from nightingale.backends.cpu.kernels.flow_attention import FlowAttentionOp
 from nightingale.backends.cpu.kernels.int8_conv1d import CONV_OUTPUTS, Conv1dOp
 from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS
@@ -40,6 +40,8 @@ from nightingale.models.layers.conv import CustomConv1d, supports_tap_products
 from nightingale.models.layers.streaming_state import StreamingState
 from nightingale.models.layers.weight_layout import release_pages
 
+CONV_BLOCK: Final = 256
+"""Channels that share a scale in a convolution, if there are so many."""
 MAX_OPERATIONS: Final = 3
 """Operations of one call of the pool."""
 
@@ -144,7 +146,7 @@ class Int8Conv1d(CustomConv1d):
     def __init__(self, plain: nn.Conv1d) -> None:
         super().__init__(plain)
         inputs, outputs, taps = plain.in_channels, plain.out_channels, plain.kernel_size[0]
-        self.block = block_size_for(inputs)
+        self.block = CONV_BLOCK if inputs % CONV_BLOCK == 0 else block_size_for(inputs)
         codes, scales = quantize_blocks(plain.weight.detach().transpose(1, 2), self.block)
         by_output = (outputs // CONV_OUTPUTS, CONV_OUTPUTS, taps, inputs // self.block)
         grouped = codes.to(torch.int8).view(*by_output, self.block // DOT_INPUTS, DOT_INPUTS)
@@ -166,23 +168,56 @@ class Int8Conv1d(CustomConv1d):
         return layer.in_channels % 16 == 0 == layer.out_channels % CONV_OUTPUTS
 
     def convolve_unpadded(self, x: Tensor) -> Tensor:
-        """(batch, channels, time) -> (batch, outputs, time less the kernel's span)."""
-        span = (self.kernel_size[0] - 1) * self.dilation[0]
-        columns = x.shape[-1] - span
+        return self.run(x, left=0, columns=x.shape[-1] - self.span)
+
+    @property
+    def span(self) -> int:
+        return (self.kernel_size[0] - 1) * self.dilation[0]
+
+    def forward(self, x: Tensor, state: StreamingState | None = None) -> Tensor:
+        return super().forward(x, state) if state is not None else self.same(x)
+
+    def same(self, x: Tensor, snake: FusedSnake | None = None, residual: Tensor | None = None) -> Tensor:
+        """Apply `snake`, convolve with padding, and add a contiguous residual."""
+        columns = x.shape[-1] + self.left + self.right - self.span
+        return self.run(x, left=self.left, columns=columns, snake=snake, residual=residual)
+
+    def run(
+        self,
+        x: Tensor,
+        *,
+        left: int,
+        columns: int,
+        snake: FusedSnake | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """Return `columns` outputs; the first one reads `left` zeros before x."""
+        if x.stride(2) != 1:
+            x = x.contiguous()
+        (batch, channels, _), op = x.shape, Conv1dOp
         # At least one vector of columns; those beyond `columns` are dropped.
-        padded = nn.functional.pad(x, (0, max(0, LANES - columns))).contiguous()
-        (batch, channels, length), op = padded.shape, Conv1dOp
-        out = x.new_empty(batch, self.out_channels, length - span)
+        computed = max(LANES, columns)
+        length = int8_conv1d.padded_length(computed + self.span)
+        if residual is not None and computed > columns:
+            residual = nn.functional.pad(residual, (0, computed - columns))
+        out = x.new_empty(batch, self.out_channels, computed)
         codes = CONTEXT.buffer(channels * length + 4 * (channels // self.block) * length)
-        args = {
+        args: dict[Any, Any] = {
             op.X_CODES: codes, op.X_SCALES: codes + channels * length, op.W_CODES: self.codes,
             op.W_SCALES: self.scales, op.W_CORRECTIONS: self.corrections, op.BIAS: self.bias,
-            op.LENGTH: length, op.CHANNELS: channels, op.BLOCK: self.block, op.COLUMNS: length - span,
+            op.X_STRIDE: x.stride(1), op.INPUT_COLUMNS: x.shape[2], op.LEFT: left, op.LENGTH: length,
+            op.CHANNELS: channels, op.BLOCK: self.block, op.COLUMNS: computed,
             op.OUTPUTS: self.out_channels, op.TAPS: self.kernel_size[0], op.DILATION: self.dilation[0],
+            op.HAS_SNAKE: int(snake is not None), op.HAS_RESIDUAL: int(residual is not None),
         }  # fmt: skip
-        for row, result in zip(padded, out, strict=True):
+        if snake is not None:
+            args |= {op.ALPHA: snake.alpha, op.INVERSE_ALPHA: snake.inverse}
+        for number, (row, result) in enumerate(zip(x, out, strict=True)):
             args |= {op.X: row, op.OUT: result}
-            CONTEXT.run(args, RenderOpcode.QUANTIZE_COLUMNS, RenderOpcode.CONV1D)
+            if residual is not None:
+                args[op.RESIDUAL] = residual[number]
+            operations = RenderOpcode.QUANTIZE_COLUMNS, RenderOpcode.CONV1D
+            CONTEXT.run(args, *operations, thread_bytes=int8_conv1d.scratch_bytes(channels))
         return out[..., :columns]
 
 
