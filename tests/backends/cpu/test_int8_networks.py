@@ -29,12 +29,17 @@ from nightingale.backends.cpu.int8_networks import (
 from nightingale.backends.cpu.kernels import flow_attention, target
 from nightingale.backends.cpu.kernels.rows_linear import RowsEpilogue
 from nightingale.backends.cpu.kernels.target import Isa, detect_target
-from nightingale.backends.cpu.winograd_networks import WinogradConv1d, winograd_vocoder
+from nightingale.backends.cpu.winograd_networks import (
+    Int8ResBlock,
+    WinogradConv1d,
+    int8_vocoder,
+    winograd_vocoder,
+)
 from nightingale.backends.shared import capability_checks
 from nightingale.backends.shared.int8_blocks import block_size_for
 from nightingale.backends.shared.quantize import quantize_blocks
 from nightingale.backends.torch.mel_stream import render_mel
-from nightingale.models.chatterbox.hift.generator import Hift, Snake
+from nightingale.models.chatterbox.hift.generator import Hift, ResBlock, Snake
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct, TransformerBlock
 from nightingale.models.chatterbox.s3gen.flow import Flow
@@ -146,11 +151,29 @@ def test_a_transformer_block_is_close_to_float32(frames: int, state: bool) -> No
     states = [
         StreamingState((noise(2, 2, 40, 64), noise(2, 2, 40, 64, seed=1))) if state else None for _ in "ab"
     ]
-    expected, got = plain(x, None, states[0]), rounded(x, None, states[1])
+    expected, got = plain(x, None, states[0]), rounded(x.clone(), None, states[1])
     assert 0 < rms_error(got - x, expected - x) < 0.02
     transposed = x.transpose(1, 2).contiguous().transpose(1, 2)
     if not state:
         assert torch.equal(rounded(transposed, None), got), "whatever its strides are"
+
+
+@pytest.mark.parametrize("columns", [5, 16, 70])
+def test_snake_and_residual_are_part_of_a_convolution(columns: int) -> None:
+    layer, snake, x = same_conv(32, 32, 7, dilation=3, causal=False), Snake(32), noise(2, 32, columns)
+    snake.alpha.copy_(noise(32).abs() * 3 + 0.1)
+    rounded = Int8Conv1d(layer)
+    wanted = reference_conv1d(layer, F.pad(snake(x), (layer.left, layer.right))) + x
+    assert rms_error(rounded.same(x, FusedSnake(snake), residual=x), wanted) < 1e-4
+
+
+def test_an_int8_vocoder_is_close_to_float32(hift: Hift) -> None:
+    rounded, mel, source = int8_vocoder(hift), noise(1, 80, 12), noise(1, 1, 480 * 12) * 0.1
+    expected = hift.log_spectrum(mel, source)
+    assert 0 < rms_error(rounded.log_spectrum(mel, source), expected) < 0.02
+    blocks = [part for part in rounded.modules() if isinstance(part, ResBlock)]
+    assert blocks
+    assert all(isinstance(part, Int8ResBlock) for part in blocks)
 
 
 def quantized_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

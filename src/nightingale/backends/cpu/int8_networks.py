@@ -274,7 +274,11 @@ class Int8Attend(AttentionProduct):
 
 
 class Int8TransformerBlock(TransformerBlock):
-    """A transformer block of the estimator; norms, GELU and residuals are part of its linear layers."""
+    """A transformer block of the estimator; norms, GELU and residuals are part of its linear layers.
+
+    It writes its result over an x that is contiguous: `EstimatorStage` has no other use for it, and new memory
+    costs page faults.
+    """
 
     def __init__(self, plain: TransformerBlock) -> None:
         nn.Module.__init__(self)
@@ -303,7 +307,7 @@ class Int8TransformerBlock(TransformerBlock):
 
     def forward(self, x: Tensor, mask: Tensor | None, state: StreamingState | None = None) -> Tensor:
         batch, frames, width = x.shape
-        rows = x.reshape(-1, width).clone(memory_format=torch.contiguous_format)
+        rows = x.reshape(-1, width).contiguous()
         qkv = CONTEXT.floats("qkv", len(rows), self.qkv.out_features)
         inner = CONTEXT.floats("inner", len(rows), self.up.out_features)
         thread_bytes = max(layer.thread_bytes for layer in (self.qkv, self.out, self.up, self.down))

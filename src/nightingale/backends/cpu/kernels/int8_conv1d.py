@@ -1,7 +1,8 @@
 """Int8 one-dimensional convolution: the token encoder, the flow's estimator and the vocoder.
 
     y[o, t] = bias[o] + Σ_{k, b} x_scale[b, u] · w_scale[o, k, b] · Σ_{c in b} x_code[c, u] · w_code[o, k, c]
-              + residual[o, t], over taps k and blocks b, with u = t + k · dilation; x is padded, after an optional Snake
+              + residual[o, t], over taps k and blocks b, with u = t + k · dilation; x goes through Snake and is padded,
+              and both Snake and the residual are optional
 
 Shapes and layout (blocks = channels / block; `length` columns in, `columns` columns out)
     x              (channels, columns) float32          zeros are added on both sides, up to `length`
@@ -62,7 +63,7 @@ class Conv1dOp(Arg):
 
 
 def padded_length(columns: int) -> int:
-    """Return an odd number of vectors of columns, as many as are needed: rows fall into different places of the cache."""
+    """Return the columns of an odd number of vectors, so that rows fall into different places of the cache."""
     return ((columns + LANES - 1) // LANES | 1) * LANES
 
 
