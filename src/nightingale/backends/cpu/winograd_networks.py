@@ -106,10 +106,9 @@ class WinogradResBlock(ResBlock):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        for snake1, conv1, snake2, conv2 in zip(
-            self.activations1, self.convs1, self.activations2, self.convs2, strict=True
-        ):
-            x = conv2.same(conv1.same(x, snake1), snake2, residual=x)  # type: ignore[arg-type]
+        layers: list[Any] = [self.activations1, self.convs1, self.activations2, self.convs2]
+        for snake1, conv1, snake2, conv2 in zip(*layers, strict=True):
+            x = conv2.same(conv1.same(x, snake1), snake2, residual=x)
         return x
 
 

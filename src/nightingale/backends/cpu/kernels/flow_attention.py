@@ -252,9 +252,9 @@ def _emit_weights(module: ir.Module, target: Target) -> Function:
     params = {"logits": F32, "scales": F32, "codes": I8, "peaks": F32, "sums": F32, "corrections": I32}
     f = Function(module, "flow_weights", params | {"blocks": I64})
     logits, scales, codes, peaks, sums, corrections, blocks = f.params
-    for query in range(QUERIES_AT_ONCE):  # all of them first: a maximum across lanes takes long
-        parts = [logits.load_vector(query * BLOCK_KEYS + part, LANES) for part in range(0, BLOCK_KEYS, LANES)]
-        peaks[query] = reduce(Value.max, parts).reduce_max() * scales[query]
+    for row in range(QUERIES_AT_ONCE):  # all of them first: a maximum across lanes takes long
+        parts = [logits.load_vector(row * BLOCK_KEYS + part, LANES) for part in range(0, BLOCK_KEYS, LANES)]
+        peaks[row] = reduce(Value.max, parts).reduce_max() * scales[row]
     with f.loop(QUERIES_AT_ONCE) as query:
         shift, own = f.const(OFFSET, F32) - peaks[query], codes.offset(blocks * (query * BLOCK_KEYS))
         total = f.zeros(I32, WEIGHTS_AT_ONCE)

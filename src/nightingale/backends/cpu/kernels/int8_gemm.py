@@ -136,7 +136,7 @@ def emit_quantize_row(module: ir.Module, target: Target, norm: Norm, block: int 
     with f.loop(k // block) as number:
 
         def normalized(at: Value) -> Value:
-            value = x.load_vector(at, LANES)
+            value: Value = x.load_vector(at, LANES)
             if norm == Norm.LAYER:
                 value = value - mean
             if norm != Norm.NONE:

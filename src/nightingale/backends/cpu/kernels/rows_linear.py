@@ -166,8 +166,8 @@ def _emit_tile(module: ir.Module, target: Target, block: int, rows: int) -> Func
                 for first_place in range(0, len(places), VECTORS_AT_ONCE):
                     group = places[first_place : first_place + VECTORS_AT_ONCE]
                     joined = change(_join([totals[place].value for place in group]))
-                    for number, (row, tile, part) in enumerate(group):
+                    for vector, (row, tile, part) in enumerate(group):
                         at = stride * row + output(tile, part)
-                        value = joined.shuffle(range(number * lanes, (number + 1) * lanes))
+                        value = joined.shuffle(range(vector * lanes, (vector + 1) * lanes))
                         out[at] = value + out.load_vector(at, lanes) if kind == RowsEpilogue.ADD else value
     return f.ret()
