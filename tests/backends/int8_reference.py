@@ -14,9 +14,11 @@ from nightingale.models.chatterbox.t3.model import T3
 class ReferenceInt8Linear(nn.Module):
     """A linear layer with the same quantization of weights and inputs as the kernels."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, bits: int = 8) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, bits: int = 8, *, block: int | None = None
+    ) -> None:
         super().__init__()
-        self.quantized, self.bias = quantize_weights([weight], bits), bias
+        self.quantized, self.bias = quantize_weights([weight], bits, block=block), bias
 
     def forward(self, x: Tensor) -> Tensor:
         codes, scales = self.quantized

@@ -108,7 +108,7 @@ BALANCED: Final = Profile(
         Preference("onnx", "int8-float16", warn=False, models=("wren",)),
         # With a warning, for wren only: the other models never have this renderer.
         Preference("onnx", "int8", models=("wren",)),
-        # The flow in int8 and the vocoder in float32 (docs/performance.md states the errors).
+        # Each network in int8 if its error with the loaded weights is small (docs/internals/cpu-kernels.md).
         Preference("cpu", "int8", warn=False, models=OFFICIAL),
         Preference("onnx", "int8", warn=False, models=OFFICIAL),
         Preference("cpu", "float32", warn=False, models=OFFICIAL),

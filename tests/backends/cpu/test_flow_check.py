@@ -53,3 +53,17 @@ def test_weights_that_int8_does_not_fit_stay_in_float32(flow: Flow, caplog: pyte
         rounded, _ = opening._to_int8(flow, hift())
     assert rounded is flow
     assert "float32" in caplog.text
+
+
+def test_a_vocoder_that_int8_does_not_fit_stays_in_float32(
+    flow: Flow, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = hift()
+    with caplog.at_level(logging.WARNING):
+        _, rounded = opening._to_int8(flow, plain)
+        assert 1e-3 < opening.spectrum_error(rounded, plain) < opening.MAX_SPECTRUM_ERROR
+        assert not caplog.records
+        monkeypatch.setattr(opening, "MAX_SPECTRUM_ERROR", 1e-3)
+        _, exact = opening._to_int8(flow, plain)
+    assert opening.spectrum_error(exact, plain) < 1e-5
+    assert "spectrum" in caplog.text

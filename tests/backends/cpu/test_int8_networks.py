@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from threading import Thread
 
@@ -17,24 +18,33 @@ from backends.int8_reference import ReferenceInt8Linear
 
 from nightingale.backends.cpu import capabilities
 from nightingale.backends.cpu.int8_networks import (
+    CONTEXT,
     FusedSnake,
     Int8Attend,
     Int8Conv1d,
     Int8Linear,
+    Int8TransformerBlock,
     int8_flow,
 )
-from nightingale.backends.cpu.kernels import target
+from nightingale.backends.cpu.kernels import flow_attention, target
+from nightingale.backends.cpu.kernels.rows_linear import RowsEpilogue
 from nightingale.backends.cpu.kernels.target import Isa, detect_target
-from nightingale.backends.cpu.winograd_networks import WinogradConv1d, winograd_vocoder
+from nightingale.backends.cpu.winograd_networks import (
+    Int8ResBlock,
+    WinogradConv1d,
+    int8_vocoder,
+    winograd_vocoder,
+)
 from nightingale.backends.shared import capability_checks
 from nightingale.backends.shared.int8_blocks import block_size_for
 from nightingale.backends.shared.quantize import quantize_blocks
 from nightingale.backends.torch.mel_stream import render_mel
-from nightingale.models.chatterbox.hift.generator import Hift, Snake
+from nightingale.models.chatterbox.hift.generator import Hift, ResBlock, Snake
 from nightingale.models.chatterbox.presets import PRESETS
-from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct
+from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct, TransformerBlock
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.layers.conv import same_conv
+from nightingale.models.layers.streaming_state import StreamingState
 from nightingale.models.layers.weight_layout import pack_for_rendering
 
 if isinstance(found := detect_target(), str):
@@ -67,8 +77,10 @@ def reference_conv1d(layer: nn.Conv1d, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("rows", [1, 3, 16, 37])
 def test_a_linear_layer_matches_the_reference(inputs: int, outputs: int, rows: int, bias: bool) -> None:
     layer, x = nn.Linear(inputs, outputs, bias=bias), noise(2, rows, inputs)
-    wanted = ReferenceInt8Linear(layer.weight, layer.bias)(x)
-    assert rms_error(Int8Linear(layer)(x), wanted) < 1e-5
+    rounded = Int8Linear(layer)
+    wanted = ReferenceInt8Linear(layer.weight, layer.bias, block=rounded.block)(x)
+    assert rounded.block == {192: 64, 128: 128, 768: 256}[inputs]
+    assert rms_error(rounded(x), wanted) < 1e-5
     assert 0 < rms_error(wanted, layer(x)) < 0.01
     turned = x.transpose(0, 1).contiguous().transpose(0, 1)
     assert rms_error(Int8Linear(layer)(turned), wanted) < 1e-5, "whatever its strides are"
@@ -109,16 +121,76 @@ def test_snake_matches_torch() -> None:
     assert (own(across) - plain(across)).abs().max() < 1e-4, "whatever its strides are"
 
 
+@pytest.mark.parametrize(("epilogue", "function"), [("GELU", F.gelu), ("SILU", F.silu)])
+@pytest.mark.parametrize("rows", [1, 6, 37])
+def test_norm_activation_and_residual_are_part_of_a_linear_layer(
+    epilogue: str, function: Callable[[Tensor], Tensor], rows: int
+) -> None:
+    layer, norm, x = nn.Linear(256, 64), nn.LayerNorm(256), noise(rows, 256) * 3 + 1
+    norm.weight.copy_(noise(256, seed=1))
+    norm.bias.copy_(noise(256, seed=2))
+    rounded = Int8Linear(layer)
+    reference = ReferenceInt8Linear(layer.weight, layer.bias, block=rounded.block)
+    out, residual = torch.empty(rows, 64), noise(rows, 64, seed=3)
+    added = residual.clone()
+    operations = [
+        rounded.operation(x, out, norm=norm, epilogue=RowsEpilogue[epilogue]),
+        rounded.operation(x, added, epilogue=RowsEpilogue.ADD),
+    ]
+    CONTEXT.run_all(operations, thread_bytes=rounded.thread_bytes)
+    assert (out - function(reference(norm(x)))).abs().max() < 2e-3, "a code may be rounded the other way"
+    assert rms_error(added, reference(x) + residual) < 1e-5
+
+
+@pytest.mark.parametrize("state", [False, True])
+@pytest.mark.parametrize("frames", [5, 70])
+def test_a_transformer_block_is_close_to_float32(frames: int, state: bool) -> None:
+    torch.manual_seed(0)
+    plain = TransformerBlock(256, 2)
+    rounded, x = Int8TransformerBlock(plain), noise(2, frames, 256)
+    states = [
+        StreamingState((noise(2, 2, 40, 64), noise(2, 2, 40, 64, seed=1))) if state else None for _ in "ab"
+    ]
+    expected, got = plain(x, None, states[0]), rounded(x.clone(), None, states[1])
+    assert 0 < rms_error(got - x, expected - x) < 0.02
+    transposed = x.transpose(1, 2).contiguous().transpose(1, 2)
+    if not state:
+        assert torch.equal(rounded(transposed, None), got), "whatever its strides are"
+
+
+@pytest.mark.parametrize("columns", [5, 16, 70])
+def test_snake_and_residual_are_part_of_a_convolution(columns: int) -> None:
+    layer, snake, x = same_conv(32, 32, 7, dilation=3, causal=False), Snake(32), noise(2, 32, columns)
+    snake.alpha.copy_(noise(32).abs() * 3 + 0.1)
+    rounded = Int8Conv1d(layer)
+    wanted = reference_conv1d(layer, F.pad(snake(x), (layer.left, layer.right))) + x
+    assert rms_error(rounded.same(x, FusedSnake(snake), residual=x), wanted) < 1e-4
+
+
+def test_an_int8_vocoder_is_close_to_float32(hift: Hift) -> None:
+    rounded, mel, source = int8_vocoder(hift), noise(1, 80, 12), noise(1, 1, 480 * 12) * 0.1
+    expected = hift.log_spectrum(mel, source)
+    assert 0 < rms_error(rounded.log_spectrum(mel, source), expected) < 0.02
+    blocks = [part for part in rounded.modules() if isinstance(part, ResBlock)]
+    assert blocks
+    assert all(isinstance(part, Int8ResBlock) for part in blocks)
+
+
 def quantized_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attend with weights and values that are quantized by blocks of 64 keys."""
-    logits = q @ k.transpose(-1, -2) / 8
-    weights = (logits - logits.amax(-1, keepdim=True)).exp()
-    total = torch.zeros_like(q)
+    """Attend with weights and values that are quantized by blocks of 64 keys; rounded weights sum up to 1."""
+    logits = q.double() @ k.double().transpose(-1, -2) / 8 * math.log2(math.e)
+    total, weight_sum = torch.zeros_like(q).double(), torch.zeros_like(q[..., :1]).double()
     for start in range(0, k.shape[-2], 64):
-        p, values = weights[..., start : start + 64], v[..., start : start + 64, :]
-        p_scale, v_scale = p.amax(-1, keepdim=True) / 127, values.abs().amax(-2, keepdim=True) / 127
-        total += ((p / p_scale).round() * p_scale) @ ((values / v_scale).round() * v_scale)
-    return total / weights.sum(-1, keepdim=True)
+        part, values = logits[..., start : start + 64], v[..., start : start + 64, :].double()
+        peak = part.amax(-1, keepdim=True)
+        s = (part - peak).clamp(min=flow_attention.MIN_EXPONENT)
+        c1, c2 = flow_attention.WEIGHT_SERIES
+        weights, v_scale = (1 + c1 * s + c2 * s * s) ** 16, values.abs().amax(-2, keepdim=True) / 127
+        assert (weights - 2**s).abs().max() < 2.5e-4, "a thirtieth of a code"
+        rounded = (weights * 127).round() * 2 ** (peak - logits.amax(-1, keepdim=True))
+        total += rounded @ ((values / v_scale).round() * v_scale)
+        weight_sum += rounded.sum(-1, keepdim=True)
+    return (total / weight_sum).float()
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(16, 1), (16, 16), (37, 70), (200, 15)])
@@ -128,7 +200,7 @@ def test_attention_with_quantized_keys_is_close_to_torch(queries: int, keys: int
     own, plain = Int8Attend(), AttentionProduct()
     got = own(q, k, v, None)
     rounded = [dequantized(x.reshape(-1, 64), 64).view(x.shape).float() for x in (q, k)]
-    assert rms_error(got, quantized_attention(*rounded, v)) < 1e-4, "the same quantization in torch"
+    assert rms_error(got, quantized_attention(*rounded, v)) < 1e-3, "the same quantization in torch"
     assert rms_error(got, plain(q, k, v, None)) < 0.02
     mask = torch.ones(1, 1, queries, keys, dtype=torch.bool).tril()
     assert torch.equal(own(q, k, v, mask), plain(q, k, v, mask)), "with a mask, torch computes it"

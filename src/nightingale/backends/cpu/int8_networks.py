@@ -8,10 +8,11 @@ torch module and calls one or two operations of kernels/render_operations.py.
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache, partial
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -20,22 +21,29 @@ from torch import Tensor, nn
 
 from nightingale.backends.cpu.bf16 import Net, with_parts
 from nightingale.backends.cpu.int8_layout import tile_weight
-from nightingale.backends.cpu.kernels import flow_attention, render_operations
+from nightingale.backends.cpu.kernels import flow_attention, int8_conv1d, render_operations
 from nightingale.backends.cpu.kernels.flow_attention import FlowAttentionOp
 from nightingale.backends.cpu.kernels.int8_conv1d import CONV_OUTPUTS, Conv1dOp
 from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS
 from nightingale.backends.cpu.kernels.jit import CompiledModule, compile_cached
-from nightingale.backends.cpu.kernels.render_operations import RenderOpcode, RowsLinearOp, SnakeOp
+from nightingale.backends.cpu.kernels.render_operations import LINEAR_OPCODES, RenderOpcode, SnakeOp
+from nightingale.backends.cpu.kernels.rows_linear import RowsEpilogue, RowsLinearOp, linear_scratch_bytes
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, host_target
 from nightingale.backends.cpu.kernels.thread_pool import ThreadPool, address_of
 from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.backends.shared.int8_blocks import ZERO_POINT, block_size_for
 from nightingale.backends.shared.quantize import quantize_blocks, quantize_weights
 from nightingale.models.chatterbox.hift.generator import Snake
-from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct
+from nightingale.models.chatterbox.s3gen.estimator import HEAD_WIDTH, AttentionProduct, TransformerBlock
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.layers.conv import CustomConv1d, supports_tap_products
+from nightingale.models.layers.streaming_state import StreamingState
 from nightingale.models.layers.weight_layout import release_pages
+
+CONV_BLOCK: Final = 256
+"""Channels that share a scale in a convolution, if there are so many."""
+MAX_OPERATIONS: Final = 3
+"""Operations of one call of the pool."""
 
 
 @cache
@@ -51,15 +59,22 @@ class KernelContext(threading.local):
     def __init__(self) -> None:
         self._pools: dict[int, ThreadPool] = {}
         self._buffer: NDArray[np.int8] = np.empty(0, np.int8)
+        self._floats: dict[str, Tensor] = {}
 
     def run(self, args: Mapping[Any, Any], *opcodes: RenderOpcode, thread_bytes: int = 0) -> None:
         """Run one or two operations with the same arguments; each thread has `thread_bytes` of scratch."""
+        self.run_all([(opcode, args) for opcode in opcodes], thread_bytes=thread_bytes)
+
+    def run_all(
+        self, operations: Sequence[tuple[RenderOpcode, Mapping[Any, Any]]], *, thread_bytes: int
+    ) -> None:
+        """Run operations in their order."""
         threads = torch.get_num_threads()
         if threads not in self._pools:
-            self._pools[threads] = ThreadPool(compiled_layers(), threads, max_ops=2)
+            self._pools[threads] = ThreadPool(compiled_layers(), threads, max_ops=MAX_OPERATIONS)
         pool = self._pools[threads]
         pool.reserve_scratch(thread_bytes)
-        pool.set_operations(*((opcode, args) for opcode in opcodes))
+        pool.set_operations(*operations)
         pool.run()
 
     def buffer(self, size: int) -> int:
@@ -67,6 +82,13 @@ class KernelContext(threading.local):
         if self._buffer.nbytes < size:
             self._buffer = np.empty(2 * size, np.int8)
         return address_of(self._buffer)
+
+    def floats(self, name: str, *shape: int) -> Tensor:
+        """Return memory that lasts until this thread asks for the same name: new memory costs page faults."""
+        size = math.prod(shape)
+        if name not in self._floats or self._floats[name].numel() < size:
+            self._floats[name] = torch.empty(size)
+        return self._floats[name][:size].view(shape)
 
 
 CONTEXT = KernelContext()
@@ -76,8 +98,8 @@ class Int8Linear(nn.Module):
     def __init__(self, plain: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = plain.in_features, plain.out_features
-        quantized = quantize_weights([plain.weight.detach()])
-        self.block = quantized.codes.shape[-1]
+        self.block = max(block for block in LINEAR_OPCODES if plain.in_features % block == 0)
+        quantized = quantize_weights([plain.weight.detach()], block=self.block)
         codes, scales = tile_weight(quantized, signed=host_target().signed_weights)
         bias = torch.zeros(plain.out_features) if plain.bias is None else plain.bias.detach().clone()
         for name, value in (("codes", codes), ("scales", scales), ("bias", bias)):
@@ -88,17 +110,35 @@ class Int8Linear(nn.Module):
     def fits(layer: nn.Module) -> bool:
         if not isinstance(layer, nn.Linear) or layer.out_features % GROUP_OUTPUTS:
             return False
-        return any(layer.in_features % block == 0 for block in render_operations.LINEAR_OPCODES)
+        return any(layer.in_features % block == 0 for block in LINEAR_OPCODES)
 
-    def forward(self, x: Tensor) -> Tensor:
-        rows, op = x.reshape(-1, self.in_features).contiguous(), RowsLinearOp
-        out = x.new_empty(len(rows), self.out_features)
-        args = {
+    @property
+    def thread_bytes(self) -> int:
+        return linear_scratch_bytes(self.in_features, self.block)
+
+    def operation(
+        self,
+        rows: Tensor,
+        out: Tensor,
+        *,
+        norm: nn.LayerNorm | None = None,
+        epilogue: RowsEpilogue = RowsEpilogue.STORE,
+    ) -> tuple[RenderOpcode, dict[Any, Any]]:
+        """Return the operation that writes rows (rows, inputs) through this layer to out (rows, outputs)."""
+        op = RowsLinearOp
+        args: dict[Any, Any] = {
             op.X: rows, op.OUT: out, op.W_CODES: self.codes, op.W_SCALES: self.scales, op.BIAS: self.bias,
             op.ROWS: len(rows), op.OUTPUTS: self.out_features, op.K: self.in_features,
+            op.HAS_NORM: int(norm is not None), op.EPILOGUE: int(epilogue),
         }  # fmt: skip
-        thread_bytes = render_operations.linear_scratch_bytes(self.in_features)
-        CONTEXT.run(args, render_operations.LINEAR_OPCODES[self.block], thread_bytes=thread_bytes)
+        if norm is not None:
+            args |= {op.NORM_WEIGHT: norm.weight, op.NORM_BIAS: norm.bias}
+        return LINEAR_OPCODES[self.block], args
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, self.in_features).contiguous()
+        out = x.new_empty(len(rows), self.out_features)
+        CONTEXT.run_all([self.operation(rows, out)], thread_bytes=self.thread_bytes)
         return out.view(*x.shape[:-1], self.out_features)
 
 
@@ -106,7 +146,7 @@ class Int8Conv1d(CustomConv1d):
     def __init__(self, plain: nn.Conv1d) -> None:
         super().__init__(plain)
         inputs, outputs, taps = plain.in_channels, plain.out_channels, plain.kernel_size[0]
-        self.block = block_size_for(inputs)
+        self.block = CONV_BLOCK if inputs % CONV_BLOCK == 0 else block_size_for(inputs)
         codes, scales = quantize_blocks(plain.weight.detach().transpose(1, 2), self.block)
         by_output = (outputs // CONV_OUTPUTS, CONV_OUTPUTS, taps, inputs // self.block)
         grouped = codes.to(torch.int8).view(*by_output, self.block // DOT_INPUTS, DOT_INPUTS)
@@ -128,23 +168,56 @@ class Int8Conv1d(CustomConv1d):
         return layer.in_channels % 16 == 0 == layer.out_channels % CONV_OUTPUTS
 
     def convolve_unpadded(self, x: Tensor) -> Tensor:
-        """(batch, channels, time) -> (batch, outputs, time less the kernel's span)."""
-        span = (self.kernel_size[0] - 1) * self.dilation[0]
-        columns = x.shape[-1] - span
+        return self.run(x, left=0, columns=x.shape[-1] - self.span)
+
+    @property
+    def span(self) -> int:
+        return (self.kernel_size[0] - 1) * self.dilation[0]
+
+    def forward(self, x: Tensor, state: StreamingState | None = None) -> Tensor:
+        return super().forward(x, state) if state is not None else self.same(x)
+
+    def same(self, x: Tensor, snake: FusedSnake | None = None, residual: Tensor | None = None) -> Tensor:
+        """Apply `snake`, convolve with padding, and add a contiguous residual."""
+        columns = x.shape[-1] + self.left + self.right - self.span
+        return self.run(x, left=self.left, columns=columns, snake=snake, residual=residual)
+
+    def run(
+        self,
+        x: Tensor,
+        *,
+        left: int,
+        columns: int,
+        snake: FusedSnake | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """Return `columns` outputs; the first one reads `left` zeros before x."""
+        if x.stride(2) != 1:
+            x = x.contiguous()
+        (batch, channels, _), op = x.shape, Conv1dOp
         # At least one vector of columns; those beyond `columns` are dropped.
-        padded = nn.functional.pad(x, (0, max(0, LANES - columns))).contiguous()
-        (batch, channels, length), op = padded.shape, Conv1dOp
-        out = x.new_empty(batch, self.out_channels, length - span)
+        computed = max(LANES, columns)
+        length = int8_conv1d.padded_length(computed + self.span)
+        if residual is not None and computed > columns:
+            residual = nn.functional.pad(residual, (0, computed - columns))
+        out = x.new_empty(batch, self.out_channels, computed)
         codes = CONTEXT.buffer(channels * length + 4 * (channels // self.block) * length)
-        args = {
+        args: dict[Any, Any] = {
             op.X_CODES: codes, op.X_SCALES: codes + channels * length, op.W_CODES: self.codes,
             op.W_SCALES: self.scales, op.W_CORRECTIONS: self.corrections, op.BIAS: self.bias,
-            op.LENGTH: length, op.CHANNELS: channels, op.BLOCK: self.block, op.COLUMNS: length - span,
+            op.X_STRIDE: x.stride(1), op.INPUT_COLUMNS: x.shape[2], op.LEFT: left, op.LENGTH: length,
+            op.CHANNELS: channels, op.BLOCK: self.block, op.COLUMNS: computed,
             op.OUTPUTS: self.out_channels, op.TAPS: self.kernel_size[0], op.DILATION: self.dilation[0],
+            op.HAS_SNAKE: int(snake is not None), op.HAS_RESIDUAL: int(residual is not None),
         }  # fmt: skip
-        for row, result in zip(padded, out, strict=True):
+        if snake is not None:
+            args |= {op.ALPHA: snake.alpha, op.INVERSE_ALPHA: snake.inverse}
+        for number, (row, result) in enumerate(zip(x, out, strict=True)):
             args |= {op.X: row, op.OUT: result}
-            CONTEXT.run(args, RenderOpcode.QUANTIZE_COLUMNS, RenderOpcode.CONV1D)
+            if residual is not None:
+                args[op.RESIDUAL] = residual[number]
+            operations = RenderOpcode.QUANTIZE_COLUMNS, RenderOpcode.CONV1D
+            CONTEXT.run(args, *operations, thread_bytes=int8_conv1d.scratch_bytes(channels))
         return out[..., :columns]
 
 
@@ -200,6 +273,58 @@ class Int8Attend(AttentionProduct):
         return out.transpose(1, 2)
 
 
+class Int8TransformerBlock(TransformerBlock):
+    """A transformer block of the estimator; norms, GELU and residuals are part of its linear layers.
+
+    It writes its result over an x that is contiguous: `EstimatorStage` has no other use for it, and new memory
+    costs page faults.
+    """
+
+    def __init__(self, plain: TransformerBlock) -> None:
+        nn.Module.__init__(self)
+        attention, up, down = plain.attn1, plain.ff.net["0"], plain.ff.net["2"]
+        self.norm1, self.norm3, self.heads, self.attend = (
+            plain.norm1,
+            plain.norm3,
+            attention.heads,
+            Int8Attend(),
+        )
+        projections = [attention.to_q, attention.to_k, attention.to_v]
+        qkv = nn.Linear(
+            attention.to_q.in_features, sum(layer.out_features for layer in projections), bias=False
+        )
+        qkv.weight = nn.Parameter(torch.cat([layer.weight for layer in projections]), requires_grad=False)
+        self.qkv, self.out = Int8Linear(qkv), Int8Linear(attention.to_out[0])  # type: ignore[arg-type]
+        self.up, self.down = Int8Linear(up["proj"]), Int8Linear(down)  # type: ignore[arg-type, index]
+        for layer in projections:
+            release_pages(layer.weight)
+
+    @staticmethod
+    def fits(block: nn.Module) -> bool:
+        if not isinstance(block, TransformerBlock) or isinstance(block, Int8TransformerBlock):
+            return False
+        return all(Int8Linear.fits(layer) for layer in block.modules() if isinstance(layer, nn.Linear))
+
+    def forward(self, x: Tensor, mask: Tensor | None, state: StreamingState | None = None) -> Tensor:
+        batch, frames, width = x.shape
+        rows = x.reshape(-1, width).contiguous()
+        qkv = CONTEXT.floats("qkv", len(rows), self.qkv.out_features)
+        inner = CONTEXT.floats("inner", len(rows), self.up.out_features)
+        thread_bytes = max(layer.thread_bytes for layer in (self.qkv, self.out, self.up, self.down))
+        CONTEXT.run_all([self.qkv.operation(rows, qkv, norm=self.norm1)], thread_bytes=thread_bytes)
+        q, k, v = qkv.view(batch, frames, 3, self.heads, HEAD_WIDTH).permute(2, 0, 3, 1, 4)
+        if state is not None:
+            k, v = state.prepend_kv(k), state.prepend_kv(v)
+        attended = self.attend(q, k, v, mask).transpose(1, 2).reshape(len(rows), -1).contiguous()
+        operations = [
+            self.out.operation(attended, rows, epilogue=RowsEpilogue.ADD),
+            self.up.operation(rows, inner, norm=self.norm3, epilogue=RowsEpilogue.GELU),
+            self.down.operation(inner, rows, epilogue=RowsEpilogue.ADD),
+        ]
+        CONTEXT.run_all(operations, thread_bytes=thread_bytes)
+        return rows.view(batch, frames, width)
+
+
 def int8_flow(plain: Flow) -> Flow:
     """Return a flow with int8 layers that shares everything else."""
     estimator = plain.decoder["estimator"]
@@ -220,6 +345,9 @@ def with_int8_layers(net: Net, excluded: Sequence[nn.Module] = ()) -> Net:
             copies[id(layer)] = Int8Linear(layer)  # type: ignore[arg-type]
         elif Int8Conv1d.fits(layer):
             copies[id(layer)] = Int8Conv1d(layer)  # type: ignore[arg-type]
+        elif Int8TransformerBlock.fits(layer):
+            copies[id(layer)] = Int8TransformerBlock(layer)  # type: ignore[arg-type]
+            kept |= {id(inner) for inner in layer.modules()}
         elif isinstance(layer, AttentionProduct):
             copies[id(layer)] = Int8Attend()
         elif isinstance(layer, Snake):

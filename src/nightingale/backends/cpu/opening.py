@@ -19,6 +19,7 @@ from nightingale.backends.torch.draft_heads import TorchDraftHead
 from nightingale.backends.torch.draft_models import load_draft_head, open_draft_model
 from nightingale.backends.torch.opening import renderer_for
 from nightingale.backends.torch.weights import rendering_weights, t3_weights
+from nightingale.clocks import CLOCKS
 from nightingale.decoding.drafts import DraftHeadRunner
 from nightingale.decoding.host_decoder import HostDecoder
 from nightingale.decoding.kv_budget import KVBudget
@@ -33,6 +34,9 @@ MAX_VELOCITY_ERROR: Final = 0.05
 left in float32. Random weights of full size have 0.02 to 0.03. Wren's flow has 0.016, and speech judged beside
 float32's was as good (docs/wren.md)."""
 CHECKED_FRAMES: Final = 48
+MAX_SPECTRUM_ERROR: Final = 0.02
+"""Relative error of the vocoder's last layer in int8, log magnitudes and phases, by the weights that are loaded."""
+CHECKED_VOCODER_FRAMES: Final = 12
 WEIGHT_BITS: Final = {"int8": 8, "int4": 4}
 """Bits of T3's weights by precision; the inputs of its products are int8."""
 
@@ -104,15 +108,32 @@ def _to_bf16(flow: Flow, hift: Hift) -> tuple[Flow, Hift]:
 
 def _to_int8(flow: Flow, hift: Hift) -> tuple[Flow, Hift]:
     from nightingale.backends.cpu.int8_networks import int8_flow
+    from nightingale.backends.cpu.winograd_networks import int8_vocoder
 
-    rounded = int8_flow(flow)
+    rounded, rounded_hift = int8_flow(flow), int8_vocoder(hift)
     error = velocity_error(rounded, flow)
     if not error <= MAX_VELOCITY_ERROR:
         log.warning(
             "the flow is rendered in float32: in int8 its velocity would differ by %.0f %%", 100 * error
         )
         rounded = flow
-    return rounded, _to_float32(flow, hift)[1]
+    error = spectrum_error(rounded_hift, hift)
+    if not error <= MAX_SPECTRUM_ERROR:
+        log.warning(
+            "the vocoder computes in float32: in int8 its spectrum would differ by %.0f %%", 100 * error
+        )
+        rounded_hift = _to_float32(flow, hift)[1]
+    return rounded, rounded_hift
+
+
+@torch.inference_mode()
+def spectrum_error(hift: Hift, reference: Hift) -> float:
+    """Return how much log magnitudes and phases differ, relative to the reference's, on random inputs."""
+    random = torch.Generator().manual_seed(0)
+    mel = torch.randn(1, hift.config.mel_bands, CHECKED_VOCODER_FRAMES, generator=random)
+    source = 0.1 * torch.randn(1, 1, CLOCKS.samples_per_frame * CHECKED_VOCODER_FRAMES, generator=random)
+    ours, theirs = (one.log_spectrum(mel, source) for one in (hift, reference))
+    return float((ours - theirs).norm() / theirs.norm())
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""The vocoder in float32 with half the multiplications (kernels/winograd_conv1d.py).
+"""The vocoder in int8, and in float32 with half the multiplications (kernels/winograd_conv1d.py).
 
 The convolutions of the residual blocks, nine tenths of the vocoder's work, are replaced; everything else is shared.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nightingale.backends.cpu.bf16 import with_parts
-from nightingale.backends.cpu.int8_networks import CONTEXT, FusedSnake
+from nightingale.backends.cpu.int8_networks import CONTEXT, FusedSnake, Int8Conv1d
 from nightingale.backends.cpu.kernels import winograd_conv1d
 from nightingale.backends.cpu.kernels.render_operations import RenderOpcode
 from nightingale.backends.cpu.kernels.winograd_conv1d import (
@@ -91,34 +91,46 @@ class WinogradConv1d(CustomConv1d):
 class WinogradResBlock(ResBlock):
     """A residual block whose activations and sums are part of its convolutions."""
 
+    conv_class: type[WinogradConv1d | Int8Conv1d] = WinogradConv1d
+
     def __init__(self, plain: ResBlock) -> None:
         nn.Module.__init__(self)
         for name, part in plain.named_children():
-            make: Any = FusedSnake if name.startswith("activations") else WinogradConv1d
+            make: Any = FusedSnake if name.startswith("activations") else self.conv_class
             self.add_module(name, nn.ModuleList(make(layer) for layer in part.children()))
 
-    @staticmethod
-    def fits(block: nn.Module) -> bool:
+    @classmethod
+    def fits(cls, block: nn.Module) -> bool:
         convs = (layer for layer in block.modules() if isinstance(layer, nn.Conv1d))
-        return isinstance(block, ResBlock) and all(WinogradConv1d.fits(layer) for layer in convs)
+        return isinstance(block, ResBlock) and all(cls.conv_class.fits(layer) for layer in convs)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.contiguous()
-        for snake1, conv1, snake2, conv2 in zip(
-            self.activations1, self.convs1, self.activations2, self.convs2, strict=True
-        ):
-            assert isinstance(conv1, WinogradConv1d)
-            assert isinstance(conv2, WinogradConv1d)
-            x = conv2.same(conv1.same(x, snake1), snake2, residual=x)  # type: ignore[arg-type]
+        layers: list[Any] = [self.activations1, self.convs1, self.activations2, self.convs2]
+        for snake1, conv1, snake2, conv2 in zip(*layers, strict=True):
+            x = conv2.same(conv1.same(x, snake1), snake2, residual=x)
         return x
 
 
+class Int8ResBlock(WinogradResBlock):
+    conv_class = Int8Conv1d
+
+
+def int8_vocoder(plain: Hift) -> Hift:
+    """Return a vocoder with int8 residual blocks that shares everything else."""
+    return _with_blocks(plain, Int8ResBlock)
+
+
 def winograd_vocoder(plain: Hift) -> Hift:
-    """Return a vocoder with these residual blocks that shares everything else."""
+    """Return a vocoder with float32 residual blocks that shares everything else."""
+    return _with_blocks(plain, WinogradResBlock)
+
+
+def _with_blocks(plain: Hift, block_class: type[WinogradResBlock]) -> Hift:
     copies: dict[int, Any] = {id(weight): weight for weight in (*plain.parameters(), *plain.buffers())}
     parts = {}
     for name in ("resblocks", "source_resblocks"):
         blocks: nn.Module = getattr(plain, name)
-        copies |= {id(b): WinogradResBlock(b) for b in blocks.children() if WinogradResBlock.fits(b)}  # type: ignore[arg-type]
+        copies |= {id(b): block_class(b) for b in blocks.children() if block_class.fits(b)}  # type: ignore[arg-type]
         parts[name] = copy.deepcopy(blocks, copies)
     return with_parts(plain, **parts)

@@ -66,12 +66,17 @@ def quantize_blocks_int4(weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack([low, high + offset], -2).flatten(-3) * 16, scales[..., 0] / 16
 
 
-def quantize_weights(weights: Sequence[Tensor], bits: int = 8) -> QuantizedWeight:
-    """Quantize matrices (outputs, inputs) to 8 or 4 bits and concatenate them along the outputs."""
+def quantize_weights(
+    weights: Sequence[Tensor], bits: int = 8, *, block: int | None = None
+) -> QuantizedWeight:
+    """Quantize matrices (outputs, inputs) to 8 or 4 bits and concatenate them along the outputs.
+
+    `block` is that of int8; None takes the usual one for the number of inputs.
+    """
     if bits == 4:
         parts = [quantize_blocks_int4(weight) for weight in weights]
     else:
-        parts = [quantize_blocks(weight, block_size_for(weight.shape[1])) for weight in weights]
+        parts = [quantize_blocks(weight, block or block_size_for(weight.shape[1])) for weight in weights]
     codes = torch.cat([(part + ZERO_POINT).to(torch.uint8) for part, _ in parts])
     return QuantizedWeight(codes, torch.cat([scales for _, scales in parts]))
 

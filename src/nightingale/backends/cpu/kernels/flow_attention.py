@@ -12,41 +12,52 @@ Pseudo-code: two operations, with a barrier between them
     pack_keys:  k_codes, k_scales = quantize(k);  v_codes, v_scales = quantize(v)       # by blocks of 64 keys
     attention:  for each tile of 16 queries of a head:
                     q_codes, q_scales = quantize(q[tile])
-                    for 16 keys, four queries at a time:                       # a GEMM with keys as weights
-                        logits[query, keys] = dot(q_codes, k_codes[keys]) · q_scale · k_scales[keys] / 8
-                    for block in blocks:
-                        p_codes, p_scales[query, block] = quantize(exp(logits[query, block] - max))
+                    for block in blocks, four queries at a time:
+                        logits = dot(q_codes, k_codes[block]) · q_scale · k_scales[block] / 8
+                        peaks[query, block] = max(logits)
+                        p_codes[query, block] = round(127 · exp(logits - peak))
+                    p_scales[query, block] = exp(peak - max peak), over the sum of all p_codes · exp(…)
                     for 16 channels, two queries at a time:                    # a GEMM with values as weights
                         out[query, channels] = Σ_block dot(p_codes, v_codes[channels, block]) · p_scale · v_scales
-                    out /= Σ exp(logits - max)
 
 Why it is fast: both products are int8 dot products with 16 results in the lanes, without a sum across lanes; a
 tile of queries goes through all keys, and then through all values of 16 channels, while they are in the cache.
-Each block of weights has a scale of its own, so that small weights keep their precision beside large ones.
+The logits of a block never leave the L1 cache. A block's exponentials are quantized as they come, because its
+largest becomes 127 whatever the other blocks hold; so small weights keep their precision beside large ones. An
+exponential that becomes a code needs few digits: one square, completed, to the sixteenth power.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Final
+from functools import reduce
+from typing import Any, Final
 
 from llvmlite import ir
 
-from nightingale.backends.cpu.kernels.int8_gemm import emit_dot_16, emit_quantization
+from nightingale.backends.cpu.kernels.int8_gemm import (
+    emit_dot_16,
+    emit_quantization,
+    emit_quantization_factor,
+)
 from nightingale.backends.cpu.kernels.llvm_builder import (
     F32,
     I8,
     I32,
     I64,
     Function,
-    Index,
     Pointer,
     Value,
-    Variable,
 )
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, Target
 from nightingale.backends.cpu.kernels.thread_pool import Arg, Operation
-from nightingale.backends.cpu.kernels.vector_math import LANES, emit_exp
+from nightingale.backends.cpu.kernels.vector_math import (
+    LANES,
+    ROUNDING,
+    ROUNDING_BITS,
+    emit_exp2,
+    emit_nearest_int,
+)
 from nightingale.backends.shared.int8_blocks import INT8_MAX, ZERO_POINT
 
 HEAD_DIM: Final = 64
@@ -59,6 +70,18 @@ QUERY_TILE: Final = 16
 """Queries that a thread takes through all keys."""
 BLOCK_KEYS: Final = 64
 """Keys whose weights, and whose values, share a scale."""
+WEIGHTS_AT_ONCE: Final = 32
+"""Independent results that hide the time from one instruction to the next."""
+MASKED: Final = -1e30
+WEIGHT_SERIES: Final = (0.04325128556, 0.0008661396275)
+"""127 · 2**s is (127**(1/16) · (1 + c₁ s + c₂ s²))**16 to 0.03 for s from MIN_EXPONENT to 0: a thirtieth of a code."""
+MIN_EXPONENT: Final = -9.0
+"""Of the powers of two that are quantized; 127 · 2**-9 has the code 0."""
+UNIT: Final = math.sqrt(WEIGHT_SERIES[1] * INT8_MAX ** (1 / 16))
+"""Logits are stored times UNIT / ln 2, so that the square is completed without another factor: (u + OFFSET)² + REST."""
+OFFSET: Final = UNIT * WEIGHT_SERIES[0] / (2 * WEIGHT_SERIES[1])
+REST: Final = INT8_MAX ** (1 / 16) * (1 - WEIGHT_SERIES[0] ** 2 / (4 * WEIGHT_SERIES[1]))
+LOGIT_SCALE: Final = HEAD_DIM**-0.5 * math.log2(math.e) * UNIT
 
 
 class FlowAttentionOp(Arg):
@@ -79,9 +102,10 @@ def packed_bytes(keys: int, heads: int) -> tuple[int, int, int, int]:
 
 
 def scratch_bytes(keys: int) -> int:
-    """Return the bytes that a thread needs for logits, and for quantized queries and weights."""
+    """Return the bytes that a thread needs for a tile of queries."""
     padded = _padded(keys)
-    return QUERY_TILE * (5 * padded + 8 * padded // BLOCK_KEYS + HEAD_DIM + 12)
+    per_query = HEAD_DIM + 8 + padded + 3 * 4 * padded // BLOCK_KEYS
+    return QUERY_TILE * per_query + 4 * QUERIES_AT_ONCE * BLOCK_KEYS
 
 
 def _padded(keys: int) -> int:
@@ -97,7 +121,7 @@ def emit_pack_keys(module: ir.Module, target: Target) -> Operation:
         head, first = unit // blocks, unit % blocks * BLOCK_KEYS
 
         def row(source: Pointer, head_stride: Value, row_stride: Value, key: Value) -> Pointer:
-            # The last key fills up the last block; its logits there are masked by their position.
+            # The last key fills up the last block; its logits there are masked.
             number = (first + key).min(op.keys - 1)
             return source.offset(head * head_stride + number * row_stride)
 
@@ -123,160 +147,171 @@ def emit_pack_keys(module: ir.Module, target: Target) -> Operation:
             magnitude = f.variable(f.zeros(F32, LANES))
             with f.loop(BLOCK_KEYS) as key:
                 magnitude.value = magnitude.value.max(values(key).abs())
-            scale = magnitude.value / INT8_MAX
-            op.v_scales[own * LANES] = scale
-            divisor = (scale > 0.0).select(scale, 1.0)
+            op.v_scales[own * LANES] = magnitude.value * (1 / INT8_MAX)
+            factor = emit_quantization_factor(magnitude.value)
             with f.loop(BLOCK_KEYS, step=DOT_INPUTS) as key:
                 packed = f.zeros(I32, LANES)
                 for place in range(DOT_INPUTS):
-                    code = (values(key + place) / divisor).round().cast(I32)
+                    code = emit_nearest_int(values(key + place), factor)
                     byte = (code if target.signed_weights else code + ZERO_POINT) & 255
                     packed = packed + byte * (1 << (8 * place))
                 op.v_codes.cast(I32)[(own * (BLOCK_KEYS // DOT_INPUTS) + key // DOT_INPUTS) * LANES] = packed
     return f.ret()
 
 
-class QuantizedRows:
-    """Rows of int8 codes in a thread's memory: `width` codes, and a scale and a correction for each block."""
+class _Tile:
+    """A thread's memory for a tile of queries: their codes, and the quantized weights of all keys."""
 
-    def __init__(self, start: Pointer, width: Index, blocks: Index) -> None:
-        self._scales = start.cast(F32)
-        self._corrections = self._scales.offset(blocks * QUERY_TILE).cast(I32)
-        self._codes = self._corrections.offset(blocks * QUERY_TILE).cast(I8)
-        self._width, self._blocks = width, blocks
-        self.end = self._codes.offset(width * QUERY_TILE)
-
-    def row(self, row: Value) -> tuple[Pointer, Pointer, Pointer]:
-        """Return codes, scales and corrections of a row."""
-        block = row * self._blocks
-        return (
-            self._codes.offset(row * self._width),
-            self._scales.offset(block),
-            self._corrections.offset(block),
-        )
+    def __init__(self, start: Pointer, blocks: Value) -> None:
+        self.width = blocks * BLOCK_KEYS
+        self.blocks = blocks
+        self.logits = start.cast(F32)
+        self.q_scales = self.logits.offset(QUERIES_AT_ONCE * BLOCK_KEYS)
+        self.q_corrections = self.q_scales.offset(QUERY_TILE).cast(I32)
+        self.peaks = self.q_corrections.offset(QUERY_TILE).cast(F32)
+        """Largest logits by block and query; then the scales of the weights."""
+        self.sums = self.peaks.offset(blocks * QUERY_TILE)
+        self.corrections = self.sums.offset(blocks * QUERY_TILE).cast(I32)
+        self.q_codes = self.corrections.offset(blocks * QUERY_TILE).cast(I8)
+        self.p_codes = self.q_codes.offset(HEAD_DIM * QUERY_TILE)
 
 
-def emit_flow_attention(module: ir.Module, target: Target, quantize_row: Function) -> Operation:
-    """Emit attention over packed keys and values; `quantize_row` quantizes by blocks of HEAD_DIM."""
+def emit_flow_attention(module: ir.Module, target: Target) -> Operation:
+    """Emit attention over packed keys and values."""
     f = Operation(module, "flow_attention")
     op = f.args(FlowAttentionOp)
     blocks = (op.keys + (BLOCK_KEYS - 1)) // BLOCK_KEYS
     tiles = (op.queries + (QUERY_TILE - 1)) // QUERY_TILE
-    width, logits = blocks * BLOCK_KEYS, f.scratch.cast(F32)
-    inverse_sums = logits.offset(width * QUERY_TILE)
-    queries = QuantizedRows(inverse_sums.offset(QUERY_TILE), HEAD_DIM, 1)
-    weights = QuantizedRows(queries.end, width, blocks)
+    tile = _Tile(f.scratch, blocks)
+    logits, weights = _emit_logits(module, target), _emit_weights(module, target)
+    values = _emit_values(module, target)
     begin, end = f.thread_range(tiles * op.heads)
     with f.loop(end, start=begin) as unit:
         # The last tile of a head begins earlier, and computes some queries again.
         head, first = unit // tiles, (unit % tiles * QUERY_TILE).min(op.queries - QUERY_TILE)
-        source = op.q.offset(head * op.q_head_stride + first * op.q_row_stride)
         with f.loop(QUERY_TILE) as row:
-            query = source.offset(row * op.q_row_stride)
-            f.call(quantize_row, query, query, query, *queries.row(row), f.const(HEAD_DIM))
-        with f.loop(width, step=LANES) as key, f.loop(QUERY_TILE, step=QUERIES_AT_ONCE) as row:
-            at = head * width + key
+            query = op.q.offset(head * op.q_head_stride + (first + row) * op.q_row_stride)
+            _emit_quantize_query(f, target, query, tile, row)
+        with f.loop(blocks) as block, f.loop(QUERY_TILE, step=QUERIES_AT_ONCE) as row:
+            at, start = (head * blocks + block) * BLOCK_KEYS, block * BLOCK_KEYS
             codes, scales = op.k_codes.offset(at * HEAD_DIM), op.k_scales.offset(at)
-            _emit_logits(f, target, op.keys, key, codes, scales, queries.row(row), logits.offset(row * width))
-        with f.loop(QUERY_TILE) as row:
-            weight_sum = _emit_weights(f, target, logits.offset(row * width), blocks, weights.row(row))
-            inverse_sums[row] = f.const(1.0, F32) / weight_sum
+            queries = tile.q_codes.offset(row * HEAD_DIM)
+            f.call(logits, codes, scales, queries, tile.q_corrections.offset(row), tile.logits)
+            with f.if_then(start + BLOCK_KEYS > op.keys), f.loop(BLOCK_KEYS, start=op.keys - start) as key:
+                for query in range(QUERIES_AT_ONCE):
+                    tile.logits[key + query * BLOCK_KEYS] = f.const(MASKED, F32)
+            own = block * QUERY_TILE + row
+            places = tile.p_codes.offset(row * tile.width + start), tile.peaks.offset(own)
+            results = *places, tile.sums.offset(own), tile.corrections.offset(own)
+            f.call(weights, tile.logits, tile.q_scales.offset(row), *results, blocks)
+        _emit_scales(f, tile)
         with f.loop(PARTS) as part, f.loop(QUERY_TILE, step=QUERIES_OF_VALUES) as row:
             own = (head * PARTS + part) * blocks
             codes, scales = op.v_codes.offset(own * (BLOCK_KEYS * LANES)), op.v_scales.offset(own * LANES)
-            rows = [weights.row(row + number) for number in range(QUERIES_OF_VALUES)]
-            for number, total in enumerate(_emit_values(f, target, blocks, codes, scales, rows)):
-                at = ((first + row + number) * op.heads + head) * HEAD_DIM + part * LANES
-                for place, vector in enumerate(total):
-                    op.out[at + place * target.lanes] = vector.value * inverse_sums[row + number]
+            places = tile.p_codes.offset(row * tile.width), tile.peaks.offset(row)
+            out = op.out.offset(((first + row) * op.heads + head) * HEAD_DIM + part * LANES)
+            f.call(values, codes, scales, *places, tile.corrections.offset(row), out, blocks, op.heads)
     return f.ret()
 
 
-def _emit_logits(
-    f: Function,
-    target: Target,
-    keys: Value,
-    first: Value,
-    codes: Pointer,
-    scales: Pointer,
-    queries: tuple[Pointer, Pointer, Pointer],
-    logits: Pointer,
-) -> None:
-    """Emit the logits of QUERIES_AT_ONCE queries and LANES keys from `first` on."""
-    lanes, (row_codes, row_scales, corrections) = target.lanes, queries
-    places = [(query, 0, part) for query in range(QUERIES_AT_ONCE) for part in range(LANES // lanes)]
-    sums = {place: f.variable(f.zeros(I32, lanes)) for place in places}
-    with f.loop(HEAD_DIM, step=4 * DOT_INPUTS) as i:
-        rows = [row_codes.offset(number * HEAD_DIM) for number in range(QUERIES_AT_ONCE)]
-        emit_dot_16(f, target, i, [codes], rows, sums)
-    width = (keys + (BLOCK_KEYS - 1)) // BLOCK_KEYS * BLOCK_KEYS
-    for number, _, part in places:
-        exact = sums[number, 0, part].value
-        if not target.signed_weights:
-            exact = exact + corrections[number]
-        scale = scales.load_vector(part * lanes, lanes) * (row_scales[number] * HEAD_DIM**-0.5)
-        at = first + part * lanes
-        logit = ((f.iota(lanes) + at) < keys).select(exact.cast(F32) * scale, -math.inf)
-        logits[width * number + at] = logit
+def _emit_quantize_query(f: Function, target: Target, query: Pointer, tile: _Tile, row: Value) -> None:
+    """Quantize a query; its scale includes what logits are multiplied by."""
+    scale, codes = emit_quantization([query.load_vector(part * LANES, LANES) for part in range(PARTS)])
+    tile.q_scales[row] = scale * LOGIT_SCALE
+    code_sum = f.zeros(I32, LANES)
+    for part, code in enumerate(codes):
+        code_sum = code_sum + code
+        tile.q_codes[row * HEAD_DIM + part * LANES] = code.cast(I8)
+    if not target.signed_weights:
+        tile.q_corrections[row] = code_sum.reduce_sum() * -ZERO_POINT
 
 
-def _emit_weights(
-    f: Function, target: Target, logits: Pointer, blocks: Value, row: tuple[Pointer, Pointer, Pointer]
-) -> Value:
-    """Emit the quantized exp(logit - max) of a row, by blocks; return their sum before quantization."""
-    codes, scales, corrections = row
-    running = f.variable(logits.load_vector(0, LANES))
-    with f.loop(blocks * BLOCK_KEYS, step=LANES) as at:
-        running.value = running.value.max(logits.load_vector(at, LANES))
-    maximum, total = running.value.reduce_max(), f.variable(f.zeros(F32, LANES))
-    with f.loop(blocks) as block:
-        start = block * BLOCK_KEYS
-        values = [
-            emit_exp(logits.load_vector(start + part, LANES) - maximum)
-            for part in range(0, BLOCK_KEYS, LANES)
-        ]
-        largest = values[0]
-        for value in values[1:]:
-            largest = largest.max(value)
-        for value in values:
-            total.value += value
-        # Not zero: emit_exp clamps its argument.
-        peak = largest.reduce_max()
-        scales[block] = peak / INT8_MAX
-        factor, code_sum = f.const(float(INT8_MAX), F32) / peak, f.zeros(I32, LANES)
-        for part, value in enumerate(values):
-            code = (value * factor).round().cast(I32)
-            code_sum = code_sum + code
-            codes[start + part * LANES] = code.cast(I8)
-        if not target.signed_weights:
-            corrections[block] = code_sum.reduce_sum() * -ZERO_POINT
-    return total.value.reduce_sum()
-
-
-def _emit_values(
-    f: Function,
-    target: Target,
-    blocks: Value,
-    codes: Pointer,
-    scales: Pointer,
-    rows: list[tuple[Pointer, Pointer, Pointer]],
-) -> list[list[Variable]]:
-    """Emit Σ weight · value of LANES channels for some rows; return the totals of each row, in vectors."""
-    lanes, numbers = target.lanes, range(len(rows))
-    parts = range(LANES // lanes)
-    totals = [[f.variable(f.zeros(F32, lanes)) for _ in parts] for _ in numbers]
-    with f.loop(blocks) as block:
-        sums = {(row, 0, part): f.variable(f.zeros(I32, lanes)) for row in numbers for part in parts}
-        own, tile = (
-            [row[0].offset(block * BLOCK_KEYS) for row in rows],
-            codes.offset(block * (BLOCK_KEYS * LANES)),
-        )
-        with f.loop(BLOCK_KEYS, step=4 * DOT_INPUTS) as i:
-            emit_dot_16(f, target, i, [tile], own, sums)
-        for row, part in ((row, part) for row in numbers for part in parts):
-            exact, total = sums[row, 0, part].value, totals[row][part]
+def _emit_logits(module: ir.Module, target: Target) -> Function:
+    """Emit logits (QUERIES_AT_ONCE, BLOCK_KEYS) of some queries and a block of keys, over the queries' scales."""
+    params = {"codes": I8, "scales": F32, "q_codes": I8, "q_corrections": I32, "logits": F32}
+    f = Function(module, "flow_logits", params)
+    codes, scales, q_codes, corrections, logits = f.params
+    lanes, queries = target.lanes, range(QUERIES_AT_ONCE)
+    places = [(query, 0, part) for query in queries for part in range(LANES // lanes)]
+    rows = [q_codes.offset(number * HEAD_DIM) for number in queries]
+    with f.loop(BLOCK_KEYS, step=LANES) as key:
+        sums = {place: f.variable(target.emit_sums(f)) for place in places}
+        with f.loop(HEAD_DIM, step=4 * DOT_INPUTS) as i:
+            emit_dot_16(f, target, i, [codes.offset(key * HEAD_DIM)], rows, sums)
+        for query, tile, part in places:
+            exact = sums[query, tile, part].value
             if not target.signed_weights:
-                exact = exact + rows[row][2][block]
-            scale = scales.load_vector(block * LANES + part * lanes, lanes) * rows[row][1][block]
-            total.value = exact.cast(F32).fma(scale, total.value)
-    return totals
+                exact = exact + corrections[query]
+            scale = scales.load_vector(key + part * lanes, lanes)
+            logits[key + query * BLOCK_KEYS + part * lanes] = target.emit_sums_as_float(exact) * scale
+    return f.ret()
+
+
+def _emit_weights(module: ir.Module, target: Target) -> Function:
+    """Emit the quantized weights of a block of keys for some queries, whose codes are `blocks` blocks apart."""
+    params = {"logits": F32, "scales": F32, "codes": I8, "peaks": F32, "sums": F32, "corrections": I32}
+    f = Function(module, "flow_weights", params | {"blocks": I64})
+    logits, scales, codes, peaks, sums, corrections, blocks = f.params
+    for row in range(QUERIES_AT_ONCE):  # all of them first: a maximum across lanes takes long
+        parts = [logits.load_vector(row * BLOCK_KEYS + part, LANES) for part in range(0, BLOCK_KEYS, LANES)]
+        peaks[row] = reduce(Value.max, parts).reduce_max() * scales[row]
+    with f.loop(QUERIES_AT_ONCE) as query:
+        shift, own = f.const(OFFSET, F32) - peaks[query], codes.offset(blocks * (query * BLOCK_KEYS))
+        total = f.zeros(I32, WEIGHTS_AT_ONCE)
+        for place in range(0, BLOCK_KEYS, WEIGHTS_AT_ONCE):
+            logit = logits.load_vector(query * BLOCK_KEYS + place, WEIGHTS_AT_ONCE)
+            u = logit.fma(logit.splat(scales[query]), logit.splat(shift)).max(UNIT * MIN_EXPONENT + OFFSET)
+            power = u.fma(u, REST)
+            for _ in range(4):
+                power = power * power
+            rounded = (power + ROUNDING).bitcast(total.ir_type)
+            own[place] = rounded.cast(I8)
+            total = total + rounded
+        code_sum = total.reduce_sum() - (BLOCK_KEYS * ROUNDING_BITS & 0xFFFFFFFF)
+        sums[query] = code_sum.cast(F32)
+        if not target.signed_weights:
+            corrections[query] = code_sum * -ZERO_POINT
+    return f.ret()
+
+
+def _emit_scales(f: Function, tile: _Tile) -> None:
+    """Replace the peaks by the scales of the blocks' weights, so that a query's weights sum up to 1."""
+    highest = f.variable(f.zeros(F32, QUERY_TILE) + MASKED)
+    total = f.variable(f.zeros(F32, QUERY_TILE))
+
+    def block_rows() -> Any:
+        return f.loop(tile.blocks * QUERY_TILE, step=QUERY_TILE)
+
+    with block_rows() as at:
+        highest.value = highest.value.max(tile.peaks.load_vector(at, QUERY_TILE))
+    with block_rows() as at:
+        scale = emit_exp2((tile.peaks.load_vector(at, QUERY_TILE) - highest.value) * (1 / UNIT))
+        tile.peaks[at] = scale
+        total.value = scale.fma(tile.sums.load_vector(at, QUERY_TILE), total.value)
+    inverse = total.value.splat(1.0) / total.value
+    with block_rows() as at:
+        tile.peaks[at] = tile.peaks.load_vector(at, QUERY_TILE) * inverse
+
+
+def _emit_values(module: ir.Module, target: Target) -> Function:
+    """Emit Σ weight · value of LANES channels for some queries."""
+    params = {"codes": I8, "scales": F32, "p_codes": I8, "p_scales": F32, "p_corrections": I32}
+    f = Function(module, "flow_values", {**params, "out": F32, "blocks": I64, "heads": I64})
+    codes, scales, p_codes, p_scales, corrections, out, blocks, heads = f.params
+    lanes, queries, parts = target.lanes, range(QUERIES_OF_VALUES), range(LANES // target.lanes)
+    places = [(query, 0, part) for query in queries for part in parts]
+    totals = {place: f.variable(f.zeros(F32, lanes)) for place in places}
+    with f.loop(blocks) as block:
+        sums = {place: f.variable(target.emit_sums(f)) for place in places}
+        rows = [p_codes.offset((blocks * query + block) * BLOCK_KEYS) for query in queries]
+        for i in range(0, BLOCK_KEYS, 4 * DOT_INPUTS):
+            emit_dot_16(f, target, f.const(i), [codes.offset(block * (BLOCK_KEYS * LANES))], rows, sums)
+        for place in places:
+            own, exact = block * QUERY_TILE + place[0], sums[place].value
+            if not target.signed_weights:
+                exact = exact + corrections[own]
+            scale = scales.load_vector(block * LANES + place[2] * lanes, lanes) * p_scales[own]
+            totals[place].value = target.emit_sums_as_float(exact).fma(scale, totals[place].value)
+    for (query, _, part), total in totals.items():
+        out[heads * (query * HEAD_DIM) + part * lanes] = total.value
+    return f.ret()

@@ -1,10 +1,11 @@
 """Int8 one-dimensional convolution: the token encoder, the flow's estimator and the vocoder.
 
     y[o, t] = bias[o] + Σ_{k, b} x_scale[b, u] · w_scale[o, k, b] · Σ_{c in b} x_code[c, u] · w_code[o, k, c]
-              over taps k and blocks b, with u = t + k · dilation; the caller pads the input
+              + residual[o, t], over taps k and blocks b, with u = t + k · dilation; x goes through Snake and is padded,
+              and both Snake and the residual are optional
 
 Shapes and layout (blocks = channels / block; `length` columns in, `columns` columns out)
-    x              (channels, length) float32
+    x              (channels, columns) float32          zeros are added on both sides, up to `length`
     x_codes        (channels / 4, length, 4) int8       four channels of a column side by side
     x_scales       (blocks, length) float32             one scale per column and block
     w_codes        (outputs / 4, taps, blocks, block / 4, 4, 4) int8   4 outputs × 4 channels are 16 bytes
@@ -13,7 +14,7 @@ Shapes and layout (blocks = channels / block; `length` columns in, `columns` col
     y              (outputs, columns) float32
 
 Pseudo-code: two operations, with a barrier between them
-    quantize_columns:  x_codes, x_scales = quantize(x)                     # by 16 columns
+    quantize_columns:  x_codes, x_scales = quantize(snake(x))              # by 16 columns
     conv1d:            for each tile of 16 columns and 4 outputs:
         for tap in taps, block in blocks:
             sums[output, :] = 0                                            # int32 registers
@@ -23,59 +24,106 @@ Pseudo-code: two operations, with a barrier between them
 
 Why it is fast: time lies in the lanes, so a tap is the same memory some bytes further on; no column matrix
 is built and nothing is transposed before or after. A thread takes COLUMNS_PER_PASS columns through all
-outputs while their codes stay in its cache.
+outputs while their codes stay in its cache. Padding, activation and residual need no pass of their own.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from functools import reduce
+from typing import Any, Final
 
 from llvmlite import ir
 
-from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I32, I64, Function
+from nightingale.backends.cpu.kernels.int8_gemm import emit_quantization_factor
+from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I32, I64, Function, Pointer, Value
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, Target
 from nightingale.backends.cpu.kernels.thread_pool import Arg, Operation
-from nightingale.backends.cpu.kernels.vector_math import LANES
+from nightingale.backends.cpu.kernels.vector_math import LANES, emit_nearest_int, emit_sin_squared
 from nightingale.backends.shared.int8_blocks import INT8_MAX, ZERO_POINT
 
 CONV_OUTPUTS: Final = 4
 """Outputs of a tile: as many as have their weights in one vector of 16 bytes."""
 COLUMNS_PER_PASS: Final = 4 * LANES
+CHANNELS_AT_ONCE: Final = 2
+"""Independent results of Snake hide the time from one instruction to the next."""
+PREFETCH_COLUMNS: Final = 3 * LANES
+FOURS_AT_ONCE: Final = 4
+"""Groups of four channels of one iteration; a block has at least so many."""
 
 
 class Conv1dOp(Arg):
     """Arguments of both operations."""
 
-    X = X_SCALES = W_SCALES = BIAS = OUT = F32
+    X = ALPHA = INVERSE_ALPHA = X_SCALES = W_SCALES = BIAS = RESIDUAL = OUT = F32
     X_CODES = W_CODES = I8
     W_CORRECTIONS = I32
-    LENGTH = CHANNELS = BLOCK = COLUMNS = OUTPUTS = TAPS = DILATION = I64
+    X_STRIDE = INPUT_COLUMNS = LEFT = LENGTH = CHANNELS = BLOCK = COLUMNS = OUTPUTS = TAPS = DILATION = I64
+    """x has INPUT_COLUMNS columns, in rows that are X_STRIDE apart, after LEFT zeros and before the rest of LENGTH."""
+    HAS_SNAKE = HAS_RESIDUAL = I64
+
+
+def padded_length(columns: int) -> int:
+    """Return the columns of an odd number of vectors, so that rows fall into different places of the cache."""
+    return ((columns + LANES - 1) // LANES | 1) * LANES
+
+
+def scratch_bytes(channels: int) -> int:
+    """Return the bytes that a thread needs for the columns that it quantizes."""
+    return 4 * LANES * channels
 
 
 def emit_quantize_columns(module: ir.Module, target: Target) -> Operation:
     f = Operation(module, "quantize_columns")
     op = f.args(Conv1dOp)
-    length, block = op.length, op.block
+    length, block, values = op.length, op.block, f.scratch.cast(F32)
     begin, end = f.thread_range(length, LANES)
-    with f.loop(end, start=begin, step=LANES) as column, f.loop(op.channels // block) as number:
+    with f.loop(end, start=begin, step=LANES) as column:
         # The last vector begins earlier, and computes some columns again.
-        start, first = column.min(length - LANES), number * block
-        x = op.x.offset(start)
-        magnitude = f.variable(f.zeros(F32, LANES))
-        with f.loop(first + block, start=first) as channel:
-            magnitude.value = magnitude.value.max(x.load_vector(channel * length, LANES).abs())
-        scale = magnitude.value / INT8_MAX
-        op.x_scales[number * length + start] = scale
-        # A column of zeros has the scale 0 and the codes 0.
-        divisor = (scale > 0.0).select(scale, 1.0)
-        with f.loop(first + block, start=first, step=DOT_INPUTS) as channel:
-            packed = f.zeros(I32, LANES)
-            for place in range(DOT_INPUTS):
-                code = (x.load_vector((channel + place) * length, LANES) / divisor).round().cast(I32)
-                byte = (code if target.signed_weights else code + ZERO_POINT) & 255
-                packed = packed + byte * (1 << (8 * place))
-            op.x_codes.offset(channel * length + start * DOT_INPUTS).cast(I32)[0] = packed
+        start = column.min(length - LANES)
+        _emit_load_columns(f, op, values, start)
+        with f.loop(op.channels // block) as number:
+            first = number * block
+            magnitude = f.variable(f.zeros(F32, LANES))
+            with f.loop(first + block, start=first, step=DOT_INPUTS) as channel:
+                parts = [values.load_vector((channel + place) * LANES, LANES) for place in range(DOT_INPUTS)]
+                magnitude.value = magnitude.value.max(reduce(Value.max, (part.abs() for part in parts)))
+            op.x_scales[number * length + start] = magnitude.value * (1 / INT8_MAX)
+            factor = emit_quantization_factor(magnitude.value)
+            with f.loop(first + block, start=first, step=DOT_INPUTS) as channel:
+                packed = f.zeros(I32, LANES)
+                for place in range(DOT_INPUTS):
+                    code = emit_nearest_int(values.load_vector((channel + place) * LANES, LANES), factor)
+                    byte = (code if target.signed_weights else code + ZERO_POINT) & 255
+                    packed = packed + byte * (1 << (8 * place))
+                op.x_codes.offset(channel * length + start * DOT_INPUTS).cast(I32)[0] = packed
     return f.ret()
+
+
+def _emit_load_columns(f: Function, op: Any, values: Pointer, start: Value) -> None:
+    """Write LANES columns of all channels to `values`, through Snake if there is one; beside x there are zeros."""
+    at = start - op.left
+    inside = (at >= 0).select((op.input_columns >= at + LANES).select(f.const(1), 0), 0)
+
+    with f.if_else(inside.equals(1)) as (whole, edge):
+        with whole, f.loop(op.channels) as channel:
+            x = op.x.offset(channel * op.x_stride + at)
+            x.prefetch(PREFETCH_COLUMNS)
+            values[channel * LANES] = x.load_vector(0, LANES)
+        with edge, f.loop(op.channels) as channel:
+            values[channel * LANES] = f.zeros(F32, LANES)
+            with f.loop(f.const(LANES).min(op.input_columns - at), start=(op.left - start).max(0)) as lane:
+                values[channel * LANES + lane] = op.x[channel * op.x_stride + at + lane]
+    # Not while x is loaded: so many instructions would keep a core from waiting for several lines at a time.
+    with f.if_then(op.has_snake.equals(1)), f.loop(op.channels, step=CHANNELS_AT_ONCE) as channel:
+        channels = [channel + number for number in range(CHANNELS_AT_ONCE)]
+        value = values.load_vector(channel * LANES, CHANNELS_AT_ONCE * LANES)
+        alpha = _join([f.splat(op.alpha[own], LANES) for own in channels])
+        inverse = _join([f.splat(op.inverse_alpha[own], LANES) for own in channels])
+        values[channel * LANES] = emit_sin_squared(value * alpha).fma(inverse, value)
+
+
+def _join(values: list[Value]) -> Value:
+    return reduce(Value.join, values)
 
 
 def emit_conv1d(module: ir.Module, target: Target) -> Operation:
@@ -94,7 +142,8 @@ def emit_conv1d(module: ir.Module, target: Target) -> Operation:
             tile, op.x_codes.offset(start * DOT_INPUTS), op.x_scales.offset(start),
             op.w_codes.offset(at * op.block), op.w_scales.offset(at), op.w_corrections.offset(at),
             op.bias.offset(output), op.out.offset(output * op.columns + start),
-            op.length, blocks, op.block, op.taps, op.dilation, op.columns,
+            op.residual.offset(output * op.columns + start),
+            op.length, blocks, op.block, op.taps, op.dilation, op.columns, op.has_residual,
         )  # fmt: skip
     return f.ret()
 
@@ -103,29 +152,30 @@ def _emit_tile(module: ir.Module, target: Target) -> Function:
     """Emit LANES columns of CONV_OUTPUTS outputs."""
     x = {"x_codes": I8, "x_scales": F32}
     w = {"w_codes": I8, "w_scales": F32, "corrections": I32, "bias": F32}
-    sizes = dict.fromkeys(("length", "blocks", "block", "taps", "dilation", "stride"), I64)
-    f = Function(module, "conv1d_tile", {**x, **w, "out": F32, **sizes})
+    sizes = dict.fromkeys(("length", "blocks", "block", "taps", "dilation", "stride", "has_residual"), I64)
+    f = Function(module, "conv1d_tile", {**x, **w, "out": F32, "residual": F32, **sizes})
     (
-        x_codes, x_scales, w_codes, w_scales, corrections, bias, out,
-        length, blocks, block, taps, dilation, stride,
+        x_codes, x_scales, w_codes, w_scales, corrections, bias, out, residual,
+        length, blocks, block, taps, dilation, stride, has_residual,
     ) = f.params  # fmt: skip
     lanes, outputs = target.lanes, range(CONV_OUTPUTS)
     parts, width = range(LANES // lanes), lanes * DOT_INPUTS
     places = [(output, part) for output in outputs for part in parts]
     totals = {place: f.variable(f.zeros(F32, lanes) + bias[place[0]]) for place in places}
     with f.loop(taps) as tap, f.loop(blocks) as number:
-        sums = {place: f.variable(f.zeros(I32, lanes)) for place in places}
+        sums = {place: f.variable(target.emit_sums(f)) for place in places}
         shift, at = tap * dilation, tap * blocks + number
         weights = w_codes.offset(at * block * CONV_OUTPUTS)
         inputs = x_codes.offset((number * block // DOT_INPUTS * length + shift) * DOT_INPUTS)
-        with f.loop(block // DOT_INPUTS) as four:
-            columns = inputs.offset(four * length * DOT_INPUTS)
-            broadcasts = list(target.emit_broadcasts(f, weights.offset(four * 16)))
-            for part in parts:
-                loaded = columns.load_vector(part * width, width)
-                for output, own in enumerate(broadcasts):
-                    total = sums[output, part]
-                    total.value = target.emit_dot(f, total.value, loaded, own)
+        with f.loop(block // DOT_INPUTS, step=FOURS_AT_ONCE) as first:
+            for four in range(FOURS_AT_ONCE):
+                columns = inputs.offset((first + four) * length * DOT_INPUTS)
+                broadcasts = list(target.emit_broadcasts(f, weights.offset((first + four) * 16)))
+                for part in parts:
+                    loaded = columns.load_vector(part * width, width)
+                    for output, own in enumerate(broadcasts):
+                        total = sums[output, part]
+                        total.value = target.emit_dot(f, total.value, loaded, own)
         for part in parts:
             x_scale = x_scales.load_vector(number * length + shift + part * lanes, lanes)
             for output in outputs:
@@ -133,7 +183,11 @@ def _emit_tile(module: ir.Module, target: Target) -> Function:
                 if not target.signed_weights:
                     exact = exact + corrections[at * CONV_OUTPUTS + output]
                 scale = x_scale * w_scales[at * CONV_OUTPUTS + output]
-                total.value = exact.cast(F32).fma(scale, total.value)
-    for (output, part), total in totals.items():
-        out[stride * output + part * lanes] = total.value
+                total.value = target.emit_sums_as_float(exact).fma(scale, total.value)
+    with f.if_else(has_residual.equals(1)) as (add, store):
+        for branch in (add, store):
+            with branch:
+                for (output, part), total in totals.items():
+                    at, value = stride * output + part * lanes, total.value
+                    out[at] = value + residual.load_vector(at, lanes) if branch is add else value
     return f.ret()

@@ -40,7 +40,12 @@ from llvmlite import ir
 
 from nightingale.backends.cpu.kernels.llvm_builder import F16, F32, I8, I32, I64, Function, Pointer, Value
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, TILE_OUTPUTS, Target
-from nightingale.backends.cpu.kernels.vector_math import LANES, emit_gelu, emit_sigmoid
+from nightingale.backends.cpu.kernels.vector_math import (
+    LANES,
+    emit_gelu,
+    emit_nearest_int,
+    emit_sigmoid,
+)
 from nightingale.backends.shared.int8_blocks import INT4_BLOCK, INT8_MAX, ZERO_POINT
 
 QUANT_BLOCK: Final = 128
@@ -48,6 +53,8 @@ QUANT_BLOCK: Final = 128
 T3_BLOCKS: Final = {8: QUANT_BLOCK, 4: INT4_BLOCK}
 """The same by the bits of a weight."""
 NORM_EPSILON: Final = 1e-5
+MIN_MAGNITUDE: Final = 1e-30
+"""Blocks of smaller numbers have the codes 0."""
 GROUP_TILES: Final = 4
 """Tiles that a thread claims at a time."""
 GROUP_OUTPUTS: Final = GROUP_TILES * TILE_OUTPUTS
@@ -99,10 +106,14 @@ def emit_quantization(values: list[Value]) -> tuple[Value, Iterator[Value]]:
     magnitude = values[0].abs()
     for value in values[1:]:
         magnitude = magnitude.max(value.abs())
-    scale = magnitude.reduce_max() / INT8_MAX
-    # A block of zeros has the scale 0 and the codes 0.
-    divisor = (scale > 0.0).select(scale, 1.0)
-    return scale, ((value / divisor).round().cast(I32) for value in values)
+    largest = magnitude.reduce_max()
+    factor = emit_quantization_factor(largest)
+    return largest * (1 / INT8_MAX), (emit_nearest_int(value, factor) for value in values)
+
+
+def emit_quantization_factor(largest: Value) -> Value:
+    """Return what numbers up to `largest` are multiplied by to become codes; 0 for a block of zeros."""
+    return (largest > MIN_MAGNITUDE).select(largest.splat(float(INT8_MAX)) / largest, 0.0)
 
 
 def emit_quantize_row(module: ir.Module, target: Target, norm: Norm, block: int = QUANT_BLOCK) -> Function:
@@ -123,24 +134,32 @@ def emit_quantize_row(module: ir.Module, target: Target, norm: Norm, block: int 
             squares.value = centered.fma(centered, squares.value)
         scale = scale / (squares.value.reduce_sum() / count + NORM_EPSILON).sqrt()
     with f.loop(k // block) as number:
-        values = []
-        for part in range(0, block, LANES):
-            at = number * block + part
-            value = x.load_vector(at, LANES)
+
+        def normalized(at: Value) -> Value:
+            value: Value = x.load_vector(at, LANES)
             if norm == Norm.LAYER:
                 value = value - mean
             if norm != Norm.NONE:
                 value = value * scale * weight.load_vector(at, LANES)
             if norm == Norm.LAYER:
                 value = value + bias.load_vector(at, LANES)
-            values.append(value)
-        scales[number], quantized = emit_quantization(values)
-        code_sum = f.zeros(I32, LANES)
-        for part, code in enumerate(quantized):
-            code_sum = code_sum + code
-            codes[number * block + part * LANES] = code.cast(I8)
+            return value
+
+        # The values of a block are more than there are registers, so they are computed twice.
+        start, magnitude = number * block, f.variable(f.zeros(F32, LANES))
+        with f.loop(block, step=2 * LANES) as part:
+            pair = [normalized(start + part + half) for half in (0, LANES)]
+            magnitude.value = magnitude.value.max(pair[0].abs().max(pair[1].abs()))
+        largest = magnitude.value.reduce_max()
+        scales[number], factor = largest * (1 / INT8_MAX), emit_quantization_factor(largest)
+        code_sum = f.variable(f.zeros(I32, LANES))
+        with f.loop(block, step=2 * LANES) as part:
+            for half in (0, LANES):
+                code = emit_nearest_int(normalized(start + part + half), factor)
+                code_sum.value += code
+                codes[start + part + half] = code.cast(I8)
         if not target.signed_weights:
-            corrections[number] = code_sum.reduce_sum() * -ZERO_POINT
+            corrections[number] = code_sum.value.reduce_sum() * -ZERO_POINT
     return f.ret()
 
 
@@ -186,7 +205,7 @@ def emit_gemm(
     for first in range(0, GROUP_TILES, at_once):
         totals = {place: f.variable(f.zeros(F32, lanes)) for place in registers}
         with f.loop(blocks) as number:
-            sums = {place: f.variable(f.zeros(I32, lanes)) for place in registers}
+            sums = {place: f.variable(target.emit_sums(f)) for place in registers}
             starts = [k * (first + tile) + number * block for tile in range(at_once)]
             tiles = [w_codes.offset(start * (TILE_OUTPUTS * bits // 8)) for start in starts]
             sources = [x_codes.offset(k * row + number * block) for row in range(rows)]
@@ -204,7 +223,7 @@ def emit_gemm(
                         exact, total = sums[row, tile, part].value, totals[row, tile, part]
                         if not target.signed_weights:
                             exact = exact + correction
-                        total.value = exact.cast(F32).fma(scale, total.value)
+                        total.value = target.emit_sums_as_float(exact).fma(scale, total.value)
         for row, tile, part in registers:
             at = row * GROUP_OUTPUTS + (first + tile) * TILE_OUTPUTS + part * lanes
             result = totals[row, tile, part].value

@@ -146,6 +146,11 @@ class Value:
         unused = ir.Constant(self.ir_type, ir.Undefined)
         return self.wrap(self.function.builder.shuffle_vector(self.raw, unused, mask))
 
+    def join(self, other: Value) -> Value:
+        """Return a vector of the lanes of both."""
+        mask = ir.Constant(ir.VectorType(I32, 2 * self.lanes), list(range(2 * self.lanes)))
+        return self.wrap(self.function.builder.shuffle_vector(self.raw, other.raw, mask))
+
     def _reduce(self, name: str, *start: Value) -> Value:
         name = f"llvm.vector.reduce.{name}.{self.type_suffix()}"
         # In any order: a strictly sequential sum of sixteen lanes would take sixteen steps.

@@ -18,7 +18,8 @@ from typing import Final
 
 from llvmlite import binding, ir
 
-from nightingale.backends.cpu.kernels.llvm_builder import I8, I32, Function, Pointer, Value
+from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I32, Function, Pointer, Value
+from nightingale.backends.cpu.kernels.vector_math import ROUNDING, ROUNDING_BITS
 
 TILE_OUTPUTS: Final = 16
 """Outputs of a tile of weights, on every target."""
@@ -62,6 +63,16 @@ class Target:
             operands = [value.bitcast(sums.ir_type) for value in operands]
         bits = 8 * DOT_INPUTS * self.lanes
         return f.intrinsic(f"llvm.x86.avx512.vpdpbusd.{bits}", sums.ir_type, [sums, *operands])
+
+    def emit_sums(self, f: Function) -> Value:
+        """Return the start of sums (lanes) whose end `emit_sums_as_float` reads."""
+        return f.zeros(I32, self.lanes) + (ROUNDING_BITS if self.isa == Isa.NEON else 0)
+
+    def emit_sums_as_float(self, sums: Value) -> Value:
+        """Return sums below 2**22 as float32, exactly. ARM's conversion takes as long as four additions."""
+        if self.isa == Isa.NEON:
+            return sums.bitcast(ir.VectorType(F32, self.lanes)) - ROUNDING
+        return sums.cast(F32)
 
     def emit_pause(self, f: Function) -> None:
         """Tell the core that it spins, so that the other hardware thread may run."""

@@ -42,7 +42,7 @@ Words = NDArray[np.int64]
 SPIN_MS_BEFORE_YIELD: Final = 0.1
 LINE: Final = 8
 """Words of a cache line. Words that different threads write lie in different lines."""
-OP_WORDS, JOB_WORDS = 3 * LINE, 5 * LINE
+OP_WORDS, JOB_WORDS = 4 * LINE, 5 * LINE
 FIRST_ARG: Final = 5
 
 

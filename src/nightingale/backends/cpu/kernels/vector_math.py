@@ -10,10 +10,29 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from llvmlite import ir
+
 from nightingale.backends.cpu.kernels.llvm_builder import F32, I32, Function, Pointer, Value
 
 LANES: Final = 16
 """Lanes of the vectors that kernels are written in; machines with narrower registers split them."""
+ROUNDING: Final = 1.5 * 2**23
+"""Added to a float32 below 2**22, it leaves the nearest integer (ties to even) in the low bits."""
+ROUNDING_BITS: Final = 0x4B400000
+"""The bits of ROUNDING."""
+
+
+def emit_nearest_int(value: Value, factor: Value | float = 1.0) -> Value:
+    """Return value · factor, rounded to the nearest int32; below 2**22 only. Conversions are slow on ARM."""
+    rounded = value.fma(value.splat(factor), ROUNDING)
+    return rounded.bitcast(ir.VectorType(I32, value.lanes)) - ROUNDING_BITS
+
+
+GELU_RANGE: Final = 3.8
+GELU_SERIES: Final = (
+    0.7990664917, -0.1333336486, 0.01936795133, -0.00199828232, 0.0001342129869, -5.154266316e-06, 8.474818879e-08
+)  # fmt: skip
+EXP2_SERIES: Final = (0.99999926, 0.69312186, 0.24024746, 0.05591749, 0.0095699)
 
 
 def emit_exp(x: Value) -> Value:
@@ -33,6 +52,22 @@ def emit_exp(x: Value) -> Value:
     return series * power.bitcast(x.ir_type)
 
 
+def emit_exp2(x: Value) -> Value:
+    """Return 2**x to 3e-6 relative, for x up to 126; below -126 it is 2**-126.
+
+    n = round(x);  2**x = 2**n · P(x - n)          # 2**n by adding n to the exponent
+    """
+    x = x.max(-126.0)
+    rounded = x + ROUNDING
+    r = x - (rounded - ROUNDING)
+    series = r.splat(EXP2_SERIES[-1])
+    for coefficient in EXP2_SERIES[-2::-1]:
+        series = series.fma(r, coefficient)
+    ints = ir.VectorType(I32, x.lanes)
+    # The shift drops all bits of ROUNDING.
+    return (series.bitcast(ints) + (rounded.bitcast(ints) << 23)).bitcast(x.ir_type)
+
+
 def emit_sigmoid(x: Value) -> Value:
     return x.splat(1.0) / (emit_exp(-x) + 1.0)
 
@@ -41,6 +76,21 @@ def emit_gelu(x: Value) -> Value:
     """Return GELU in its tanh approximation; (1 + tanh y) / 2 is sigmoid(2y)."""
     y = (x * x * x * 0.044715 + x) * math.sqrt(2 / math.pi)
     return x * emit_sigmoid(y * 2.0)
+
+
+def emit_gelu_erf(x: Value) -> Value:
+    """Return x·(1 + erf(x/√2))/2 to 3e-4, by a polynomial without a division: its result is quantized to int8.
+
+    z = x, clamped to ±3.8;  erf(z/√2) = z·P(z²), fitted so that the largest error of the product with x is least and
+    3.8·P(3.8²) is 1
+    """
+    z = x.max(-GELU_RANGE).min(GELU_RANGE)
+    square = z * z
+    series = z.splat(GELU_SERIES[-1])
+    for coefficient in GELU_SERIES[-2::-1]:
+        series = series.fma(square, coefficient)
+    half = x * 0.5
+    return half.fma(series * z, half)
 
 
 def emit_sin_squared(x: Value) -> Value:

@@ -202,10 +202,8 @@ def _emit_inverse_transform(f: Function, op: Any, y_hat: Pointer, outputs: Value
 
     with f.if_else(op.dilation.equals(1)) as (plain, dilated):
         with plain, f.loop(op.tiles, step=TILE_LANES) as tile:
-            even, odd = (
-                _join(first, second) for first, second in zip(*[iter(results(tile))] * 2, strict=True)
-            )
-            whole = _join(even, odd)
+            even, odd = (first.join(second) for first, second in zip(*[iter(results(tile))] * 2, strict=True))
+            whole = even.join(odd)
             order = [TILE_LANES * number + lane for lane in range(TILE_LANES) for number in range(TILE)]
             row[tile * TILE] = whole.shuffle(order)
         with dilated, f.loop(op.dilation) as phase, f.loop(op.tiles, step=TILE_LANES) as tile:
@@ -217,12 +215,6 @@ def _emit_inverse_transform(f: Function, op: Any, y_hat: Pointer, outputs: Value
 
 def _every_fourth(vector: Value, start: int) -> Value:
     return vector.shuffle(range(start, vector.lanes, TILE))
-
-
-def _join(first: Value, second: Value) -> Value:
-    """Return the lanes of both vectors in one."""
-    mask = ir.Constant(ir.VectorType(I32, 2 * first.lanes), list(range(2 * first.lanes)))
-    return first.wrap(first.function.builder.shuffle_vector(first.raw, second.raw, mask))
 
 
 def _combine(vectors: list[Value], factors: NDArray[np.float64]) -> Value:

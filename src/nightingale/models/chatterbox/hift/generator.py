@@ -98,6 +98,12 @@ class Hift(nn.Module):
         return [self.resblocks[index] for index in range(stage * kernels, (stage + 1) * kernels)]
 
     def forward(self, mel: Tensor, source: Tensor) -> Tensor:
+        spectrum = to_spectrum(self.log_spectrum(mel, source))
+        samples = torch.istft(spectrum, ISTFT_SIZE, ISTFT_HOP, window=self.window)
+        return samples.clamp(-SAMPLE_LIMIT, SAMPLE_LIMIT)
+
+    def log_spectrum(self, mel: Tensor, source: Tensor) -> Tensor:
+        """Return log magnitudes and phases (batch, 18, 120·T + 1)."""
         spectrum = torch.stft(
             source.squeeze(1), ISTFT_SIZE, ISTFT_HOP, window=self.window, return_complex=True
         )
@@ -111,9 +117,7 @@ class Hift(nn.Module):
             x = x + self.source_resblocks[stage](self.source_downs[stage](excitation))
             blocks = self.blocks_of(stage)
             x = sum(block(x) for block in blocks) / len(blocks)
-        spectrum = to_spectrum(self.conv_post(F.leaky_relu(x)))  # slope 0.01 here, 0.1 above
-        samples = torch.istft(spectrum, ISTFT_SIZE, ISTFT_HOP, window=self.window)
-        return samples.clamp(-SAMPLE_LIMIT, SAMPLE_LIMIT)
+        return self.conv_post(F.leaky_relu(x))  # slope 0.01 here, 0.1 above
 
 
 def to_spectrum(x: Tensor) -> Tensor:
