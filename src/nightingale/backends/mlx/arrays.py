@@ -1,0 +1,117 @@
+"""Building blocks that all networks on MLX share: compilation, the only read by the host, and layers.
+
+Sequences are (batch, time, channels) everywhere, as MLX's convolutions take them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import mlx.core as mx
+import numpy as np
+from numpy.typing import NDArray
+
+from nightingale.backends.mlx.weight_files import NetworkWeights
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def compiled(function: Function) -> Function:
+    """Return the function compiled by MLX, once for each set of shapes, where it runs on a GPU.
+
+    On a CPU, MLX would call a C++ compiler for each fused operation: a second each, or an error without one.
+    """
+    return mx.compile(function) if runs_on_gpu() else function
+
+
+def runs_on_gpu() -> bool:
+    return bool(mx.default_device() == mx.gpu)
+
+
+def read(array: mx.array) -> NDArray[Any]:
+    """Copy an array to the host, which waits until it is computed. Decoding reads once for a block of tokens."""
+    return np.array(array)
+
+
+class Linear(NamedTuple):
+    """A linear layer: (…, inputs) -> (…, outputs)."""
+
+    weight: mx.array
+    """(outputs, inputs); packed words if quantized."""
+    bias: mx.array | None = None
+    scales: mx.array | None = None
+    """(outputs, groups), of a quantized weight."""
+    offsets: mx.array | None = None
+    """(outputs, groups): what the code zero stands for."""
+    bits: int = 0
+    group_size: int = 0
+
+    def __call__(self, x: mx.array) -> mx.array:
+        if self.scales is not None:
+            y = mx.quantized_matmul(
+                x,
+                self.weight,
+                scales=self.scales,
+                biases=self.offsets,
+                transpose=True,
+                group_size=self.group_size,
+                bits=self.bits,
+            )
+            return y if self.bias is None else y + self.bias
+        return x @ self.weight.T if self.bias is None else mx.addmm(self.bias, x, self.weight.T)
+
+    def cast(self, dtype: mx.Dtype) -> Linear:
+        bias = None if self.bias is None else self.bias.astype(dtype)
+        return self._replace(weight=self.weight.astype(dtype), bias=bias)
+
+    def quantized(self, bits: int, group_size: int) -> Linear:
+        """Return the layer with its weight in `bits` bits, one scale and one offset for each group of inputs."""
+        weight, scales, offsets = mx.quantize(self.weight, group_size=group_size, bits=bits)
+        return self._replace(
+            weight=weight, scales=scales, offsets=offsets, bits=bits, group_size=group_size
+        )
+
+
+def take_linear(
+    weights: NetworkWeights, name: str, inputs: int, outputs: int, *, bias: bool = True
+) -> Linear:
+    own = weights.take(f"{name}.weight", outputs, inputs)
+    return Linear(own, weights.take(f"{name}.bias", outputs) if bias else None)
+
+
+class LayerNorm(NamedTuple):
+    weight: mx.array
+    bias: mx.array
+    eps: float
+
+    def __call__(self, x: mx.array) -> mx.array:
+        return mx.fast.layer_norm(x, self.weight, self.bias, self.eps)
+
+
+def take_norm(weights: NetworkWeights, name: str, width: int, eps: float = 1e-5) -> LayerNorm:
+    return LayerNorm(weights.take(f"{name}.weight", width), weights.take(f"{name}.bias", width), eps)
+
+
+def split_heads(x: mx.array, heads: int) -> mx.array:
+    """(batch, time, heads · width) -> (batch, heads, time, width)."""
+    return x.reshape(*x.shape[:2], heads, -1).swapaxes(1, 2)
+
+
+def join_heads(x: mx.array) -> mx.array:
+    """(batch, heads, time, width) -> (batch, time, heads · width)."""
+    x = x.swapaxes(1, 2)
+    return x.reshape(*x.shape[:2], -1)
+
+
+def named_arrays(tree: Any, name: str = "") -> dict[str, mx.array]:
+    """Return the arrays of nested named tuples, lists and dictionaries by their paths."""
+    if isinstance(tree, mx.array):
+        return {name: tree}
+    if isinstance(tree, tuple) and hasattr(tree, "_asdict"):
+        tree = tree._asdict()
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list | tuple) else ()
+    found: dict[str, mx.array] = {}
+    for key, value in items:
+        found |= named_arrays(value, f"{name}.{key}" if name else str(key))
+    return found

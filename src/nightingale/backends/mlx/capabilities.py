@@ -1,0 +1,93 @@
+"""Where MLX runs and what it runs there; asked before weights are loaded."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Final
+
+from nightingale.backends.base import Machine, ModelInfo, Role, Setup
+from nightingale.backends.shared.capability_checks import failed_package_reason, ffn_width
+from nightingale.errors import DeviceError
+from nightingale.models.chatterbox.t3.config import T3Config
+
+MIN_VERSION: Final = (0, 31)
+"""The first version whose rotary embedding takes a position for each row."""
+DECODER_PRECISIONS: Final = ("float32", "float16", "bfloat16", "int8", "int4")
+RENDERER_PRECISIONS: Final = ("float32",)
+GROUP_SIZES: Final = (64, 32)
+"""Weights that share a scale, where T3 is quantized; the first that divides a matrix's inputs is used."""
+INSTALL: Final = "pip install 'nightingale-tts[mlx]'"
+
+
+def is_apple_silicon() -> bool:
+    return sys.platform == "darwin" and platform.machine() == "arm64"
+
+
+def missing_reason() -> str | None:
+    """Return why MLX cannot be imported, or None if it can."""
+    if find_spec("mlx") is None:
+        return f"mlx is not installed ({INSTALL})"
+    try:
+        found = version("mlx")
+    except PackageNotFoundError:
+        return f"mlx is not installed ({INSTALL})"
+    if tuple(int(part) for part in found.split(".")[:2]) < MIN_VERSION:
+        return f"mlx {found} is too old ({INSTALL})"
+    try:
+        import mlx.core  # noqa: F401, is it usable?
+    except Exception as error:  # a wheel for another system, or an old C library
+        return failed_package_reason("mlx", error)
+    return None
+
+
+def probe(device: str) -> Machine | None:
+    """Describe MLX's device: the best one of a Mac, and elsewhere only if it is asked for by name."""
+    if device != "mlx" and not (device == "auto" and is_apple_silicon()):
+        return None
+    if (reason := missing_reason()) is not None:
+        if device == "auto":
+            return None
+        raise DeviceError("the device cannot be used", got=f"'mlx' ({reason})", fix=f"Install MLX: {INSTALL}")
+    import mlx.core as mx
+
+    info = mx.device_info()
+    memory = info.get("max_recommended_working_set_size")
+    return Machine(
+        device="mlx",
+        name=str(info.get("device_name", platform.machine())),
+        instructions="Metal" if mx.metal.is_available() else "CPU",
+        free_bytes=int(memory) if memory else None,
+    )
+
+
+def unsupported_reason(role: Role, model: ModelInfo, setup: Setup) -> str | None:
+    """Return why MLX cannot take a role here, or None if it can."""
+    if model.synthetic:
+        return "the model has no weights"
+    allowed = DECODER_PRECISIONS if role == "decoder" else RENDERER_PRECISIONS
+    if setup.precision not in allowed:
+        return f"its {role} computes in {', '.join(allowed)}, not in {setup.precision}"
+    if role == "decoder":
+        if setup.profile.draft:
+            return "it has no speculative decoding"
+        if setup.profile.needs_torch_kv_cache:
+            return "this profile's KV cache needs T3's layers in PyTorch"
+        if setup.precision in ("int8", "int4") and (reason := group_reason(model.preset.t3)) is not None:
+            return reason
+    return missing_reason()
+
+
+def group_size_for(inputs: int) -> int | None:
+    """Return the group size for a matrix of so many inputs; None if none divides them."""
+    return next((size for size in GROUP_SIZES if inputs % size == 0), None)
+
+
+def group_reason(config: T3Config) -> str | None:
+    """Return why T3's matrices cannot be quantized in groups, or None if they can."""
+    for name, width in (("width", config.backbone.width), ("inner width", ffn_width(config))):
+        if group_size_for(width) is None:
+            return f"its {name} is {width}, which no group of {' or '.join(map(str, GROUP_SIZES))} divides"
+    return None
