@@ -71,6 +71,7 @@ ALL_RENDERERS = [
     Case("cpu", "int8"),
     Case("onnx", "float32"),
     Case("onnx", "int8"),
+    Case("mlx", "float32"),
     Case("noise", "float32"),
 ]
 

@@ -25,6 +25,11 @@ def compiled(function: Function) -> Function:
     return mx.compile(function) if runs_on_gpu() else function
 
 
+def compiled_elementwise(function: Function) -> Function:
+    """Return an elementwise function as one kernel for all shapes, on a GPU."""
+    return mx.compile(function, shapeless=True) if runs_on_gpu() else function
+
+
 def runs_on_gpu() -> bool:
     return bool(mx.default_device() == mx.gpu)
 
