@@ -68,8 +68,9 @@ EXACT: Final = Profile(
     name="exact",
     streaming=False,
     batched=False,
+    decoder=(Preference("mlx", "float32", warn=False),),
     # Other backends give other samples, so a warning says when one of them renders.
-    renderer=(Preference("torch", "float32"),),
+    renderer=(Preference("mlx", "float32", warn=False), Preference("torch", "float32")),
 )
 BALANCED: Final = Profile(
     name="balanced",
@@ -77,12 +78,15 @@ BALANCED: Final = Profile(
     batched=True,
     decoder=(
         Preference("cuda", "bfloat16"),
+        Preference("mlx", "float32", warn=False, models=("wren",)),
+        Preference("mlx", "bfloat16"),
         # Wren's weights are stored in int8; here the inputs of its products are rounded too.
         Preference("onnx", "int8", warn=False, models=("wren",)),
         Preference("onnx", "float32", warn=False),
     ),
     renderer=(
         Preference("cuda", "float32"),
+        Preference("mlx", "float32"),
         # Judged beside float32 on wren's 200 sentences (docs/wren.md); float16 is fast on ARM only.
         Preference("onnx", "int8-float16", warn=False, models=("wren",)),
         # With a warning, for wren only: the other models never have this renderer.
@@ -95,12 +99,14 @@ FAST: Final = Profile(
     batched=True,
     decoder=(
         Preference("cuda", "bfloat16"),
+        Preference("mlx", "int8"),
         Preference("cpu", "int8", warn=False),
         Preference("onnx", "int8"),
         Preference("onnx", "float32", warn=False),
     ),
     renderer=(
         Preference("cuda", "bfloat16"),
+        Preference("mlx", "float32"),
         # Before the CPU backend, which imports PyTorch: that takes longer than a sentence of wren.
         Preference("onnx", "int8-float16", warn=False),
         Preference("onnx", "int8", warn=False),

@@ -116,6 +116,13 @@ def find_machine(backends: Sequence[Backend], device: str) -> Machine:
     )
 
 
+def machine_for(backend: Backend, machine: Machine) -> Machine:
+    """Return the machine as a backend sees it: where MLX's device is asked for, others may use the CPU beside it."""
+    if machine.kind == "mlx" and "mlx" not in backend.device_kinds:
+        return replace(machine, device="cpu")
+    return machine
+
+
 def check_precision(asked: str) -> None:
     """Raise ConfigError unless `asked` is "auto" or a floating-point precision for T3."""
     allowed = ("auto", *FLOAT_PRECISIONS)
@@ -148,8 +155,9 @@ def select(
         ]
         for preference in tried:
             backend = by_name[preference.backend]
-            setup = Setup(profile=profile, machine=machine, precision=preference.precision)
-            if backend.device_kinds and machine.kind not in backend.device_kinds:
+            own = machine_for(backend, machine)
+            setup = Setup(profile=profile, machine=own, precision=preference.precision)
+            if backend.device_kinds and own.kind not in backend.device_kinds:
                 reason = f"it runs on {' or '.join(backend.device_kinds)}, not on {machine.kind}"
                 skipped.append(Skipped(preference.backend, preference.precision, reason, warn=False))
                 continue
