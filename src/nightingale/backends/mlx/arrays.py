@@ -18,16 +18,21 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def compiled(function: Function) -> Function:
-    """Return the function compiled by MLX, once for each set of shapes, where it runs on a GPU.
-
-    On a CPU, MLX would call a C++ compiler for each fused operation: a second each, or an error without one.
-    """
-    return mx.compile(function) if runs_on_gpu() else function
+    """Return the function compiled by MLX, once for each set of shapes, where that pays."""
+    return mx.compile(function) if compiles() else function
 
 
 def compiled_elementwise(function: Function) -> Function:
-    """Return an elementwise function as one kernel for all shapes, on a GPU."""
-    return mx.compile(function, shapeless=True) if runs_on_gpu() else function
+    """Return an elementwise function compiled to one kernel for all shapes, where that pays."""
+    return mx.compile(function, shapeless=True) if compiles() else function
+
+
+def compiles() -> bool:
+    """Return whether functions are compiled: on a GPU.
+
+    On a CPU, MLX would call a C++ compiler for each fused operation: a second each, or an error without one.
+    """
+    return runs_on_gpu()
 
 
 def runs_on_gpu() -> bool:

@@ -18,7 +18,7 @@ MIN_VERSION: Final = (0, 31)
 DECODER_PRECISIONS: Final = ("float32", "float16", "bfloat16", "int8", "int4")
 RENDERER_PRECISIONS: Final = ("float32",)
 GROUP_SIZES: Final = (64, 32)
-"""Weights that share a scale, where T3 is quantized; the first that divides a matrix's inputs is used."""
+"""Weights that share a scale, where T3 is quantized."""
 INSTALL: Final = "pip install 'nightingale-tts[mlx]'"
 
 
@@ -80,14 +80,16 @@ def unsupported_reason(role: Role, model: ModelInfo, setup: Setup) -> str | None
     return missing_reason()
 
 
-def group_size_for(inputs: int) -> int | None:
-    """Return the group size for a matrix of so many inputs; None if none divides them."""
-    return next((size for size in GROUP_SIZES if inputs % size == 0), None)
+def group_size_for(inputs: int, bits: int) -> int:
+    """Return the group size for a matrix of so many inputs: the larger one only if eight bits need no more scales."""
+    large, small = GROUP_SIZES
+    return large if bits == 8 and inputs % large == 0 else small
 
 
 def group_reason(config: T3Config) -> str | None:
     """Return why T3's matrices cannot be quantized in groups, or None if they can."""
+    smallest = GROUP_SIZES[-1]
     for name, width in (("width", config.backbone.width), ("inner width", ffn_width(config))):
-        if group_size_for(width) is None:
-            return f"its {name} is {width}, which no group of {' or '.join(map(str, GROUP_SIZES))} divides"
+        if width % smallest:
+            return f"its {name} is {width}, not a multiple of {smallest}, the smallest group of weights"
     return None

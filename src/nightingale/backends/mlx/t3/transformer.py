@@ -31,6 +31,9 @@ ROPE_FACTOR, ROPE_LOW, ROPE_HIGH, ROPE_CONTEXT = 8.0, 1.0, 4.0, 8192
 """Llama 3's frequency scaling (models/layers/rope.py)."""
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 BITS = {"int8": 8, "int4": 4}
+RESIDUAL_BITS = 6
+"""Bits of the layers that write to the residual stream, where the others have four: wren's logits are then off by
+13 % of their spread, and by 16 % if all have four."""
 
 KVCaches = list[tuple[mx.array, mx.array]]
 """Keys and values of each layer, of one utterance."""
@@ -50,13 +53,13 @@ class Precision(NamedTuple):
             return cls(mx.float16 if gpu else mx.float32, BITS[name])
         return cls(DTYPES[name])
 
-    def layer(self, linear: Linear) -> Linear:
+    def layer(self, linear: Linear, *, residual: bool = False) -> Linear:
+        """Return a layer in this precision. residual: its output is added to the residual stream."""
         linear = linear.cast(self.dtype)
         if not self.bits:
             return linear
-        group_size = group_size_for(linear.weight.shape[1])
-        assert group_size is not None, "`unsupported_reason` has checked the widths"
-        return linear.quantized(self.bits, group_size)
+        bits = RESIDUAL_BITS if residual and self.bits == 4 else self.bits
+        return linear.quantized(bits, group_size_for(linear.weight.shape[1], bits))
 
     def norm(self, norm: LayerNorm) -> LayerNorm:
         return LayerNorm(norm.weight.astype(self.dtype), norm.bias.astype(self.dtype), norm.eps)
@@ -215,13 +218,15 @@ def llama_layer(
         taken = [weights.take(f"{name}.{part}.weight", outputs, width) for part in parts]
         return precision.layer(Linear(mx.concatenate(taken)))
 
+    o_proj = take_linear(weights, f"{name}.self_attn.o_proj", width, width, bias=False)
+    down = take_linear(weights, f"{name}.mlp.down_proj", ffn, width, bias=False)
     return TransformerLayer(
         norm1=take_rms_norm(weights, f"{name}.input_layernorm", width, precision),
         qkv=joined("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", outputs=width),
-        out=precision.layer(take_linear(weights, f"{name}.self_attn.o_proj", width, width, bias=False)),
+        out=precision.layer(o_proj, residual=True),
         norm2=take_rms_norm(weights, f"{name}.post_attention_layernorm", width, precision),
         up=joined("mlp.gate_proj", "mlp.up_proj", outputs=ffn),
-        down=precision.layer(take_linear(weights, f"{name}.mlp.down_proj", ffn, width, bias=False)),
+        down=precision.layer(down, residual=True),
         gated=True,
     )
 
@@ -231,17 +236,18 @@ def gpt2_layer(
 ) -> TransformerLayer:
     name, width = f"tfmr.h.{number}", config.width
 
-    def linear(part: str, inputs: int, outputs: int) -> Linear:
+    def linear(part: str, inputs: int, outputs: int, *, residual: bool = False) -> Linear:
         """Take a layer whose weight GPT-2's checkpoints store as (inputs, outputs)."""
         weight = mx.contiguous(weights.take(f"{name}.{part}.weight", inputs, outputs).T)
-        return precision.layer(Linear(weight, weights.take(f"{name}.{part}.bias", outputs)))
+        bias = weights.take(f"{name}.{part}.bias", outputs)
+        return precision.layer(Linear(weight, bias), residual=residual)
 
     return TransformerLayer(
         norm1=precision.norm(take_norm(weights, f"{name}.ln_1", width)),
         qkv=linear("attn.c_attn", width, 3 * width),
-        out=linear("attn.c_proj", width, width),
+        out=linear("attn.c_proj", width, width, residual=True),
         norm2=precision.norm(take_norm(weights, f"{name}.ln_2", width)),
         up=linear("mlp.c_fc", width, 4 * width),
-        down=linear("mlp.c_proj", 4 * width, width),
+        down=linear("mlp.c_proj", 4 * width, width, residual=True),
         gated=False,
     )
