@@ -45,9 +45,7 @@ def hift_of(family: str) -> MlxHift:
 
 
 def blocks_of(values: list[int]) -> list[tuple[list[int], bool]]:
-    return [
-        (values[start:end], end == CUTS[-1]) for start, end in zip((0, *CUTS[:-1]), CUTS, strict=True)
-    ]
+    return [(values[start:end], end == CUTS[-1]) for start, end in zip((0, *CUTS[:-1]), CUTS, strict=True)]
 
 
 @families

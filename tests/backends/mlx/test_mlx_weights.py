@@ -44,7 +44,9 @@ def test_a_file_loads_like_the_network_in_memory(tmp_path: Path) -> None:
     """Weights that only training needs are ignored."""
     one = load_t3(saved(tmp_path, {"text_head.weight": torch.zeros(3), "tfmr.wte.weight": torch.ones(2)}))
     other = load_t3(source_of("turbo"))
-    assert np.array_equal(np.array(one.backbone.layers[1].qkv.weight), np.array(other.backbone.layers[1].qkv.weight))
+    assert np.array_equal(
+        np.array(one.backbone.layers[1].qkv.weight), np.array(other.backbone.layers[1].qkv.weight)
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,9 @@ def test_random_numbers_are_those_of_numpy() -> None:
     for row, number in zip(bits, (3, 900), strict=True):
         expected = philox.uniform(key, number, np.arange(6563))
         assert np.array_equal((row.astype(np.float64) + 0.5) * 2.0**-32, expected)
-        np.testing.assert_allclose(np.array(gumbel(mx.array(row))), -np.log(-np.log(expected)), rtol=2e-6, atol=1e-6)
+        np.testing.assert_allclose(
+            np.array(gumbel(mx.array(row))), -np.log(-np.log(expected)), rtol=2e-6, atol=1e-6
+        )
     for first, rows in ((0, 5), (17, 101), (10**9, 3)):
         np.testing.assert_allclose(
             np.array(normal(key_words(key)[0], first, rows, 9)), philox.normal(key, first, rows, 9), atol=1e-6

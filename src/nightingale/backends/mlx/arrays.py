@@ -6,7 +6,7 @@ Sequences are (batch, time, channels) everywhere, as MLX's convolutions take the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import mlx.core as mx
 import numpy as np
@@ -19,12 +19,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def compiled(function: Function) -> Function:
     """Return the function compiled by MLX, once for each set of shapes, where that pays."""
-    return mx.compile(function) if compiles() else function
+    return cast("Function", mx.compile(function)) if compiles() else function
 
 
 def compiled_elementwise(function: Function) -> Function:
     """Return an elementwise function compiled to one kernel for all shapes, where that pays."""
-    return mx.compile(function, shapeless=True) if compiles() else function
+    return cast("Function", mx.compile(function, shapeless=True)) if compiles() else function
 
 
 def compiles() -> bool:
@@ -78,9 +78,7 @@ class Linear(NamedTuple):
     def quantized(self, bits: int, group_size: int) -> Linear:
         """Return the layer with its weight in `bits` bits, one scale and one offset for each group of inputs."""
         weight, scales, offsets = mx.quantize(self.weight, group_size=group_size, bits=bits)
-        return self._replace(
-            weight=weight, scales=scales, offsets=offsets, bits=bits, group_size=group_size
-        )
+        return self._replace(weight=weight, scales=scales, offsets=offsets, bits=bits, group_size=group_size)
 
 
 def take_linear(
@@ -120,7 +118,9 @@ def named_arrays(tree: Any, name: str = "") -> dict[str, mx.array]:
         return {name: tree}
     if isinstance(tree, tuple) and hasattr(tree, "_asdict"):
         tree = tree._asdict()
-    items = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list | tuple) else ()
+    items = (
+        tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list | tuple) else ()
+    )
     found: dict[str, mx.array] = {}
     for key, value in items:
         found |= named_arrays(value, f"{name}.{key}" if name else str(key))

@@ -41,7 +41,7 @@ def uniform_bits(keys: mx.array, draws: mx.array, width: int) -> mx.array:
     zero = mx.zeros_like(block)
     counter = (block, draws.astype(mx.uint32)[:, None], zero, zero)
     lanes = philox(counter, (keys[:, :1], keys[:, 1:]))
-    return mx.stack(mx.broadcast_arrays(*lanes), axis=-1).reshape(len(keys), -1)[:, :width]
+    return mx.stack(list(mx.broadcast_arrays(*lanes)), axis=-1).reshape(len(keys), -1)[:, :width]
 
 
 def gumbel(bits: mx.array) -> mx.array:

@@ -82,9 +82,7 @@ def take_same_conv(
     """Take a length-preserving convolution, centred or causal."""
     span = (kernel - 1) * dilation
     left = span if causal else span // 2
-    return take_conv(
-        weights, name, inputs, outputs, kernel, left=left, right=span - left, dilation=dilation
-    )
+    return take_conv(weights, name, inputs, outputs, kernel, left=left, right=span - left, dilation=dilation)
 
 
 class OverlapAdd(NamedTuple):

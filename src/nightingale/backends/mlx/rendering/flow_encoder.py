@@ -43,9 +43,7 @@ class EncoderLayer(NamedTuple):
         p = split_heads(self.distance(distances), heads)  # (1, heads, keys + queries - 1, head)
         scale = float(q.shape[-1]) ** -0.5
         by_distance = align_distances((q + self.distance_bias) @ p.swapaxes(2, 3)) * scale
-        out = mx.fast.scaled_dot_product_attention(
-            q + self.key_bias, k, v, scale=scale, mask=by_distance
-        )
+        out = mx.fast.scaled_dot_product_attention(q + self.key_bias, k, v, scale=scale, mask=by_distance)
         x = x + self.out(join_heads(out))
         y = self.up(self.norm2(x))
         return x + self.down(y * mx.sigmoid(y))

@@ -112,9 +112,7 @@ def _take_stage(config: HiftConfig, weights: NetworkWeights, number: int) -> Hif
     )
 
 
-def _take_block(
-    weights: NetworkWeights, name: str, channels: int, kernel: int, *, causal: bool
-) -> ResBlock:
+def _take_block(weights: NetworkWeights, name: str, channels: int, kernel: int, *, causal: bool) -> ResBlock:
     def layer(half: int, number: int, dilation: int) -> SnakeConv:
         conv = take_same_conv(
             weights,

@@ -53,6 +53,7 @@ def excitation(
     else:
         audible = voiced[..., 0] * (f0_hz[:, None] * harmonic < MAX_HARMONIC_HZ)
         tone = sum_in_phase(2 * math.pi * cycles[..., 0], SINE_AMPLITUDE * weight * audible)
+        assert mix.bias is not None
         merged = tone + level[..., 0] * (noise @ weight[:NOISY_HARMONICS]) + mix.bias
     return mx.tanh(merged).reshape(1, -1), reached
 

@@ -105,9 +105,7 @@ def guide(logits: mx.array, counts: list[int], weight: mx.array) -> mx.array:
     return conditional + weight[:, None] * (conditional - unconditional)
 
 
-def process_logits(
-    state: SlotState, rows: SamplingRows, *, order: SamplerOrder, sorting: bool
-) -> mx.array:
+def process_logits(state: SlotState, rows: SamplingRows, *, order: SamplerOrder, sorting: bool) -> mx.array:
     """Apply the steps between guidance and the draw, in the family's order: (slots, vocab)."""
     logits = state.logits
     if order == "chatterbox":
