@@ -27,6 +27,7 @@ from nightingale.backends.profiles import PROFILES  # noqa: E402
 from nightingale.backends.torch.runner import generate  # noqa: E402
 from nightingale.backends.torch.weights import in_memory  # noqa: E402
 from nightingale.decoding.decoding import Prompt  # noqa: E402
+from nightingale.decoding.host_decoder import DecodeRow  # noqa: E402
 from nightingale.engine.load import load_model  # noqa: E402
 from nightingale.models.chatterbox.t3.config import ENGLISH, NANO, T3Config  # noqa: E402
 from nightingale.models.chatterbox.t3.model import T3  # noqa: E402
@@ -86,6 +87,27 @@ def test_alone_each_utterance_is_computed_by_itself(family: str) -> None:
     together = Driver(source, decoder_of(source, batched=False)).run([1, 2, 3])
     for seed, tokens in together.items():
         assert Driver(source, decoder_of(source, batched=False)).run([seed])[seed] == tokens
+
+
+@pytest.mark.parametrize("batched", [True, False])
+def test_an_utterance_that_waits_loses_no_token(batched: bool) -> None:
+    """The engine may leave an utterance out of a step while others need their tokens sooner."""
+    source = source_of("turbo")
+    decoder = decoder_of(source, batched=batched)
+    expected = Driver(source, decoder).run([1, 2])
+    driver = Driver(source, decoder)
+    driver.start(1)
+    driver.start(2)
+    for _ in range(4):
+        first = driver.running[:1]
+        (_, decoding) = first[0]
+        tokens = decoder.decode([DecodeRow(0, decoding, 0)])[0]
+        assert not isinstance(tokens, Exception)
+        driver._append(1, decoding, tokens)
+    driver.stop(1)
+    while driver.running:
+        driver.step()
+    assert driver.tokens == expected
 
 
 def test_an_unguided_request_beside_a_guided_one_changes_neither() -> None:

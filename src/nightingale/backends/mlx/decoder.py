@@ -36,8 +36,12 @@ class MlxDecoder:
         self._loops, self._max_new_tokens = list(loops), max_new_tokens
         self.kv_budget = kv_budget
         self._alone = len(self._loops) > 1
+        self._running: dict[int, Decoding] = {}
+        """The utterance of each slot in use."""
         self._pending: list[tuple[TokenBlock, Mapping[Decoding, int]]] = []
         """Tokens to come, and the row of each utterance when they were launched."""
+        self._unread: dict[Decoding, list[int]] = {}
+        """Tokens of utterances that took no part in the call that read them."""
 
     def start(self) -> None: ...
 
@@ -45,25 +49,35 @@ class MlxDecoder:
         loop, row = self._place(slot)
         prompt = loop.t3.embed_prompt(decoding.prompt, max_new_tokens=self._max_new_tokens)
         loop.prefill(row, prompt, decoding)
+        self._running[slot] = decoding
         return []
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[Tokens]:
+        """Launch a block of steps, and return the tokens of the one before.
+
+        All utterances advance, also those that are not among `rows`, whose tokens are returned later.
+        """
         earlier, self._pending = self._pending, self._launch(rows)
-        found: dict[Decoding, Tokens] = {}
+        current = set(self._running.values())
         for block, utterances in earlier:
             tokens = block.take()
-            found |= {decoding: _checked(tokens[row]) for decoding, row in utterances.items()}
-        return [found.get(row.decoding, []) for row in rows]
+            for decoding, row in utterances.items():
+                if decoding in current:
+                    self._unread.setdefault(decoding, []).extend(tokens[row])
+        return [_checked(self._unread.pop(row.decoding, [])) for row in rows]
 
     def release(self, slot: int) -> None:
         loop, row = self._place(slot)
         loop.release(row)
+        if (decoding := self._running.pop(slot, None)) is not None:
+            self._unread.pop(decoding, None)
 
     def move(self, source: int, target: int) -> None:
         if self._alone:
             self._loops[source], self._loops[target] = self._loops[target], self._loops[source]
         else:
             self._loops[0].move(source, target)
+        self._running[target] = self._running.pop(source)
 
     def reset(self, slot: int) -> None:
         """Do nothing: the next utterance gets a KV cache of its own."""
@@ -71,7 +85,7 @@ class MlxDecoder:
     def _launch(self, rows: Sequence[DecodeRow]) -> list[tuple[TokenBlock, Mapping[Decoding, int]]]:
         if self._alone:
             return [(self._loops[row.slot].launch(STEPS_AHEAD), {row.decoding: 0}) for row in rows]
-        return [(self._loops[0].launch(STEPS_AHEAD), {row.decoding: row.slot for row in rows})]
+        return [(self._loops[0].launch(STEPS_AHEAD), {own: slot for slot, own in self._running.items()})]
 
     def _place(self, slot: int) -> tuple[StaticDecodeLoop, int]:
         return (self._loops[slot], 0) if self._alone else (self._loops[0], slot)
@@ -80,7 +94,7 @@ class MlxDecoder:
 def _checked(tokens: list[int]) -> Tokens:
     if any(token < 0 for token in tokens):
         return ArithmeticError("T3's logits are not finite numbers")
-    return list(tokens)
+    return tokens
 
 
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
