@@ -1,4 +1,4 @@
-"""Where MLX is chosen: on a Mac by itself, elsewhere when it is asked for; and what runs where it cannot."""
+"""MLX is chosen on a Mac by itself, and elsewhere when it is asked for; other backends run what it cannot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where MLX runs and what it runs there; asked before weights are loaded."""
+"""Reasons why MLX cannot run a model, and its device; asked before weights are loaded."""
 
 from __future__ import annotations
 

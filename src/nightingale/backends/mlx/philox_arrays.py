@@ -35,11 +35,11 @@ def philox(counter: Words, key: tuple[mx.array, mx.array]) -> Words:
     return c0, c1, c2, c3
 
 
-def uniform_bits(keys: mx.array, draws: mx.array, width: int) -> mx.array:
-    """Return the bits of `decoding.philox.uniform` for ids 0 … width - 1: keys (n, 2), draws (n,) -> (n, width)."""
+def uniform_bits(keys: mx.array, numbers: mx.array, width: int) -> mx.array:
+    """Return the bits of `decoding.philox.uniform` for ids 0 … width - 1: keys (n, 2), numbers (n,) -> (n, width)."""
     block = mx.arange(-(-width // 4), dtype=mx.uint32)[None]
     zero = mx.zeros_like(block)
-    counter = (block, draws.astype(mx.uint32)[:, None], zero, zero)
+    counter = (block, numbers.astype(mx.uint32)[:, None], zero, zero)
     lanes = philox(counter, (keys[:, :1], keys[:, 1:]))
     return mx.stack(list(mx.broadcast_arrays(*lanes)), axis=-1).reshape(len(keys), -1)[:, :width]
 

@@ -43,7 +43,7 @@ def gelu(x: mx.array) -> mx.array:
     return 0.5 * x * (1 + mx.erf(x * math.sqrt(0.5)))
 
 
-class ConvBlock(NamedTuple):
+class NormedConv(NamedTuple):
     """A causal convolution, a norm over channels and Mish."""
 
     conv: Conv
@@ -54,7 +54,7 @@ class ConvBlock(NamedTuple):
         return compiled_elementwise(mish)(self.norm(y))
 
 
-class TransformerBlock(NamedTuple):
+class AttentionBlock(NamedTuple):
     norm1: LayerNorm
     qkv: Linear
     out: Linear
@@ -71,15 +71,15 @@ class TransformerBlock(NamedTuple):
         return x + self.down(compiled_elementwise(gelu)(self.up(self.norm2(x))))
 
 
-class EstimatorStage(NamedTuple):
+class UNetStage(NamedTuple):
     """A resnet block, some transformer blocks and, at the ends of the U, a convolution."""
 
-    block1: ConvBlock
+    block1: NormedConv
     times: mx.array
     """(steps, width): what the resnet block adds at each step of the solver."""
-    block2: ConvBlock
+    block2: NormedConv
     residual: Conv
-    blocks: list[TransformerBlock]
+    blocks: list[AttentionBlock]
     closing: Conv | None
 
     def __call__(self, x: mx.array, step: int, state: BlockState) -> mx.array:
@@ -102,7 +102,7 @@ class FlowEstimator:
         width, inputs = config.estimator_width, 4 * config.mel_bands
         embedded = _embed_times(config, weights, times)
 
-        def stage(name: str, inputs: int, *, closing: bool) -> EstimatorStage:
+        def stage(name: str, inputs: int, *, closing: bool) -> UNetStage:
             return _take_stage(config, weights, f"{PREFIX}.{name}", inputs, embedded, closing=closing)
 
         self.down = stage("down_blocks.0", inputs, closing=True)
@@ -149,9 +149,9 @@ def _take_stage(
     times: mx.array,
     *,
     closing: bool,
-) -> EstimatorStage:
+) -> UNetStage:
     width = config.estimator_width
-    return EstimatorStage(
+    return UNetStage(
         block1=_take_conv_block(weights, f"{name}.0.block1", inputs, width),
         times=take_linear(weights, f"{name}.0.mlp.1", 4 * width, width)(times),
         block2=_take_conv_block(weights, f"{name}.0.block2", width, width),
@@ -163,15 +163,15 @@ def _take_stage(
     )
 
 
-def _take_conv_block(weights: NetworkWeights, name: str, inputs: int, outputs: int) -> ConvBlock:
+def _take_conv_block(weights: NetworkWeights, name: str, inputs: int, outputs: int) -> NormedConv:
     conv = take_conv(weights, f"{name}.block.0", inputs, outputs, 3, left=2)
-    return ConvBlock(conv, take_norm(weights, f"{name}.block.2", outputs))
+    return NormedConv(conv, take_norm(weights, f"{name}.block.2", outputs))
 
 
-def _take_transformer(config: FlowConfig, weights: NetworkWeights, name: str) -> TransformerBlock:
+def _take_transformer(config: FlowConfig, weights: NetworkWeights, name: str) -> AttentionBlock:
     width, inner = config.estimator_width, config.estimator_heads * HEAD_WIDTH
     parts = [weights.take(f"{name}.attn1.to_{part}.weight", inner, width) for part in "qkv"]
-    return TransformerBlock(
+    return AttentionBlock(
         norm1=take_norm(weights, f"{name}.norm1", width),
         qkv=Linear(mx.concatenate(parts)),
         out=take_linear(weights, f"{name}.attn1.to_out.0", inner, width),

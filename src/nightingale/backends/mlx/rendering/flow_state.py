@@ -58,7 +58,7 @@ class BlockState:
 
 
 class FlowPast(NamedTuple):
-    """What a flow saved: once in the encoder, and once for each solver step. It is never written to."""
+    """The arrays that a flow saved: once in the encoder, and once for each solver step. It is never written to."""
 
     encoder: SavedArrays
     steps: tuple[SavedArrays, ...]

@@ -17,7 +17,7 @@ from nightingale.backends.mlx.rendering.convolutions import Conv
 from nightingale.backends.mlx.rendering.hift_network import (
     BINS,
     MlxHift,
-    ResBlock,
+    ResidualBlock,
     SnakeConv,
     UpsamplingLayer,
 )
@@ -136,7 +136,7 @@ class HiftBlocks:
         self._keep(name, x[:, columns * layer.stride :])
         return layer.unpadded(x) if columns else mx.zeros((1, 0, layer.weight.shape[0]))
 
-    def _block(self, name: str, block: ResBlock, x: mx.array, final: bool) -> mx.array:
+    def _block(self, name: str, block: ResidualBlock, x: mx.array, final: bool) -> mx.array:
         def layer(part: str, own: SnakeConv, x: mx.array) -> mx.array:
             return self._conv(f"{name}.{part}", own.conv, self._snake(x, own.alpha), final)
 

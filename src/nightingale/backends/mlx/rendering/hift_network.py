@@ -32,7 +32,7 @@ class SnakeConv(NamedTuple):
     conv: Conv
 
 
-class ResBlock(NamedTuple):
+class ResidualBlock(NamedTuple):
     """Residual pairs of dilated convolutions."""
 
     pairs: list[tuple[SnakeConv, SnakeConv]]
@@ -48,8 +48,8 @@ class UpsamplingLayer(NamedTuple):
 class HiftStage(NamedTuple):
     up: UpsamplingLayer
     source_down: Conv
-    source_block: ResBlock
-    blocks: list[ResBlock]
+    source_block: ResidualBlock
+    blocks: list[ResidualBlock]
 
 
 class MlxHift:
@@ -112,7 +112,9 @@ def _take_stage(config: HiftConfig, weights: NetworkWeights, number: int) -> Hif
     )
 
 
-def _take_block(weights: NetworkWeights, name: str, channels: int, kernel: int, *, causal: bool) -> ResBlock:
+def _take_block(
+    weights: NetworkWeights, name: str, channels: int, kernel: int, *, causal: bool
+) -> ResidualBlock:
     def layer(half: int, number: int, dilation: int) -> SnakeConv:
         conv = take_same_conv(
             weights,
@@ -125,7 +127,7 @@ def _take_block(weights: NetworkWeights, name: str, channels: int, kernel: int, 
         )
         return SnakeConv(weights.take(f"{name}.activations{half}.{number}.alpha", channels), conv)
 
-    return ResBlock([(layer(1, n, d), layer(2, n, 1)) for n, d in enumerate(RESBLOCK_DILATIONS)])
+    return ResidualBlock([(layer(1, n, d), layer(2, n, 1)) for n, d in enumerate(RESBLOCK_DILATIONS)])
 
 
 def hann() -> np.ndarray:

@@ -16,7 +16,7 @@ from nightingale.models.chatterbox.t3.config import PERCEIVER_QUERIES, START_SPE
 PERCEIVER_HEADS = 4
 
 
-class Perceiver:
+class PromptPerceiver:
     """Compress an embedded prompt (1, tokens, width) to 32 vectors."""
 
     def __init__(self, weights: NetworkWeights, width: int) -> None:
@@ -52,9 +52,9 @@ class MlxT3:
         self.config, self.dtype = config, dtype
         self.backbone = Transformer(config.backbone, weights, precision)
         self.speaker = take_linear(weights, "cond_enc.spkr_enc", config.speaker_width, width)
-        self.perceiver: Perceiver | None = None
+        self.perceiver: PromptPerceiver | None = None
         if config.perceiver:
-            self.perceiver = Perceiver(weights, width)
+            self.perceiver = PromptPerceiver(weights, width)
             self.emotion = take_linear(weights, "cond_enc.emotion_adv_fc", 1, width, bias=False)
         self.text = weights.take("text_emb.weight", config.text_vocab, width).astype(dtype)
         self.speech = weights.take("speech_emb.weight", config.speech_vocab, width).astype(dtype)

@@ -65,7 +65,7 @@ class Precision(NamedTuple):
         return LayerNorm(norm.weight.astype(self.dtype), norm.bias.astype(self.dtype), norm.eps)
 
 
-class RmsNorm(NamedTuple):
+class RootMeanSquareNorm(NamedTuple):
     weight: mx.array
 
     def __call__(self, x: mx.array) -> mx.array:
@@ -78,10 +78,10 @@ class TransformerLayer(NamedTuple):
     Llama's gate and up projections are joined too; `gated` tells the two MLPs apart.
     """
 
-    norm1: RmsNorm | LayerNorm
+    norm1: RootMeanSquareNorm | LayerNorm
     qkv: Linear
     out: Linear
-    norm2: RmsNorm | LayerNorm
+    norm2: RootMeanSquareNorm | LayerNorm
     up: Linear
     down: Linear
     gated: bool
@@ -111,7 +111,9 @@ class Transformer:
         if isinstance(config, LlamaConfig):
             self._wavelengths = 1 / mx.array(inverse_frequencies(self.head_width, config))
             self.layers = [llama_layer(config, weights, n, precision) for n in range(config.layers)]
-            self.norm: RmsNorm | LayerNorm = take_rms_norm(weights, "tfmr.norm", config.width, precision)
+            self.norm: RootMeanSquareNorm | LayerNorm = take_rms_norm(
+                weights, "tfmr.norm", config.width, precision
+            )
         else:
             table = weights.take("tfmr.wpe.weight", config.positions, config.width)
             self.positions = table.astype(self.dtype)
@@ -205,8 +207,8 @@ def inverse_frequencies(width: int, config: LlamaConfig) -> np.ndarray:
     return ((1 - blend) * plain / ROPE_FACTOR + blend * plain).astype(np.float32)
 
 
-def take_rms_norm(weights: NetworkWeights, name: str, width: int, precision: Precision) -> RmsNorm:
-    return RmsNorm(weights.take(f"{name}.weight", width).astype(precision.dtype))
+def take_rms_norm(weights: NetworkWeights, name: str, width: int, precision: Precision) -> RootMeanSquareNorm:
+    return RootMeanSquareNorm(weights.take(f"{name}.weight", width).astype(precision.dtype))
 
 
 def llama_layer(
