@@ -6,6 +6,7 @@ Sequences are (batch, time, channels) everywhere, as MLX's convolutions take the
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
 import mlx.core as mx
@@ -23,8 +24,17 @@ def compiled(function: Function) -> Function:
 
 
 def compiled_elementwise(function: Function) -> Function:
-    """Return an elementwise function compiled to one kernel for all shapes, where that pays."""
-    return cast("Function", mx.compile(function, shapeless=True)) if compiles() else function
+    """Return an elementwise function compiled to one kernel for all shapes, where that pays.
+
+    Use it as a decorator, so that a function is traced once; MLX keeps a trace for each thread.
+    """
+
+    @wraps(function)
+    def call(*arrays: mx.array) -> mx.array:
+        return (fused if compiles() else function)(*arrays)
+
+    fused = mx.compile(function, shapeless=True)
+    return cast("Function", call)
 
 
 def compiles() -> bool:

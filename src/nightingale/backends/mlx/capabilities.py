@@ -13,8 +13,8 @@ from nightingale.backends.shared.capability_checks import failed_package_reason,
 from nightingale.errors import DeviceError
 from nightingale.models.chatterbox.t3.config import T3Config
 
-MIN_VERSION: Final = (0, 31)
-"""The first version whose rotary embedding takes a position for each row."""
+MIN_VERSION: Final = (0, 32)
+"""The oldest version that was tested."""
 DECODER_PRECISIONS: Final = ("float32", "float16", "bfloat16", "int8", "int4")
 RENDERER_PRECISIONS: Final = ("float32",)
 GROUP_SIZES: Final = (64, 32)

@@ -32,6 +32,7 @@ MISH_LINEAR_FROM = 20.0
 """From here on mish(x) equals x in float32; far above, its exponential would overflow."""
 
 
+@compiled_elementwise
 def mish(x: mx.array) -> mx.array:
     """Return x·tanh(ln(1 + eˣ)), computed as x·n/(n + 2) with n = eˣ·(eˣ + 2)."""
     e = mx.exp(mx.minimum(x, MISH_LINEAR_FROM))
@@ -39,6 +40,7 @@ def mish(x: mx.array) -> mx.array:
     return x * (n / (n + 2))
 
 
+@compiled_elementwise
 def gelu(x: mx.array) -> mx.array:
     return 0.5 * x * (1 + mx.erf(x * math.sqrt(0.5)))
 
@@ -51,7 +53,7 @@ class NormedConv(NamedTuple):
 
     def __call__(self, x: mx.array, state: BlockState) -> mx.array:
         y = self.conv.unpadded(state.prepend_inputs(x, self.conv.left))
-        return compiled_elementwise(mish)(self.norm(y))
+        return mish(self.norm(y))
 
 
 class AttentionBlock(NamedTuple):
@@ -68,7 +70,7 @@ class AttentionBlock(NamedTuple):
         k, v = state.prepend_kv(k), state.prepend_kv(v)
         out = mx.fast.scaled_dot_product_attention(q, k, v, scale=HEAD_WIDTH**-0.5)
         x = x + self.out(join_heads(out))
-        return x + self.down(compiled_elementwise(gelu)(self.up(self.norm2(x))))
+        return x + self.down(gelu(self.up(self.norm2(x))))
 
 
 class UNetStage(NamedTuple):

@@ -32,6 +32,7 @@ Noise = Callable[[int, int], mx.array]
 """(start, count) -> standard normal rows (count, NOISY_HARMONICS), addressed by absolute sample."""
 
 
+@compiled_elementwise
 def _snake(x: mx.array, alpha: mx.array) -> mx.array:
     return x + mx.square(mx.sin(x * alpha)) / (alpha + 1e-9)
 
@@ -51,7 +52,6 @@ class HiftBlocks:
         self._cycles: mx.array | None = None
         self._source_samples = 0
         self._reflected = False
-        self._snake = compiled_elementwise(_snake)
 
     def fork(self) -> HiftBlocks:
         """Return an independent stream that continues from here."""
@@ -138,7 +138,7 @@ class HiftBlocks:
 
     def _block(self, name: str, block: ResidualBlock, x: mx.array, final: bool) -> mx.array:
         def layer(part: str, own: SnakeConv, x: mx.array) -> mx.array:
-            return self._conv(f"{name}.{part}", own.conv, self._snake(x, own.alpha), final)
+            return self._conv(f"{name}.{part}", own.conv, _snake(x, own.alpha), final)
 
         for n, (first, second) in enumerate(block.pairs):
             hidden = layer(f"{n}.conv2", second, layer(f"{n}.conv1", first, x))
