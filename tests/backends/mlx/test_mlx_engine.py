@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ mx = pytest.importorskip("mlx.core")
 
 from tiny_torch import TINY_PRESET, load_tiny  # noqa: E402
 
+from nightingale.backends.mlx import arrays  # noqa: E402
 from nightingale.backends.profiles import PROFILES  # noqa: E402
 from nightingale.engine.load import Model  # noqa: E402
 from nightingale.engine.tts import TTS  # noqa: E402
@@ -84,3 +86,14 @@ def test_two_engines_share_one_models_weights_across_threads(tts: TTS, model: Mo
     expected = tts.say(TEXTS[0], seed=1).samples
     with TTS.over(model, PROFILES["balanced"], device="mlx", dtype="float32") as other:
         assert np.array_equal(other.say(TEXTS[0], seed=1).samples, expected)
+
+
+def test_a_thread_that_ends_leaves_no_streams_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLX would sometimes abort the process at its exit."""
+    cleared: list[int] = []
+    monkeypatch.setattr(mx, "clear_streams", lambda: cleared.append(threading.get_ident()))
+    thread = threading.Thread(target=arrays.enter_thread)
+    thread.start()
+    thread.join()
+    arrays.enter_thread()  # not for the main thread, whose streams are in use until the end
+    assert cleared == [thread.ident]

@@ -5,6 +5,7 @@ Sequences are (batch, time, channels) everywhere, as MLX's convolutions take the
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
@@ -52,6 +53,25 @@ def runs_on_gpu() -> bool:
 def read(array: mx.array) -> NDArray[Any]:
     """Copy an array to the host, which waits until it is computed. Decoding reads once for a block of tokens."""
     return np.array(array)
+
+
+class _ThreadStreams:
+    """Destroys a thread's MLX streams when the thread ends.
+
+    Without it MLX 0.32 sometimes aborts the process at its exit, if threads that used MLX have ended before.
+    """
+
+    def __del__(self) -> None:
+        mx.clear_streams()
+
+
+_THREAD = threading.local()
+
+
+def enter_thread() -> None:
+    """Prepare the calling thread, which will compute with MLX."""
+    if threading.current_thread() is not threading.main_thread():
+        _THREAD.streams = _ThreadStreams()
 
 
 class Linear(NamedTuple):

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from nightingale.backends.base import Decoder, ModelSource, Setup
-from nightingale.backends.mlx.arrays import runs_on_gpu
+from nightingale.backends.mlx.arrays import enter_thread, runs_on_gpu
 from nightingale.backends.mlx.t3.static_decode import StaticDecodeLoop, TokenBlock
 from nightingale.backends.mlx.t3.t3_network import MlxT3
 from nightingale.backends.mlx.t3.transformer import Precision
@@ -43,7 +43,8 @@ class MlxDecoder:
         self._unread: dict[Decoding, list[int]] = {}
         """Tokens of utterances that took no part in the call that read them."""
 
-    def start(self) -> None: ...
+    def start(self) -> None:
+        enter_thread()
 
     def prefill(self, slot: int, decoding: Decoding) -> list[int]:
         loop, row = self._place(slot)
