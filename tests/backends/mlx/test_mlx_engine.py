@@ -97,3 +97,15 @@ def test_a_thread_that_ends_leaves_no_streams_behind(monkeypatch: pytest.MonkeyP
     thread.join()
     arrays.enter_thread()  # not for the main thread, whose streams are in use until the end
     assert cleared == [thread.ident]
+
+
+@pytest.mark.slow
+def test_wren_speaks_as_with_pytorch() -> None:
+    """The wheel of MLX for Linux has a slow matrix product: this takes a quarter of a minute."""
+    spoken = []
+    for device in ("mlx", "cpu"):
+        with TTS("wren", profile="exact", device=device) as engine:
+            spoken.append(engine.say("The quick brown fox jumps over the lazy dog.", seed=5).samples)
+    mine, theirs = spoken
+    assert mine.shape == theirs.shape
+    assert np.sqrt(np.square(mine - theirs).mean()) < 0.01 * theirs.std()
