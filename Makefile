@@ -23,7 +23,7 @@ export SAID_TO := $(value OUT)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help say serve test nightly check format parity judges browser contract executorch bench-check docs clean
+.PHONY: help say serve test nightly check format parity upstream-env judges browser contract executorch bench-check docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,10 @@ format: $(INSTALLED_DEV) ## mend what ruff can mend
 
 parity: $(BIN)/python ## compare every stage with upstream chatterbox-tts, in an environment of its own (PARITY="--family nano")
 	PYTHONPATH=src $(BIN)/python -m nightingale_lab.parity $(PARITY)
+
+upstream-env: $(INSTALLED_DEV) ## make DIR, the folder of upstream's packages for `--upstream DIR` of benchmarks/cpu.py and gpu_engine.py
+	@test -n "$(DIR)" || { echo "Name a folder: make upstream-env DIR=upstream" >&2; exit 1; }
+	$(BIN)/python benchmarks/upstream_env.py "$(DIR)"
 
 judges: $(BIN)/python ## get the recognizers and quality models that score speech (.venv-judges, 0.8 GB)
 	PYTHONPATH=src $(BIN)/python -m nightingale_lab.bench.judges.install

@@ -4,7 +4,8 @@ make        files of random weights
 packing     T3 quantized to int8 and packed for this machine: seconds, bytes
 step        T3's step over the time to read its weights
 sentence    text ids to samples, warm: seconds by stage, real-time factor
-quality     int8 against float32 in torch, on the same tokens
+quality     T3 in int8 against float32 in torch, on the same tokens
+mel         the renderer's flow against float32 in torch, on the same tokens
 upstream    upstream's own networks
 """
 
@@ -16,6 +17,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +25,11 @@ from typing import Any
 import checkout  # noqa: F401
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from numpy.typing import NDArray
 
 from nightingale.backends import BACKENDS
 from nightingale.backends.base import ModelInfo, ModelSource
-from nightingale.backends.profiles import FAST, Preference
+from nightingale.backends.profiles import Preference, profile_named
 from nightingale.backends.selection import Choice, find_machine, select
 from nightingale.decoding.decoding import Decoding, Prompt
 from nightingale.decoding.host_decoder import DecodeRow
@@ -37,7 +39,15 @@ from nightingale.engine.tts import TTS
 from nightingale.models.chatterbox.presets import PRESETS, Preset
 from nightingale.models.chatterbox.t3.config import Gpt2Config
 from nightingale.models.defaults import MODEL_DEFAULTS
-from nightingale_lab.random_models import random_model, random_networks, random_t3, random_voice, tiny_preset
+from nightingale_lab.random_models import (
+    random_model,
+    random_networks,
+    random_t3,
+    random_voice,
+    save_weights,
+    seeded,
+    tiny_preset,
+)
 from nightingale_lab.reference import backend_named, setup_for
 from nightingale_lab.upstream.families import FAMILIES
 from nightingale_lab.upstream.networks import RandomUpstream
@@ -47,7 +57,9 @@ UPSTREAM_TOKENS = 18
 """Upstream's steps are alike and slow: that many are timed and extrapolated to a sentence."""
 SWEEP_BYTES = 768 * 2**20
 """Far more than any cache holds."""
-QUALITY_TOKENS = 24
+QUALITY_TOKENS, MEL_TOKENS = 24, 50
+ROUNDS, ENOUGH_S = 3, 40.0
+"""Sentences that are timed after one that warms up: fewer where they take so long."""
 BACKEND_OF = {"native": "cpu", "onnxruntime": "onnx"}
 
 
@@ -57,8 +69,11 @@ def peak_gib() -> float:
 
 
 def preset_of(name: str, *, tiny: bool) -> Preset:
-    """Return a preset with meanflow: the ten guided steps of the larger flow are too slow on a CPU."""
-    preset = replace(PRESETS[name], flow=replace(PRESETS[name].flow, meanflow=True))
+    """Return the preset of a model; "multilingual+meanflow" has Turbo's decoder."""
+    family, _, decoder = name.partition("+")
+    preset = PRESETS[family]
+    if decoder:
+        preset = replace(preset, flow=PRESETS["turbo"].flow)
     if not tiny:
         return preset
     made = tiny_preset(preset)
@@ -72,27 +87,31 @@ def make(name: str, work: Path, *, tiny: bool) -> dict[str, Any]:
     """Write files of random weights, as the hub would have them."""
     torch.manual_seed(0)
     networks = random_networks(preset_of(name, tiny=tiny))
-    s3gen = {f"flow.{key}": value for key, value in networks.flow.state_dict().items()}
-    s3gen |= {f"mel2wav.{key}": value for key, value in networks.hift.state_dict().items()}
-    save_file(networks.t3.state_dict(), work / f"{name}.t3.safetensors")
-    save_file(s3gen, work / f"{name}.s3gen.safetensors")
+    seeded(networks.flow, 1)  # by fan-in: PyTorch's own may exceed the error that an int8 flow may have
+    save_weights(networks, work, f"{name}.")
+    if "+" in name:  # T3 is the plain model's
+        (work / f"{name}.t3.safetensors").unlink()
     return {}
 
 
 class Bench:
-    """A model of random weights on disk, and the backends that the profile `fast` chooses for it."""
+    """A model of random weights on disk, and the backends that a profile chooses for it."""
 
-    def __init__(self, name: str, work: Path, threads: int, *, tiny: bool, runtime: str) -> None:
+    def __init__(
+        self, name: str, work: Path, threads: int, *, tiny: bool, runtime: str, profile: str = "default"
+    ) -> None:
         os.environ["NIGHTINGALE_HOME"] = str(work / "home")  # packed weights and machine code go there
         self.preset, self.threads, self.tokens = preset_of(name, tiny=tiny), threads, TOKENS
-        defaults = replace(MODEL_DEFAULTS[name], max_new_tokens=TOKENS, tokens_per_text_id=None)
-        info = ModelInfo(name=name, preset=self.preset, defaults=defaults)
-        files = {role: work / f"{name}.{role}.safetensors" for role in ("t3", "s3gen")}
+        family = name.partition("+")[0]
+        defaults = replace(MODEL_DEFAULTS[family], max_new_tokens=TOKENS, tokens_per_text_id=None)
+        info = ModelInfo(name=family, preset=self.preset, defaults=defaults)
+        files = {"t3": work / f"{family}.t3.safetensors", "s3gen": work / f"{name}.s3gen.safetensors"}
         self.source, self.defaults = ModelSource(info, files), defaults
-        profile = replace(FAST, slots=1)
+        chosen = replace(profile_named(defaults.profile if profile == "default" else profile), slots=1)
         if runtime != "auto":
-            profile = replace(profile, decoder=(Preference(BACKEND_OF[runtime], "int8"),))
-        self.plan = select(BACKENDS, info, find_machine(BACKENDS, "cpu"), profile)
+            chosen = replace(chosen, decoder=(Preference(BACKEND_OF[runtime], "int8"),))
+        torch.set_num_threads(threads)
+        self.plan = select(BACKENDS, info, find_machine(BACKENDS, "cpu"), chosen)
         self.rng = np.random.default_rng(0)
         self.voice = random_voice(self.preset)
 
@@ -190,27 +209,33 @@ def step(bench: Bench) -> dict[str, Any]:
 
 
 def sentence(bench: Bench) -> dict[str, Any]:
-    """Time whole sentences by the engine, warm; each is rendered in one block."""
-    profile = replace(bench.plan.profile, first_block_tokens=TOKENS, largest_block_tokens=TOKENS)
+    """Time whole sentences by the engine, warm; each is rendered whole, or in one block."""
+    profile = bench.plan.profile
+    if profile.in_blocks:
+        profile = replace(profile, first_block_tokens=TOKENS, largest_block_tokens=TOKENS)
     model = random_model(
         bench.source.info.name, tokens=bench.tokens, preset=bench.preset, source=bench.source
     )
     plan = replace(bench.plan, profile=profile)
     runs = []
     with TTS.over(model, profile, plan=plan) as tts:
-        for round_ in range(4):
-            started = time.perf_counter()
+        for round_ in range(1 + ROUNDS):
+            if len(runs) > 1 and sum(run["whole"] for run in runs) > ENOUGH_S:
+                break
+            started, cpu_started = time.perf_counter(), time.process_time()
             audio = tts.say("Words" + " and more" * round_, seed=round_)
             seconds = {name: ms / 1000 for name, ms in audio.metrics.stage_ms.items()}
-            whole = time.perf_counter() - started
-            runs.append({"whole": whole * bench.tokens / audio.metrics.tokens, **seconds})
-    median = sorted(runs[1:], key=lambda run: run["whole"])[1]
+            whole, cpu = time.perf_counter() - started, time.process_time() - cpu_started
+            share = bench.tokens / audio.metrics.tokens
+            runs.append({"whole": whole * share, "cpu": cpu * share, **seconds})
+    median = sorted(runs[1:], key=lambda run: run["whole"])[len(runs[1:]) // 2]
     median |= {"prompt": median.pop("prefill", 0.0), "steps": median.pop("t3", 0.0)}
     return {
         "runtime": bench.runtime,
         "seconds": median,
         "rtf": median["whole"] / (bench.tokens / TOKENS_PER_S),
-        "bfloat16": f"{plan.renderer.backend.name} {plan.renderer.precision}",
+        "renderer": f"{plan.renderer.backend.name} {plan.renderer.precision}",
+        "stream": profile.stream,
         "peak_gib": peak_gib(),
     }
 
@@ -245,6 +270,26 @@ def quality(bench: Bench) -> dict[str, Any]:
     }
 
 
+def mel(bench: Bench) -> dict[str, Any]:
+    """Compare the mel of a renderer's flow with float32 in torch, for two seconds in a short voice."""
+    from nightingale.backends.torch.mel_stream import render_mel
+    from nightingale.backends.torch.weights import rendering_weights
+
+    voice = random_voice(bench.preset, prompt_tokens=MEL_TOKENS)
+    ids = bench.rng.integers(6561, size=MEL_TOKENS).tolist()
+    exact = render_mel(rendering_weights(bench.source, "cpu")[0], ids, voice, seed=0).T.numpy()
+    choice = bench.plan.renderer
+    flow = choice.backend.open_renderer(bench.source, choice.setup)._flow  # type: ignore[attr-defined]
+    near = render_mel(flow, ids, voice, seed=0).T.numpy() if hasattr(flow, "encode") else None
+    near = flow.render(ids, voice, seed=0) if near is None else near
+    error = float(np.sqrt(np.mean((near - exact) ** 2)) / exact.std())
+    return {
+        "renderer": f"{choice.backend.name} {choice.precision}",
+        "error_of_spread": error,
+        "tokens": MEL_TOKENS,
+    }
+
+
 def upstream(name: str, threads: int, folder: Path | None) -> dict[str, Any]:
     """Time upstream's networks, from the packages of this Python or from an unpacked folder of them."""
     torch.set_num_threads(threads)
@@ -259,18 +304,20 @@ def upstream(name: str, threads: int, folder: Path | None) -> dict[str, Any]:
 def upstream_times(model: RandomUpstream) -> dict[str, Any]:
     """Time T3 when it is warm. S3Gen is called once, since it takes a minute."""
 
-    def decode(tokens: int) -> float:
-        text = torch.randint(1, 255, (TEXT_IDS,)).tolist()
-        started = time.perf_counter()
-        model.decode(text, tokens)
-        return time.perf_counter() - started
+    def timed(call: Callable[..., Any], *args: Any) -> NDArray[np.float64]:
+        """Return seconds, and those of the process on all cores."""
+        started = np.array([time.perf_counter(), time.process_time()])
+        call(*args)
+        return np.array([time.perf_counter(), time.process_time()]) - started
+
+    def decode(tokens: int) -> NDArray[np.float64]:
+        return timed(model.decode, torch.randint(1, 255, (TEXT_IDS,)).tolist(), tokens)
 
     decode(2)
-    two_s, several_s = decode(2), decode(UPSTREAM_TOKENS)
-    step_s = (several_s - two_s) / (UPSTREAM_TOKENS - 2)
-    started = time.perf_counter()
-    model.render(torch.randint(6561, (TOKENS,)))
-    s3gen_s = time.perf_counter() - started
-    t3_s = two_s + step_s * (TOKENS - 2)
-    seconds = {"whole": t3_s + s3gen_s, "t3": t3_s, "t3_step": step_s, "s3gen": s3gen_s}
+    two, several = decode(2), decode(UPSTREAM_TOKENS)
+    step = (several - two) / (UPSTREAM_TOKENS - 2)
+    t3, s3gen = two + step * (TOKENS - 2), timed(model.render, torch.randint(6561, (TOKENS,)))
+    whole, cpu = (t3 + s3gen).tolist()
+    seconds = {"whole": whole, "cpu": cpu, "t3": float(t3[0])}
+    seconds |= {"t3_step": float(step[0]), "s3gen": float(s3gen[0])}
     return {"seconds": seconds, "peak_gib": peak_gib()}

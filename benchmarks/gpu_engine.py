@@ -1,108 +1,86 @@
-"""The GPU table of docs/performance.md: ours and upstream from the same weights, in the same run, on one GPU.
+"""The GPU tables of docs/performance.md: one engine with many listeners, and with one, beside upstream.
 
-    python benchmarks/gpu_engine.py --upstream DIR       # on the GPU: four minutes; DIR: see upstream_side.py
-    python benchmarks/gpu_engine.py                      # ours alone: under three minutes, random weights
+    python benchmarks/gpu_engine.py --upstream DIR       # on the GPU: up to eight minutes (make upstream-env)
+    python benchmarks/gpu_engine.py                      # ours alone
+    python benchmarks/gpu_engine.py --part multilingual/capacity,turbo/alone    # some parts; * is any text
     python benchmarks/gpu_engine.py --tiny --device cpu  # the same path, eager: proves that it runs
 
-Ours is the engine itself: text ids in, samples on the host, through TTS and its worker thread; scheduling,
-streaming and copies included. Upstream is its own loops in float32 (benchmarks/upstream_side.py). Needs
-torch, numpy and safetensors only. A sentence is 102 speech tokens of 60 text ids, in a voice with a
-ten-second prompt. benchmarks/gpu.py measures the parts by themselves. With --timeline, a sentence runs under
-torch's profiler, and the files can be opened in Perfetto or chrome://tracing.
+Weights are random and of full size: multilingual with ten guided steps of the flow, and Turbo. A sentence is
+102 speech tokens (4.08 s) of 60 text ids, in a voice with a ten-second prompt. Ours is the engine itself: text
+in, samples on the host, through TTS and its worker thread; scheduling, streaming and copies included. Upstream
+is its own loops in float32 in the same process (benchmarks/upstream_side.py). Needs torch, numpy and
+safetensors only.
 
-Checked: in float32 and greedy, the tokens of the graphs are those of the plain runner, alone and batched, and
-upstream's; the same seed gives the same samples, even if the host is delayed. A part that fails is reported
-and the others run nevertheless. The last line is JSON.
+Parts of each family:
+
+upstream    a sentence of upstream's, and greedy tokens of ours, alone and among 64 voices, beside its own
+alone       profile `fast`, one listener: T3 step, sentence, first audio
+default     the default profile: sentence, first audio of three sentences
+block       64 listeners at once who stream by block: 64 voices, then one voice; a voice never seen before
+segment     64 listeners at once with 64 voices who stream by segment
+capacity    the most listeners with first audio p95 up to 500 ms and underruns for up to 1 %, all at once
+load        files to first audio in fresh processes, with empty caches and again
+poisson     the capacity for callers who arrive at random
+
+A part that fails is reported and the others run nevertheless. With --timeline, a sentence of `alone` runs under
+torch's profiler, and the file can be opened in Perfetto or chrome://tracing. The last line is JSON.
 """
 
 from __future__ import annotations
 
+import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import checkout  # noqa: F401
+import gpu_goals
 import torch
+from gpu_models import (
+    PLAIN,
+    TEXT,
+    TEXTS,
+    THREE_SENTENCES,
+    greedy_tokens,
+    load_times,
+    open_engine,
+    upstream_networks,
+)
 from torch.profiler import profile
 from upstream_side import UpstreamModel, UpstreamPackages
 
-from nightingale.backends import BACKENDS
-from nightingale.backends.profiles import PROFILES, Profile
-from nightingale.backends.selection import Choice, Plan, find_machine, select
+from nightingale.backends.profiles import FAST, profile_named, with_options
 from nightingale.engine.load import Model
-from nightingale.engine.rendering.utterance import Utterance
 from nightingale.engine.tts import TTS
-from nightingale.models.chatterbox.build import UNUSED_BY_T3
-from nightingale.models.chatterbox.hift.generator import Hift
-from nightingale.models.chatterbox.presets import PRESETS, Preset
-from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.chatterbox.t3.model import T3
-from nightingale.models.checkpoint import fold_weight_norm, load, part
+from nightingale.models.chatterbox.presets import PRESETS
 from nightingale_lab.bench import board
-from nightingale_lab.random_models import Networks, random_model, random_voice
-from nightingale_lab.reference import backend_named, setup_for
+from nightingale_lab.bench.speed.capacity import CapacityLimits, find_capacity
+from nightingale_lab.bench.speed.listeners import Arrivals, measure_listeners
+from nightingale_lab.bench.speed.listeners_run import VoiceTargets
+from nightingale_lab.bench.speed.targets import engine_target
+from nightingale_lab.bench.speed.voices import NEW_VOICES, derived_voice, new_voice_cost
+from nightingale_lab.random_models import random_model, random_voice
 
-TEXT = "This sentence stands for sixty text ids."
-PLAIN: dict[str, Any] = {"decoder": (), "renderer": ()}
-FAMILIES = ("multilingual", "turbo")
-TABLE = (
-    ("T3 step with CFG and sampling, ms", "multilingual", "T3 step, ms", 1.6, 0.8),
-    ("whole sentence, 10 steps with CFG, ms", "multilingual", "sentence, ms", 300, 120),
-    ("first audio, streaming, warm, p50 of 20, ms", "multilingual", "first audio p50, ms", 90, 35),
-    ("audio seconds per second at 64 streams", "multilingual", "audio s/s at 64", 60, 200),
-    ("Turbo: whole sentence, ms", "turbo", "sentence, ms", 200, 80),
-    ("Turbo: first audio, p50 of 20, ms", "turbo", "first audio p50, ms", 60, 25),
-    ("Turbo: T3 step, ms", "turbo", "T3 step, ms", None, None),
+ORDER = (
+    ("multilingual", ("upstream",)),
+    ("turbo", ("upstream",)),
+    ("multilingual", ("alone", "block", "capacity", "default", "segment")),
+    ("turbo", ("alone", "capacity", "default")),
+    ("multilingual", ("load", "poisson")),
+    ("turbo", ("block", "poisson", "segment", "load")),
 )
-"""Name, family, name of the row, must and aim."""
-
-
-def upstream_networks(upstream: Any, preset: Preset, device: torch.device) -> Networks:
-    """Return our networks with upstream's weights."""
-    t3, s3gen, source = upstream.t3.state_dict(), upstream.s3gen.state_dict(), Path("upstream")
-    vocoder = fold_weight_norm(part(s3gen, "mel2wav."))
-    return Networks(
-        t3=load(lambda: T3(preset.t3), t3, source=source, unused=UNUSED_BY_T3).to(device),
-        flow=load(lambda: Flow(preset.flow), part(s3gen, "flow."), source=source).to(device),
-        hift=load(lambda: Hift(preset.hift), vocoder, source=source).to(device),
-    )
-
-
-def plan_for(model: Model, profile: Profile, device: torch.device, dtype: str) -> Plan:
-    """Return the plan for this machine. Without a GPU, the functions of the CUDA graphs run eagerly."""
-    machine = find_machine(BACKENDS, str(device))
-    if device.type == "cuda":
-        return select(BACKENDS, model.info, machine, profile, dtype=dtype)
-    plan = select(BACKENDS, model.info, machine, replace(profile, **PLAIN))
-    cuda, setup = backend_named("cuda"), setup_for(profile)
-    return replace(
-        plan,
-        profile=profile,
-        decoder=Choice(role="decoder", backend=cuda, setup=setup) if profile.decoder else plan.decoder,
-        renderer=Choice(role="renderer", backend=cuda, setup=setup) if profile.renderer else plan.renderer,
-    )
-
-
-@contextmanager
-def captured_tokens() -> Iterator[dict[int, list[int]]]:
-    """Capture the tokens that every engine of this process samples, by seed."""
-    captured: dict[int, list[int]] = {}
-    accept = Utterance.accept
-
-    def capture(utterance: Utterance, token: int) -> None:
-        captured.setdefault(utterance.request.seed, []).append(token)
-        accept(utterance, token)
-
-    Utterance.accept = capture  # type: ignore[method-assign]
-    try:
-        yield captured
-    finally:
-        Utterance.accept = accept  # type: ignore[method-assign]
+"""Parts with goals first. A family's model is made once per line, and an engine once for parts in a row."""
+MOST = {"multilingual": 160, "turbo": 320}
+"""The most listeners that the search of the capacity tries."""
+START = {"multilingual": 32, "turbo": 96}
+SLOTS = {"multilingual": 64, "turbo": 128}
+"""Slots that the official models get by default on an H200. Sentences of random ones are shorter: more would fit."""
 
 
 class EngineBench:
@@ -110,108 +88,122 @@ class EngineBench:
         options = shown.options
         self.options, self.board, self.device = options, shown, shown.device
         self.tokens = 12 if options.tiny else 102
-        self.streams = 3 if options.tiny else 64
+        self.listeners = 3 if options.tiny else options.listeners
         self.rounds = 1 if options.tiny else 5
         self.first_audio_rounds = 2 if options.tiny else 20
-        self.models: dict[str, Model] = {}
         self.packages: UpstreamPackages | None = None
-        self.upstreams: dict[str, UpstreamModel] = {}
+        self._engine: tuple[tuple[str, str | None], TTS, ExitStack] | None = None
+        self._model: Model | None = None
 
     def summary(self) -> dict[str, Any]:
-        return {"upstream_same_run": bool(self.upstreams), "table": self.table()}
+        table = gpu_goals.table(self.board.rows, self.listeners)
+        return {"part": self.options.part, "upstream_same_run": self.packages is not None, "table": table}
 
-    def table(self) -> dict[str, dict[str, Any]]:
-        rows, found = self.board.rows, {}
-        for what, family, row, must, aim in TABLE:
-            row = row.replace("64", str(self.streams))
-            reached, theirs = rows.get(f"{family}, fast: {row}"), rows.get(f"{family}, upstream: {row}")
-            higher = what.startswith("audio")
-            met = (
-                None if reached is None or must is None else (reached >= must if higher else reached <= must)
-            )
-            found[what] = {
-                "upstream": theirs and round(theirs, 2), "must": must, "aim": aim,
-                "reached": reached and round(reached, 3), "met": met,
-            }  # fmt: skip
-        return found
+    def model(self, family: str) -> Model:
+        """Return the model of a family. One is held at a time, so that its memory can be measured."""
+        if self._model is None or self._model.name != family:
+            self.drop_model()
+            self._model = self._random(family)
+        return self._model
 
-    def build(self, family: str) -> None:
-        """Make both sides from the same weights, if upstream is there."""
-        networks = None
+    def drop_model(self) -> None:
+        self.close_engine()
+        self._model = None
+        self._empty_cache()
+
+    def _random(self, family: str, networks: Any = None) -> Model:
+        return random_model(
+            family, device=self.device, tiny=self.options.tiny, tokens=self.tokens, networks=networks
+        )
+
+    def _empty_cache(self) -> None:
+        gc.collect()  # engines hold their graphs in cycles
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def reset_peak_memory(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+
+    @contextmanager
+    def engine(self, model: Model, profile: str | None = None, *, stream: str | None = None) -> Iterator[TTS]:
+        """Open an engine as a server would, or go on with the one that is open."""
+        spelled = with_options(profile, {"stream": stream, "slots": SLOTS[model.name]})
+        if self._engine is None or self._engine[0] != (model.name, spelled):
+            self.close_engine()
+            opened = ExitStack()
+            tts = opened.enter_context(self._opened(model, spelled))
+            self._engine = (model.name, spelled), tts, opened
+        self.reset_peak_memory()
+        yield self._engine[1]
+
+    def close_engine(self) -> None:
+        if self._engine is not None:
+            self._engine[2].close()
+        self._engine = None
+
+    @contextmanager
+    def _opened(self, model: Model, spelled: str | None) -> Iterator[TTS]:
+        wanted = replace(profile_named(spelled, default=model.defaults.profile), queue_limit=1024)
+        self._empty_cache()
+        started = time.perf_counter()
+        with open_engine(model, wanted, self.device, max_streams=self.options.max_streams) as tts:
+            chosen = {one.role: f"{one.backend.name} {one.precision}" for one in tts.plan.choices}
+            ready = f"{chosen}, ready in {time.perf_counter() - started:.1f} s"
+            if self.device.type == "cuda" and wanted.in_blocks:  # as a while after the start of a server
+                tts.say(TEXT, seed=1)
+                while tts._worker.preparing:
+                    time.sleep(0.1)
+                ready += f", prepared in {time.perf_counter() - started:.1f} s"
+            board.report(f"         {model.name}, {wanted.name}: {ready}")
+            yield tts
+
+    def upstream(self, family: str) -> None:
+        """Time a sentence of upstream's, and compare greedy tokens in float32 from the same weights."""
+        self.drop_model()
+        model, theirs = self._random(family), None
         if self.options.upstream:
             self.packages = self.packages or UpstreamPackages(self.options.upstream)
             self.board.checks["upstream's packages"] = self.packages.versions
             voice = random_voice(PRESETS[family])
-            upstream = self.upstreams[family] = UpstreamModel(self.packages, family, self.device, voice)
-            networks = upstream_networks(upstream.model, PRESETS[family], self.device)
-        self.models[family] = random_model(
-            family, device=self.device, tiny=self.options.tiny, tokens=self.tokens, networks=networks
+            theirs = UpstreamModel(self.packages, family, self.device, voice)
+            model = self._random(family, upstream_networks(theirs.model, PRESETS[family], self.device))
+            times = theirs.measure(model.frontend.encode(TEXT, None), self.tokens, rounds=2)
+            rows, name = self.board.rows, f"{family}, upstream"
+            rows[f"{name}: T3 step, ms"], rows[f"{name}: sentence, ms"] = times.t3_token, times.sentence
+            rows[f"{name}: of which s3gen, ms"] = times.s3gen
+        own = model.default_voice
+        assert own is not None
+        texts = [TEXT + " And so on." * n for n in range(3)]
+        others = self.listeners - len(texts)
+        voices = [own] * len(texts) + [derived_voice(own, n) for n in range(others)]
+        drawn = {
+            "graphs alone": [greedy_tokens(model, FAST, self.device, [text], [own])[0] for text in texts[:1]],
+            f"graphs among {self.listeners} voices": greedy_tokens(
+                model, FAST, self.device, texts + [TEXT] * others, voices
+            ),
+        }
+        encode = model.frontend.encode
+        expected = (
+            [theirs.greedy(encode(text, None), self.tokens) for text in texts]
+            if theirs
+            else greedy_tokens(model, replace(FAST, **PLAIN, batched=False), self.device, texts, [own] * 3)
         )
-
-    def upstream(self, family: str) -> None:
-        """Time a sentence and a token of upstream's own loop in float32."""
-        text_ids = self.models[family].frontend.encode(TEXT, None)
-        times = self.upstreams[family].measure(text_ids, self.tokens, rounds=3)
-        name = f"{family}, upstream"
-        self.board.rows[f"{name}: T3 step, ms"] = times.t3_token
-        self.board.rows[f"{name}: sentence, ms"] = times.sentence
-        self.board.rows[f"{name}: of which s3gen, ms"] = times.s3gen
-        self.board.checks[f"{name}: tokens of a sentence"] = times.tokens
-
-    @contextmanager
-    def engine(
-        self, family: str, profile: str, *, slots: int, dtype: str = "auto", **changes: Any
-    ) -> Iterator[tuple[TTS, float]]:
-        """Open an engine, and yield it with the seconds that took."""
-        model = self.models[family]
-        wanted = replace(PROFILES[profile], slots=slots, queue_limit=256, **changes)
-        started = time.perf_counter()
-        plan = plan_for(model, wanted, self.device, dtype)
-        with TTS.over(model, wanted, plan=plan, max_streams=slots) as tts:
-            load_s = time.perf_counter() - started
-            chosen = {one.role: f"{one.backend.name} {one.precision}" for one in tts.plan.choices}
-            board.report(f"         {family}, {profile}, {slots} slots: {chosen}, ready in {load_s:.1f} s")
-            yield tts, load_s
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def greedy(self, family: str) -> None:
-        """Compare greedy tokens of the graphs in float32 with the plain runner's, or with upstream's."""
-        texts = [TEXT + " And so on." * i for i in range(3)]
-        variants: dict[str, dict[str, Any]] = {"graphs": {"renderer": ()}}
-        if family not in self.upstreams:
-            variants["plain"] = {**PLAIN, "batched": False}
-        drawn: dict[str, dict[int, list[int]]] = {}
-        for name, changes in variants.items():
-            with (
-                self.engine(family, "fast", slots=4, dtype="float32", **changes) as (tts, _),
-                captured_tokens() as captured,
-            ):
-                streams = [
-                    tts.stream(text, seed=i, temperature=0.0, repetition_penalty=1.0)
-                    for i, text in enumerate(texts)
-                ]
-                for stream in streams:
-                    list(stream)
-                drawn[name] = captured
-        if upstream := self.upstreams.get(family):
-            encode = self.models[family].frontend.encode
-            drawn["upstream"] = {
-                seed: upstream.greedy(encode(texts[seed], None), len(ids))
-                for seed, ids in drawn["graphs"].items()
-            }
-        checks = self.board.checks
-        for other in drawn.keys() - {"graphs"}:
-            name = f"{family}: float32 greedy tokens as {other}'s"
-            tokens = [token for ids in drawn[other].values() for token in ids]
-            checks[f"{name}, batched"] = drawn[other] == drawn["graphs"]
-            checks[f"{name}: same until"] = [
-                board.same_until(ids, drawn["graphs"][seed]) for seed, ids in drawn[other].items()
+        whose = "upstream's" if theirs else "plain's"
+        for how, found in drawn.items():
+            name, pairs = (
+                f"{family}: float32 greedy tokens of {how} as {whose}",
+                list(zip(expected, found, strict=False)),
+            )
+            self.board.checks[name] = all(ours == known for known, ours in pairs)
+            self.board.checks[f"{name}: same until"] = [
+                board.same_until(known, ours) for known, ours in pairs
             ]
-            checks[f"{name}: compared"] = f"{len(tokens)}, {len(set(tokens))} different"
 
     def step_ms(self, tts: TTS) -> float:
         """Return the time of one T3 step in the engine's own decoder for one stream, sampling included."""
+        while tts._worker._has_work():  # the last listener has left, and the worker may not have noticed
+            time.sleep(0.01)
         decoder = tts._worker.decoder._loop  # type: ignore[attr-defined]
         width, length = decoder.t3.config.backbone.width, 8 if self.options.tiny else 96
         prompt = 0.02 * torch.randn(decoder.rows, length, width)
@@ -247,73 +239,133 @@ class EngineBench:
         renderer.render = render  # type: ignore[method-assign]
         self.board.checks[f"{name}: the same seed, the same samples"] = len(set(digests)) == 1
 
-    def alone(self, family: str, profile: str, **changes: Any) -> None:
-        """Time a whole sentence and its first audio, one stream at a time."""
-        name = f"{family}, {'plain' if changes else profile}"
-        rows = self.board.rows
-        with self.engine(family, profile, slots=4, **changes) as (tts, load_s):
-            rows[f"{name}: load and record, s"] = load_s
+    def alone(self, family: str) -> None:
+        name, rows = f"{family}, fast", self.board.rows
+        with self.engine(self.model(family), "fast", stream="block") as tts:
             self.board.checks[f"{name}: tokens of a sentence"] = tts.say(TEXT, seed=1).metrics.tokens
-            if not changes:
-                rows[f"{name}: T3 step, ms"] = self.step_ms(tts)
             self.repeats(name, tts)
-            whole, stages = [], []
-            for seed in range(1 if changes else self.rounds):
-                started = time.perf_counter()
-                audio = tts.say(TEXT, seed=seed)
-                whole.append(1000 * (time.perf_counter() - started) * self.tokens / audio.metrics.tokens)
-                stages.append(audio.metrics.stage_ms)
-            rows[f"{name}: sentence, ms"] = statistics.median(whole)
-            for stage in stages[-1]:
-                rows[f"{name}: of which {stage}, ms"] = statistics.median(s.get(stage, 0.0) for s in stages)
-            first = []
-            for seed in range(2 if changes else self.first_audio_rounds):
-                stream = tts.stream(TEXT, seed=seed)
-                started = time.perf_counter()
-                next(stream)
-                first.append(1000 * (time.perf_counter() - started))
-                stream.close()
-            rows[f"{name}: first audio p50, ms"] = statistics.median(first)
+            self.sentence(name, tts)
+            rows[f"{name}: first audio p50, ms"] = self.first_audio_ms(tts, TEXT)
+            rows[f"{name}: T3 step, ms"] = self.step_ms(tts)
             if self.options.timeline:
-                self.timeline(name, tts)
+                with profile() as profiled:
+                    tts.say(TEXT, seed=1)
+                self.options.timeline.mkdir(parents=True, exist_ok=True)
+                profiled.export_chrome_trace(str(self.options.timeline / f"{family}.json"))
 
-    def timeline(self, name: str, tts: TTS) -> None:
-        """Write the timeline of one sentence."""
-        with profile() as profiled:
+    def default(self, family: str) -> None:
+        model, name = self.model(family), f"{family}, default"
+        with self.engine(model) as tts:
+            chosen = tts.plan.profile
+            self.board.checks[f"{name}: profile and stream"] = f"{chosen.name}, {chosen.stream}"
             tts.say(TEXT, seed=1)
-        self.options.timeline.mkdir(parents=True, exist_ok=True)
-        profiled.export_chrome_trace(str(self.options.timeline / f"{name.replace(', ', '-')}.json"))
+            self.repeats(name, tts)
+            self.sentence(name, tts)
+            self.board.rows[f"{name}: first audio of 3, ms"] = self.first_audio_ms(tts, THREE_SENTENCES)
 
-    def batched(self, family: str, profile: str) -> None:
-        """Time all streams at once."""
-        name, rows = f"{family}, {profile}", self.board.rows
-        with self.engine(family, profile, slots=self.streams) as (tts, _):
-            for turn in range(2):  # the first one warms up
-                started = time.perf_counter()
-                streams = [tts.stream(TEXT, seed=i) for i in range(self.streams)]
-                seconds = sum(len(chunk.samples) for stream in streams for chunk in stream) / 24_000
-                taken = time.perf_counter() - started
-                rows[f"{name}: audio s/s at {self.streams}{', cold' if turn == 0 else ''}"] = seconds / taken
-                waits = [stream.metrics.ttfa_ms for stream in streams]
-            rows[f"{name}: first audio p50 at {self.streams}, ms"] = statistics.median(waits)
-            if self.device.type == "cuda":
-                rows[f"{name}: GPU memory at {self.streams}, GiB"] = torch.cuda.max_memory_allocated() / 2**30
+    def sentence(self, name: str, tts: TTS) -> None:
+        """Time a whole sentence, and its stages."""
+        whole, stages = [], []
+        for seed in range(self.rounds):
+            started = time.perf_counter()
+            audio = tts.say(TEXT, seed=seed)
+            whole.append(1000 * (time.perf_counter() - started) * self.tokens / audio.metrics.tokens)
+            stages.append(audio.metrics.stage_ms)
+        self.board.rows[f"{name}: sentence, ms"] = statistics.median(whole)
+        for stage in stages[-1]:
+            spent = statistics.median(one.get(stage, 0.0) for one in stages)
+            self.board.rows[f"{name}: of which {stage}, ms"] = spent
 
+    def first_audio_ms(self, tts: TTS, text: str) -> float:
+        times = []
+        for seed in range(self.first_audio_rounds):
+            started = time.perf_counter()
+            stream = tts.stream(text, seed=seed)
+            next(stream)
+            times.append(1000 * (time.perf_counter() - started))
+            stream.close()
+        return statistics.median(times)
 
-def render_table(table: dict[str, dict[str, Any]]) -> str:
-    lines = [f"{'':46}{'upstream':>10}{'must':>8}{'aim':>8}{'reached':>10}"]
-    for what, found in table.items():
-        values = [found[name] for name in ("upstream", "must", "aim", "reached")]
-        cells = ["–" if value is None else f"{value:g}" for value in values]
-        lines.append(f"{what:46}{cells[0]:>10}{cells[1]:>8}{cells[2]:>8}{cells[3]:>10}")
-    return "\n".join(lines)
+    def listeners_of(self, family: str, stream: str) -> None:
+        """Measure 64 listeners at once with 64 voices; by block, one voice and new voices too."""
+        model, rows = self.model(family), self.board.rows
+        own = model.default_voice
+        assert own is not None
+        with self.engine(model, "fast", stream=stream) as tts:
+            targets = VoiceTargets(tts, [own])
+            counts = {"own voices": self.listeners} | ({"one voice": 1} if stream == "block" else {})
+            if stream == "block":
+                cost = new_voice_cost(
+                    lambda voice: engine_target(tts, voice), targets.unused(NEW_VOICES), TEXT, own
+                )
+                rows[f"{family}, new voice: extra first audio, ms"] = cost["extra_ms"]
+                rows[f"{family}, new voice: memory kept, MB"] = cost["kept_mb_per_voice"]
+            for which, voices in counts.items():
+                name = f"{family}, {which}, {stream}"
+                row = measure_listeners(targets(voices), TEXTS, self.listeners, rounds=2)
+                rows[f"{name}: audio s/s"] = row["audio_seconds_per_s"]
+                rows[f"{name}: first audio p50, ms"] = row["ttfa_ms_p50"]
+                rows[f"{name}: first audio p95, ms"] = row["ttfa_ms_p95"]
+                rows[f"{name}: listeners with underruns"] = row["stalled_listeners"]
+                rows[f"{name}: underruns"] = row["underruns"]
+                if self.device.type == "cuda":
+                    rows[f"{name}: GPU memory, GiB"] = torch.cuda.max_memory_allocated() / 2**30
+                    rows[f"{name}: GPU memory reserved, GiB"] = torch.cuda.max_memory_reserved() / 2**30
+
+    def capacity(self, family: str, arrivals: Arrivals) -> None:
+        """Search for the most listeners, each with their own voice, who are served in time."""
+        model, most = self.model(family), 4 if self.options.tiny else MOST[family]
+        assert model.default_voice is not None
+        known = self.board.rows.get(f"{family}: most listeners, together")
+        start = 2 if self.options.tiny else int(known or START[family])
+        with self.engine(model, "fast", stream="block") as tts:
+            targets = VoiceTargets(tts, [model.default_voice])
+
+            def measure(listeners: int) -> dict[str, Any]:
+                row = measure_listeners(targets(listeners), TEXTS, listeners, arrivals=arrivals, rounds=2)
+                shown = ", ".join(
+                    f"{key} {row[key]}" for key in ("ttfa_ms_p95", "stalled_share", "audio_seconds_per_s")
+                )
+                board.report(f"         {listeners} listeners, {arrivals}: {shown}")
+                return row
+
+            limits = CapacityLimits(first_audio_ms=self.options.limit_ms)
+            found = find_capacity(measure, limits, start=start, most=most)
+        self.board.rows[f"{family}: most listeners, {arrivals}"] = found["listeners"]
+        self.board.checks[f"{family}: more listeners, {arrivals}"] = found["limited_by"]
+        self.board.found[f"{family}: capacity, {arrivals}"] = found
+
+    def load(self, family: str) -> None:
+        self.drop_model()
+        for run, found in zip(("first", "again"), load_times(family, self.options), strict=True):
+            self.board.rows[f"{family}: files to loaded, {run}, s"] = found["load_s"]
+            self.board.rows[f"{family}: files to first audio, {run}, s"] = found["load_to_first_audio_s"]
+
+    def part(self, family: str, name: str) -> None:
+        if name in ("block", "segment"):
+            self.listeners_of(family, name)
+        elif name in ("capacity", "poisson"):
+            self.capacity(family, "together" if name == "capacity" else "poisson")
+        else:
+            getattr(self, name)(family)
 
 
 @torch.no_grad()
 def main(arguments: list[str] | None = None) -> None:
-    parser = board.parser(__doc__, budget_s=150.0)
-    parser.add_argument("--upstream", type=Path, help="an unpacked folder of upstream's packages")
+    parser = board.parser(__doc__, budget_s=400.0)
+    parser.add_argument("--upstream", type=Path, help="a folder of `make upstream-env`")
     parser.add_argument("--timeline", type=Path, help="a folder for timelines of a sentence")
+    parser.add_argument("--part", default="*", help="parts with commas, such as multilingual/block,turbo/*")
+    parser.add_argument("--listeners", type=int, default=64, help="listeners at once")
+    parser.add_argument(
+        "--limit-ms", type=float, default=500.0, help="limit of first audio p95 for the capacity"
+    )
+    parser.add_argument(
+        "--max-streams",
+        type=lambda n: n if n == "auto" else int(n),
+        default="auto",
+        help="requests that are synthesized at once; auto: as many as the engine can keep supplied",
+    )
     options = parser.parse_args(arguments)
     if options.tiny and options.upstream:
         parser.error("upstream has no tiny sizes: give --tiny or --upstream")
@@ -321,23 +373,14 @@ def main(arguments: list[str] | None = None) -> None:
     bench = EngineBench(shown)
     shown.more = bench.summary
     torch.manual_seed(0)
-    parts: list[tuple[str, Callable[[], None]]] = []
-    for family in FAMILIES:
-        parts += [(f"{family}: build", partial(bench.build, family))]
-        if options.upstream:
-            parts += [(f"{family}: upstream", partial(bench.upstream, family))]
-        parts += [(f"{family}: alone, fast", partial(bench.alone, family, "fast"))]
-    parts += [("multilingual: batched, fast", partial(bench.batched, "multilingual", "fast"))]
-    parts += [(f"{family}: greedy", partial(bench.greedy, family)) for family in FAMILIES]
-    parts += [
-        ("turbo: batched, fast", partial(bench.batched, "turbo", "fast")),
-        ("multilingual: alone, plain", partial(bench.alone, "multilingual", "balanced", **PLAIN)),
-        ("turbo: alone, plain", partial(bench.alone, "turbo", "balanced", **PLAIN)),
-        ("multilingual: alone, balanced", partial(bench.alone, "multilingual", "balanced")),
-    ]
-    for name, act in parts:
-        shown.part(name, act)
-    shown.finish("gpu_engine", render_table(bench.table()))
+    wanted = options.part.split(",")
+    for family, names in ORDER:
+        for name in names:
+            part = f"{family}/{name}"
+            if any(fnmatch(part, pattern.strip()) for pattern in wanted):
+                shown.part(part, partial(bench.part, family, name))
+    bench.close_engine()
+    shown.finish("gpu_engine", gpu_goals.rendered(bench.summary()["table"]))
 
 
 if __name__ == "__main__":

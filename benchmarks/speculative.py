@@ -61,10 +61,11 @@ def main() -> None:
         print_verify(result["verify"])
     if "speak" in parts:
         drafts, lengths = args.draft or ["guess", "lookup"], args.length or [1, 2, 3]
-        texts = sentences("wren_200")[: args.sentences]
+        lines = sentences("wren_200") if args.texts is None else args.texts.read_text().splitlines()
+        texts = [line for line in lines if line.strip()][: args.sentences]
         if args.tiny:
             texts, drafts, lengths = [min(texts, key=len)], args.draft or ["lookup"], [1]
-        result["speak"] = speak_table(model, drafts, lengths, texts, args.threads)
+        result["speak"] = speak_table(model, drafts, lengths, texts, args.threads, args.language)
         print_speak(result["speak"])
         if args.chart:
             args.chart.write_text(chart(result["speak"]), encoding="utf-8")
@@ -74,6 +75,8 @@ def main() -> None:
 def arguments() -> argparse.Namespace:
     parser = script.parser(__doc__)
     parser.add_argument("--model", help="a name or a folder")
+    parser.add_argument("--texts", type=Path, help="a file of sentences, one per line")
+    parser.add_argument("--language", help="language code of the sentences, for multilingual models")
     parser.add_argument("--sentences", type=int, default=100)
     parser.add_argument("--draft", action="append", help="guess, lookup, a file, or a model")
     parser.add_argument("--chart", type=Path, help="an SVG of the acceptance rates")
@@ -149,7 +152,7 @@ def variants(model: Model, drafts: list[str], lengths: list[int], threads: int) 
     runtimes = ["torch", *(["onnx"] if has_onnxruntime() else [])]
 
     def opened(runtime: str, draft: str) -> Any:
-        profile = replace(BALANCED, draft=draft, batched=False, slots=1, streaming=False)
+        profile = replace(BALANCED, draft=draft, batched=False, slots=1, stream="segment")
         setup = reference.setup_for(profile, threads=threads)
         return reference.backend_named(runtime).open_decoder(model.source, setup)
 
@@ -166,17 +169,22 @@ def variants(model: Model, drafts: list[str], lengths: list[int], threads: int) 
 
 
 def speak_table(
-    model: Model, drafts: list[str], lengths: list[int], texts: list[str], threads: int
+    model: Model,
+    drafts: list[str],
+    lengths: list[int],
+    texts: list[str],
+    threads: int,
+    language: str | None,
 ) -> list[dict[str, Any]]:
     """Return a row for each variant; those without a draft come first, torch before all."""
     found = variants(model, drafts, lengths, threads)
     sums = [[0.0] * 5 for _ in found]
     same = [True] * len(found)
-    decode(model, found[0].decoder, texts[0], 0)  # warm up
+    decode(model, found[0].decoder, texts[0], language, 0)  # warm up
     for seed, text in enumerate(texts):
         expected: list[int] = []
         for i, variant in enumerate(found):
-            tokens, spent, stats = decode(model, variant.decoder, text, seed)
+            tokens, spent, stats = decode(model, variant.decoder, text, language, seed)
             expected = expected or tokens
             same[i] &= tokens == expected
             counted = (len(tokens), spent, stats.drafted, stats.accepted, stats.passes)
@@ -204,12 +212,14 @@ def speak_table(
     ]
 
 
-def decode(model: Model, decoder: Decoder, text: str, seed: int) -> tuple[list[int], float, DraftStats]:
+def decode(
+    model: Model, decoder: Decoder, text: str, language: str | None, seed: int
+) -> tuple[list[int], float, DraftStats]:
     """Return the tokens of one sentence, the seconds of its steps without the prefill, and draft counts."""
-    decoding = reference.decoding_of(model, text, seed=seed, temperature=TEMPERATURE)
+    decoding = reference.decoding_of(model, text, seed=seed, language=language, temperature=TEMPERATURE)
     first = reference.prefill(decoder, decoding)
     began = time.perf_counter()
-    tokens = reference.decode_rest(decoder, decoding, first)
+    (tokens,) = reference.decode_rest(decoder, [decoding], [first])
     return tokens, time.perf_counter() - began, decoding.stats
 
 

@@ -2,11 +2,12 @@
 
     python benchmarks/upstream_side.py --upstream DIR                        # both families on the GPU
     python benchmarks/upstream_side.py --upstream DIR --device cpu --tiny    # few steps: proves that it runs
+    python benchmarks/upstream_side.py --upstream DIR --check                # only import it
 
-DIR holds `chatterbox` (chatterbox-tts 0.1.7), `transformers`, `diffusers` and what they import, all of it
-Python; none of it is in this repository. Modules that upstream imports to read clips, and never to
-synthesize, are replaced. Outside of `UpstreamPackages.active` the process sees its own modules and path;
-inside it sees upstream's, and torch.
+`make upstream-env DIR=…` makes DIR (benchmarks/upstream_env.py): `chatterbox` (chatterbox-tts 0.1.7),
+`transformers`, `diffusers` and what they import, all of it Python; none of it is in this repository. Modules
+that upstream imports to read clips, and never to synthesize, are replaced. Outside of
+`UpstreamPackages.active` the process sees its own modules and path; inside it sees upstream's, and torch.
 """
 
 from __future__ import annotations
@@ -109,7 +110,9 @@ class UpstreamPackages:
         self._folder = folder.resolve()
         self._tops = frozenset(entry.name.partition(".")[0] for entry in self._folder.iterdir())
         if "chatterbox" not in self._tops:
-            raise FileNotFoundError(f"{folder} holds no package `chatterbox`: give the unpacked folder")
+            raise FileNotFoundError(
+                f"{folder} holds no package `chatterbox`: make it with `make upstream-env`"
+            )
         package = ModuleType("chatterbox")  # its own __init__ imports what reads clips and adds watermarks
         package.__path__ = [str(self._folder / "chatterbox")]
         self._modules = {name: UnusedModule(name) for name in LEFT_OUT} | {"chatterbox": package, "regex": re}
@@ -202,12 +205,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--upstream", type=Path, required=True, help="the unpacked folder")
+    parser.add_argument("--upstream", type=Path, required=True, help="a folder of `make upstream-env`")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--check", action="store_true", help="import the packages, and do nothing else")
     parser.add_argument("--tiny", action="store_true", help="few tokens, a short reference, one step")
     options = parser.parse_args(arguments)
     tokens, prompt, rounds, steps = (3, 4, 1, 1) if options.tiny else (TOKENS, PROMPT_TOKENS, 3, None)
     packages, rows = UpstreamPackages(options.upstream), {}
+    if options.check:
+        print(json.dumps({"torch": torch.__version__, **packages.versions}))
+        return
     for name in ("multilingual", "turbo"):
         upstream = UpstreamModel(packages, name, options.device, random_voice(FAMILIES[name], prompt))
         times = upstream.measure(TEXT_IDS, tokens, rounds, steps)

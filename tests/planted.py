@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from nightingale.types import Samples
+from nightingale_lab.bench.verify.baseline import Baseline
 from nightingale_lab.bench.verify.subject import RecordedUtterance, RenderedTwice
 from nightingale_lab.bench.voicelike import voicelike
 
@@ -92,6 +93,19 @@ class PlantedSubject:
         stream = np.delete(whole, slice(BOUNDARIES[1], BOUNDARIES[1] + self.lost_samples))
         other = sound(seed + 3)[::-1].copy() if self.other_whole else whole
         return RenderedTwice(stream=stream, boundaries=BOUNDARIES, at_once=whole, whole=other)
+
+    def baseline(self) -> Baseline:
+        return Baseline(
+            model=self.name,
+            weights="planted",
+            plan="decoder noise float32, renderer noise float32, by block",
+            machine={},
+            tokens=TOKENS + self.token_slip,
+            tokens_sha256=f"{self.token_slip}",
+            samples=960 * TOKENS,
+            wav_bytes=44 + 2 * 960 * TOKENS,
+            wav_sha256=f"{self._said if self.nondeterministic else 0}",
+        )
 
     def text_ids(self, text: str, language: str) -> list[int]:
         return [0] * self.unknown + [*range(1, len(text))]

@@ -34,7 +34,7 @@ from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
 from nightingale.types import Samples
 
-TIMED = ("worker", "session", "deadlines", "pacing", "requests.job")
+TIMED = ("worker", "session", "deadlines", "pacing", "batch_pacing", "requests.job")
 """Modules of the engine that read the clock."""
 
 
@@ -60,7 +60,7 @@ class Task:
 class Cores:
     """A clock that advances while work is done by tasks which share some cores."""
 
-    def __init__(self, cores: int = 2) -> None:
+    def __init__(self, cores: float = 2) -> None:
         self.cores, self.now_s = cores, 0.0
         self.tasks: list[Task] = []
         self.timers: list[tuple[float, Callable[[], object]]] = []
@@ -276,7 +276,9 @@ class SimulatedEngine:
         *,
         profile: Profile = BALANCED,
         costs: Costs | None = None,
-        cores: int = 2,
+        cores: float = 2,
+        decoder: Callable[[SimulatedEngine, KVBudget], Any] | None = None,
+        renderer: Callable[[SimulatedEngine], Any] | None = None,
         **options: Any,
     ) -> None:
         self.cores, self.costs = Cores(cores), costs or Costs()
@@ -287,8 +289,8 @@ class SimulatedEngine:
         )
         info = self.model.info
         budget = KVBudget.dense(info.preset.t3, self.model.defaults, itemsize=4)
-        decoder = SimulatedDecoder(self.cores, self.costs, budget)
-        self.renderer = SimulatedRenderer(self.cores, self.costs)
+        self.renderer: Any = renderer(self) if renderer else SimulatedRenderer(self.cores, self.costs)
+        decoder: Any = decoder(self, budget) if decoder else SimulatedDecoder(self.cores, self.costs, budget)
         self.worker = Worker(self.model, profile, decoder, self.renderer, **options)
         self.worker._thread = threading.current_thread()  # so that it starts none
         self.worker._changed = self.worker._pacing._lock = SimulatedCondition(self.cores)  # type: ignore[assignment]
@@ -319,7 +321,7 @@ class SimulatedEngine:
             [TextSegment(text_ids=[tokens] * 30, pause_samples=2880, text="a") for tokens in sentences]
         )
         chars = round(sum(sentences) / CLOCKS.token_rate_hz * CHARS_PER_S)
-        self.worker.submit(session, SegmentQueue(segments, reached=lambda _: None), chars=chars)
+        self.worker.submit(session, SegmentQueue(segments), chars=chars)
         self.listeners.append(listener)
         return listener
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
 
 from nightingale.backends.base import ModelInfo, ModelSource
 from nightingale.backends.torch.weights import in_memory
@@ -54,17 +59,17 @@ def tiny_preset(preset: Preset) -> Preset:
 
 def random_voice(preset: Preset, *, prompt_tokens: int = PROMPT_TOKENS, seed: int = 0) -> Voice:
     """Return a voice of the preset's family whose flow prompt has that many tokens."""
-    rng = np.random.default_rng(seed)
+    rng, bits = np.random.default_rng(seed), np.random.PCG64(seed)
     family = "turbo" if isinstance(preset.t3.backbone, Gpt2Config) else "chatterbox"
     speaker = rng.random(preset.t3.speaker_width)
     return Voice.checked(
         name="random",
         family=family if preset.t3.prompt_tokens else "wren",
-        speaker=speaker / np.linalg.norm(speaker),
+        speaker=speaker / math.sqrt(math.fsum(speaker**2)),  # summed in the same way on every machine
         prompt_ids=rng.integers(SPEECH_CODES, size=min(preset.t3.prompt_tokens, prompt_tokens)),
         flow_prompt_ids=rng.integers(SPEECH_CODES, size=prompt_tokens),
-        flow_prompt_mel=rng.normal(size=(2 * prompt_tokens, 80)),
-        flow_speaker=rng.normal(size=preset.flow.speaker_width),
+        flow_prompt_mel=_uniform(bits, 2 * prompt_tokens * 80).reshape(-1, 80),
+        flow_speaker=_uniform(bits, preset.flow.speaker_width),
     )
 
 
@@ -94,15 +99,48 @@ def random_networks(preset: Preset, device: torch.device | str = "cpu") -> Netwo
     return Networks(t3=t3, flow=flow, hift=hift)
 
 
+def seeded_model(name: str, *, tokens: int, seed: int = 0) -> Model:
+    """Return a tiny model of a family whose weights are the same on every machine."""
+    preset = tiny_preset(PRESETS[name])
+    t3, flow, hift = T3(preset.t3), Flow(preset.flow), Hift(preset.hift)
+    networks = Networks(t3=seeded(t3, seed), flow=seeded(flow, seed + 1), hift=seeded(hift, seed + 2))
+    with torch.no_grad():
+        t3.speech_head.weight[SPEECH_CODES:] = 0
+    model = random_model(name, tokens=tokens, tiny=True, networks=networks)
+    digest = hashlib.sha256()
+    for weight in (*t3.parameters(), *flow.parameters(), *hift.parameters()):
+        digest.update(weight.numpy().tobytes())
+    return replace(model, fingerprint=digest.hexdigest())
+
+
+def save_weights(networks: Networks, folder: Path, prefix: str = "") -> None:
+    """Write `t3.safetensors` and `s3gen.safetensors` with the names that official files have."""
+    s3gen = {f"flow.{key}": value for key, value in networks.flow.state_dict().items()}
+    s3gen |= {f"mel2wav.{key}": value for key, value in networks.hift.state_dict().items()}
+    save_file(networks.t3.state_dict(), folder / f"{prefix}t3.safetensors")
+    save_file(s3gen, folder / f"{prefix}s3gen.safetensors")
+
+
 def seeded(network: Net, seed: int) -> Net:
     """Draw every weight anew, scaled by its fan-in; biases are zero, gains stay as they were built."""
-    rng = torch.Generator().manual_seed(seed)
+    bits = np.random.PCG64(seed)
     for name, weight in network.named_parameters():
         if weight.dim() > 1:
-            weight.data.copy_(torch.randn(weight.shape, generator=rng) / weight[0].numel() ** 0.5)
+            drawn = torch.from_numpy(_uniform(bits, weight.numel())).view(weight.shape)
+            weight.data.copy_(drawn / math.sqrt(weight[0].numel()))
         elif name.endswith("bias") or "bias_" in name:
             weight.data.zero_()
     return network.eval().requires_grad_(False)
+
+
+def _uniform(bits: np.random.PCG64, count: int) -> NDArray[np.float32]:
+    """Return uniform float32 numbers with a variance of one, the same on every machine.
+
+    They are 16-bit integers of the raw stream, which every version of numpy keeps, times a constant. Normal
+    numbers need logarithms, whose last bits depend on the processor.
+    """
+    raw: NDArray[np.uint64] = np.asarray(bits.random_raw(-(-count // 4)), dtype="<u8")
+    return raw.view("<i2")[:count].astype(np.float32) * np.float32(math.sqrt(3) / 2**15)
 
 
 class FixedLengthTokenizer:

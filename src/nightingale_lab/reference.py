@@ -6,7 +6,7 @@ where the lab depends on how models are loaded, decoded and rendered.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,13 +68,19 @@ def sampling_of(model: Model, temperature: float | None = None) -> Sampling:
 
 
 def decoding_of(
-    model: Model, text: str, *, seed: int = 0, voice: Any = None, temperature: float | None = None
+    model: Model,
+    text: str,
+    *,
+    seed: int = 0,
+    voice: Any = None,
+    language: str | None = None,
+    temperature: float | None = None,
 ) -> Decoding:
     """Return the decode state of an utterance before its first token."""
     sampling = sampling_of(model, temperature)
     prompt = Prompt(
         text=text,
-        text_ids=model.frontend.encode(text, None),
+        text_ids=model.frontend.encode(text, language),
         voice=voice_of(model, voice),
         exaggeration=model.defaults.exaggeration,
         guided=sampling.cfg_weight > 0,
@@ -105,29 +111,45 @@ def open_decoder(model: Model) -> Decoder:
 
 def prefill(decoder: Decoder, decoding: Decoding) -> list[int]:
     """Read the prompt into slot 0 of any backend, and return the tokens that are known then."""
-    tokens = list(decoder.prefill(0, decoding))
-    for token in tokens:
-        decoding.append(token)
+    tokens: list[int] = []
+    _keep(decoding, decoder.prefill(0, decoding), tokens)
     return tokens
 
 
 def decode(decoder: Decoder, decoding: Decoding) -> list[int]:
     """Decode one utterance in slot 0 of any backend, and return its tokens."""
-    return decode_rest(decoder, decoding, prefill(decoder, decoding))
+    return decode_together(decoder, [decoding])[0]
 
 
-def decode_rest(decoder: Decoder, decoding: Decoding, tokens: list[int]) -> list[int]:
-    """Decode an utterance to its end after `prefill`."""
-    while not decoding.finished:
-        (drawn,) = decoder.decode([DecodeRow(0, decoding, tokens[-1] if tokens else 0)])
-        if isinstance(drawn, Exception):
-            raise drawn
-        for token in drawn:
-            if not decoding.finished:
-                tokens.append(token)
-                decoding.append(token)
-    decoder.release(0)
-    return tokens
+def decode_together(decoder: Decoder, decodings: Sequence[Decoding]) -> list[list[int]]:
+    """Decode utterances of the same number of tokens in one batch, and return the tokens of each."""
+    known: list[list[int]] = [[] for _ in decodings]
+    for slot, decoding in enumerate(decodings):
+        _keep(decoding, decoder.prefill(slot, decoding), known[slot])
+    return decode_rest(decoder, decodings, known)
+
+
+def decode_rest(decoder: Decoder, decodings: Sequence[Decoding], known: list[list[int]]) -> list[list[int]]:
+    """Decode utterances to their end after `prefill`."""
+    while not decodings[0].finished:
+        rows = [
+            DecodeRow(slot, decoding, tokens[-1] if tokens else 0)
+            for slot, (decoding, tokens) in enumerate(zip(decodings, known, strict=True))
+        ]
+        for row, drawn in zip(rows, decoder.decode(rows), strict=True):
+            if isinstance(drawn, Exception):
+                raise drawn
+            _keep(row.decoding, drawn, known[row.slot])
+    for slot in reversed(range(len(decodings))):
+        decoder.release(slot)
+    return known
+
+
+def _keep(decoding: Decoding, drawn: Iterable[int], tokens: list[int]) -> None:
+    for token in drawn:
+        if not decoding.finished:
+            tokens.append(token)
+            decoding.append(token)
 
 
 def audible(ids: list[int]) -> list[int]:
@@ -154,7 +176,7 @@ def render_in_blocks(
     prompt = prepare_prompt(networks.flow, speaker)
     mel_stream = MelStream(networks.flow, speaker, seed=seed, streaming=True, prompt=prompt)
     sample_stream = SampleStream(networks.hift, seed=seed, streaming=True)
-    mels, chunks, at, size = [], [], 0, BALANCED.first_block_tokens
+    mels, chunks, at, size = [], [], 0, BALANCED.smallest_block_tokens
     while at < len(ids):
         final = at + size >= len(ids)
         mels.append(mel_stream.push(ids[at : at + size], final=final))

@@ -69,6 +69,7 @@ ALL_RENDERERS = [
     Case("cuda", "float32"),
     Case("cpu", "bfloat16"),
     Case("cpu", "int8"),
+    Case("cpu", "float32"),
     Case("onnx", "float32"),
     Case("onnx", "int8"),
     Case("mlx", "float32"),

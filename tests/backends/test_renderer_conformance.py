@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
-from backends.conformance import RENDERERS, Case, rendered_family, setup_for, streams, voice_of
+from backends.conformance import RENDERERS, Case, rendered_family, setup_for, source_of, streams, voice_of
 
 from nightingale.backends.base import Block, Renderer, RenderStream
 from nightingale.backends.profiles import PROFILES
+from nightingale.backends.torch.mel_stream import render_mel
+from nightingale.backends.torch.sample_stream import render_samples
 from nightingale.types import Samples
 
 TOKENS = 40
@@ -20,10 +23,8 @@ weights amplifies rounding."""
 renderers = pytest.mark.parametrize("case", RENDERERS, ids=str)
 
 
-def opened(case: Case, family: str, *, streaming: bool = True) -> Renderer:
-    profile = replace(
-        PROFILES["balanced"], streaming=streaming, first_block_tokens=5, largest_block_tokens=20
-    )
+def opened(case: Case, family: str, **changes: Any) -> Renderer:
+    profile = replace(PROFILES["balanced"], first_block_tokens=5, largest_block_tokens=20, **changes)
     source, setup = setup_for(case, family, profile)
     return case.object.open_renderer(source, setup)
 
@@ -83,6 +84,30 @@ def test_the_audio_does_not_depend_on_when_tokens_arrive(case: Case, family: str
     renderer.close()
 
 
+@pytest.mark.parametrize("family", ["turbo", "multilingual", "wren"])
+def test_a_whole_segment_has_the_bits_of_the_reference(family: str) -> None:
+    (tokens,) = streams([TOKENS])
+    case = Case("torch", "float32")
+    source, setup = setup_for(case, family, replace(PROFILES["balanced"], stream="segment"))
+    renderer, voice = case.object.open_renderer(source, setup), voice_of(16)
+    flow, hift = source_of(family).loaded("s3gen")
+    mel = render_mel(flow, tokens, voice, seed=3)
+    expected = render_samples(hift, mel, seed=3)
+    assert np.array_equal(render(renderer, renderer.open(voice, seed=3), tokens, wanted=TOKENS), expected)
+
+
+@pytest.mark.parametrize("case", [c for c in RENDERERS if c.backend not in ("onnx", "noise")], ids=str)
+def test_the_number_of_flow_steps_is_the_profiles(case: Case) -> None:
+    (tokens,) = streams([TOKENS])
+    family = rendered_family(case)
+    before = source_of(family).loaded("s3gen")[0].steps
+    two, again, four = (opened(case, family, flow_steps=steps) for steps in (None, 2, 4))
+    spoken = [render(one, one.open(voice_of(16), seed=1), tokens) for one in (two, again, four)]
+    assert np.array_equal(spoken[0], spoken[1])
+    assert not np.allclose(spoken[0], spoken[2])
+    assert source_of(family).loaded("s3gen")[0].steps == before, "engines share the weights"
+
+
 @renderers
 def test_interleaved_streams_equal_single_ones(case: Case) -> None:
     renderer = opened(case, rendered_family(case))
@@ -140,6 +165,29 @@ def test_a_batch_equals_single_blocks(case: Case) -> None:
             break
     for mine, expected in zip(chunks, alone, strict=True):
         assert np.abs(np.concatenate(mine) - expected).max() < TOLERANCE[case.precision]
+
+
+@pytest.mark.parametrize("case", [c for c in RENDERERS if c.backend in ("cpu", "onnx")], ids=str)
+@pytest.mark.parametrize("family", ["multilingual", "turbo"])
+def test_whole_segments_equal_the_reference(case: Case, family: str) -> None:
+    """Each way to render a segment whole is deterministic; in float32 it gives PyTorch's samples.
+
+    A random vocoder turns a small error of the mel into another phase, so int8 is compared by mels
+    (onnx/test_whole_rendering.py, cpu/test_int8_networks.py).
+    """
+    (tokens,) = streams([TOKENS])
+    reference = opened(Case("torch", "float32"), family, stream="segment")
+    expected = render(reference, reference.open(voice_of(16), seed=7), tokens)
+    renderer = opened(case, family, stream="segment")
+    one, other, again = (
+        render(renderer, renderer.open(voice_of(16, number), seed=7), tokens) for number in (0, 1, 0)
+    )
+    assert np.array_equal(one, again)
+    assert not np.array_equal(one, other)
+    assert len(one) == len(expected)
+    if case.exact:  # but for a few samples, where the phase of this loud vocoder turns over
+        assert np.mean(np.abs(one - expected) > TOLERANCE[case.precision]) < 0.001
+    renderer.close()
 
 
 @renderers

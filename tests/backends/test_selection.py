@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from nightingale import TTS
 from nightingale.backends import BACKENDS
-from nightingale.backends.base import Machine, ModelInfo
+from nightingale.backends.base import DEFAULT_SLOTS, Machine, ModelInfo
 from nightingale.backends.profiles import PROFILES, profile_named
-from nightingale.backends.selection import Plan, find_machine, select
+from nightingale.backends.selection import Plan, default_slots, find_machine, select
 from nightingale.cli.commands import app
 from nightingale.engine.load import Model, plan_named
 from nightingale.errors import ConfigError, NightingaleError
@@ -60,13 +60,19 @@ def test_exact_uses_the_reference_everywhere() -> None:
 
 
 def test_a_gpu_runs_cuda_graphs_in_the_profiles_precision() -> None:
-    assert chosen(plan("multilingual", H200, "balanced")) == [("cuda", "bfloat16"), ("cuda", "float32")]
-    assert chosen(plan("turbo", H200, "fast")) == [("cuda", "bfloat16"), ("cuda", "bfloat16")]
+    for name in ("default", "balanced+stream=block", "fast+stream=block"):
+        made = plan("multilingual", H200, name)
+        assert chosen(made) == [("cuda", "bfloat16")] * 2
+        assert made.warnings == []
 
 
 def test_a_precision_that_was_asked_for_is_kept(reasons: Reasons) -> None:
     assert plan("multilingual", H200, "fast", dtype="float32").decoder.precision == "float32"
     assert plan("multilingual", CPU, "balanced", dtype="bfloat16").decoder.precision == "bfloat16"
+    reasons(cpu=None, onnx=None)
+    assert plan("multilingual", CPU, "default").decoder.precision == "int8"
+    for name in ("multilingual", "wren"):
+        assert plan(name, CPU, "default", dtype="float32").decoder.precision == "float32"
 
 
 @pytest.mark.parametrize(
@@ -116,9 +122,16 @@ def test_a_problem_of_the_machine_is_logged_once(
 
 def test_the_planned_kv_cache_is_what_is_allocated(tiny_model: Model) -> None:
     with TTS.over(tiny_model, "exact") as tts:
-        assert tts._worker.decoder.runner.kv_bytes == tiny_model.info.kv_cache_bytes(
-            PROFILES["exact"].slots, 4
-        )
+        slots = tts.plan.profile.slots
+        assert slots == DEFAULT_SLOTS
+        assert tts._worker.decoder.runner.kv_bytes == tiny_model.info.kv_cache_bytes(slots, 4)
+
+
+@pytest.mark.parametrize(("name", "slots"), [("multilingual", (64, 16, 8)), ("turbo", (128, 32, 8))])
+def test_a_gpu_has_as_many_slots_as_its_memory_holds(name: str, slots: tuple[int, ...]) -> None:
+    info = ModelInfo(name=name, preset=PRESETS[name], defaults=MODEL_DEFAULTS[name])
+    machines = [replace(H200, free_bytes=gib << 30) for gib in (140, 40, 1)]
+    assert tuple(default_slots(info, machine) for machine in machines) == slots
 
 
 def test_a_plan_needs_no_weights() -> None:
@@ -137,6 +150,7 @@ def test_doctor_prints_a_plan_as_a_table_and_as_json() -> None:
     told = CliRunner().invoke(app, ["doctor", "--plan", "fast", "--model", "turbo"])
     assert told.exit_code == 0
     assert "turbo, fast, on cpu" in told.stdout
+    assert "stream    segment" in told.stdout.splitlines()
     for role in ("decoder", "renderer"):
         assert any(line.startswith(role) for line in told.stdout.splitlines())
     for backend in BACKENDS:
@@ -150,7 +164,9 @@ def test_doctor_prints_a_plan_as_a_table_and_as_json() -> None:
 def test_int8_is_used_where_it_pays_and_its_absence_is_a_warning(reasons: Reasons) -> None:
     reasons(onnx=None)
     assert chosen(plan("multilingual", CPU, "fast"))[0] == ("onnx", "int8")
-    assert plan("multilingual", CPU, "balanced").decoder.precision == "float32"
+    assert plan("multilingual", CPU, "balanced").decoder.precision == "float32", (
+        "its bound is not tested here"
+    )
     reasons(onnx="int8 products are no faster")
     made = plan("multilingual", CPU, "fast")
     assert made.decoder.backend.name == "torch"
@@ -165,6 +181,33 @@ def test_generated_kernels_are_preferred_and_missed_without_a_warning(reasons: R
     assert chosen(made)[0] == ("onnx", "int8")
     assert "llvmlite is not installed" in [s.reason for s in made.decoder.skipped]
     assert made.warnings == []
+
+
+@pytest.mark.parametrize("name", ["english", "multilingual", "turbo", "nano"])
+def test_official_models_decode_in_int8_on_a_cpu_that_passes_the_self_test(
+    name: str, reasons: Reasons
+) -> None:
+    reasons(cpu=None)
+    assert chosen(plan(name, CPU, "default"))[0] == ("cpu", "int8")
+    reasons(cpu="the kernels failed their self-test")
+    made = plan(name, CPU, "default")
+    assert chosen(made) == [("torch", "float32")] * 2
+    assert made.warnings == []
+    reasons(cpu=None, onnx=None)
+    assert chosen(plan("wren", CPU, "default"))[0][0] == "onnx"
+
+
+@pytest.mark.parametrize("name", ["turbo", "nano"])
+def test_int4_is_an_option_of_models_with_one_row_and_else_as_fast(name: str, reasons: Reasons) -> None:
+    reasons(cpu=None)
+    made = plan(name, CPU, "balanced+decoder=int4")
+    assert (chosen(made)[0], made.warnings) == (("cpu", "int4"), [])
+    made = plan(name, H200, "balanced+decoder=int4")
+    assert (chosen(made)[0], made.warnings) == (("cuda", "bfloat16"), [])
+    reasons(cpu="the kernels failed their self-test", onnx=None)
+    made = plan(name, CPU, "balanced+decoder=int4")
+    assert chosen(made)[0] == ("onnx", "int8")
+    assert made.warnings == ["decoder: onnx int8 is used, not cpu int4: the kernels failed their self-test"]
 
 
 @pytest.mark.parametrize("option", ["cache=int8", "keep=50"])

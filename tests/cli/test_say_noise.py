@@ -136,6 +136,9 @@ def test_clip_given_as_voice_is_used(work: Path) -> None:
         (["Hello", "-m", "noise", "-o", "out.wav", "--device", "cuda:99"], 4, "cuda:99"),
         (["Hello", "-m", "noise", "-o", "out.wav", "-O", "t3=v3"], 2, "'t3'"),
         (["Hello", "-m", "noise", "-o", "out.wav", "-O", "colour=blue"], 2, "'colour'"),
+        (["Hello", "-m", "noise", "-o", "out.wav", "--stream", "blocks"], 2, "segment, block"),
+        (["Hello", "-m", "noise", "-o", "out.wav", "--profile", "exact", "--stream", "block"], 2, "whole"),
+        (["Hello", "-m", "noise", "-o", "out.wav", "--profile", "balanced+flow_steps=99"], 2, "1 to 50"),
         (["...", "-m", "noise", "-o", "out.wav"], 2, "nothing to say"),
         ([" ", "-m", "noise", "-o", "out.wav"], 2, "nothing to say"),
         (["a" * (MAX_CHARS + 1), "-m", "noise", "-o", "out.wav"], 2, "5000001 characters"),
@@ -145,6 +148,13 @@ def test_invalid_request_is_refused_and_leaves_no_file(
     arguments: list[str], exit_code: int, said: str
 ) -> None:
     refused(say(*arguments), exit_code, said)
+
+
+@pytest.mark.parametrize("stream", ["segment", "block"])
+def test_the_stream_mode_is_an_option(stream: str) -> None:
+    result = say("Hello", "-m", "noise", "-o", "out.wav", "--profile", "balanced", "--stream", stream)
+    assert result.exit_code == 0, result.output
+    assert say("Hello", "-m", "noise", "-o", "out.wav", "--profile", "default").exit_code == 0
 
 
 def test_full_disk_leaves_no_partial_file(monkeypatch: pytest.MonkeyPatch) -> None:

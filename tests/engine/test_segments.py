@@ -268,30 +268,51 @@ def test_tags_of_sounds_stay_in_the_text(split_chars: int | None) -> None:
 
 
 def test_a_queue_returns_the_segments_of_a_complete_text() -> None:
-    reached: list[TextSegment] = []
     first, second = (TextSegment(pause_samples=number) for number in (1, 2))
-    queue = SegmentQueue(iter([first, second]), reached=reached.append)
+    queue = SegmentQueue(iter([first, second]))
     assert queue.closed
     assert queue.waiting
     assert queue.next() is first
-    assert reached == [first], "a segment is reached when it is taken"
     assert queue.next() is second
     assert queue.next() is None
-    assert reached == [first, second]
 
 
 def test_a_queue_is_filled_until_it_is_closed() -> None:
-    reached: list[TextSegment] = []
     segment = TextSegment(pause_samples=1)
-    queue = SegmentQueue(reached=reached.append)
-    assert (queue.next(), queue.waiting, queue.closed, reached) == (None, False, False, [])
+    queue = SegmentQueue()
+    assert (queue.next(), queue.waiting, queue.closed) == (None, False, False)
     queue.add(segment)
     assert queue.waiting
     assert queue.next() is segment
-    assert reached == [segment]
     assert not queue.waiting
     queue.closed = True
     assert (queue.next(), queue.waiting, queue.closed) == (None, True, True)
+
+
+@pytest.mark.parametrize("text", [FIRST, f"  {FIRST}  ", "Hello\nthere, you.", "No. It is not."])
+def test_a_short_first_segment_leaves_a_single_sentence_as_it_is_written(text: str) -> None:
+    found = list(segment_text(FRONTEND, text, None, split_chars=280, fill=True, short_first=True))
+    whole = list(segment_text(FRONTEND, text, None, split_chars=280, fill=True))
+    assert found == whole
+    assert len(found) == 1
+
+
+def test_a_short_first_segment_is_a_sentence_with_its_pause() -> None:
+    text = f"{FIRST} {SECOND} {FIRST}"
+    found = list(segment_text(FRONTEND, text, None, split_chars=280, fill=True, short_first=True))
+    assert [(s.text, s.pause_samples // 24) for s in found] == [(FIRST, 120), (f"{SECOND} {FIRST}", 0)]
+    (whole,) = segment_text(FRONTEND, text, None, split_chars=280, fill=True)
+    assert whole.text == text
+    sentences = list(segment_text(FRONTEND, text, None, split_chars=280, short_first=True))
+    assert [s.text for s in sentences] == [FIRST, SECOND, FIRST], "nothing grows that is not filled"
+
+
+def test_a_book_has_few_segments_after_a_short_first_one() -> None:
+    book = f"{FIRST} {SECOND} " * 500
+    found = list(segment_text(FRONTEND, book, None, split_chars=280, fill=True, short_first=True))
+    filled = list(segment_text(FRONTEND, book, None, split_chars=280, fill=True))
+    assert found[0].text == FIRST
+    assert len(found) <= len(filled) + 3
 
 
 def test_only_wren_has_a_budget_by_text_ids() -> None:

@@ -296,6 +296,11 @@ def test_an_option_the_model_does_not_have_is_refused(option: dict[str, Any]) ->
         TTS("noise", **option)
 
 
+def test_wren_has_no_options() -> None:
+    with pytest.raises(ConfigError, match="the model 'wren' has no options: got 's3gen'"):
+        TTS("wren", s3gen="meanflow")
+
+
 def test_the_model_noise_has_a_notice() -> None:
     notice = TTS("noise").notice
     assert notice is not None

@@ -17,7 +17,7 @@ from engine_helpers import is_idle
 from nightingale import TTS
 from nightingale.backends.noise.renderer import NoiseStream
 from nightingale.backends.noise.runner import NoiseRunner
-from nightingale.backends.profiles import PROFILES
+from nightingale.backends.profiles import profile_named
 from nightingale.decoding.decoding import Prompt
 from nightingale.decoding.philox import stream_key
 from nightingale.decoding.sampling import Logits
@@ -32,14 +32,14 @@ TEXTS = ["Hello there.", "A second voice, a little longer.", "Three.", "And the 
 LIMIT_S = 60.0
 
 
-@pytest.fixture(params=["exact", "balanced"])
+@pytest.fixture(params=["exact", "balanced", "balanced+stream=segment"])
 def profile(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 def engine(model: Model, profile: str, *, tokens: int = 24, **options: Any) -> TTS:
     """An engine with short segments; `options` change the profile."""
-    return TTS.over(model.with_defaults(max_new_tokens=tokens), replace(PROFILES[profile], **options))
+    return TTS.over(model.with_defaults(max_new_tokens=tokens), replace(profile_named(profile), **options))
 
 
 def within(seconds: float, done: Callable[[], bool]) -> bool:

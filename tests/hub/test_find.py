@@ -180,12 +180,53 @@ def test_an_empty_folder_says_what_it_should_hold(tmp_path: Path) -> None:
     [
         ({"t3": "v9"}, r"no such t3 for 'multilingual': got t3='v9'"),
         ({"s3gen": "no/such/file.pt"}, r"no such s3gen for 'multilingual': got s3gen='no/such/file\.pt'"),
+        ({"s3gen": "two-step"}, r"allowed: v3 or meanflow or the path of a s3gen weights file"),
         ({"kind": "english"}, "a named model has its own kind: got kind='english'"),
     ],
 )
 def test_an_impossible_option_is_refused(options: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         find.locate("multilingual", offline=True, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["english", "multilingual"])
+@pytest.mark.usefixtures("no_network")
+def test_the_meanflow_decoder_comes_from_turbos_repository(name: str, tmp_path: Path) -> None:
+    card = CARDS[name]
+    names = [n for n in needed_names(card) if not n.startswith("s3gen")]
+    own = fill_cache(tmp_path, card, names, card.revision, main=False)
+    with pytest.raises(ModelMissing, match=f"models pull {name} --s3gen meanflow"):
+        find.locate(name, offline=True, s3gen="meanflow")
+    turbo = fill_cache(tmp_path, TURBO, ["s3gen_meanflow.safetensors"], "749d1c1a" + "0" * 32)
+    found = find.locate(name, offline=True, s3gen="meanflow")
+    assert found.paths["s3gen"] == turbo / "s3gen_meanflow.safetensors"
+    assert found.paths["voice_encoder"] == own / "ve.safetensors"
+
+
+def test_the_meanflow_decoder_is_downloaded_and_verified_as_turbos(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def fake(card: Card, names: tuple[str, ...]) -> Path:
+        asked.append((card.name, names[0]))
+        return fill_folder(tmp_path / "files", names[0]) / names[0]
+
+    monkeypatch.setattr(hub_cache, "download", fake)
+    with pytest.raises(
+        CheckpointError, match=r"s3gen_meanflow\.safetensors of 'turbo' is not the official file"
+    ):
+        find.pull("english", s3gen="meanflow")
+    assert ("turbo", "s3gen_meanflow.safetensors") in asked
+    assert ("english", "t3_cfg.safetensors") in asked
+
+
+@pytest.mark.parametrize("name", ["turbo", "nano"])
+def test_a_model_with_the_meanflow_decoder_does_not_take_the_option(name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"Leave the option out: s3gen_meanflow\.safetensors is this model's own"
+    ):
+        find.locate(name, offline=True, s3gen="meanflow")
 
 
 def test_only_what_is_missing_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

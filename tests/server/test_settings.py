@@ -12,6 +12,7 @@ import pytest
 import nightingale
 from nightingale.errors import ConfigError
 from nightingale.server import settings as settings_module
+from nightingale.server.service.model_loading import load_engine
 from nightingale.server.settings import PREFIX, ServerSettings, unknown_keys
 
 SOURCE = Path(nightingale.__file__).parents[1]
@@ -32,6 +33,32 @@ def test_the_number_of_streams_is_a_number_or_auto(spelled: object, streams: obj
     for wrong in ("0", "many", -1):
         with pytest.raises(ConfigError, match="max_streams"):
             ServerSettings.load(max_streams=wrong)
+
+
+def test_the_stream_mode_is_a_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ServerSettings.load().stream is None
+    monkeypatch.setenv("NIGHTINGALE_STREAM", "block")
+    assert ServerSettings.load().stream == "block"
+    assert ServerSettings.load(stream="segment").stream == "segment"
+    with pytest.raises(ConfigError, match=r"'stream'.*'blocks'.*'segment' or 'block'"):
+        ServerSettings.load(stream="blocks")
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, ("balanced", "block")),
+        ({"profile": "exact"}, ("exact", "segment")),
+        ({"profile": "default", "stream": "block"}, ("balanced+stream=block", "block")),
+        ({"profile": "balanced"}, ("balanced", "block")),
+        ({"profile": "balanced", "stream": "segment"}, ("balanced+stream=segment", "segment")),
+    ],
+)
+def test_the_engine_of_a_server_has_the_profile_of_its_settings(
+    asked: dict[str, Any], expected: tuple[str, str]
+) -> None:
+    with load_engine(ServerSettings.load(model="noise", **asked)) as tts:
+        assert (tts.plan.profile.name, tts.plan.profile.stream) == expected
 
 
 def test_flags_override_the_environment_which_overrides_the_file(

@@ -11,8 +11,11 @@ from hypothesis import strategies as st
 
 from nightingale.text.sentences import (
     DEFAULT_SPAN_CHARS,
+    FIRST_SPAN_CHARS,
     Ending,
+    TextSpan,
     ends_sentence,
+    grow_spans,
     split_paragraphs,
     split_sentences,
 )
@@ -265,3 +268,54 @@ def test_the_voice_falls_at_the_end_of_a_sentence_only() -> None:
     assert ends_sentence("Really?")
     assert not ends_sentence("to begin with,")
     assert not ends_sentence("word")
+
+
+def grown(text: str, max_chars: int = DEFAULT_SPAN_CHARS) -> list[str]:
+    spans = grow_spans(split_sentences(text, max_chars), max_chars)
+    return [span.text for span in spans if isinstance(span, TextSpan)]
+
+
+def test_the_first_sentence_is_a_span_and_later_ones_grow() -> None:
+    assert grown(f"{FIRST} {SECOND} {FIRST}") == [FIRST, f"{SECOND} {FIRST}"]
+    lengths = [len(text) for text in grown(" ".join([FIRST] * 30))]
+    assert lengths[:3] == [44, 89, 179]
+    assert set(lengths[3:-1]) == {269}, "then they are filled"
+
+
+@pytest.mark.parametrize("text", [FIRST, f"No. {FIRST}", f"{FIRST} Yes."])
+def test_a_single_sentence_is_not_split_for_an_early_start(text: str) -> None:
+    assert grown(text) == [text]
+
+
+def test_a_long_first_sentence_is_split_after_a_clause() -> None:
+    clause = "When the ships came back to the harbour after so many years,"
+    rest = "nobody who had seen them leave was still alive, and their children did not know them."
+    assert grown(f"{clause} {rest} {FIRST}") == [clause, f"{rest} {FIRST}"]
+
+
+def test_a_long_first_sentence_without_a_mark_stays_whole() -> None:
+    text = "This sentence goes on and on without a single mark " * 3 + "until it ends."
+    assert len(text) > FIRST_SPAN_CHARS
+    assert grown(f"{text} {FIRST}") == [text, FIRST]
+
+
+def test_grown_spans_keep_paragraphs_and_pauses() -> None:
+    one, two = (
+        TextSpan("The end of a paragraph.", Ending.PARAGRAPH),
+        TextSpan("Another one.", Ending.SENTENCE),
+    )
+    assert list(grow_spans([one, two, two, 500, two], 280)) == [
+        one,
+        TextSpan("Another one. Another one.", Ending.SENTENCE),
+        500,
+        two,
+    ]
+    assert list(grow_spans([], 280)) == []
+
+
+@given(st.one_of(ANY_TEXT, WORDS), st.integers(20, 300))
+def test_grown_spans_lose_no_letter_and_are_not_too_long(text: str, max_chars: int) -> None:
+    spans = list(grow_spans(split_sentences(text, max_chars), max_chars))
+    texts = [span.text for span in spans if isinstance(span, TextSpan)]
+    assert bare("".join(texts)) == bare("".join(split(text, max_chars)))
+    assert all(spoken_length(span) <= max_chars for span in texts)

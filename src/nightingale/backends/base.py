@@ -35,8 +35,8 @@ INSTALL_TORCH: Final = (
 )
 Role = Literal["decoder", "renderer"]
 """The two roles that a profile has preferences for."""
-
-
+DEFAULT_SLOTS: Final = 8
+"""Utterances that are decoded at once, where neither the profile nor the device says how many."""
 Made = TypeVar("Made")
 
 
@@ -163,6 +163,11 @@ class Setup:
     voice: Voice | None = None
     """A voice to warm up with."""
 
+    @property
+    def slots(self) -> int:
+        """Utterances that are decoded at once."""
+        return self.profile.slots or DEFAULT_SLOTS
+
 
 class Decoder(Protocol):
     """Turn prompts into speech tokens, for all slots in use at once.
@@ -193,6 +198,9 @@ class Decoder(Protocol):
     def reset(self, slot: int) -> None:
         """Clear a slot after an error, so that NaN values cannot reach its next utterance."""
 
+    def prepare(self) -> bool:
+        """Prepare for one more size of batches, while there is no work; return False once nothing is left."""
+
 
 class BlockCut(NamedTuple):
     """The next block of an utterance: how many tokens it takes, and whether it is the last one."""
@@ -204,9 +212,11 @@ class BlockCut(NamedTuple):
 class RenderStream(Protocol):
     """One utterance between speech tokens and samples."""
 
+    first_block_tokens: int | None
+    """Tokens of the first block that suit the device; None: no preference."""
     prefers_large_batches: bool
-    """True if blocks after the first should be as large as possible while other requests run, which pays where
-    a batch of blocks takes the time of one; otherwise blocks do not depend on concurrency."""
+    """True if a long block costs hardly more than a short one, and a full batch much less per block: then blocks
+    grow faster, and take all tokens that are there while other requests run."""
 
     def next_cut(self, waiting: int, *, finished: bool, wanted: int) -> BlockCut | None:
         """Return what the next block takes of `waiting` tokens, or None while there are too few.
@@ -261,6 +271,9 @@ class Renderer(Protocol):
 
     def decoder_busy(self, busy: bool) -> None:
         """Tell whether the decoder has work. This may change when blocks are rendered, never their samples."""
+
+    def prepare(self) -> bool:
+        """Prepare for one size of batches that may come; return False once there is nothing left to prepare."""
 
     def close(self) -> None:
         """Stop; nothing more will be rendered."""

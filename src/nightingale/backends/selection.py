@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from nightingale.backends.base import (
+    DEFAULT_SLOTS,
     INSTALL_TORCH,
     Backend,
     Decoder,
@@ -23,11 +25,15 @@ from nightingale.backends.base import (
     Role,
     Setup,
 )
-from nightingale.backends.profiles import Preference, Profile
+from nightingale.backends.profiles import INT4, Preference, Profile
 from nightingale.errors import ConfigError, DeviceError
+from nightingale.models.chatterbox.t3.config import Gpt2Config
 from nightingale.voices.voice import Voice
 
 FLOAT_PRECISIONS = ("float32", "bfloat16")
+GPU_SLOTS, GPU_SLOTS_SHARE = 128, 1 / 5
+"""Utterances that a GPU decodes at once, and the share of its free memory that they may take: a step of 64 takes
+less than three times as long as one alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +145,12 @@ def select(
         backends: All backends, in the order in which they are tried after the profile's preferences.
         model: The model's description.
         machine: The device.
-        profile: Its preferences are tried first.
+        profile: Its preferences are tried first. The plan has it with the model's defaults filled in.
         dtype: T3's floating-point precision if the user chose one; "auto" leaves it to the profile.
     """
     by_name = {backend.name: backend for backend in backends}
+    profile = for_model(profile, model)
+    profile = replace(profile, slots=profile.slots or default_slots(model, machine))
 
     def choose(role: Role, preferences: Sequence[Preference], fallback: str) -> Choice:
         skipped: list[Skipped] = []
@@ -173,7 +181,9 @@ def select(
         )
 
     fallback = "float32" if dtype == "auto" else dtype
-    decoder = profile.decoder if dtype == "auto" else tuple(_with(p, dtype) for p in profile.decoder)
+    decoder = profile.decoder
+    if dtype != "auto":  # then not in integers either
+        decoder = tuple(replace(p, precision=dtype) for p in decoder if p.precision in FLOAT_PRECISIONS)
     return Plan(
         model=model.name,
         profile=profile,
@@ -183,6 +193,46 @@ def select(
     )
 
 
-def _with(preference: Preference, dtype: str) -> Preference:
-    """Apply the user's floating-point precision; integer precisions stay as they are."""
-    return replace(preference, precision=dtype) if preference.precision in FLOAT_PRECISIONS else preference
+def default_slots(model: ModelInfo, machine: Machine) -> int:
+    """Return how many utterances a device decodes at once: on a GPU many, if it has the memory for them."""
+    slots = GPU_SLOTS if machine.kind == "cuda" else DEFAULT_SLOTS
+    free = math.inf if machine.free_bytes is None else machine.free_bytes
+    while slots > DEFAULT_SLOTS and model.kv_cache_bytes(slots, itemsize=2) > GPU_SLOTS_SHARE * free:
+        slots //= 2
+    return slots
+
+
+def for_model(profile: Profile, model: ModelInfo) -> Profile:
+    """Return a profile with a model's defaults in place of what it leaves open.
+
+    Raises:
+        ConfigError: An option of the profile cannot be used with this model.
+    """
+    profile, steps = replace(profile, stream=profile.stream or model.defaults.stream), profile.flow_steps
+    if profile.first_block_tokens is not None and not profile.in_blocks:
+        raise ConfigError(
+            "a segment that is rendered whole has no first block",
+            got=f"first_block_tokens={profile.first_block_tokens} and stream=segment",
+            allowed="first_block_tokens with stream=block",
+            fix="Add stream=block, or leave first_block_tokens out.",
+            param="first_block_tokens",
+        )
+    is_gpt2 = isinstance(model.preset.t3.backbone, Gpt2Config)
+    if not is_gpt2 and any(preference.precision == INT4 for preference in profile.decoder):
+        raise ConfigError(
+            "int4 weights are for models with a GPT-2 backbone, whose steps have one row",
+            got=f"decoder=int4 and the model {model.name!r}",
+            allowed="decoder=int4 with turbo or nano",
+            fix="Leave decoder=int4 out.",
+            param="decoder",
+        )
+    allowed = model.preset.flow.step_counts
+    if steps is not None and steps not in allowed:
+        raise ConfigError(
+            f"the flow of the model {model.name!r} cannot take so many steps",
+            got=f"flow_steps={steps}",
+            allowed=f"{allowed[0]} to {allowed[-1]}" if len(allowed) > 1 else str(allowed[0]),
+            fix="Leave flow_steps out for upstream's number.",
+            param="flow_steps",
+        )
+    return profile

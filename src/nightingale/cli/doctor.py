@@ -69,10 +69,9 @@ def doctor(
 def _print_plan(profile: str, model: str | None, device: str, *, as_json: bool) -> None:
     """Print which backend runs each role, in which precision, and why others were skipped."""
     from nightingale.backends import BACKENDS
-    from nightingale.backends.profiles import profile_named
     from nightingale.engine.load import plan_named
 
-    plan, missing = plan_named(model, profile_named(profile), device=device)
+    plan, missing = plan_named(model, profile, device=device)
     machine = plan.machine
     if as_json:
         choices = [
@@ -80,8 +79,10 @@ def _print_plan(profile: str, model: str | None, device: str, *, as_json: bool) 
             | {"skipped": [asdict(skipped) for skipped in choice.skipped]}
             for choice in plan.choices
         ]
-        about = {"model": plan.model, "profile": plan.profile.name, "machine": asdict(machine)}
-        print(json.dumps({**about, "choices": choices, "weights_missing": missing}))
+        about = {"model": plan.model, "profile": plan.profile.name, "stream": plan.profile.stream}
+        print(
+            json.dumps({**about, "machine": asdict(machine), "choices": choices, "weights_missing": missing})
+        )
         return
     print(f"{plan.model}, {plan.profile.name}, on {machine.device} ({machine.name}, {machine.instructions})")
     for choice in plan.choices:
@@ -91,6 +92,7 @@ def _print_plan(profile: str, model: str | None, device: str, *, as_json: bool) 
         tried = {choice.backend.name, *(skipped.backend for skipped in choice.skipped)}
         if untried := [backend.name for backend in BACKENDS if backend.name not in tried]:
             print(f"{'':<10}not tried: {', '.join(untried)}")
+    print(f"stream    {plan.profile.stream}")
     if machine.problem:
         print(f"note      {machine.problem}")
     print(f"weights   {'all here' if missing is None else f'missing: {missing}'}")

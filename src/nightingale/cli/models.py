@@ -13,12 +13,13 @@ from nightingale.cli.options import argument, option
 BUILTIN_MODEL = "wren"
 """The model that is part of the package."""
 T3 = Annotated[str | None, option("A variant of the speech model, such as v3.")]
-S3Gen = Annotated[str | None, option("A variant of the decoder, such as v3.")]
+S3Gen = Annotated[str | None, option("A variant of the decoder: v3, or meanflow with two steps.")]
 
 
 def list_models(as_json: options.AsJson = False) -> None:
-    """List the known models and whether their files are on this machine."""
+    """List the known models, whether their files are here, and their default profiles."""
     from nightingale import wren
+    from nightingale.engine.load import default_profile
     from nightingale.hub.cards import CARDS
     from nightingale.hub.find import ModelState, state
 
@@ -32,14 +33,17 @@ def list_models(as_json: options.AsJson = False) -> None:
         missing=tuple(absent),
     )
     states = [builtin, *(state(card) for card in CARDS.values())]
+    profiles = [default_profile(one.name) for one in states]
     if as_json:
-        print(json.dumps([asdict(one) for one in states]))
+        about = [{"profile": profile.name, "stream": profile.stream} for profile in profiles]
+        print(json.dumps([asdict(one) | more for one, more in zip(states, about, strict=True)]))
         return
-    for one in states:
+    for one, profile in zip(states, profiles, strict=True):
         where = "in the package" if one is builtin else "cached"
         here = f"{where}, {format_size(one.bytes_here)}"
         absence = f"missing, about {format_size(one.bytes_to_get)} to download"
-        print(f"{one.name:<14}{here if one.complete else absence:<36}{one.summary}")
+        defaults = f"{profile.name}, stream={profile.stream}"
+        print(f"{one.name:<14}{here if one.complete else absence:<36}{defaults:<26}{one.summary}")
 
 
 def pull(

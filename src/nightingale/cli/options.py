@@ -48,7 +48,10 @@ Offline = Annotated[bool, option("Never use the network.", "--offline")]
 Choices = Annotated[
     list[str] | None,
     option(
-        "An option of the model: t3=v3, s3gen=v3, kind=multilingual.", "-O", "--option", metavar="KEY=VALUE"
+        "An option of the model: t3=v3, s3gen=meanflow, kind=multilingual.",
+        "-O",
+        "--option",
+        metavar="KEY=VALUE",
     ),
 ]
 AsJson = Annotated[bool, option("Print one line of JSON, last, on stdout.", "--json")]
@@ -65,7 +68,11 @@ VoiceName = Annotated[
 Profile = Annotated[
     str | None,
     of_model(
-        "exact: rendered whole, as upstream does; balanced: streamed; fast: also in lower precision. "
-        "With switches: balanced+cache=int8+keep=50+draft=guess (docs/kv-cache.md, docs/speculative.md).",
+        "default, exact (upstream's computation in float32), balanced, or fast (also in lower precision). "
+        "With options: balanced+flow_steps=6+cache=int8 (docs/python.md).",
     ),
+]
+Stream = Annotated[
+    str | None,
+    of_model("segment: each text segment is rendered whole; block: also in parts (docs/streaming.md)."),
 ]

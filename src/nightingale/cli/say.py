@@ -48,6 +48,7 @@ def say(
     exaggeration: Annotated[Number, of_model("Strength of emotion.")] = None,
     speed: Annotated[Number, option("0.25 to 4.0; keeps the pitch.", default="1.0")] = None,
     profile: options.Profile = None,
+    stream: options.Stream = None,
     device: options.Device = "auto",
     offline: options.Offline = False,
     choices: options.Choices = None,
@@ -62,30 +63,32 @@ def say(
     words = read_text(text)
 
     with progress_line(loading(model), quiet=quiet), fast_startup(), raising_memory_full():
+        from nightingale.backends.profiles import with_options
         from nightingale.engine import TTS
 
-        tts = TTS(model, device=device, profile=profile, offline=offline, **model_options)
+        asked = with_options(profile, {"stream": stream})
+        tts = TTS(model, device=device, profile=asked, offline=offline, **model_options)
     if tts.notice is not None:
         note(f"note: {tts.notice}")
     with progress_line("speaking …", quiet=quiet) as show_progress, raising_memory_full():
-        stream = tts.stream(words, **controls)
+        speech = tts.stream(words, **controls)
         digest, samples = hashlib.sha256(), 0
         with open_recorder(out, tts.sample_rate_hz) as recorder:
-            for chunk in stream:
+            for chunk in speech:
                 recorder.feed(chunk.samples)
                 digest.update(chunk.samples.astype("<f4", copy=False).tobytes())
                 samples += len(chunk.samples)
                 minutes, seconds = divmod(samples // tts.sample_rate_hz, 60)
                 show_progress(f"{minutes}:{seconds:02}")
-    metrics = stream.metrics
+    metrics = speech.metrics
     if not quiet:
         times = f"first audio after {metrics.ttfa_ms:.0f} ms, rtf {metrics.rtf:.3f}"
-        note(f"{out}: {metrics.audio_seconds:.2f} s, {times}, seed {stream.seed}")
+        note(f"{out}: {metrics.audio_seconds:.2f} s, {times}, seed {speech.seed}")
     if as_json:
         summary = {
             "model": tts.name,
             "voice": voice or "default",
-            "seed": stream.seed,
+            "seed": speech.seed,
             "tokens": metrics.tokens,
             "audio_seconds": round(metrics.audio_seconds, 6),
             "ttfa_ms": round(metrics.ttfa_ms, 3),

@@ -34,6 +34,7 @@ def serve(
     option: options.Choices = None,
     device: Annotated[Text, flag("auto, cpu, cuda, cuda:1, mps.")] = None,
     profile: options.Profile = None,
+    stream: options.Stream = None,
     offline: Annotated[Switch, flag("Never use the network.", "--offline")] = None,
     voice: Annotated[Text, flag("Voice for requests that name none.", "-v", "--voice")] = None,
     voice_aliases: Annotated[Text, flag("More names for voices.", metavar="ALIAS=VOICE,…")] = None,

@@ -60,3 +60,6 @@ class HostDecoder:
 
     def reset(self, slot: int) -> None:
         self.runner.reset(slot)
+
+    def prepare(self) -> bool:
+        return False

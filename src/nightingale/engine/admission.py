@@ -1,13 +1,15 @@
 """Admission of waiting requests: the next one to start, and the wait of the others.
 
-The caller holds the worker's lock.
+The caller holds the worker's lock, if nothing else is said.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import Final
 
 from nightingale.backends.profiles import Profile
+from nightingale.decoding.kv_budget import KVBudget
 from nightingale.engine.deadlines import deadline_s, demands, left_s
 from nightingale.engine.requests.job import Job
 from nightingale.engine.scheduler import Scheduler
@@ -27,12 +29,11 @@ class Admission:
         jobs: dict[int, Job],
         capacity: Capacity,
         profile: Profile,
-        *,
-        staggered: bool,
+        most_starting: int | None,
     ) -> None:
-        """staggered: each stream starts after the first block of the one before it."""
+        """most_starting: streams that may wait for their first blocks at the same time; None: any number."""
         self._scheduler, self._jobs, self._capacity, self._profile = scheduler, jobs, capacity, profile
-        self._staggered = staggered
+        self._most_starting = most_starting
 
     def submit(self, request: int) -> None:
         """Queue a new request; raise QueueFull if too many are waiting or stalled."""
@@ -69,6 +70,19 @@ class Admission:
         scheduler.waiting.appendleft(first)
         return scheduler.can_admit
 
+    def admit(self, lock: threading.Condition, kv_budget: KVBudget) -> tuple[int, int] | None:
+        """Give the next request a slot and return both; None if it must wait. The caller does not hold the lock."""
+        scheduler = self._scheduler
+        with lock:
+            if not self.can_admit():
+                return None
+            first = scheduler.waiting[0]
+        if scheduler.budget_bytes and first not in scheduler.needs_bytes:
+            # Not under the lock: text is segmented here.
+            scheduler.needs_bytes[first] = self._jobs[first].reserved_bytes(kv_budget)
+        with lock:
+            return scheduler.admit()
+
     def wait_s(self, request: int | None = None) -> float:
         """Estimate the time until a request starts, or one that would arrive now."""
         new = self._new_requests()
@@ -87,9 +101,10 @@ class Admission:
         """Return whether new streams, of which this is the first, must wait: others would have underruns."""
         jobs, capacity = self._jobs, self._capacity
         plays = first.session.plays or any(job.session.plays for job in jobs.values() if job.started)
-        if capacity.max_streams == "auto" and not (plays and self._profile.streaming):
+        if capacity.max_streams == "auto" and not (plays and self._profile.batched):
             return False
-        if self._staggered and any(jobs[request].is_new for request in self._scheduler.running):
+        starting = sum(jobs[request].is_new for request in self._scheduler.running)
+        if self._most_starting is not None and starting >= self._most_starting:
             return True
         return not capacity.admits(demands(jobs.values(), capacity), left_s(first, capacity))
 

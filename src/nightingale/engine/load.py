@@ -16,10 +16,10 @@ from nightingale import wren
 from nightingale.backends import BACKENDS
 from nightingale.backends.base import ModelInfo, ModelSource
 from nightingale.backends.profiles import Profile, profile_named
-from nightingale.backends.selection import Plan, find_machine, select
+from nightingale.backends.selection import Plan, find_machine, for_model, select
 from nightingale.engine.noise_model import NOISE, NOTICE, ByteTokenizer, noise_voice
 from nightingale.errors import CheckpointError, ConfigError, ModelMissing
-from nightingale.hub.find import locate
+from nightingale.hub.find import has_tensor, locate
 from nightingale.models.chatterbox.presets import PRESETS
 from nightingale.models.defaults import MODEL_DEFAULTS, ModelDefaults
 from nightingale.text.frontend import Frontend, open_frontend
@@ -28,6 +28,8 @@ from nightingale.voices.voice import Voice
 
 OPTIONS = ("kind", "t3", "s3gen")
 """Options of a model besides its name: see `nightingale.hub.find.locate`."""
+TWO_STEP_TENSOR = "flow.decoder.estimator.time_embed_mixer.weight"
+"""The tensor that only a two-step (meanflow) decoder has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,8 +82,12 @@ def load_model(name: str | Path, *, offline: bool, options: Mapping[str, Any]) -
     for option in options:
         if option not in OPTIONS:
             raise ConfigError("unknown option", got=repr(option), allowed=", ".join(OPTIONS))
-        if name == "noise":
-            raise ConfigError("the model 'noise' has no options", got=repr(option))
+        if name == "noise" or _wren_folder(name) is not None:
+            raise ConfigError(
+                f"the model {str(name)!r} has no options",
+                got=repr(option),
+                fix="Leave it out, or choose an official model.",
+            )
     if name == "noise":
         return load_noise()
     if (folder := _wren_folder(name)) is not None:
@@ -157,13 +163,13 @@ def _load_official(name: str | Path, *, offline: bool, options: Mapping[str, Any
     return Model(
         voice_family=card.family,
         frontend=open_frontend(card.name, files.paths["tokenizer"].parent),
-        source=ModelSource(_info_of(card.name), files.paths),
+        source=ModelSource(_info_with_decoder(card.name, files.paths["s3gen"], options), files.paths),
         default_voice=Voice.from_conds_pt(conds, family=card.family) if conds else None,
         fingerprint=files.fingerprint,
     )
 
 
-def plan_named(name: str | Path | None, profile: Profile, *, device: str) -> tuple[Plan, str | None]:
+def plan_named(name: str | Path | None, profile: str | Profile, *, device: str) -> tuple[Plan, str | None]:
     """Return the plan of a model by its name or folder, and which of its weights are missing, in words."""
     name, missing = default_model() if name is None else name, None
     if (folder := _wren_folder(name)) is not None:
@@ -177,7 +183,32 @@ def plan_named(name: str | Path | None, profile: Profile, *, device: str) -> tup
                 raise
             missing = f"{error.got}; {error.fix}"
     info = NOISE if name == "noise" else _info_of(str(name))
+    if not isinstance(profile, Profile):
+        profile = profile_named(profile, default=info.defaults.profile)
     return select(BACKENDS, info, find_machine(BACKENDS, device), profile), missing
+
+
+def _info_with_decoder(name: str, s3gen: Path, options: Mapping[str, Any]) -> ModelInfo:
+    """Return the description of an official model with the flow of the decoder that the options choose."""
+    info, chosen = _info_of(name), options.get("s3gen")
+    if chosen is None or s3gen.suffix != ".safetensors":
+        return info
+    two_steps = has_tensor(s3gen, TWO_STEP_TENSOR)
+    if chosen == "meanflow" and not two_steps:
+        raise CheckpointError(
+            "this is no two-step decoder",
+            got=f"{s3gen} without {TWO_STEP_TENSOR}",
+            allowed="Turbo's s3gen_meanflow.safetensors",
+            fix=f"Run `nightingale models pull {name} --s3gen meanflow`.",
+        )
+    flow = replace(info.preset.flow, meanflow=two_steps)
+    return replace(info, preset=replace(info.preset, flow=flow))
+
+
+def default_profile(name: str) -> Profile:
+    """Return the default profile of a known model."""
+    info = _info_of(name)
+    return for_model(profile_named(info.defaults.profile), info)
 
 
 def _info_of(name: str) -> ModelInfo:

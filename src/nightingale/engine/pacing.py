@@ -11,7 +11,7 @@ from nightingale.backends.base import Renderer
 from nightingale.clocks import CLOCKS
 from nightingale.engine.deadlines import hold_s, in_order, tokens_in_time
 from nightingale.engine.rendering.utterance import Utterance
-from nightingale.engine.requests.job import Job
+from nightingale.engine.requests.job import BlockRow, Job
 from nightingale.engine.stream_capacity import Capacity
 from nightingale.types import Samples
 
@@ -25,10 +25,22 @@ class Pacing:
     """Decisions about a worker's requests, by their deadlines."""
 
     def __init__(
-        self, jobs: dict[int, Job], lock: threading.Condition, capacity: Capacity, *, competing: bool
+        self,
+        jobs: dict[int, Job],
+        lock: threading.Condition,
+        capacity: Capacity,
+        renderer: Renderer,
+        *,
+        competing: bool,
     ) -> None:
         """competing: T3 and the blocks of all streams take turns on the same cores."""
-        self._jobs, self._lock, self._capacity, self._competing = jobs, lock, capacity, competing
+        self._jobs, self._lock, self._capacity, self._renderer = jobs, lock, capacity, renderer
+        self._competing = competing
+
+    @property
+    def most_starting(self) -> int | None:
+        """Streams that may wait for their first blocks at the same time; None: any number."""
+        return 1 if self._competing else None
 
     def _snapshot(self) -> dict[int, Job]:
         with self._lock:
@@ -52,13 +64,28 @@ class Pacing:
         utterance = self._jobs[request].utterance
         return 0 if utterance is None else utterance.surplus_tokens
 
-    def max_in_flight(self, renderer: Renderer) -> int:
-        """Return how many `render` calls may be outstanding."""
-        return min(renderer.max_in_flight, IN_FLIGHT) if self._competing else renderer.max_in_flight
+    def may_render(self, ready: int, in_flight: int, *, decoding: bool) -> bool:  # noqa: ARG002, for batches
+        """Return whether blocks are rendered now, with so many ready and `render` calls outstanding."""
+        most = self._renderer.max_in_flight
+        return in_flight < (min(most, IN_FLIGHT) if self._competing else most)
+
+    def first_block_tokens(self, smallest: int) -> int:
+        """Return the tokens of the first block of a stream that starts now."""
+        return smallest
 
     def in_order(self, ready: Sequence[int]) -> list[int]:
         """Sort requests whose next blocks are ready: the first one is rendered next."""
         return in_order(ready, self._snapshot(), self._capacity.rate)
+
+    def take_block(self, request: int) -> BlockRow:
+        """Take the next block of a request, which must be ready."""
+        job = self._jobs[request]
+        utterance = job.utterance
+        assert utterance is not None
+        self.limit_block(job, utterance)
+        block = utterance.take_block(job.session.timing)
+        job.in_flight_s += len(block.tokens) / CLOCKS.token_rate_hz
+        return BlockRow(request, utterance, block)
 
     def limit_block(self, job: Job, utterance: Utterance) -> None:
         """Tell an utterance how large its blocks may be."""
@@ -68,6 +95,9 @@ class Pacing:
 
     def pass_on(self, job: Job, audio: Samples, *, final: bool) -> None:
         """Hand out audio. A competing stream's first block is kept until the second can follow in time."""
+        with self._lock:
+            streams = sum(bool(one.started) and not one.parked for one in self._jobs.values())
+            self._capacity.meter.add(len(audio), time.perf_counter(), streams=streams)
         competes = self._competing and job.session.plays and self._is_concurrent()
         if competes and job.is_silent and len(audio) and not final:
             jobs = self._snapshot().values()
@@ -75,6 +105,11 @@ class Pacing:
         else:
             job.flush()
             job.session.put(audio)
+
+    def rendered(self, blocks: int, started_s: float) -> None:
+        """Improve the estimates by a batch of blocks that was rendered."""
+        share = blocks / self._renderer.max_batch
+        self._capacity.rendered(blocks, started_s, time.perf_counter(), share=share)
 
     def learn(self, job: Job) -> None:
         """Improve the estimates by a request that has ended."""

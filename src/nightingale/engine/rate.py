@@ -63,6 +63,10 @@ class RateMeter:
                 self._busy.add(audio_s, work_s)
         self._last_s = now_s
 
+    def start(self, now_s: float) -> None:
+        """Start the clock, if it is stopped."""
+        self._last_s = now_s if self._last_s is None else self._last_s
+
     def pause(self) -> None:
         """Stop the clock: there is no work until the next call of `add`."""
         self._last_s = None

@@ -143,10 +143,15 @@ class Session:
         """Estimates the seconds until synthesis starts; set by the worker."""
         self._notify: Callable[[], None] | None = None
         self._segment_start: SegmentStart | None = None
-        """The segment that the next samples begin."""
+        """The segment start that belongs to the next samples."""
+        self._segment: TextSegment | None = None
+        """The segment whose samples are put."""
 
     def reached(self, segment: TextSegment) -> None:
-        """Note that everything before this segment was rendered."""
+        """Note that the next samples are this segment's."""
+        if segment is self._segment:
+            return
+        self._segment = segment
         text = segment.text if segment.text_ids else ""
         self._segment_start = SegmentStart(text=text, pause_samples=segment.pause_samples)
 

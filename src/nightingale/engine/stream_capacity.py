@@ -24,12 +24,20 @@ FIRST_AUDIO_S: Final = 0.2
 """Time from admission to first audio, before the engine has measured it."""
 RATE_SHARE: Final = 0.85
 """The share of the rate that is given to listeners: audio is made in blocks, and lengths are estimates."""
+SEGMENT_RATE_SHARE: Final = 0.5
+"""The same where segments are rendered whole: one may take twice as long as the one that plays meanwhile."""
 WEIGHT: Final = 0.2
 """Weight of the latest request in a running mean."""
 UNKNOWN_STREAMS: Final = 2
 """Streams that may run before the rate is known, which takes a moment."""
 DECODED_S: Final = 0.7
 """Audio that is left to render when all tokens of a stream are decoded, about: its slot is free then."""
+BLOCK_S: Final = 0.01
+"""Time per block of a full batch, before the engine has measured it."""
+LARGE_BATCH: Final = 0.5
+"""The share of the largest batch from which on its time per block is that of a full one."""
+LARGE_BLOCK_S: Final = 2.5
+"""Audio of a block while many streams run, where they are rendered in batches."""
 STEPS: Final = 400
 """Steps of an estimate, from now until all audio is made."""
 
@@ -79,11 +87,25 @@ class Capacity:
     first_audio_s: float = FIRST_AUDIO_S
     """Time from admission to first audio, a running mean."""
     chars_per_s: float = CHARS_PER_S
+    whole_segments: bool = False
+    """True if segments are rendered whole, not in blocks."""
+    batching: bool = False
+    """True if many blocks are rendered at a time, where a block takes about as long whatever its length."""
+    block_s: float = BLOCK_S
+    """Time per block of a full batch, a running mean."""
+    _rendered_s: float = 0.0
+    """When the last batch was rendered."""
 
     @property
     def rate(self) -> float | None:
         """Seconds of audio per second of work; None before it is known."""
         return self.meter.rate
+
+    def start(self, now_s: float) -> None:
+        """Measure the rate from now on, if the clock is stopped. Blocks count from the first one that is rendered:
+        it is much shorter than what comes before it."""
+        if self.whole_segments:
+            self.meter.start(now_s)
 
     def learn(self, first_audio_s: float, chars: float | None, audio_s: float) -> None:
         """Take the values of a request that has ended into the running means."""
@@ -91,16 +113,25 @@ class Capacity:
         if chars:
             self.chars_per_s += WEIGHT * (chars / audio_s - self.chars_per_s)
 
+    def rendered(self, blocks: int, started_s: float, now_s: float, *, share: float) -> None:
+        """Take the time of a batch into the running mean. share: of the largest batch."""
+        took_s, self._rendered_s = now_s - max(started_s, self._rendered_s), now_s
+        if share >= LARGE_BATCH:
+            self.block_s += WEIGHT * (took_s / blocks - self.block_s)
+
     def admits(self, running: Sequence[Demand], left_s: float) -> bool:
         """Return whether a stream with so much audio may start beside those that run."""
         if self.max_streams != "auto":
             return len(running) < self.max_streams
+        if self.batching:  # what few streams reach says nothing about more of them
+            return (len(running) + 1) * self.block_s <= RATE_SHARE * LARGE_BLOCK_S
         rate = self.rate
         if rate is None:
             return len(running) < UNKNOWN_STREAMS
         if not running or rate < 1:  # below 1 not even a single listener is supplied
             return True
-        return can_supply([*running, Demand(self.first_audio_s, left_s)], RATE_SHARE * rate)
+        share = SEGMENT_RATE_SHARE if self.whole_segments else RATE_SHARE
+        return can_supply([*running, Demand(self.first_audio_s, left_s)], share * rate)
 
     def waits_s(self, running: Sequence[Demand], waiting: Sequence[float], *, slots: int) -> list[float]:
         """Estimate when requests with so much audio each will start, in order; infinite if that is not known."""

@@ -20,7 +20,7 @@ import numpy as np
 
 from nightingale.backends import BACKENDS
 from nightingale.backends.base import DraftModel
-from nightingale.backends.profiles import Profile, profile_named
+from nightingale.backends.profiles import Profile, profile_named, with_options
 from nightingale.backends.selection import Plan, check_precision, find_machine, open_plan, select
 from nightingale.clocks import CLOCKS
 from nightingale.engine.load import Model, default_model, load_model
@@ -39,6 +39,7 @@ from nightingale.engine.stream_capacity import MaxStreams, check_max_streams, kn
 from nightingale.engine.voice_lookup import VoiceResolver
 from nightingale.engine.worker import Worker
 from nightingale.errors import raising_memory_full
+from nightingale.models.defaults import StreamMode
 from nightingale.text.languages import LANGUAGES, check_language
 from nightingale.text.sentences import DEFAULT_SPAN_CHARS
 from nightingale.types import Audio, AudioChunk
@@ -72,6 +73,9 @@ class TTS:
         device: str = "auto",
         dtype: str = "auto",
         profile: str | None = None,
+        stream: StreamMode | None = None,
+        flow_steps: int | None = None,
+        first_block_tokens: int | None = None,
         offline: bool = False,
         max_chars: int = MAX_CHARS,
         max_streams: MaxStreams = "auto",
@@ -83,22 +87,29 @@ class TTS:
             model: A name of `nightingale models list`, a folder, or None for the model in the package.
             device: "auto", "cpu", "cuda", or another device of an installed backend.
             dtype: T3's floating-point precision; "auto" leaves it to the profile.
-            profile: "exact" renders each text segment whole, as upstream does; "balanced" streams it; "fast"
-                streams it with the fastest backends of this machine (`plan` says which). None is the model's
-                default. Options may follow the name: docs/configuration.md.
+            profile: "exact" computes in float32, as upstream does; "balanced" uses the fastest backends that are
+                proven faithful; "fast" also lower precisions (`plan` says which). None or "default" is the
+                model's default. Options may follow the name: docs/python.md.
+            stream: "segment" renders each text segment whole, as upstream does; "block" hands out audio while the
+                segment is still being decoded (docs/streaming.md). None is the model's default.
+            flow_steps: Steps of the flow's solver: fewer are faster. None is upstream's number.
+            first_block_tokens: Size of the first block, 5 to 32 tokens of 40 ms each, with stream="block".
             offline: Never fetch weights.
             max_chars: Longer texts are refused. Memory does not depend on it, since text is synthesized
                 segment by segment.
             max_streams: Requests that are synthesized at once. "auto": as many as the engine can supply with
                 audio while they play, by its measured rate; the others wait.
-            options: `kind`, `t3` and `s3gen` select files of an official model.
+            options: `kind`, `t3` and `s3gen` select files of an official model. `s3gen="meanflow"` gives the
+                English and the multilingual model Turbo's decoder, which takes two steps.
         """
         check_precision(dtype)
         check_max_streams(max_streams)
-        chosen = profile_named(profile) if profile else None
+        asked = {"stream": stream, "flow_steps": flow_steps, "first_block_tokens": first_block_tokens}
+        profile = with_options(profile, asked)
+        profile_named(profile)  # a mistake is found before the model is loaded
         name = default_model() if model is None else model
         loaded = load_model(name, offline=offline, options=options)
-        self._start(loaded, chosen, max_chars, device, dtype, max_streams=max_streams)
+        self._start(loaded, profile, max_chars, device, dtype, max_streams=max_streams)
 
     @classmethod
     def over(
@@ -129,10 +140,10 @@ class TTS:
         max_streams: MaxStreams = "auto",
     ) -> None:
         if not isinstance(profile, Profile):
-            profile = profile_named(profile or model.defaults.profile)
-        self._profile, self._max_chars = profile, max_chars
+            profile = profile_named(profile, default=model.defaults.profile)
         plan = plan or select(BACKENDS, model.info, find_machine(BACKENDS, device), profile, dtype=dtype)
-        self._plan, self._model = plan, model
+        self._plan, self._model, self._max_chars = plan, model, max_chars
+        self._profile = profile = plan.profile
         for warning in plan.warnings:
             log.warning("%s, %s: %s", model.name, profile.name, warning)
         self._voices = VoiceResolver(model, plan.renderer.setup, plan.renderer.backend)
@@ -196,7 +207,8 @@ class TTS:
     def at_once(self) -> int:
         """Requests that one caller may open together: a full set of slots, and as many in the queue. The rest
         of the queue is for other callers."""
-        return self._profile.slots + min(self._profile.slots, self._profile.queue_limit)
+        slots = self._worker.scheduler.slots
+        return slots + min(slots, self._profile.queue_limit)
 
     @show_options
     def stream(self, text: str, **request: Unpack[RequestOptions]) -> Stream:
@@ -251,12 +263,13 @@ class TTS:
             text,
             split_chars=defaults.split_chars,
             fill=defaults.fill_segments,
+            short_first=self._profile.short_first_segment and not self._profile.in_blocks,
             max_chars=self._max_chars,
             closing_ms=defaults.closing_pause_ms,
         )
         session.timing.record("text", session.timing.opened_s)
         timed = _timed(segments, session.timing)
-        self._worker.submit(session, SegmentQueue(timed, reached=session.reached), chars=len(text))
+        self._worker.submit(session, SegmentQueue(timed), chars=len(text))
         return session
 
     def _open_whole(self, text: str, request: RequestOptions) -> Session:
@@ -268,7 +281,7 @@ class TTS:
     def session(self, **request: Unpack[RequestOptions]) -> LiveSession:
         """Open a request whose text still arrives."""
         session = self._session(request)
-        segments = SegmentQueue(reached=session.reached)
+        segments = SegmentQueue()
         self._worker.submit(session, segments)
         split_chars = self._model.defaults.split_chars or DEFAULT_SPAN_CHARS
         segmenter = self._segmenter(request, session)

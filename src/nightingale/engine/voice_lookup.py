@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -74,10 +75,11 @@ class VoiceResolver:
     def _encoders(self) -> Encoders:
         """Open the encoders of the first backend that has them; the preferred one is loaded already."""
         preferred = () if self._preferred is None else (self._preferred,)
+        setup = replace(self._setup, precision="float32")  # whatever the renderer's is
         for backend in (*preferred, *reversed(BACKENDS)):
-            if backend.unsupported_reason("renderer", self._model.info, self._setup) is not None:
+            if backend.unsupported_reason("renderer", self._model.info, setup) is not None:
                 continue
-            encoders: Encoders | None = backend.open_encoders(self._model.source, self._setup)
+            encoders: Encoders | None = backend.open_encoders(self._model.source, setup)
             if encoders is not None:
                 return encoders
         raise VoiceError(

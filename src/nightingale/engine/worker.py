@@ -2,9 +2,8 @@
 
     admit waiting requests · decode a step · render blocks that are ready · deliver rendered audio
 
-Rendering one block a step keeps all decoders busy while a block is rendered. A renderer that takes batches, or
-runs beside the decoder, is given several blocks and not waited for while there is something to decode. An
-error in one request ends that request alone.
+A renderer that takes batches, or runs beside the decoder, is given several blocks and not waited for while
+there is something to decode, such as the next segment. An error in one request ends that request alone.
 """
 
 from __future__ import annotations
@@ -14,18 +13,20 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
-from nightingale.backends.base import Decoder, Renderer, RenderFuture
+from nightingale.backends.base import DEFAULT_SLOTS, Decoder, Renderer, RenderFuture
 from nightingale.backends.profiles import Profile
 from nightingale.clocks import CLOCKS
 from nightingale.decoding.host_decoder import DecodeRow
 from nightingale.decoding.philox import nth_seed
 from nightingale.engine.admission import Admission
+from nightingale.engine.batch_pacing import BatchPacing
 from nightingale.engine.faults import engine_closed, engine_failed
 from nightingale.engine.load import Model
 from nightingale.engine.pacing import Pacing
@@ -37,6 +38,9 @@ from nightingale.engine.session import Session
 from nightingale.engine.stream_capacity import Capacity, MaxStreams
 from nightingale.errors import NightingaleError
 from nightingale.types import Samples
+
+IDLE_S: Final = 0.3
+"""Time without work after which the renderer prepares for other sizes of batches."""
 
 
 class Worker:
@@ -52,20 +56,27 @@ class Worker:
     ) -> None:
         self.model, self.profile, self.decoder, self.renderer = model, profile, decoder, renderer
         self.scheduler = Scheduler(
-            slots=profile.slots, queue_limit=profile.queue_limit, budget_bytes=profile.memory_bytes
+            slots=profile.slots or DEFAULT_SLOTS,
+            queue_limit=profile.queue_limit,
+            budget_bytes=profile.memory_bytes,
         )
         self._jobs: dict[int, Job] = {}
         self._ids = count()
-        self._ready: list[int] = []
-        """Requests whose next block waits to be rendered."""
-        self._in_flight: deque[tuple[list[BlockRow], RenderFuture]] = deque()
-        self._changed = threading.Condition()
-        self._stopped = False
-        self.capacity = Capacity(max_streams)
+        self._ready: list[int] = []  # requests whose next block waits to be rendered
+        self._in_flight: deque[tuple[list[BlockRow], RenderFuture, float]] = deque()
+        """Blocks that are being rendered, and since when."""
+        self._changed, self._stopped, self.preparing = threading.Condition(), False, True
+        """preparing: until the renderer is prepared for all sizes of batches, which it is while there is no work."""
+        batching, in_blocks = renderer.max_batch > 1, profile.in_blocks
+        self.capacity = Capacity(max_streams, whole_segments=not in_blocks, batching=batching)
         # Where blocks are rendered one by one, streams compete for the same cores, T3 included.
-        competing = profile.streaming and renderer.max_batch == 1
-        self._pacing = Pacing(self._jobs, self._changed, self.capacity, competing=competing)
-        self._admission = Admission(self.scheduler, self._jobs, self.capacity, profile, staggered=competing)
+        competing = in_blocks and not batching
+        self._max_utterances = 1 if in_blocks else 2  # the next segment is decoded while one is rendered
+        self._decoded: list[int] = []  # requests whose segment was decoded in this step
+        pacing = BatchPacing if batching else Pacing
+        self._pacing = pacing(self._jobs, self._changed, self.capacity, renderer, competing=competing)
+        starting = self._pacing.most_starting
+        self._admission = Admission(self.scheduler, self._jobs, self.capacity, profile, starting)
         self._thread: threading.Thread | None = None
 
     def submit(self, session: Session, segments: SegmentQueue, *, chars: int | None = None) -> None:
@@ -108,14 +119,17 @@ class Worker:
         reason = engine_closed()
         try:
             self.decoder.start()
+            idle = False
             while True:
                 with self._changed:
                     while not self._stopped and not self._has_work():
                         self.capacity.meter.pause()
-                        self._changed.wait()
+                        if not self._changed.wait((0.0 if idle else IDLE_S) if self.preparing else None):
+                            break
                     if self._stopped:
                         return
-                self._step()
+                    idle = not self._has_work()
+                self._prepare() if idle else self._step()
         except BaseException as error:  # a fault of the engine itself: no request may wait for ever
             reason = engine_failed(error)
         finally:
@@ -126,16 +140,15 @@ class Worker:
             for job in jobs:
                 job.session.end(reason)
 
+    def _prepare(self) -> None:
+        self.preparing = False  # as after a failure: what could not be prepared is when it is needed
+        with suppress(Exception):
+            self.preparing = self.decoder.prepare() or self.renderer.prepare()
+
     def _step(self) -> None:
         self._sweep()
         for _ in range(self.decoder.max_prefills):
-            with self._changed:
-                admissible = self._admission.can_admit()
-            if not admissible:
-                break
-            self._reserve_next()
-            with self._changed:
-                admitted = self.scheduler.admit()
+            admitted = self._admission.admit(self._changed, self.decoder.kv_budget)
             if admitted is None:
                 break
             self._guarded(admitted[0], self._start, *admitted)
@@ -143,6 +156,9 @@ class Worker:
         self.renderer.decoder_busy(bool(self._rows_to_decode()))
         self._render()
         self._deliver()
+        decoded, self._decoded = self._decoded, []
+        for request in decoded:
+            self._guarded(request, self._advance, request)
 
     def _has_work(self) -> bool:
         busy = self._ready or self._in_flight or self._admission.can_admit() or self._rows_to_decode()
@@ -163,20 +179,6 @@ class Worker:
             elif job.may_resume:
                 self._continue(request, job)
 
-    def _reserve_next(self) -> None:
-        """Compute the bytes that the first waiting request needs, if KV cache bytes are limited."""
-        scheduler = self.scheduler
-        with self._changed:
-            request = scheduler.waiting[0] if scheduler.budget_bytes and scheduler.waiting else None
-        if request is None or request in scheduler.needs_bytes:
-            return
-        job = self._jobs[request]
-        job.segment = job.segment or job.segments.next()
-        asked, ids = job.session.request, job.segment.text_ids if job.segment else []
-        rows = 2 if asked.sampling.cfg_weight > 0 else 1
-        needed = self.decoder.kv_budget.reserved_bytes(len(ids), asked.voice, rows=rows)
-        scheduler.needs_bytes[request] = needed
-
     def _start(self, request: int, slot: int) -> None:
         """Prefill the prompt of a request's next segment."""
         job = self._jobs[request]
@@ -187,6 +189,7 @@ class Worker:
             if job.segment.text_ids:
                 self._prefill(request, slot, job, job.segment)
                 return
+            job.session.reached(job.segment)
             job.session.put(np.zeros(job.segment.pause_samples, np.float32))  # a pause and nothing else
             job.segment = None
         self._release(request)
@@ -196,28 +199,28 @@ class Worker:
         timing, started, asked = job.session.timing, time.perf_counter(), job.session.request
         seed = nth_seed(asked.seed, job.started)
         stream = self.renderer.open(asked.voice, seed=seed)
-        job.utterance = Utterance(
+        utterance = Utterance(
             self.model, self.profile, segment, asked, seed=seed, stream=stream, stats=timing.drafts
         )
+        if job.session.plays and not job.started:
+            utterance.set_first_block(self._pacing.first_block_tokens)
+        job.utterances.append(utterance)
         job.started, job.segment = job.started + 1, None
-        tokens = self.decoder.prefill(slot, job.utterance.decoding)
+        tokens = self.decoder.prefill(slot, utterance.decoding)
+        self.capacity.start(started)
         timing.record("prefill", started)
         self._accept(request, tokens)
 
-    def _may_decode(self, request: int) -> bool:
-        """A started segment is decoded to its end, however far its listener is behind; see `_continue`."""
-        utterance = self._jobs[request].utterance
-        return utterance is not None and not utterance.decoding.finished
-
     def _rows_to_decode(self) -> list[int]:
-        rows = [request for request in self.scheduler.running if self._may_decode(request)]
+        # A started segment is decoded to its end, however far its listener is behind; see `_continue`.
+        rows = [request for request in self.scheduler.running if self._jobs[request].is_decoding]
         return self._pacing.rows_to_decode(rows, self._ready)
 
     def _decode(self) -> None:
         """Advance every running utterance."""
         rows = {}
         for request in self._rows_to_decode():
-            utterance, slot = self._utterance(request), self.scheduler.running.index(request)
+            utterance, slot = self._jobs[request].utterances[-1], self.scheduler.running.index(request)
             rows[request] = DecodeRow(slot, utterance.decoding, utterance.last_token)
         if not rows:
             return
@@ -231,14 +234,15 @@ class Worker:
                 self._guarded(request, self._accept, request, tokens)
 
     def _accept(self, request: int, tokens: list[int]) -> None:
-        utterance = self._utterance(request)
+        job = self._jobs[request]
+        utterance, timing = job.utterances[-1], job.session.timing
         for token in tokens:
             utterance.accept(token)
             if utterance.must_restart or utterance.decoding.finished:
                 break  # tokens beyond the end belong to no utterance
-        timing = self._jobs[request].session.timing
         if utterance.must_restart:
-            self._ready = [waiting for waiting in self._ready if waiting != request]
+            if utterance is job.utterance and request in self._ready:
+                self._ready.remove(request)
             utterance.restart(timing)
             slot = self.scheduler.running.index(request)
             self._accept(request, self.decoder.prefill(slot, utterance.decoding))
@@ -246,10 +250,11 @@ class Worker:
         if utterance.decoding.finished:
             timing.kv_bytes = max(timing.kv_bytes, self.decoder.kv_budget.used_bytes(utterance.decoding))
             self._release(request)  # its slot is free while its last block still waits to be rendered
-        self._enqueue_block(request, utterance)
+            self._decoded.append(request)
+        self._enqueue_block(request)
 
-    def _enqueue_block(self, request: int, utterance: Utterance) -> None:
-        if utterance.has_block and request not in self._ready:
+    def _enqueue_block(self, request: int) -> None:
+        if self._utterance(request).has_block and request not in self._ready:
             self._ready.append(request)
 
     def _render(self) -> None:
@@ -261,25 +266,18 @@ class Worker:
         alike = [r for r in self._ready if self._utterance(r).batch_key == key]
         requests = alike[: self.renderer.max_batch]
         self._ready = [request for request in self._ready if request not in requests]
-        rows = []
-        for request in requests:
-            job, utterance = self._jobs[request], self._utterance(request)
-            self._pacing.limit_block(job, utterance)
-            block = utterance.take_block(job.session.timing)
-            job.in_flight_s += len(block.tokens) / CLOCKS.token_rate_hz
-            rows.append(BlockRow(request, utterance, block))
+        rows = [self._pacing.take_block(request) for request in requests]
         if len(rows) > 1:
-            try:
+            with suppress(Exception):  # one by one below, to find the request that is at fault
                 return self._submit(rows)
-            except Exception:
-                pass  # one by one below, to find the request that is at fault
         for row in rows:
             self._guarded(row.request, self._submit, [row])
 
     def _submit(self, rows: list[BlockRow]) -> None:
-        self._in_flight.append((rows, self.renderer.render([row.block for row in rows])))
+        started_s = time.perf_counter()
+        self._in_flight.append((rows, self.renderer.render([row.block for row in rows]), started_s))
         for row in rows:  # not sooner: the next cut depends on what was submitted
-            self._enqueue_block(row.request, row.utterance)
+            self._enqueue_block(row.request)
 
     def _utterance(self, request: int) -> Utterance:
         utterance = self._jobs[request].utterance
@@ -287,23 +285,21 @@ class Worker:
         return utterance
 
     def _can_render(self) -> bool:
-        return len(self._in_flight) < self._pacing.max_in_flight(self.renderer)
+        ready, in_flight, decoding = len(self._ready), len(self._in_flight), bool(self._rows_to_decode())
+        return self._pacing.may_render(ready, in_flight, decoding=decoding)
 
     def _has_other_work(self) -> bool:
         """Return whether there is something to do before the next audio is ready."""
         with self._changed:
-            waiting = self._admission.can_admit() or self._has_changes()
-        return (
-            waiting
-            or self._pacing.held_s() == 0.0
-            or bool(self._rows_to_decode())
-            or (bool(self._ready) and self._can_render())
-        )
+            waiting = self._decoded or self._admission.can_admit() or self._has_changes()
+        if waiting or self._pacing.held_s() == 0.0 or self._rows_to_decode():
+            return True
+        return bool(self._ready) and self._can_render()
 
     def _deliver(self) -> None:
         """Hand out rendered audio; wait for it only if there is nothing else to do."""
         while self._in_flight:
-            rows, future = self._in_flight[0]
+            rows, future, started_s = self._in_flight[0]
             if not self._wait_for(future):
                 return
             self._in_flight.popleft()
@@ -311,6 +307,7 @@ class Worker:
                 rendered: list[Samples | Exception] = list(future.result())
             except Exception as error:
                 rendered = [error] * len(rows)
+            self._pacing.rendered(len(rows), started_s)
             for row, samples in zip(rows, rendered, strict=True):
                 self._guarded(row.request, self._put, row, samples)
 
@@ -328,19 +325,25 @@ class Worker:
 
     def _put(self, row: BlockRow, samples: Samples | Exception) -> None:
         job = self._jobs.get(row.request)
-        if job is None or job.utterance is not row.utterance:
+        if job is None or row.utterance not in job.utterances:
             return  # the request was cancelled
         if isinstance(samples, Exception):
             raise samples
+        job.session.reached(row.utterance.segment)
         audio = row.utterance.finish(row.block, samples)
         job.in_flight_s -= len(row.block.tokens) / CLOCKS.token_rate_hz
         self._pacing.pass_on(job, audio, final=row.block.final)
-        with self._changed:
-            streams = sum(bool(one.started) and not one.parked for one in self._jobs.values())
-            self.capacity.meter.add(len(audio), time.perf_counter(), streams=streams)
         if row.block.final:
-            job.utterance = None
-            self._continue(row.request, job)
+            job.utterances.popleft()
+            self._advance(row.request)
+
+    def _advance(self, request: int) -> None:
+        """Go on with a request's next segment, unless it has enough of them or waits for the next one."""
+        job, waiting = self._jobs.get(request), self.scheduler.waiting
+        if job is None or job.parked or job.is_decoding or request in waiting:
+            return
+        if len(job.utterances) < self._max_utterances:
+            self._continue(request, job)
 
     def _continue(self, request: int, job: Job) -> None:
         """Queue a request for its next segment, park it until text or its listener arrives, or end it.
@@ -348,13 +351,12 @@ class Worker:
         Backpressure is applied here, between two segments, and nowhere else: so a stalled listener holds no
         slot, and its buffered audio is bounded all the same, because a segment is.
         """
-        # Read first: text that is added just before the end belongs to the request.
-        closed = job.segments.closed
         # Outside the lock, because text is segmented here and `submit` must not wait for that.
-        job.segment = job.segment or job.segments.next()
-        ended = job.segment is None and closed
+        ended = not job.prepare_segment()
         with self._changed:
-            if ended:
+            if job.utterances and (ended or job.is_at_silence):
+                job.parked = ended = False  # `_put` goes on once they are rendered
+            elif ended:
                 del self._jobs[request]
             else:
                 job.parked = job.segment is None or job.session.is_ahead

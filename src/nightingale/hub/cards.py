@@ -38,6 +38,8 @@ class Card:
     files: tuple[FileCard, ...]
     variants: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
     """Role -> variant name -> file names, for options such as `t3="v3"`."""
+    borrowed: Mapping[str, str] = field(default_factory=dict)
+    """Files of variants that are in another model's repository: file name -> name of that model's card."""
 
     def file(self, role: str) -> FileCard:
         return next(file for file in self.files if file.role == role)
@@ -57,7 +59,12 @@ _VOICE_ENCODER = FileCard(role="voice_encoder", names=("ve.safetensors", "ve.pt"
 _CONDS = FileCard(role="conds", names=("conds.pt",), needed=False)
 
 # Differs from s3gen only in the vocoder. Nothing upstream loads it by default, so neither do we.
-_S3GEN_VARIANTS: Final = {"v3": ("s3gen_v3.safetensors", "s3gen_v3.pt")}
+# Turbo's decoder reads the same speech tokens and takes two steps in place of ten guided ones.
+_MEANFLOW_FILE: Final = "s3gen_meanflow.safetensors"
+_S3GEN_VARIANTS: Final = {
+    "v3": ("s3gen_v3.safetensors", "s3gen_v3.pt"),
+    "meanflow": (_MEANFLOW_FILE,),
+}
 
 ENGLISH: Final = Card(
     name="english",
@@ -74,6 +81,7 @@ ENGLISH: Final = Card(
         _CONDS,
     ),
     variants={"s3gen": _S3GEN_VARIANTS},
+    borrowed={_MEANFLOW_FILE: "turbo"},
 )
 
 MULTILINGUAL: Final = replace(
@@ -105,7 +113,7 @@ TURBO: Final = Card(
     revision_prefix="749d1c1a",
     files=(
         FileCard(role="t3", names=("t3_turbo_v1.safetensors",), approx_bytes=1_920_000_000),
-        FileCard(role="s3gen", names=("s3gen_meanflow.safetensors",), approx_bytes=1_070_000_000),
+        FileCard(role="s3gen", names=(_MEANFLOW_FILE,), approx_bytes=1_070_000_000),
         FileCard(role="voice_encoder", names=("ve.safetensors",), approx_bytes=5_700_000),
         FileCard(role="tokenizer", names=("vocab.json",)),
         FileCard(role="merges", names=("merges.txt",)),
@@ -128,6 +136,12 @@ NANO: Final = replace(
 
 CARDS: Final[Mapping[str, Card]] = {card.name: card for card in (ENGLISH, MULTILINGUAL, TURBO, NANO)}
 
+
+def card_of_file(card: Card, name: str) -> Card:
+    """Return the card whose repository holds a file of `card`."""
+    return CARDS[card.borrowed[name]] if name in card.borrowed else card
+
+
 SHA256: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
     # (repository, file) -> first and last digits of its SHA-256, as far as they are known.
     (_BASE_REPO, "ve.pt"): ("4b16d836", "79f1"),
@@ -136,7 +150,7 @@ SHA256: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
     (_BASE_REPO, "grapheme_mtl_merged_expanded_v1.json"): ("69632f47", "7dbf"),
     (TURBO.repo, "t3_turbo_v1.safetensors"): ("fcf1f8c1", ""),
     (TURBO.repo, "ve.safetensors"): ("f0921cab", ""),
-    (TURBO.repo, "s3gen_meanflow.safetensors"): ("d65cb687", ""),
+    (TURBO.repo, _MEANFLOW_FILE): ("d65cb687", ""),
     (TURBO.repo, "conds.pt"): ("b1852099", ""),
     (TURBO.repo, "vocab.json"): ("f6bd25a6", ""),
     (TURBO.repo, "merges.txt"): ("1ce16647", ""),

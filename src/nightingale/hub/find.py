@@ -15,9 +15,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from nightingale.errors import ConfigError, ModelMissing, UnknownModel
+from safetensors import SafetensorError, safe_open
+
+from nightingale.errors import CheckpointError, ConfigError, ModelMissing, UnknownModel
 from nightingale.hub import hub_cache
-from nightingale.hub.cards import CARDS, Card, FileCard
+from nightingale.hub.cards import CARDS, Card, FileCard, card_of_file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +72,7 @@ class ModelRequest:
                     return self.folder / name
             if file.role == "t3":  # the T3 defines the folder; only other files may come from the cache
                 return None
-        cached = (hub_cache.in_cache(self.card, name) for name in self.names(file))
+        cached = (hub_cache.in_cache(card_of_file(self.card, name), name) for name in self.names(file))
         return next((path for path in cached if path is not None), None)
 
 
@@ -84,8 +86,8 @@ def resolve(
     """Interpret the user's model and options, without looking up files other than the ones named.
 
     `model` is the name of a card, or a folder with the official files; `kind` is the card of a folder that could
-    be several; `t3` and `s3gen` are a variant ("v3") or a file each. Raises UnknownModel if there is no such card
-    or folder, ConfigError if an option does not fit, and ModelMissing if the folder holds no T3 weights.
+    be several; `t3` and `s3gen` are a variant ("v3", "meanflow") or a file each. Raises UnknownModel if there is no
+    such card or folder, ConfigError if an option does not fit, and ModelMissing if the folder holds no T3 weights.
     """
     chosen: dict[str, Path | tuple[str, ...]] = {}
     folder: Path | None = None
@@ -130,8 +132,23 @@ def locate(
         if file.role not in paths:
             on_file(request.names(file)[0])
             with nullcontext() if file.needed else suppress(ModelMissing):
-                paths[file.role] = hub_cache.download(request.card, request.names(file))
+                names = request.names(file)
+                paths[file.role] = hub_cache.download(card_of_file(request.card, names[0]), names)
     return ModelFiles(card=request.card, paths=paths)
+
+
+def has_tensor(path: Path, name: str) -> bool:
+    """Return whether a .safetensors file holds a tensor of that name; only its header is read."""
+    try:
+        with safe_open(path, framework="np") as file:
+            return name in file.keys()  # noqa: SIM118, no mapping
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            "a weight file cannot be read",
+            got=f"{path}: {error}",
+            allowed="a whole .safetensors file",
+            fix="The file is truncated or of another kind: fetch it again with `nightingale models pull`.",
+        ) from error
 
 
 def pull(model: str, **options: Any) -> tuple[ModelFiles, list[str]]:
@@ -140,7 +157,7 @@ def pull(model: str, **options: Any) -> tuple[ModelFiles, list[str]]:
         raise _unknown_model(model)
     found = locate(model, optional=True, **options)
     card, paths = found.card, found.paths
-    verified = sum(hub_cache.verify(card, path) for path in paths.values())
+    verified = sum(hub_cache.verify(card_of_file(card, path.name), path) for path in paths.values())
     remarks = [f"{verified} of {len(paths)} files have a known digest, and it matches"]
     revision, tested = found.folder.name, card.revision_prefix
     if not revision.startswith(tested):
@@ -220,10 +237,12 @@ def _choose(card: Card, folder: Path | None, role: str, option: str | Path) -> P
         if path.is_file():
             return path
     file = f"the path of a {role} weights file" + (" or its name in the folder" if folder else "")
+    own = any(str(option) in name for name in card.file(role).names)
     raise ConfigError(
         f"no such {role} for {card.name!r}",
         got=f"{role}={str(option)!r}",
         allowed=" or ".join([*variants, file]),
+        fix=f"Leave the option out: {card.file(role).names[0]} is this model's own." if own else None,
     )
 
 

@@ -12,6 +12,8 @@ from typing import Final, Literal
 from nightingale.types import Sampling
 from nightingale.wren import SAMPLING as WREN_SAMPLING
 
+StreamMode = Literal["segment", "block"]
+"""Units in which audio is rendered and handed out: whole text segments, or blocks of a segment's tokens."""
 SILENCE_TOKEN: Final = 4299
 """The speech token of silence in the official vocabulary."""
 
@@ -24,8 +26,10 @@ class ModelDefaults:
     """The order of the sampling steps (decoding/sampling.py)."""
     ignored: frozenset[str] = frozenset()
     """Controls that the model does not have; setting one is refused rather than ignored."""
-    profile: str = "exact"
+    profile: str = "balanced"
     """The profile when none is asked for."""
+    stream: StreamMode = "segment"
+    """The stream mode of profiles that leave it open (docs/streaming.md)."""
     max_new_tokens: int = 1000
     max_text_ids: int = 700
     """The longest text segment that fits the KV cache."""
@@ -75,7 +79,7 @@ TURBO: Final = ModelDefaults(
     reference_loudness_lufs=-27.0,
 )
 WREN: Final = ModelDefaults(
-    profile="balanced",
+    stream="block",
     sampling=WREN_SAMPLING,
     exaggeration=0.0,
     sampler="chatterbox",
@@ -102,5 +106,5 @@ MODEL_DEFAULTS: Final[Mapping[str, ModelDefaults]] = {
     "nano": TURBO,
     "wren": WREN,
     # Test signals have no stop token: each segment ends after two seconds.
-    "noise": replace(ENGLISH, max_new_tokens=50, guarded=False),
+    "noise": replace(ENGLISH, stream="block", max_new_tokens=50, guarded=False),
 }

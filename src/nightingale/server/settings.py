@@ -96,6 +96,9 @@ class ServerSettings(BaseSettings):
     option: StringMap = Field({}, description="Options of the model, as KEY=VALUE.")
     device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps.")
     profile: str | None = Field(None, description="exact, balanced or fast; default: the model's own.")
+    stream: Literal["segment", "block"] | None = Field(
+        None, description="Render text segments whole, or in blocks; default: the model's own."
+    )
     offline: bool = Field(False, description="Never use the network.")
     voice: str | None = Field(None, description="Voice for requests that name none.")
     voice_aliases: Annotated[StringMap, AfterValidator(lowercase_aliases)] = Field(
@@ -107,7 +110,9 @@ class ServerSettings(BaseSettings):
     insecure: bool = Field(False, description="Allow an address other than loopback without a key.")
     cors: StringList = Field([], description="Origins whose pages may call, such as https://chat.example.")
 
-    slots: int = Field(8, ge=1, le=256, description="Requests that are decoded at the same time.")
+    slots: Annotated[int, Field(ge=1, le=256)] | None = Field(
+        None, description="Requests that are decoded at the same time; default: as many as suit the device."
+    )
     max_streams: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
         description="Requests that are synthesized at once; auto: as many as stay supplied with audio.",

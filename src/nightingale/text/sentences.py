@@ -39,6 +39,8 @@ DEFAULT_SPAN_CHARS: Final = 280
 16 s at 210 words a minute, 25 s of slow speech."""
 SHORT_CHARS: Final = 24
 """A sentence shorter than this is joined with the next one, if both fit."""
+FIRST_SPAN_CHARS: Final = 120
+"""A first sentence longer than this is split after a clause where audio should start soon: about 7 s of speech."""
 CLAUSE_MARKS: Final = ",;:،؛、，；：-–—"
 
 _BLOCK_CHARS: Final = 2048
@@ -119,6 +121,51 @@ def split_sentences(
         yield replace(last, ending=Ending.PARAGRAPH)
 
 
+def grow_spans(
+    spans: Iterable[TextSpan | int], max_chars: int, language: str | None = None
+) -> Iterator[TextSpan | int]:
+    """Join sentences so that audio starts soon and long texts have few joints.
+
+    The first span stays as it is, or is split after a clause if it is long. Each later one holds as many of the
+    following sentences as fit into about twice the length of the span before it, and into `max_chars`: so it can
+    be synthesized while that one plays. A sentence is not split for this. Spans that end a paragraph are not joined
+    with the next one, and pauses (integers) are kept where they are.
+    """
+    last: TextSpan | None = None
+    limit: int | None = None
+    for part in spans:
+        for span in _shorten(part, language) if limit is None and isinstance(part, TextSpan) else [part]:
+            limit = 0 if limit is None else limit
+            if last is not None:
+                if isinstance(span, TextSpan) and _can_append(last, span, limit):
+                    last = TextSpan(last.text + _separator(last.text) + span.text, span.ending)
+                    continue
+                limit = min(2 * spoken_length(last.text) + SHORT_CHARS, max_chars)
+                yield last
+            last = span if isinstance(span, TextSpan) else None
+            if isinstance(span, int):
+                yield span
+    if last is not None:
+        yield last
+
+
+def _can_append(last: TextSpan, span: TextSpan, max_chars: int) -> bool:
+    if last.ending is Ending.PARAGRAPH:
+        return False
+    return spoken_length(last.text) + 1 + spoken_length(span.text) <= max_chars
+
+
+def _shorten(span: TextSpan, language: str | None) -> list[TextSpan]:
+    """Return a span, or two if it is long and has a mark where a reader would pause."""
+    if spoken_length(span.text) <= FIRST_SPAN_CHARS:
+        return [span]
+    text = span.text
+    at = _split_at_mark(text, FIRST_SPAN_CHARS, _CUTS[:-1], language, ideal=len(text) / 2)
+    if at is None:
+        return [span]
+    return [span_of(text[:at].strip()), TextSpan(text[at:].strip(), span.ending)]
+
+
 def split_paragraphs(source: str | Iterable[str], language: str | None = None) -> Iterator[tuple[str, bool]]:
     """Yield (text, whether it ends a paragraph): whole paragraphs, long ones in runs of sentences.
 
@@ -143,12 +190,33 @@ def ends_sentence(text: str) -> bool:
 
 def best_split(text: str, max_chars: int, *, ideal: float | None = None, language: str | None = None) -> int:
     """Return where to split a text that is too long: at its best mark, near `ideal` or as late as it can."""
+    at = _split_at_mark(text, max_chars, _CUTS, language, ideal)
+    if at is not None:
+        return at
     limit = _fitting_chars(text, max_chars)
+    tag_start = next((start for start, end in _tags(text, limit) if start < limit < end), 0)
+    return tag_start or _between_letters(text, limit)
+
+
+def _tags(text: str, limit: int) -> list[tuple[int, int]]:
+    """Return where tags and links begin and end that must not be split."""
     tags = [tag.span() for tag in TAG.finditer(text, 0, limit + LOOKAHEAD_CHARS)]
     if "](" in text:
         tags = sorted([*tags, *(link.span() for link in LINK.finditer(text, 0, limit + LINK_CHARS))])
-    aim = limit if ideal is None else ideal
-    for pattern in _CUTS:
+    return tags
+
+
+def _split_at_mark(
+    text: str,
+    max_chars: int,
+    patterns: Iterable[re.Pattern[str]],
+    language: str | None,
+    ideal: float | None = None,
+) -> int | None:
+    """Return the best split position of the first pattern that has any; None if none has."""
+    limit = _fitting_chars(text, max_chars)
+    tags, aim = _tags(text, limit), limit if ideal is None else ideal
+    for pattern in patterns:
         found = [
             match.end()
             for match in pattern.finditer(text, 0, limit + 2)
@@ -158,8 +226,7 @@ def best_split(text: str, max_chars: int, *, ideal: float | None = None, languag
         ]
         if found:
             return min(found, key=lambda end: abs(end - aim))
-    tag_start = next((start for start, end in tags if start < limit < end), 0)
-    return tag_start or _between_letters(text, limit)
+    return None
 
 
 def _between_letters(text: str, at: int) -> int:

@@ -17,11 +17,12 @@ from nightingale_lab.bench import store
 
 
 def parser(doc: str | None, *, tiny: bool = True) -> argparse.ArgumentParser:
-    """Return a parser with `--tiny`, `--no-store` and `--results`. doc: the docstring of the script."""
+    """Return a parser with `--tiny`, `--no-store`, `--commit` and `--results`. doc: the docstring of the script."""
     made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     if tiny:
         made.add_argument("--tiny", action="store_true", help="tiny sizes: proves that the script runs")
     made.add_argument("--no-store", action="store_true", help="do not append to the results file")
+    made.add_argument("--commit", help="the commit, where this copy of the files has no .git")
     made.add_argument("--results", type=Path, default=store.results_folder(), help="folder of results files")
     return made
 
@@ -30,6 +31,7 @@ def finish(result: Mapping[str, Any], kind: str, options: argparse.Namespace) ->
     """Sign the result, store it if the options allow it, and print it as the last line."""
     tiny = getattr(options, "tiny", False)
     line = store.signed({**result, "tiny": True} if tiny else result)
+    line["commit"] = options.commit or line["commit"]
     if not options.no_store and not tiny:
         store.append(line, kind, options.results)
     sys.stdout.write(json.dumps(line, separators=(",", ":")) + "\n")

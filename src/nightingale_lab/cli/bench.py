@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nightingale.cli import options
 from nightingale.cli.console import loading, note, parse_options, progress_line
 from nightingale.errors import ConfigError, NightingaleError
+from nightingale_lab.cli.bench_listeners import (
+    measure_headline,
+    measure_listeners_and_capacity,
+    measure_server,
+)
 from nightingale_lab.cli.lab_console import Results, console, counter
+
+if TYPE_CHECKING:
+    from nightingale_lab.bench.speed.listeners_run import ListenersPlan
 
 INTERRUPTED = 130
 
@@ -19,7 +27,7 @@ Profiles = Annotated[
     str | None,
     typer.Option(
         "--profile",
-        help="Profiles with commas: exact, balanced, fast; each may have switches (+cache=int8).",
+        help="Profiles with commas: default, exact, balanced, fast; each may have switches (+cache=int8).",
         show_default="the model's",
     ),
 ]
@@ -57,6 +65,30 @@ Headline = Annotated[
         "memory, and underruns of 1, 2 and 4 listeners.",
     ),
 ]
+Listeners = Annotated[
+    str | None,
+    typer.Option(help="Measure listeners at once instead: numbers with commas.", show_default=False),
+]
+Voices = Annotated[
+    str, typer.Option(help="Voices of the listeners: own (one each), one (the same for all), or a number.")
+]
+VoiceClips = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--clip", help="A recording to clone a listener's voice from.", show_default="derived voices"
+    ),
+]
+StreamMode = Annotated[
+    str | None,
+    typer.Option("--stream", help="Stream by segment or by block.", show_default="the profile's"),
+]
+ArrivalPattern = Annotated[
+    str, typer.Option("--arrivals", help="together (all at once) or poisson (callers at random).")
+]
+FindCapacity = Annotated[
+    bool, typer.Option("--capacity", help="Search for the most listeners that are served in time.")
+]
+LimitMs = Annotated[float, typer.Option(help="Limit of first audio, p95, for --capacity.", min=1.0)]
 Quick = Annotated[bool, typer.Option("--quick", help="Two rounds, two lengths, two levels of concurrency.")]
 
 
@@ -75,6 +107,13 @@ def bench(
     distance: Distance = False,
     quick: Quick = False,
     table: Headline = False,
+    listeners: Listeners = None,
+    voices: Voices = "own",
+    clips: VoiceClips = None,
+    stream: StreamMode = None,
+    arrivals: ArrivalPattern = "together",
+    capacity: FindCapacity = False,
+    limit_ms: LimitMs = 500.0,
     results: Results = None,
     device: options.Device = "auto",
     offline: options.Offline = False,
@@ -90,33 +129,32 @@ def bench(
     plan = BenchPlan(levels=levels, lengths=lengths, rounds=rounds)
     if quick:
         plan = BenchPlan(levels=levels[:2], lengths=lengths[:2], rounds=min(rounds, 2))
+    load = {"device": device, "dtype": dtype, "offline": offline}
+    profiles, peers = parse_profiles(profile, stream), parse_peers(peer)
     if table:
-        load = {"device": device, "dtype": dtype, "offline": offline}
-        _measure_headline(
-            model, parse_profiles(profile), voice, load, model_options, results, quick=quick, quiet=quiet
-        )
+        measure_headline(model, profiles, voice, load, model_options, results, quick=quick, quiet=quiet)
+        return
+    if listeners or capacity:
+        asked = listeners_plan(listeners, voices, arrivals, plan.rounds, capacity=capacity, limit_ms=limit_ms)
+        if url:
+            measure_server(asked, url, model, voice, results, quiet=quiet)
+            return
+        measure_listeners_and_capacity(
+            asked, model, profiles, voice, clips or [], load, model_options, results,
+            cold=cold, quiet=quiet,
+        )  # fmt: skip
         return
     about = {"model": str(model or "default"), "url": url, "dtype": dtype, "device": device}
     result = new_result(**about, rounds=plan.rounds)
-    profiles, peers = parse_profiles(profile), parse_peers(peer)
     stopped: KeyboardInterrupt | NightingaleError | None = None
     try:
         if url:
             _measure_url(result, plan, url, model, voice, quiet)
         else:
-            load = {"device": device, "dtype": dtype, "offline": offline}
             _measure_here(
-                result,
-                plan,
-                model,
-                profiles,
-                voice,
-                load,
-                model_options,
-                cold=cold,
-                distance=distance,
-                quiet=quiet,
-            )
+                result, plan, model, profiles, voice, load, model_options,
+                cold=cold, distance=distance, quiet=quiet,
+            )  # fmt: skip
         if peers:
             _measure_peers(result, plan, peers, profiles, device, upstream_python, quiet)
         result["complete"] = True
@@ -162,11 +200,13 @@ def _measure_here(
 
     from nightingale_lab.bench.speed.bench_run import measure
     from nightingale_lab.bench.speed.bench_texts import TEXTS
-    from nightingale_lab.bench.speed.cold import cold_start, gpu_peak_mb, peak_memory_mb
+    from nightingale_lab.bench.speed.cold import cold_rows
     from nightingale_lab.bench.speed.floor import distances
+    from nightingale_lab.bench.speed.memory import gpu_peak_mb, peak_memory_mb
     from nightingale_lab.bench.speed.targets import engine_target
 
     with progress_line(loading(model), quiet=quiet):
+        from nightingale.backends.profiles import profile_named
         from nightingale.engine.load import default_model, load_model
         from nightingale.engine.tts import TTS
 
@@ -176,7 +216,7 @@ def _measure_here(
     if loaded.notice is not None:
         note(f"note: {loaded.notice}")
     result["model"] = loaded.name
-    names = profiles or [loaded.defaults.profile]
+    names = [profile_named(name, default=loaded.defaults.profile).name for name in profiles]
     result["cold"], result["distance"] = [], []
     for name in names:
         tts = TTS.over(loaded, name, device=load["device"], dtype=load["dtype"])
@@ -186,7 +226,7 @@ def _measure_here(
         with progress_line("starting new processes …", quiet=quiet):
             for name in names:
                 settings = {"model": model, "profile": name, **load, **model_options}
-                result["cold"].append({"who": name, **cold_start(settings, TEXTS["short"])})
+                result["cold"] += [{"who": name, **row} for row in cold_rows(settings, TEXTS["short"])]
     if distance:
         with progress_line("measuring the hardware limits …", quiet=quiet):
             result["distance"] = [one.row() for one in distances(loaded, TEXTS["medium"], load["device"])]
@@ -194,57 +234,35 @@ def _measure_here(
     result["memory"] = {key: value for key, value in memory.items() if value is not None}
 
 
-def _measure_headline(
-    model: str | None,
-    profiles: list[str],
-    voice: str | None,
-    load: dict[str, Any],
-    model_options: dict[str, Any],
-    results: Path | None,
-    *,
-    quick: bool,
-    quiet: bool,
-) -> None:
-    """Measure and print the table of each profile; one line of JSON each."""
-    from nightingale.engine.tts import TTS
-    from nightingale_lab.bench import store
-    from nightingale_lab.bench.speed.bench_texts import SENTENCES, TEXTS
-    from nightingale_lab.bench.speed.cold import cold_start
-    from nightingale_lab.bench.speed.headline import LEVELS, UNDERRUN, cold_say, headline_rows
-    from nightingale_lab.bench.speed.listeners import measure_listeners
-    from nightingale_lab.bench.speed.request import time_request
-    from nightingale_lab.bench.speed.speed_tables import tables
-    from nightingale_lab.bench.speed.targets import engine_target
+def parse_profiles(names: str | None, stream: str | None = None) -> list[str]:
+    """Return the names of profiles that exist, with the stream mode as an option of each."""
+    from nightingale.backends.profiles import DEFAULT, profile_named, with_options
 
-    sentences = SENTENCES[:2] if quick else SENTENCES
-    names: list[str | None] = [*profiles] or [None]
-    for profile in names:
-        result: dict[str, Any] = {"kind": "headline", **load, "lengths": [], "concurrency": []}
-        with progress_line("starting new processes …", quiet=quiet):
-            result["say"] = cold_say(model, profile)
-            result["fresh"] = cold_start(
-                {"model": model, "profile": profile, **load, **model_options}, TEXTS["medium"]
-            )
-        tts = TTS(model, profile=profile, **load, **model_options)
-        result |= {"model": tts.name, "profile": tts.plan.renderer.setup.profile.name, "listeners": []}
-        requests = sum(LEVELS) * (len(sentences) + 1)
-        with tts, counter(f"measuring {result['profile']}", requests, quiet=quiet) as step:
-            target = engine_target(tts, voice)
-            time_request(target, SENTENCES[0], 0)
-            for level in LEVELS:
-                result["listeners"].append(measure_listeners(target, sentences, level, on_request=step))
-        line = store.signed({**result, "headline": headline_rows(result)})
-        store.append(line, "headline", results or store.results_folder())
-        for one in tables(line):
-            console().print(one)
-        print("\n".join(UNDERRUN))
-        print(json.dumps(line))
+    asked = [name.strip() for name in (names or "").split(",") if name.strip()]
+    spelled = [with_options(name, {"stream": stream}) for name in asked or [DEFAULT]]
+    for name in spelled:
+        profile_named(name)
+    return spelled
 
 
-def parse_profiles(names: str | None) -> list[str]:
-    from nightingale.backends.profiles import profile_named
+def listeners_plan(
+    levels: str | None, voices: str, arrivals: str, rounds: int, *, capacity: bool, limit_ms: float
+) -> ListenersPlan:
+    from nightingale_lab.bench.speed.capacity import CapacityLimits
+    from nightingale_lab.bench.speed.listeners import ARRIVALS
+    from nightingale_lab.bench.speed.listeners_run import ListenersPlan
 
-    return [profile_named(name.strip()).name for name in (names or "").split(",") if name.strip()]
+    if arrivals not in ARRIVALS:
+        known = ", ".join(ARRIVALS)
+        raise ConfigError("unknown pattern of arrivals", got=repr(arrivals), allowed=known)
+    return ListenersPlan(
+        levels=parse_levels(levels or "", option="--listeners"),
+        voices=voices,
+        arrivals=arrivals,
+        rounds=rounds,
+        capacity=capacity,
+        limits=CapacityLimits(first_audio_ms=limit_ms),
+    )
 
 
 def parse_peers(spelled: str | None) -> list[Any]:
@@ -281,7 +299,7 @@ def _measure_peers(
     )
 
 
-def parse_levels(spelled: str) -> list[int]:
+def parse_levels(spelled: str, option: str = "--concurrency") -> list[int]:
     try:
         levels = [int(number) for number in spelled.split(",") if number.strip()]
     except ValueError:
@@ -291,7 +309,7 @@ def parse_levels(spelled: str) -> list[int]:
             "invalid numbers of concurrent requests",
             got=repr(spelled),
             allowed="positive integers, with commas",
-            fix="For example: --concurrency 1,2,4,8",
+            fix=f"For example: {option} 1,2,4,8",
         )
     return levels
 

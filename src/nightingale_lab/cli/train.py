@@ -42,6 +42,7 @@ def run_capture(words: list[str]) -> None:
         "--out", type=Path, required=True, help="a .safetensors; 8 KB per token for width 1024"
     )
     parser.add_argument("--voice", type=Path, help="a .safetensors voice; default: the model's own")
+    parser.add_argument("--language", help="language code of the lines, for multilingual models")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(words)
@@ -49,7 +50,9 @@ def run_capture(words: list[str]) -> None:
     lines = [line for line in args.texts.read_text(encoding="utf-8").splitlines() if line.strip()]
     voice = Voice.load(args.voice) if args.voice else model.default_voice
     device = setup_for(device=args.device).machine.device
-    captured = capture_hidden_states(model, lines, voice=voice, seed=args.seed, device=device)
+    captured = capture_hidden_states(
+        model, lines, voice=voice, seed=args.seed, language=args.language, device=device
+    )
     args.out.parent.mkdir(parents=True, exist_ok=True)
     save_file(captured, args.out)
     typer.echo(f"{len(captured['tokens'])} tokens of {len(captured['counts'])} rows: {args.out}", err=True)

@@ -20,13 +20,16 @@ if TYPE_CHECKING:
 
 FAILED = 1
 MARKS = {
-    "pass": "[green]pass[/green]",
+    "pass": "[green]PASS[/green]",
     "fail": "[bold red]FAIL[/bold red]",
     "missing": "[yellow]missing[/yellow]",
 }
 
 Against = Annotated[
     str | None, typer.Option(help="Another profile to compare with, such as exact.", show_default=False)
+]
+Accept = Annotated[
+    bool, typer.Option("--accept", help="Store this run's baseline instead of comparing with the stored one.")
 ]
 Sentences = Annotated[int, typer.Option(help="Number of sentences to speak and judge.", min=1, max=200)]
 References = Annotated[
@@ -45,6 +48,7 @@ def verify(
     model: options.Model = None,
     profile: options.Profile = None,
     against: Against = None,
+    accept: Accept = False,
     voice: options.VoiceName = None,
     sentences: Sentences = 30,
     references: References = None,
@@ -59,7 +63,7 @@ def verify(
 ) -> None:
     """Check determinism, audio quality, chunk boundaries, words, speaker, endings and languages.
 
-    Exits 1 if a check fails.
+    Prints PASS or FAIL for each check, then one line of JSON. Exits 1 if a check fails.
     """
     model_options = parse_options(choices)
     _check_profiles(profile, against)
@@ -83,14 +87,14 @@ def verify(
             folder,
             panel=panel,
             other=other,
+            accept=accept,
             progress=show_progress,
         )
     line = store.signed(report.as_row())
     store.append(line, "verify", results or store.results_folder())
-    if as_json:
-        print(json.dumps(line))
-    else:
+    if not as_json:
         _print(report)
+    print(json.dumps(line))
     if not report.ok:
         raise typer.Exit(FAILED)
 

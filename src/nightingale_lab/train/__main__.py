@@ -122,7 +122,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--hidden-states",
         "--thoughts",
         type=Path,
-        help="file of `nightingale train capture`, of any T3; without a bank",
+        nargs="+",
+        help="files of `nightingale train capture`, of any one T3; without a bank",
     )
     draft.add_argument("--assets", type=Path, help="for a bank: folder that the stage assets wrote")
     draft.add_argument(

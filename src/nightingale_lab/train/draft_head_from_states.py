@@ -1,12 +1,12 @@
 """Stage `draft --hidden-states`: train a draft head for any T3 from its captured hidden states.
 
-The file (hidden_states.py) holds hidden states, tokens and T3's own tables, so training needs neither the
+The files (hidden_states.py) hold hidden states, tokens and T3's own tables, so training needs neither the
 model nor texts and voices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from nightingale_lab.train.loop import (
 
 BATCH = 512
 """Positions per step."""
+TABLES = ("head.weight", "head.bias", "embedding", "positions")
 HELD_OUT = 10
 """One utterance in so many is used for validation only."""
 VALIDATE_EVERY_S = 15.0
@@ -55,25 +56,37 @@ class HiddenStateDataset:
     tables: dict[str, Tensor]
 
     @classmethod
-    def load(cls, path: Path, device: torch.device) -> HiddenStateDataset:
-        stored = {name: value.to(device) for name, value in load_file(path).items()}
-        counts = stored["counts"].tolist()
+    def load(cls, paths: Sequence[Path], device: torch.device) -> HiddenStateDataset:
+        """Read files of the same T3, for example one for each language."""
+        files = [{name: value.to(device) for name, value in load_file(path).items()} for path in paths]
+        tables = {name: files[0][name] for name in TABLES if name in files[0]}
+        for path, file in zip(paths, files, strict=True):
+            if any(name not in file or not torch.equal(file[name], tables[name]) for name in tables):
+                raise ConfigError(
+                    "hidden states of two models",
+                    got=f"{paths[0]} and {path}, with other output heads or embeddings",
+                    allowed="files of one T3",
+                    fix="Train a draft head for each model.",
+                )
+        counts = torch.cat([file["counts"] for file in files]).tolist()
         index = torch.cat([torch.arange(count, device=device) for count in counts])
-        utterance = torch.cat([torch.full((count,), n, device=device) for n, count in enumerate(counts)])
+        # The rows of a guided utterance have the same tokens, so they are held out together.
+        rows = int(files[0]["rows"]) if "rows" in files[0] else 1
+        utterance = torch.cat(
+            [torch.full((count,), n // rows, device=device) for n, count in enumerate(counts)]
+        )
         following = torch.cat([torch.arange(count, 0, -1, device=device) for count in counts]) - 1
         usable, held_out = following >= len(DEPTH_WEIGHTS), utterance % HELD_OUT == HELD_OUT - 1
         training, validation = (usable & ~held_out).nonzero()[:, 0], (usable & held_out).nonzero()[:, 0]
         if not len(training) or not len(validation):
             raise ConfigError(
                 "too few hidden states to train on",
-                got=f"{len(counts)} utterances in {path}",
+                got=f"{len(counts) // rows} utterances in {', '.join(map(str, paths))}",
                 allowed=f"{HELD_OUT} or more, of more than {len(DEPTH_WEIGHTS)} tokens each",
                 fix="Capture more lines: nightingale train capture --texts FILE.",
             )
-        tables = {
-            k: v for k, v in stored.items() if k in ("head.weight", "head.bias", "embedding", "positions")
-        }
-        return cls(stored["hidden_states"], stored["tokens"].long(), index, training, validation, tables)
+        states, tokens = (torch.cat([file[name] for file in files]) for name in ("hidden_states", "tokens"))
+        return cls(states, tokens.long(), index, training, validation, tables)
 
     @property
     def width(self) -> int:
@@ -102,7 +115,7 @@ class HiddenStateDataset:
 
 
 def train_from_hidden_states(
-    hidden_states: Path,
+    hidden_states: Sequence[Path],
     out: Path,
     *,
     budget_s: float,

@@ -33,11 +33,17 @@ class DecodedText:
 
 @torch.inference_mode()
 def decode_text(
-    model: Model, text: str, *, voice: Voice | None, seed: int, device: str = "cpu"
+    model: Model,
+    text: str,
+    *,
+    voice: Voice | None,
+    seed: int,
+    language: str | None = None,
+    device: str = "cpu",
 ) -> DecodedText:
     """Decode a text, with the model's default voice unless one is given."""
     t3 = reference.networks_of(model, device).t3
-    decoding = reference.decoding_of(model, text, seed=seed, voice=voice)
+    decoding = reference.decoding_of(model, text, seed=seed, voice=voice, language=language)
     tokens = list(generate(t3, decoding))
     prompt = reference.prompt_embeddings(model, t3, decoding)
     speech = torch.tensor([tokens[:-1]] * len(prompt), device=prompt.device)
@@ -46,18 +52,27 @@ def decode_text(
 
 @torch.inference_mode()
 def capture_hidden_states(
-    model: Model, texts: Iterable[str], *, voice: Voice | None, seed: int, device: str = "cpu"
+    model: Model,
+    texts: Iterable[str],
+    *,
+    voice: Voice | None,
+    seed: int,
+    language: str | None = None,
+    device: str = "cpu",
 ) -> dict[str, Tensor]:
     """Decode the texts and return what a draft head is trained on.
 
     For each row of each utterance, in order: its tokens, and T3's hidden state before each of them, as a
-    backend hands it to a draft head; and T3's output head and embeddings in float32.
+    backend hands it to a draft head; the number of rows of an utterance (2 with guidance); and T3's output
+    head and embeddings in float32.
     """
     t3 = reference.networks_of(model, device).t3
     caches = [NoKVCache()] * t3.config.backbone.layers
     states, tokens, counts = list[Tensor](), list[Tensor](), list[int]()
     for number, text in enumerate(texts):
-        decoded = decode_text(model, text, voice=voice, seed=nth_seed(seed, number), device=device)
+        decoded = decode_text(
+            model, text, voice=voice, seed=nth_seed(seed, number), language=language, device=device
+        )
         parts = t3.hidden_states(decoded.inputs, caches)
         captured = torch.cat([part[:, decoded.prompt_length - 1 :] for part in parts], dim=-1)
         # The residual stream may exceed float16; the head needs no precision there.
@@ -78,5 +93,6 @@ def capture_hidden_states(
         "hidden_states": torch.cat(states),
         "tokens": torch.cat(tokens),
         "counts": torch.tensor(counts, dtype=torch.int32),
+        "rows": torch.tensor([len(captured)], dtype=torch.int32),
         **{name: table.detach().float().cpu().contiguous() for name, table in tables.items()},
     }

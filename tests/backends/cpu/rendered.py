@@ -23,19 +23,23 @@ def rms_error(got: Tensor, expected: Tensor) -> float:
     return float((got - expected).square().mean().sqrt() / expected.square().mean().sqrt())
 
 
-def mel_of(flow: Flow) -> Tensor:
-    """Return the mel of some tokens in a random voice, streamed in two blocks."""
+def voice_for(flow: Flow, prompt_tokens: int = 6) -> Voice:
+    """Return a random voice whose flow prompt has that many tokens."""
     rng = np.random.default_rng(2)
-    voice = Voice.checked(
+    return Voice.checked(
         name="random",
         family="wren",
         speaker=rng.random(256),
         prompt_ids=np.zeros(0, np.int64),
-        flow_prompt_ids=np.arange(6),
-        flow_prompt_mel=rng.standard_normal((12, 80)),
+        flow_prompt_ids=np.arange(prompt_tokens),
+        flow_prompt_mel=rng.standard_normal((2 * prompt_tokens, 80)),
         flow_speaker=rng.standard_normal(flow.config.speaker_width),
     )
-    stream = MelStream(flow, voice, seed=1, streaming=True)
+
+
+def mel_of(flow: Flow) -> Tensor:
+    """Return the mel of some tokens in a random voice, streamed in two blocks."""
+    stream = MelStream(flow, voice_for(flow), seed=1, streaming=True)
     return torch.cat([stream.push(IDS[:5], final=False), stream.push(IDS[5:], final=True)], dim=1)
 
 

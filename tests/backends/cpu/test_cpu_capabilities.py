@@ -35,7 +35,7 @@ def supported(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A machine on which the kernels run."""
     monkeypatch.setattr(target, "detect_target", lambda: target.NEON)
     monkeypatch.setattr(capability_checks, "find_spec", lambda name: name)
-    monkeypatch.setattr(capabilities, "t3_test_error", lambda config: 0.01)
+    monkeypatch.setattr(capabilities, "t3_test_error", lambda config, _open: 0.01)
     capabilities._t3_reason.cache_clear()
     yield
     capabilities._t3_reason.cache_clear()
@@ -91,13 +91,13 @@ def test_without_the_package_the_reason_says_what_to_install(monkeypatch: pytest
 def test_kernels_that_fail_their_self_test_are_not_used(
     monkeypatch: pytest.MonkeyPatch, error: float
 ) -> None:
-    monkeypatch.setattr(capabilities, "t3_test_error", lambda config: error)
+    monkeypatch.setattr(capabilities, "t3_test_error", lambda config, _open: error)
     assert "failed their self-test" in reason(MULTILINGUAL)
 
 
 @pytest.mark.usefixtures("supported")
 def test_a_compiler_that_fails_gives_a_reason_of_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(_config: object) -> float:
+    def fails(_config: object, _open: object) -> float:
         raise RuntimeError("LLVM IR parsing error\n<string>:170:18: error: unknown intrinsic\n")
 
     monkeypatch.setattr(capabilities, "t3_test_error", fails)
@@ -107,7 +107,9 @@ def test_a_compiler_that_fails_gives_a_reason_of_one_line(monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("supported")
 def test_the_self_test_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     tested: list[object] = []
-    monkeypatch.setattr(capabilities, "t3_test_error", lambda config: float(tested.append(config) or 0.01))
+    monkeypatch.setattr(
+        capabilities, "t3_test_error", lambda config, _open: float(tested.append(config) or 0.01)
+    )
     for _ in range(3):
         reason(MULTILINGUAL)
     assert len(tested) == 1

@@ -35,8 +35,8 @@ X86 = {
 
 
 @pytest.mark.parametrize("register", X86)
-@pytest.mark.parametrize("rotary", [True, False])
-def test_other_processors_get_code_with_their_instructions(register: str, rotary: bool) -> None:
+@pytest.mark.parametrize(("rotary", "bits"), [(True, 8), (False, 8), (False, 4)])
+def test_other_processors_get_code_with_their_instructions(register: str, rotary: bool, bits: int) -> None:
     binding.initialize_all_targets()
     binding.initialize_all_asmprinters()
     target = X86[register]
@@ -44,7 +44,9 @@ def test_other_processors_get_code_with_their_instructions(register: str, rotary
         binding.Target.from_triple(target.triple)
     except RuntimeError:
         pytest.skip("this LLVM has no x86 backend")
-    module, machine = compile_module(emit_t3_step(target, head_dim=HEAD_DIM, rotary=rotary), target)
+    module, machine = compile_module(
+        emit_t3_step(target, head_dim=HEAD_DIM, rotary=rotary, bits=bits), target
+    )
     assembly = machine.emit_assembly(module)
     assert any("vpdpbusd" in line and register in line for line in assembly.splitlines())
     assert "prefetcht0" in assembly

@@ -1,13 +1,11 @@
 """Compile every Triton kernel for a Hopper GPU, at the sizes of the product, on a machine without one.
 
 The interpreter accepts programs that the compiler refuses. test_compilation.py runs this in a process of its
-own: Triton decides when a kernel is defined whether it is interpreted. It prints one kernel per line. With
-the argument "large", the flow's kernels have the tiles of large batches.
+own: Triton decides when a kernel is defined whether it is interpreted. It prints one kernel per line.
 """
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import torch
@@ -17,12 +15,15 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from nightingale.backends.cuda import random_kernels
-from nightingale.backends.cuda.flow import fused_estimator
-from nightingale.backends.cuda.flow.flow_blocks import FlowBlocks
-from nightingale.backends.cuda.flow.flow_steps import FlowSteps, cache_prompt
-from nightingale.backends.cuda.t3 import t3_kernels
+from nightingale.backends.cuda.flow import packed_estimator
+from nightingale.backends.cuda.flow.flow_steps import FlowSteps
+from nightingale.backends.cuda.hift import packed_hift
+from nightingale.backends.cuda.t3 import sampling_kernels, t3_kernels
+from nightingale.backends.cuda.t3.batched_sampling import DecodeState
 from nightingale.backends.cuda.triton_support import Tuning
 from nightingale.backends.shared.paged_attention import paged_attention
+from nightingale.models.chatterbox.hift.config import HiftConfig
+from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.layers.kv_blocks import KVBlockLayout, KVBlockPool
@@ -78,40 +79,39 @@ def compile_random() -> None:
     keys = torch.zeros(4, dtype=torch.int64)
     for rows, width in ((960, 9), (37, 80)):
         random_kernels.normal(keys, keys, rows, width)
-    random_kernels.sample(torch.zeros(4, 6563), keys, keys, keys.bool())
+
+
+def compile_sampling() -> None:
+    for rows, vocab, order in ((2, 8194, "chatterbox"), (1, 6563, "turbo")):
+        state = DecodeState.empty(slots=2, rows=rows, vocab=vocab, steps=4, device=torch.device("cpu"))
+        for cuts in (False, True):
+            sampling_kernels.sample(state, order=order, cuts=cuts)  # type: ignore[arg-type]
 
 
 def compile_flow() -> None:
     small = {"encoder_width": 64, "encoder_heads": 4, "encoder_blocks": 1, "encoder_up_blocks": 1}
     config = FlowConfig(**small, encoder_ffn=64, estimator_mid_stages=1, estimator_stage_blocks=1)
     steps = FlowSteps(fill(Flow(config)), steps=1, precision=torch.bfloat16)
-    prompt = cache_prompt(
-        steps, torch.arange(9), torch.zeros(18, 80), torch.zeros(config.speaker_width), key=1
-    )
-    blocks = FlowBlocks(
-        steps, context=4, tokens=(12,), batches=(1,), prompts=(8,), mode="eager", kernels="triton"
-    )
-    one = torch.ones(1, dtype=torch.int64)
-    blocks(
-        prompt,
-        torch.zeros(1, 15, dtype=torch.int64),
-        lengths=15 * one,
-        cond=torch.zeros(1, 80, 24),
-        speaker=torch.ones(1, config.speaker_width),
-        key=one,
-        first_frame=one,
-        conv_state=prompt.conv_state,
-    )
+    packed_estimator.PackedEstimator(steps, "eager").compile()
+
+
+def compile_hift() -> None:
+    hift = fill(Hift(HiftConfig()))
+    for dtype in (torch.float16, torch.float32):
+        packed = packed_hift.PackedHift(hift, dtype)
+        del packed._stages[1:]  # the first and widest one has all kinds of launches
+        packed.compile(16, 204)
 
 
 if __name__ == "__main__":
     driver.set_active(Hopper())
     JITFunction.run = compile_only
-    fused_estimator._pdl = lambda _: {"PDL": True, "launch_pdl": True}
-    if sys.argv[1:] == ["large"]:
-        fused_estimator.MANY_ROWS = 0
+    packed_hift.supports_pdl = lambda _: True
+    packed_estimator._pdl = lambda _: {"PDL": True, "launch_pdl": True}
     with torch.inference_mode():
         compile_random()
+        compile_sampling()
         compile_t3()
         compile_paged_attention()
         compile_flow()
+        compile_hift()

@@ -104,6 +104,7 @@ def test_turbo_does_not_stop_at_its_first_draw() -> None:
     family = family_named("turbo")
     decoder = decoder_of(family)
     decoder.prefill(0, family.prompt(8, 1), sampling=greedy(family), seed=0, budget=5)
+    decoder.compute_prompts()
     with torch.inference_mode():
         decoder.state.logits[0, :, STOP_SPEECH] = 1e4
     tokens = run(decoder, 1, launches=2)[0]
@@ -164,10 +165,28 @@ def test_angles_are_not_rounded_with_the_weights() -> None:
 
 def test_graphs_are_named_after_their_sizes_and_kernels(family: Family) -> None:
     decoder = decoder_of(family)
-    decoder.capture(prompts=(8, 8), sorting=False)
+    decoder.capture(sorting=False)
     names = [graph.name for graph in decoder._graphs.values()]
-    assert (names[0], names[-1]) == ("T3 step of 1, 24 positions, library", "T3 prompt of 32")
-    assert len(names) == len(decoder.plan.slots) * len(decoder.plan.spans) + 1
+    assert names[0] == "T3 step of 1, 24 positions, library"
+    assert len(names) == len(decoder.plan.spans), "those of one utterance; others when they are first used"
+    for slot in range(2):
+        decoder.prefill(slot, family.prompt(9, slot), sampling=family.defaults.sampling, seed=0, budget=5)
+    decoder.compute_prompts()
+    assert [graph.name for graph in decoder._graphs.values()][-1] == "4 T3 prompts of 32"
+
+
+def test_prompts_of_one_length_are_computed_together_and_as_if_alone(family: Family) -> None:
+    prompts = [family.prompt(length, seed) for seed, length in enumerate([9, 20, 31, 7, 12])]
+    together, alone = decoder_of(family), decoder_of(family)
+    for slot, prompt in enumerate(prompts[: together.plan.slots[-1]]):
+        together.prefill(slot, prompt, sampling=greedy(family), seed=0, budget=5)
+        alone.prefill(slot, prompt, sampling=greedy(family), seed=0, budget=5)
+        alone.compute_prompts()
+    together.compute_prompts()
+    torch.testing.assert_close(together.state.logits, alone.state.logits, rtol=1e-4, atol=1e-4)
+    for (keys, values), (other_keys, other_values) in zip(together._caches, alone._caches, strict=True):
+        torch.testing.assert_close(keys, other_keys, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(values, other_values, rtol=1e-4, atol=1e-4)
 
 
 def test_graphs_without_a_gpu_are_refused() -> None:
@@ -179,7 +198,7 @@ def test_the_host_reads_nothing(family: Family) -> None:
     decoder = decoder_of(family)
     decoder.prefill(0, family.prompt(9, 1), sampling=family.defaults.sampling, seed=0, budget=5)
     caches = [(keys[: decoder.rows], values[: decoder.rows]) for keys, values in decoder._caches]
-    prompt, state, last = family.prompt(9, 1), decoder.state.first(1), torch.tensor([8])
+    prompt, state, last = family.prompt(9, 1), decoder.state.first(1), torch.full((decoder.rows,), 8)
     with torch.no_grad(), HostWatch() as watch:
         decoder._step(state, caches, sorting=True)
         decoder.packed.prefill(prompt, last, caches, torch.arange(decoder.rows))
@@ -193,7 +212,7 @@ def test_graphs_give_the_greedy_tokens_of_the_host(family: Family) -> None:
     expected = family.plain(prompt, sampling, budget=BUDGET)
     family.t3.cuda()
     decoder = decoder_of(family)
-    decoder.capture(prompts=(9, 9), sorting=family.order == "turbo")
+    decoder.capture(sorting=family.order == "turbo")
     for slot in range(2):
         decoder.prefill(slot, prompt.cuda(), sampling=sampling, seed=0, budget=BUDGET)
     assert run(decoder, 2, launches=4) == [expected, expected]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from nightingale.backends.cuda import graph_decoder
 from nightingale.backends.cuda.graph_decoder import GraphDecoder
 from nightingale.decoding.decoding import Prompt
 from nightingale.engine.load import Model
+from nightingale.engine.pacing import Pacing
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.errors import EngineFault
 
@@ -77,6 +79,24 @@ def test_a_seed_gives_the_same_tokens_alone_and_in_a_batch(
             tts.say(text, seed=i)
     assert drawn == batched
     assert len(set(map(tuple, batched.values()))) == len(batched)
+
+
+def test_an_utterance_that_a_step_leaves_out_loses_no_token(
+    tiny_model: Model, drawn: dict[int, list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine may leave out those that have tokens enough, and they go on all the same."""
+    plain, turn = Pacing.rows_to_decode, count()
+
+    def some(self: Pacing, rows: list[int], ready: Any) -> list[int]:
+        asked = plain(self, rows, ready)
+        return asked[next(turn) % 2 :: 2] or asked
+
+    with engine(tiny_model, device=True) as tts:
+        finish(together(tts))
+        expected = dict(drawn)
+        monkeypatch.setattr(Pacing, "rows_to_decode", some)
+        finish(together(tts))
+    assert drawn == expected
 
 
 def test_a_cancelled_request_disturbs_no_other(tiny_model: Model, drawn: dict[int, list[int]]) -> None:

@@ -5,20 +5,23 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from backends.cuda.eager import FAST, TEXTS, eager_plan
+from backends.cuda.test_flow_windows import reference
 from tiny_torch import s3gen_of, with_networks
 
 from nightingale import TTS
 from nightingale.backends.base import Block
-from nightingale.backends.cuda.graph_renderer import CudaGraphRenderer, CudaRenderStream
+from nightingale.backends.cuda.flow.flow_steps import FlowSteps
+from nightingale.backends.cuda.flow.flow_windows import FlowWindow, FlowWindows
+from nightingale.backends.cuda.graph_renderer import CONTEXT_TOKENS, CudaGraphRenderer
 from nightingale.backends.cuda.graphs import HostCopy
 from nightingale.backends.cuda.random import int64_key, normal
+from nightingale.backends.profiles import Profile
 from nightingale.backends.torch import mel_stream, sample_stream
 from nightingale.backends.torch.renderer import TorchRenderer
 from nightingale.engine.load import Model
@@ -26,7 +29,6 @@ from nightingale.engine.rendering.utterance import Utterance
 from nightingale.engine.session import Timing
 from nightingale.engine.worker import Worker
 from nightingale.errors import EngineFault
-from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.voices.voice import Voice
@@ -48,24 +50,33 @@ def _same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sample_stream, "normal", noise)
 
 
-class SmallBlocks(TorchRenderer):
-    """The reference renderer with blocks of the sizes that the graphs have."""
-
-    def __init__(self, blocks: tuple[int, ...], flow: Flow, hift: Hift) -> None:
-        super().__init__(flow, hift, streaming=True)
-        self._blocks = blocks
+class WindowedRenderer(TorchRenderer):
+    """The reference renderer, with mel by the flow's reference windows and samples by `SampleStream`."""
 
     def open(self, voice: Voice, *, seed: int) -> Any:
         stream = super().open(voice, seed=seed)
-
-        def next_cut(waiting: int, *, finished: bool, wanted: int) -> Any:
-            mel = stream.mel
-            unrendered = mel._start + len(mel._ids) - mel._done
-            cut: Any = SimpleNamespace(blocks=self._blocks, started=stream.started, unrendered=unrendered)
-            return CudaRenderStream.next_cut(cut, waiting, finished=finished, wanted=wanted)
-
-        stream.next_cut = next_cut  # type: ignore[method-assign]
+        stream.mel = WindowStream(self._flow, voice, seed=seed)  # type: ignore[assignment]
+        stream.prefers_large_batches = True
         return stream
+
+
+class WindowStream:
+    """Render each block after the whole prompt and some tokens of context, one window at a time."""
+
+    def __init__(self, flow: Flow, voice: Voice, *, seed: int) -> None:
+        self._flow, self._voice, self._key = flow, voice, int64_key(seed, "flow")
+        self._ids: list[int] = []
+        self._rendered = 0
+
+    def push(self, ids: list[int], *, final: bool) -> torch.Tensor:
+        self._ids += ids
+        start = max(0, self._rendered - CONTEXT_TOKENS)
+        tokens = len(self._ids) - start - (0 if final else LOOKAHEAD_TOKENS)
+        prompt = FlowWindows(FlowSteps(self._flow)).prompt(self._voice)
+        window = FlowWindow(prompt=prompt, ids=self._ids[start:], tokens=tokens, start=start, key=self._key)
+        mel = reference(self._flow, window)[:, 2 * (self._rendered - start) :]
+        self._rendered = start + tokens
+        return mel
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +85,10 @@ def double(tiny_model: Model) -> Model:
     return with_networks(tiny_model, flow=flow, hift=hift)
 
 
-def engine(model: Model, *, tokens: int = 45, **roles: bool) -> TTS:
+def engine(model: Model, *, tokens: int = 45, profile: Profile = SMALL, **roles: bool) -> TTS:
     model = model.with_defaults(max_new_tokens=tokens)
     precision = {torch.float64: "float64"}.get(s3gen_of(model)[0].encoder_proj.weight.dtype, "float32")
-    return TTS.over(model, SMALL, plan=eager_plan(model, SMALL, precision=precision, **roles))
+    return TTS.over(model, profile, plan=eager_plan(model, profile, precision=precision, **roles))
 
 
 def graphs(model: Model, **options: Any) -> TTS:
@@ -86,9 +97,9 @@ def graphs(model: Model, **options: Any) -> TTS:
     return tts
 
 
-def plain(model: Model, blocks: tuple[int, ...]) -> TTS:
+def plain(model: Model) -> TTS:
     tts = engine(model)
-    tts._worker.renderer = SmallBlocks(blocks, *s3gen_of(model))
+    tts._worker.renderer = WindowedRenderer(*s3gen_of(model), streaming=True)
     return tts
 
 
@@ -105,7 +116,7 @@ def close(one: np.ndarray, other: np.ndarray) -> None:
 @pytest.mark.usefixtures("_same_noise")
 def test_samples_are_those_of_the_reference_alone_and_in_a_batch(double: Model) -> None:
     with graphs(double) as fast:
-        with plain(double, fast._worker.renderer.blocks) as slow:  # type: ignore[attr-defined]
+        with plain(double) as slow:
             expected = [slow.say(text, seed=i).samples for i, text in enumerate(TEXTS)]
         alone = [fast.say(text, seed=i).samples for i, text in enumerate(TEXTS)]
         batched = joined([fast.stream(text, seed=i) for i, text in enumerate(TEXTS)])
@@ -116,9 +127,18 @@ def test_samples_are_those_of_the_reference_alone_and_in_a_batch(double: Model) 
         assert one.shape == other.shape
 
 
-def test_utterances_in_one_voice_are_rendered_together(
-    tiny_model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_same_noise")
+def test_whole_segments_are_those_of_the_reference(double: Model) -> None:
+    whole = replace(FAST, stream="segment")
+    with engine(double, profile=whole) as slow:
+        expected = [slow.say(text, seed=i).samples for i, text in enumerate(TEXTS)]
+    with engine(double, profile=whole, renderer=True) as fast:
+        batched = joined([fast.stream(text, seed=i) for i, text in enumerate(TEXTS)])
+    for one, other in zip(batched, expected, strict=True):
+        close(one, other)
+
+
+def test_utterances_are_rendered_together(tiny_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     together: list[int] = []
     launch = CudaGraphRenderer.launch
 
@@ -141,7 +161,7 @@ def test_any_number_of_tokens_is_rendered_to_its_end(tiny_model: Model, tokens: 
         assert len(tts.say("Well.", seed=2).samples) == tokens * 960
 
 
-def test_a_voice_with_hardly_a_prompt_is_rendered_plainly(tiny_model: Model) -> None:
+def test_a_voice_with_hardly_a_prompt_is_rendered_too(tiny_model: Model) -> None:
     voice = tiny_model.default_voice
     assert voice is not None
     short = Voice.checked(

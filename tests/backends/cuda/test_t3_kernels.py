@@ -59,9 +59,10 @@ def check_step(name: str, rows: int, dtype: torch.dtype, tuning: Tuning | None) 
         lengths = lengths.clamp(max=backbone.positions - 1)
     tokens, at = torch.arange(rows, device=DEVICE) + 5, torch.arange(rows, device=DEVICE)
     plain = PackedT3(t3, positions=SPAN, kernels="library")
-    expected = plain.step(tokens, at, [(k[::2], v[::2]) for k, v in copies], lengths)
+    x = plain.embed(tokens, at, lengths)
+    expected = plain.step(x, [(k[::2], v[::2]) for k, v in copies], lengths)
     fused = PackedT3(t3, positions=SPAN, kernels="triton", tuning=tuning)
-    ours = fused.step(tokens, at, [(k[::2], v[::2]) for k, v in pool], lengths)
+    ours = fused.step(x, [(k[::2], v[::2]) for k, v in pool], lengths)
     assert ours.dtype == torch.float32
     near = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 5e-2, "atol": 1e-1}
     torch.testing.assert_close(ours, expected, **near)

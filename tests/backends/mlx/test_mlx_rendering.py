@@ -66,6 +66,14 @@ def test_the_mel_is_that_of_pytorch_whole_and_streamed(family: str) -> None:
         assert np.abs(mine - theirs).max() < MEL_ERROR
 
 
+def test_the_solver_takes_as_many_steps_as_asked_for() -> None:
+    source, voice, (tokens,) = source_of("english"), voice_of(16), streams([CUTS[-1]])
+    flow = MlxFlow(source.info.preset.flow, flow_weights(source), steps=4)
+    mel = np.array(FrameStream(flow, voice, seed=SEED, prompt=None).push(tokens, final=True))[0].T
+    four = render_mel(source.loaded("s3gen")[0].with_steps(4), tokens, voice, seed=SEED).numpy()
+    assert np.abs(mel - four).max() < MEL_ERROR
+
+
 @pytest.mark.parametrize("family", ["english", "wren"])
 def test_the_samples_are_those_of_pytorch_whole_and_streamed(family: str) -> None:
     hift, torch_hift = hift_of(family), source_of(family).loaded("s3gen")[1]

@@ -61,6 +61,7 @@ def test_a_floating_point_precision_can_be_asked_for() -> None:
 
 def test_a_mac_without_mlx_uses_its_cpu_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capabilities, "missing_reason", lambda: "mlx is not installed")
+    monkeypatch.setattr("sys.platform", "darwin")
     plan = plan_of("turbo", "balanced")
     assert {name for name, _ in chosen(plan)} <= {"torch", "onnx"}
     assert [choice.setup.machine.device for choice in plan.choices] == ["cpu", "cpu"]

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from backends.int8_reference import ReferenceInt8Linear, dequantized, quantize_t3
+from backends.int8_reference import ReferenceInt8Linear, quantize_t3
 
 from nightingale.backends.onnx import capabilities
 from nightingale.backends.onnx.capabilities import LARGE_PROBE, int8_unsupported_reason
@@ -16,7 +16,7 @@ from nightingale.backends.onnx.numpy_weights import quantize_blocks as quantize_
 from nightingale.backends.onnx.protobuf import CONTRIB, FLOAT, UINT8, OnnxGraph
 from nightingale.backends.shared import capability_checks
 from nightingale.backends.shared.int8_blocks import block_size_for
-from nightingale.backends.shared.quantize import quantize_blocks, quantize_weights
+from nightingale.backends.shared.quantize import dequantize, quantize_blocks, quantize_weights
 from nightingale.errors import ConfigError
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, Gpt2Config, LlamaConfig, T3Config
 from nightingale.models.chatterbox.t3.model import T3
@@ -30,7 +30,7 @@ def test_a_weight_changes_by_at_most_half_a_step_of_its_own_block() -> None:
     weight = torch.randn(6, 256, generator=rng()) * torch.logspace(-3, 1, 6)[:, None]
     weight[:, 0] = 50.0  # an outlier costs precision in its own block, and in no other
     quantized = quantize_weights([weight])
-    error = (dequantized(quantized) - weight).abs().unflatten(1, (2, 128)).amax(-1)
+    error = (dequantize(quantized) - weight).abs().unflatten(1, (2, 128)).amax(-1)
     assert (error <= quantized.scales * 0.5001).all()
     assert (quantized.scales[:, 0] > 0.39).all()
     assert (quantized.scales[:, 1] < 0.39).all()

@@ -13,7 +13,7 @@ from tiny_torch import t3_of
 
 from nightingale import TTS
 from nightingale.backends import BACKENDS
-from nightingale.backends.base import Decoder, Setup
+from nightingale.backends.base import DEFAULT_SLOTS, Decoder, Setup
 from nightingale.backends.profiles import BALANCED, EXACT, PROFILES, Profile, profile_named
 from nightingale.backends.selection import find_machine, select
 from nightingale.backends.torch.decoder import kv_budget, kv_layout
@@ -267,7 +267,7 @@ def test_a_dense_stream_needs_its_slot_and_fills_its_positions(tiny_model: Model
     assert budget.used(10, 5) == 15 * position
     assert budget.reserved(10, 5) == budget.reserved(1, 1) > budget.used(10, 5)
     pool = open_decoder(tiny_model, EXACT).runner.kv_bytes
-    assert pool == BALANCED.slots * 2 * budget.reserved(1, 1)
+    assert pool == DEFAULT_SLOTS * 2 * budget.reserved(1, 1)
 
 
 @pytest.fixture

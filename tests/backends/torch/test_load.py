@@ -332,6 +332,31 @@ def test_a_file_chosen_by_option_is_used(english: dict[str, Tensors], tmp_path: 
         TTS(folder, t3="yours.safetensors")
 
 
+def test_an_official_model_takes_the_two_step_decoder(english: dict[str, Tensors], tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "m", english)
+    two_steps = official(replace(ENGLISH, flow=replace(ENGLISH.flow, meanflow=True)))["s3gen"]
+    save_file(two_steps, folder / "s3gen_meanflow.safetensors")
+    with TTS(folder) as own, TTS(folder, s3gen="meanflow") as borrowed:
+        assert not own._model.info.preset.flow.meanflow
+        assert borrowed._model.info.preset.flow.meanflow
+        assert borrowed.name == own.name
+        one, other = own.say("Hello", seed=1), borrowed.say("Hello", seed=1)
+    assert other.metrics.tokens == one.metrics.tokens
+    assert other.sha256 != one.sha256
+    with TTS(folder, s3gen=folder / "s3gen_meanflow.safetensors") as by_path:
+        assert by_path.say("Hello", seed=1).sha256 == other.sha256
+
+
+def test_a_file_that_is_no_two_step_decoder_is_refused(english: dict[str, Tensors], tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "m", english)
+    save_file(english["s3gen"], folder / "s3gen_meanflow.safetensors")
+    with pytest.raises(CheckpointError, match=r"no two-step decoder.*time_embed_mixer"):
+        TTS(folder, s3gen="meanflow")
+    (folder / "s3gen_meanflow.safetensors").write_bytes(b"cut off")
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        TTS(folder, s3gen="meanflow")
+
+
 def test_layers_that_are_packed_are_left_in_their_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,8 @@ SCRIPTS = {
 """Scripts that run anywhere, and keys of their result."""
 GPU_SCRIPTS = ("gpu.py", "gpu_engine.py")
 NEEDS_UPSTREAM = ("upstream_side.py",)
+NEEDS_PYPI = ("upstream_env.py",)
+PARTS_OF_OTHERS = ("gpu_models.py",)
 NEEDS_EXECUTORCH = ("executorch_programs.py",)
 
 
@@ -59,7 +61,14 @@ def run_without_packages(script: str, *options: str) -> dict[str, Any]:
 
 def test_every_script_has_a_small_run() -> None:
     runnable = {path.name for path in BENCHMARKS.glob("*.py") if "__main__" in path.read_text()}
-    assert runnable == {*SCRIPTS, *GPU_SCRIPTS, *NEEDS_UPSTREAM, *NEEDS_EXECUTORCH}
+    assert runnable == {
+        *SCRIPTS,
+        *GPU_SCRIPTS,
+        *NEEDS_UPSTREAM,
+        *NEEDS_PYPI,
+        *PARTS_OF_OTHERS,
+        *NEEDS_EXECUTORCH,
+    }
 
 
 def test_documents_name_options_that_scripts_have() -> None:
@@ -105,12 +114,44 @@ def test_engine_is_measured_without_a_gpu() -> None:
     result = run_without_packages("gpu_engine.py", "--tiny", "--device", "cpu")
     assert result["errors"] == {}
     for family in ("multilingual", "turbo"):
-        assert result["checks"][f"{family}: float32 greedy tokens as plain's, batched"] is True
+        for how in ("alone", "among 3 voices"):
+            assert result["checks"][f"{family}: float32 greedy tokens of graphs {how} as plain's"] is True
         assert result["checks"][f"{family}, fast: the same seed, the same samples"] is True
-        assert f"{family}, fast: first audio p50, ms" in result["rows"]
-        assert f"{family}, fast: T3 step, ms" in result["rows"]
-    assert {"whole sentence, 10 steps with CFG, ms", "Turbo: whole sentence, ms"} <= result["table"].keys()
-    assert all(row["reached"] is not None for row in result["table"].values())
+        for row in ("own voices, block: first audio p95, ms", "own voices, segment: audio s/s"):
+            assert result["rows"][f"{family}, {row}"] > 0
+        assert f"{family}: most listeners, poisson" in result["rows"]
+    missing = [what for what, row in result["table"].items() if row["reached"] is None]
+    assert missing == ["3 listeners, own voices: GPU memory, GiB"]
+
+
+@pytest.mark.nightly
+def test_parts_of_the_gpu_tables_can_be_chosen() -> None:
+    chosen = ["--part", "turbo/al*,x/y", "--commit", "abc"]
+    result = run_without_packages("gpu_engine.py", "--tiny", "--device", "cpu", *chosen)
+    assert result["errors"] == {}
+    assert result["commit"] == "abc"
+    assert result["rows"]
+    assert {row.partition(":")[0] for row in result["rows"]} == {"turbo, fast"}
+
+
+def test_goals_of_the_gpu_table_are_judged_by_their_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    from gpu_goals import table
+
+    rows = {
+        "multilingual, own voices, block: audio s/s": 100.0,
+        "multilingual, own voices, block: first audio p95, ms": 950.0,
+        "multilingual, own voices, block: listeners with underruns": 0.0,
+        "multilingual, fast: sentence, ms": 150.0,
+        "multilingual, upstream: sentence, ms": 2000.0,
+    }
+    found = table(rows, 64)
+    rate = found["64 listeners, own voices, block: audio s/s"]
+    assert (rate["must_met"], rate["aim_met"], rate["upstream"]) == (True, False, None)
+    assert found["64 listeners, own voices, block: first audio p95, ms"]["must_met"] is False
+    assert found["64 listeners, own voices, block: listeners with underruns"]["aim_met"] is True
+    assert found["one listener: sentence, ms"]["upstream"] == 2000.0
+    assert found["one listener: T3 step, ms"]["must_met"] is None
 
 
 @pytest.mark.nightly
@@ -152,15 +193,17 @@ def test_goals_of_the_cpu_table_are_those_that_were_measured(monkeypatch: pytest
     found: dict[str, dict[str, Any]] = {
         "step multilingual": {"ratio": 1.5},
         "sentence multilingual": {"rtf": 2.0, "peak_gib": 1.9, "seconds": {"whole": 8.0}},
+        "sentence multilingual+meanflow": {"rtf": 1.1},
         "sentence nano": {"error": "out of memory"},
         "upstream multilingual": {"seconds": {"whole": 80.0}},
         "upstream nano": {"seconds": {"whole": 10.0}},
     }
     assert table(found) == {
         "T3 multilingual int8 step / time to read its weights": 1.5,
-        "multilingual int8 + meanflow, real-time factor": 2.0,
+        "multilingual, 10 guided steps, real-time factor": 2.0,
+        "multilingual + s3gen=meanflow, real-time factor": 1.1,
         "speed-up over upstream: multilingual": 10.0,
-        "peak memory, multilingual int8, GiB": 1.9,
+        "peak memory, multilingual, GiB": 1.9,
     }
 
 

@@ -13,6 +13,7 @@ from planted import TEXT, PlantedSubject
 from typer.testing import CliRunner, Result
 
 from nightingale.cli.commands import app
+from nightingale_lab.bench.speed.request import Details, Target
 
 
 def run(*words: str) -> Result:
@@ -38,7 +39,7 @@ def test_verify_exits_0_if_no_check_fails_and_names_missing_judges(
 ) -> None:
     done = run(*verify_words(tmp_path))
     assert done.exit_code == 0, done.output
-    assert "4 missing" in done.output
+    assert "5 missing" in done.output, "four judges, and a baseline that is stored now"
     assert "--no-judges" in done.output
 
 
@@ -93,6 +94,42 @@ def test_bench_prints_tables_and_one_line_of_json_last(tmp_path: Path) -> None:
     assert line["lengths"][0]["t3_ms_per_step"] > 0
     assert "one request at a time" in done.stdout
     assert json.loads((tmp_path / "bench.jsonl").read_text()) == line
+
+
+def test_bench_measures_listeners_and_the_capacity(tmp_path: Path) -> None:
+    small = ["--listeners", "1,2", "--voices", "own", "--stream", "block", "--quick", "--no-cold"]
+    done = run("bench", "-m", "noise", "--profile", "balanced", *small, "--results", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    line = json.loads(done.stdout.splitlines()[-1])
+    assert json.loads((tmp_path / "listeners.jsonl").read_text()) == line
+    assert [(row["who"], row["voices"]) for row in line["listeners"]] == [
+        ("balanced+stream=block", 1),
+        ("balanced+stream=block", 2),
+    ]
+    assert line["capacity"] == []
+    for title in ("listeners at once, arriving: together", "a voice never seen before"):
+        assert title in done.stdout
+
+
+def test_bench_measures_the_listeners_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def target(url: str, **voice: object) -> Target:
+        asked.append((url, voice["voice"]))
+        return lambda text, seed: (iter([0.01]), Details)
+
+    monkeypatch.setattr("nightingale_lab.bench.speed.targets.server_target", target)
+    words = ["--url", "http://there", "--voice", "nova, emma", "--listeners", "3", "--rounds", "1"]
+    done = run("bench", *words, "--results", str(tmp_path))
+    assert done.exit_code == 0, done.output
+    line = json.loads(done.stdout.splitlines()[-1])
+    assert asked == [("http://there", "nova"), ("http://there", "emma")]
+    assert [(row["listeners"], row["voices"]) for row in line["listeners"]] == [(3, 2)]
+
+
+@pytest.mark.parametrize("wrong", [("--stream", "word"), ("--arrivals", "late"), ("--voices", "0")])
+def test_unknown_words_for_listeners_are_refused(wrong: tuple[str, str]) -> None:
+    assert CliRunner().invoke(app, ["bench", "-m", "noise", "--listeners", "1", *wrong]).exit_code == 2
 
 
 def test_bench_prints_the_table_of_what_users_notice(tmp_path: Path) -> None:

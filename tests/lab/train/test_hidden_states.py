@@ -69,7 +69,7 @@ def test_a_trained_draft_head_works_in_the_engine(
 ) -> None:
     save_file(captured, tmp_path / "states.safetensors")
     train_from_hidden_states(
-        tmp_path / "states.safetensors", tmp_path, budget_s=0.1, device=torch.device("cpu")
+        [tmp_path / "states.safetensors"], tmp_path, budget_s=0.1, device=torch.device("cpu")
     )
     profile = f"balanced+draft={tmp_path / 'draft_head.safetensors'}"
     with TTS.over(tiny_model, "balanced") as plain, TTS.over(tiny_model, profile) as drafting:
@@ -92,7 +92,7 @@ def test_every_family_embeds_tokens_as_the_engine_does(name: str, tmp_path: Path
         **{name: table.detach().clone() for name, table in tables.items()},
     }
     save_file(held, tmp_path / "t.safetensors")
-    dataset = HiddenStateDataset.load(tmp_path / "t.safetensors", torch.device("cpu"))
+    dataset = HiddenStateDataset.load([tmp_path / "t.safetensors"], torch.device("cpu"))
     for index in range(6):
         expected = t3.embed_speech(torch.tensor([[6 + index]]), index + 1)[:, 0]
         torch.testing.assert_close(dataset.embed(torch.tensor([6 + index])), expected)
@@ -106,7 +106,7 @@ def test_too_little_is_refused(captured: dict[str, torch.Tensor], tiny_model: Mo
         path,
     )
     with pytest.raises(ConfigError, match="too few hidden states"):
-        HiddenStateDataset.load(path, torch.device("cpu"))
+        HiddenStateDataset.load([path], torch.device("cpu"))
     with pytest.raises(VoiceNotFound, match="no voice of its own"):
         capture_hidden_states(replace(tiny_model, default_voice=None), LINES, voice=None, seed=0)
     with pytest.raises(ConfigError, match="no text to decode"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -18,14 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from nightingale.backends.shared import capability_checks
-from nightingale.backends.shared.capability_checks import width_reason
+from nightingale.backends.shared.capability_checks import fastest_s, width_reason
 from nightingale.backends.shared.packed_t3 import pack
 from nightingale.decoding.runner import StepInput
-from nightingale.models.chatterbox.hift.generator import Snake
+from nightingale.models.chatterbox.hift.generator import ResBlock, Snake
 from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct
 from nightingale.models.chatterbox.t3.config import MULTILINGUAL, NANO, Gpt2Config, LlamaConfig, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.conv import same_conv
+from nightingale.models.layers.weight_layout import pack_for_rendering
 
 PACKAGE: Final = "llvmlite"
 WIDTH_MULTIPLE, HEAD_DIM_MULTIPLE = 128, 32
@@ -33,6 +34,7 @@ WIDTH_MULTIPLE, HEAD_DIM_MULTIPLE = 128, 32
 FAST_LAYER_ISAS: Final = ("neon",)
 """Int8 layers were measured to be faster than torch on these only; on x86 the waiting threads of torch occupy
 the cores that the kernels need (dev/LOG.md)."""
+PROBE_CHANNELS, PROBE_COLUMNS = (128, 128), 2048
 TEST_CONFIGS: Final = {
     True: replace(MULTILINGUAL, text_vocab=8, backbone=LlamaConfig(layers=1, width=128, heads=2, ffn=256)),
     False: replace(NANO, text_vocab=8, backbone=Gpt2Config(layers=1, width=128, heads=2)),
@@ -47,8 +49,8 @@ MAX_ERROR: Final = 0.06
 """Relative to the standard deviation of the logits: int8 changes 0.02, a missing position 0.15."""
 
 
-def unsupported_reason(config: T3Config) -> str | None:
-    """Return why T3 should not be run by the kernels here, or None if it should.
+def unsupported_reason(config: T3Config, bits: int = 8) -> str | None:
+    """Return why T3 with weights of 8 or 4 bits should not be run by the kernels here, or None if it should.
 
     The first call that gets past the sizes compiles or loads the kernels, and runs the self-test.
     """
@@ -57,7 +59,7 @@ def unsupported_reason(config: T3Config) -> str | None:
     if (head_dim := config.backbone.width // config.backbone.heads) % HEAD_DIM_MULTIPLE:
         return f"its attention heads have {head_dim} channels, not a multiple of {HEAD_DIM_MULTIPLE}"
     missing = capability_checks.missing_package_reason(PACKAGE)
-    return missing or _t3_reason(isinstance(config.backbone, LlamaConfig))
+    return missing or _t3_reason(isinstance(config.backbone, LlamaConfig), bits)
 
 
 @cache
@@ -68,8 +70,24 @@ def layers_unsupported_reason() -> str | None:
 
 
 @cache
-def _t3_reason(rotary: bool) -> str | None:
-    return _self_test_reason(lambda: t3_test_error(TEST_CONFIGS[rotary]))
+def vocoder_unsupported_reason(threads: int) -> str | None:
+    """Return why the float32 vocoder should not use these kernels here, or None if it should; measures once."""
+    missing = capability_checks.missing_package_reason(PACKAGE)
+    if (reason := missing or _self_test_reason(vocoder_test_error)) is not None:
+        return reason
+    if (speedup := vocoder_speedup()) >= capability_checks.MIN_SPEEDUP:
+        return None
+    return (
+        f"its convolutions are {speedup:.1f} times as fast as torch's with {threads} threads; "
+        f"at least {capability_checks.MIN_SPEEDUP} is required"
+    )
+
+
+@cache
+def _t3_reason(rotary: bool, bits: int = 8) -> str | None:
+    return _self_test_reason(
+        lambda: t3_test_error(TEST_CONFIGS[rotary], partial(open_test_runner, bits=bits))
+    )
 
 
 def _self_test_reason(error_of: Callable[[], float], fast_isas: Collection[str] = ()) -> str | None:
@@ -89,16 +107,18 @@ def _self_test_reason(error_of: Callable[[], float], fast_isas: Collection[str] 
     return None
 
 
-def open_test_runner(t3: T3, folder: Path) -> Any:
-    from nightingale.backends.cpu.int8_layout import TiledFormat
+def open_test_runner(t3: T3, folder: Path, bits: int) -> Any:
+    from nightingale.backends.cpu.int8_layout import TiledFormat, round_weights
     from nightingale.backends.cpu.runner import Int8Runner
 
-    packed = pack(t3.config, t3.state_dict(), TiledFormat(), cache_dir=folder, source="self-test")
+    packed = pack(t3.config, t3.state_dict(), TiledFormat(bits), cache_dir=folder, source="self-test")
+    if bits == 4:  # the rounding of the weights is no error of the kernels
+        round_weights(t3, bits)
     return Int8Runner(t3, packed, **TEST_POOL)
 
 
 @torch.inference_mode()
-def t3_test_error(config: T3Config, open_runner: Callable[[T3, Path], Any] = open_test_runner) -> float:
+def t3_test_error(config: T3Config, open_runner: Callable[[T3, Path], Any]) -> float:
     """Return the largest relative error of a small T3's logits, after a prompt and after two tokens."""
     rng = torch.Generator().manual_seed(0)
     with torch.random.fork_rng(devices=[]):
@@ -109,9 +129,9 @@ def t3_test_error(config: T3Config, open_runner: Callable[[T3, Path], Any] = ope
             weight.copy_(torch.randn(weight.shape, generator=rng) * gain * config.backbone.width**-0.5)
     prompt = torch.randn(2, 40, config.backbone.width, generator=rng)
     kv_cache = t3.new_kv_cache(rows=2, capacity=48)
-    exact = [t3.next_logits(prompt, kv_cache)]
     with TemporaryDirectory(prefix="nightingale-test-") as folder:
         runner = open_runner(t3, Path(folder))
+        exact = [t3.next_logits(prompt, kv_cache)]
         logits = [torch.from_numpy(runner.prefill_embeddings(0, prompt.numpy()))]
         for position, token in enumerate((7, 4000), 1):
             exact.append(t3.next_logits(t3.embed_speech(torch.full((2, 1), token), position), kv_cache))
@@ -137,6 +157,34 @@ def layers_test_error() -> float:
     inputs.append([q, k, k, None])
     pairs = zip(with_int8_layers(nn.ModuleList(layers)), layers, inputs, strict=True)
     return _largest_error((ours(*x), plain(*x)) for ours, plain, x in pairs)
+
+
+@torch.inference_mode()
+def vocoder_test_error() -> float:
+    """Return the relative error of a residual block in float32."""
+    from nightingale.backends.cpu.winograd_networks import WinogradResBlock
+
+    rng = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng(devices=[]):
+        block = ResBlock(16, 7, causal=False).requires_grad_(False)
+    for weight in block.parameters():
+        if weight.dim() > 1:
+            weight.copy_(torch.randn(weight.shape, generator=rng) / weight[0].numel() ** 0.5)
+    x = torch.randn(1, 16, 301, generator=rng)
+    return _largest_error([(WinogradResBlock(block)(x), block(x))])
+
+
+@torch.inference_mode()
+def vocoder_speedup() -> float:
+    """Return how many times faster a convolution is than torch's."""
+    from nightingale.backends.cpu.winograd_networks import WinogradConv1d
+
+    with torch.random.fork_rng(devices=[]):
+        plain = same_conv(*PROBE_CHANNELS, 7, causal=False).requires_grad_(False)
+    x = torch.ones(1, PROBE_CHANNELS[0], PROBE_COLUMNS)
+    ours = WinogradConv1d(plain)
+    pack_for_rendering(plain)
+    return fastest_s(lambda: plain(x)) / fastest_s(lambda: ours(x))
 
 
 def _largest_error(pairs: Iterable[tuple[Tensor, Tensor]]) -> float:

@@ -3,7 +3,10 @@
     codes    (outputs, inputs)  ->  (tiles, inputs / 4, 16, 4)   4 inputs of each of 16 outputs side by side
     scales   (outputs, blocks)  ->  (tiles, blocks, 16)
 
-so that a product reads its weights from front to back. Outputs are padded to whole groups of 4 tiles.
+so that a product reads its weights from front to back. Outputs are padded to whole groups of 4 tiles. Int4 has
+float16 scales, and the bytes of every second group of 4 inputs, whose low halves are the codes of the group before:
+
+    codes    (outputs, inputs)  ->  (tiles, inputs / 8, 16, 4)
 """
 
 from __future__ import annotations
@@ -18,11 +21,12 @@ from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, TILE_OUTPUTS, host_target
 from nightingale.backends.shared.int8_blocks import ZERO_POINT
 from nightingale.backends.shared.packed_t3 import TensorFileWriter, TensorSource
-from nightingale.backends.shared.quantize import QuantizedWeight, quantize_weights
+from nightingale.backends.shared.quantize import QuantizedWeight, dequantize, quantize_weights
 from nightingale.models.chatterbox.t3.config import Gpt2Config, LlamaConfig, T3Config
+from nightingale.models.chatterbox.t3.model import T3
 
 
-def tile_weight(weight: QuantizedWeight, *, signed: bool) -> tuple[Tensor, Tensor]:
+def tile_weight(weight: QuantizedWeight, *, signed: bool, bits: int = 8) -> tuple[Tensor, Tensor]:
     """Return codes and scales in tiles, padded with outputs of zeros; signed: codes as int8, not uint8."""
     missing = -len(weight.codes) % GROUP_OUTPUTS
     codes = torch.nn.functional.pad(weight.codes.flatten(1), (0, 0, 0, missing), value=ZERO_POINT)
@@ -30,13 +34,26 @@ def tile_weight(weight: QuantizedWeight, *, signed: bool) -> tuple[Tensor, Tenso
     if signed:
         codes = (codes.to(torch.int16) - ZERO_POINT).to(torch.int8)
     tiles = codes.view(-1, TILE_OUTPUTS, codes.shape[1] // DOT_INPUTS, DOT_INPUTS).transpose(1, 2)
-    return tiles.contiguous(), scales.view(-1, TILE_OUTPUTS, scales.shape[1]).transpose(1, 2).contiguous()
+    scales = scales.view(-1, TILE_OUTPUTS, scales.shape[1]).transpose(1, 2).contiguous()
+    if bits == 4:
+        return tiles[:, 1::2].contiguous(), (scales * 16).half()
+    return tiles.contiguous(), scales
 
 
 def interleave_gate(gate: Tensor, up: Tensor) -> Tensor:
     """Alternate half groups of gate and up outputs (outputs, …): SWIGLU needs both in one group."""
     half = GROUP_OUTPUTS // 2
     return torch.stack([part.view(-1, half, *part.shape[1:]) for part in (gate, up)], dim=1).flatten(0, 2)
+
+
+def round_weights(t3: T3, bits: int) -> None:
+    """Replace the weights of T3's linear layers by those that their codes stand for."""
+    transposed = isinstance(t3.config.backbone, Gpt2Config)
+    for name, layers, _ in _linear_layers(t3.config):
+        for layer in layers:
+            weight = t3.get_parameter(f"{layer}.weight").data
+            matrix = weight.t() if transposed and name != "logits" else weight
+            matrix.copy_(dequantize(quantize_weights([matrix], bits)))
 
 
 class TiledFormat:
@@ -46,9 +63,9 @@ class TiledFormat:
     `.norm_bias`, the norm being the one before it. Their names do not depend on the backbone.
     """
 
-    def __init__(self) -> None:
-        self._signed = host_target().signed_weights
-        self.name = f"tiled, signed={self._signed}"
+    def __init__(self, bits: int = 8) -> None:
+        self._signed, self._bits = host_target().signed_weights, bits
+        self.name = f"tiled, signed={self._signed}" + (", int4" if bits == 4 else "")
 
     def write(self, config: T3Config, source: TensorSource, file: TensorFileWriter) -> Mapping[str, bytes]:
         is_gpt2 = isinstance(config.backbone, Gpt2Config)
@@ -58,7 +75,8 @@ class TiledFormat:
                 weights = [weight.t() for weight in weights]
             if len(weights) == 2:  # gate and up
                 weights = [interleave_gate(*weights)]
-            tiled = tile_weight(quantize_weights(weights), signed=self._signed)
+            quantized = quantize_weights(weights, self._bits)
+            tiled = tile_weight(quantized, signed=self._signed, bits=self._bits)
             for part, value in zip(("codes", "scales"), tiled, strict=True):
                 file.write(f"{name}.{part}", value.numpy())
             vectors = {}

@@ -1,4 +1,4 @@
-"""The flow and the vocoder with int8 layers, for CPUs with int8 dot products but without bf16 instructions.
+"""The flow with int8 layers, for CPUs with int8 dot products but without bf16 instructions.
 
 Quantized are the linear layers of the token encoder and of the estimator, the convolutions, and the logits of
 the estimator's attention. Everything between them stays in float32. Each module here takes the place of a
@@ -31,7 +31,7 @@ from nightingale.backends.cpu.kernels.thread_pool import ThreadPool, address_of
 from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.backends.shared.int8_blocks import ZERO_POINT, block_size_for
 from nightingale.backends.shared.quantize import quantize_blocks, quantize_weights
-from nightingale.models.chatterbox.hift.generator import Hift, Snake
+from nightingale.models.chatterbox.hift.generator import Snake
 from nightingale.models.chatterbox.s3gen.estimator import AttentionProduct
 from nightingale.models.chatterbox.s3gen.flow import Flow
 from nightingale.models.layers.conv import CustomConv1d, supports_tap_products
@@ -175,7 +175,7 @@ class FusedSnake(Snake):
 
 
 class Int8Attend(AttentionProduct):
-    """Attention with int8 queries and keys; torch computes it with a mask, or for few queries."""
+    """Attention in int8; torch computes it with a mask, or for few queries."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
         batch, heads, queries, head_dim = q.shape
@@ -189,7 +189,8 @@ class Int8Attend(AttentionProduct):
         args: dict[Any, Any] = {
             op.Q_HEAD_STRIDE: q.stride(1), op.Q_ROW_STRIDE: q.stride(2), op.K_HEAD_STRIDE: k.stride(1),
             op.K_ROW_STRIDE: k.stride(2), op.V_HEAD_STRIDE: v.stride(1), op.V_ROW_STRIDE: v.stride(2),
-            op.K_CODES: codes, op.K_SCALES: codes + sizes[0], op.PACKED_VALUES: codes + sizes[0] + sizes[1],
+            op.K_CODES: codes, op.K_SCALES: codes + sizes[0], op.V_CODES: codes + sum(sizes[:2]),
+            op.V_SCALES: codes + sum(sizes[:3]),
             op.QUERIES: queries, op.KEYS: keys, op.HEADS: heads,
         }  # fmt: skip
         thread_bytes = flow_attention.scratch_bytes(keys)
@@ -206,12 +207,6 @@ def int8_flow(plain: Flow) -> Flow:
     times = [part for name, part in estimator.named_modules() if "time_" in name or name.endswith(".mlp")]
     decoder = nn.ModuleDict({"estimator": with_int8_layers(estimator, times)})
     return with_parts(plain, decoder=decoder, encoder=with_int8_layers(plain.encoder))
-
-
-def int8_vocoder(plain: Hift) -> Hift:
-    """Return a vocoder with int8 residual blocks that shares everything else."""
-    names = ("resblocks", "source_resblocks")
-    return with_parts(plain, **{name: with_int8_layers(getattr(plain, name)) for name in names})
 
 
 def with_int8_layers(net: Net, excluded: Sequence[nn.Module] = ()) -> Net:

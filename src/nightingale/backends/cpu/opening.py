@@ -1,8 +1,10 @@
-"""Check and open the int8 decoder and the int8 or bf16 renderer."""
+"""Check and open the int8 or int4 decoder and the int8 or bf16 renderer."""
 
 from __future__ import annotations
 
+import logging
 from functools import partial
+from typing import Final
 
 import torch
 
@@ -18,30 +20,43 @@ from nightingale.decoding.kv_budget import KVBudget
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.flow import Flow
 
+log = logging.getLogger(__name__)
+MAX_VELOCITY_ERROR: Final = 0.05
+"""Relative error of the flow's velocity in int8, by the weights that are loaded: with a larger one the flow is
+left in float32. Random weights of full size have 0.02 to 0.03. Wren's flow has 0.016, and speech judged beside
+float32's was as good (docs/wren.md)."""
+CHECKED_FRAMES: Final = 48
+WEIGHT_BITS: Final = {"int8": 8, "int4": 4}
+"""Bits of T3's weights by precision; the inputs of its products are int8."""
+
 
 def decoder_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
-    if setup.precision != "int8":
-        return f"its decoder computes in int8, not in {setup.precision}"
+    if setup.precision not in WEIGHT_BITS:
+        return f"its decoder has weights in {' or '.join(WEIGHT_BITS)}, not in {setup.precision}"
     if setup.profile.draft:
         return "in int8, several tokens at once may round otherwise than single steps, so no draft is exact"
     if setup.profile.needs_torch_kv_cache:
         return "this profile's KV cache needs T3's layers in PyTorch"
-    return capabilities.unsupported_reason(model.preset.t3)
+    return capabilities.unsupported_reason(model.preset.t3, WEIGHT_BITS[setup.precision])
 
 
 def renderer_unsupported_reason(setup: Setup) -> str | None:
+    """Say why flow and vocoder cannot be run here; a precision is the flow's."""
     if setup.precision == "bfloat16":
         return bf16.bf16_unsupported_reason(torch.get_num_threads())
     if setup.precision == "int8":
         return capabilities.layers_unsupported_reason()
-    return f"its renderer computes in bfloat16 and int8, not in {setup.precision}"
+    if setup.precision == "float32":
+        return capabilities.vocoder_unsupported_reason(torch.get_num_threads())
+    return f"its renderer computes in bfloat16, int8 and float32, not in {setup.precision}"
 
 
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     from nightingale.backends.cpu.int8_layout import TiledFormat
     from nightingale.backends.cpu.runner import Int8Runner
 
-    t3, packed = open_packed(source, TiledFormat(), partial(t3_weights, source, "cpu", "float32"))
+    weight_format = TiledFormat(WEIGHT_BITS[setup.precision])
+    t3, packed = open_packed(source, weight_format, partial(t3_weights, source, "cpu", "float32"))
     runner = Int8Runner(t3, packed, **pool_options(source, setup), threads=setup.threads)
     info = source.info
     budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=2)
@@ -50,8 +65,8 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
 
 
 def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
-    convert = _to_bf16 if setup.precision == "bfloat16" else _to_int8
-    flow, hift = rendering_weights(source, setup.machine.device, convert, setup.precision)
+    convert = {"bfloat16": _to_bf16, "int8": _to_int8, "float32": _to_float32}[setup.precision]
+    flow, hift = rendering_weights(source, setup.machine.device, convert, f"cpu-{setup.precision}")
     return renderer_for(source, setup, flow, hift)
 
 
@@ -60,6 +75,30 @@ def _to_bf16(flow: Flow, hift: Hift) -> tuple[Flow, Hift]:
 
 
 def _to_int8(flow: Flow, hift: Hift) -> tuple[Flow, Hift]:
-    from nightingale.backends.cpu.int8_networks import int8_flow, int8_vocoder
+    from nightingale.backends.cpu.int8_networks import int8_flow
 
-    return int8_flow(flow), int8_vocoder(hift)
+    rounded = int8_flow(flow)
+    error = velocity_error(rounded, flow)
+    if not error <= MAX_VELOCITY_ERROR:
+        log.warning(
+            "the flow is rendered in float32: in int8 its velocity would differ by %.0f %%", 100 * error
+        )
+        rounded = flow
+    return rounded, _to_float32(flow, hift)[1]
+
+
+@torch.inference_mode()
+def velocity_error(flow: Flow, reference: Flow) -> float:
+    """Return how much the velocity of one evaluation differs, relative to the reference's, on random inputs."""
+    config, random = flow.config, torch.Generator().manual_seed(0)
+    x, mu, cond = torch.randn(3, 1, config.mel_bands, CHECKED_FRAMES, generator=random)
+    inputs = {"mu": mu, "cond": cond, "speaker": torch.randn(1, config.mel_bands, generator=random)}
+    times = {"t": torch.full((1,), 0.5), "r": torch.ones(1) if config.meanflow else None}
+    ours, theirs = (one.decoder["estimator"](x, **inputs, **times) for one in (flow, reference))
+    return float((ours - theirs).norm() / theirs.norm())
+
+
+def _to_float32(flow: Flow, hift: Hift) -> tuple[Flow, Hift]:
+    from nightingale.backends.cpu.winograd_networks import winograd_vocoder
+
+    return flow, winograd_vocoder(hift)

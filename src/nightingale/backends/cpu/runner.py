@@ -1,4 +1,4 @@
-"""T3's decode steps in int8 on a CPU, by generated machine code.
+"""T3's decode steps in int8 on a CPU, with weights of 8 or 4 bits, by generated machine code.
 
 A row of the KV cache holds the keys and values of one sequence in all layers. Only rows that take part in a
 step are computed, and of a prompt only what follows a cached prefix.

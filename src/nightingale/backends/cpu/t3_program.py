@@ -39,10 +39,10 @@ from nightingale.models.chatterbox.t3.model import T3
 
 
 @cache
-def compiled_step(head_dim: int, rotary: bool) -> CompiledModule:
+def compiled_step(head_dim: int, rotary: bool, bits: int) -> CompiledModule:
     """Return the operations of a T3 as machine code."""
-    emit = partial(t3_operations.emit_t3_step, host_target(), head_dim=head_dim, rotary=rotary)
-    return compile_cached(emit, host_target(), name=f"t3 {head_dim} {rotary}")
+    emit = partial(t3_operations.emit_t3_step, host_target(), head_dim=head_dim, rotary=rotary, bits=bits)
+    return compile_cached(emit, host_target(), name=f"t3 {head_dim} {rotary} {bits}")
 
 
 class T3Program:
@@ -58,6 +58,7 @@ class T3Program:
         values = page_aligned_zeros((*cached, blocks * LANES, head_dim), np.float16)
         self.kv_cache: dict[str, NDArray[np.float16]] = {"keys": keys, "values": values}
         self._weights = load_packed(packed)
+        bits = 4 if self._weights["logits.scales"].dtype == np.float16 else 8
         sizes = width, 3 * width, width, inner, len(self._weights["logits.codes"]) * TILE_OUTPUTS
         self.stream, qkv, attended, hidden, self._logits = (
             page_aligned_zeros((t3_operations.MAX_TOKENS, size)) for size in sizes
@@ -78,10 +79,10 @@ class T3Program:
         self._sequences: NDArray[np.int64] = np.zeros(
             (t3_operations.MAX_TOKENS, len(SequenceField)), np.int64
         )
-        module = compiled_step(head_dim, is_llama)
+        module = compiled_step(head_dim, is_llama, bits)
         self._pool = ThreadPool(module, threads, max_ops=len(self._ops))
         self._pool.set_operations(*self._ops)
-        self._pool.reserve_scratch(t3_operations.scratch_bytes(max(width, inner), capacity + LANES))
+        self._pool.reserve_scratch(t3_operations.scratch_bytes(max(width, inner), capacity + LANES, bits))
         write_words(self._pool.job, {
             T3Job.SEQUENCES: self._sequences, T3Job.ATTENTION_OUT: attended, T3Job.COS: cos, T3Job.SIN: sin,
             T3Job.HEADS: backbone.heads, T3Job.HEAD_STRIDE: values[0, 0, 0].size,

@@ -52,10 +52,10 @@ class CudaBackend:
         profile, free = setup.profile, setup.machine.free_bytes
         if profile.draft or profile.needs_torch_kv_cache:
             return "its graphs have no drafts and no compressed KV cache"
-        needed = model.kv_cache_bytes(profile.slots, ITEMSIZE[setup.precision])
+        needed = model.kv_cache_bytes(setup.slots, ITEMSIZE[setup.precision])
         if free is not None and needed > KV_CACHE_SHARE * free:
             return (
-                f"{profile.slots} slots need {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free; "
+                f"{setup.slots} slots need {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free; "
                 "choose fewer slots"
             )
         return None

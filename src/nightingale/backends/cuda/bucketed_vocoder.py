@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from nightingale.audio.crossfade import HOLD_FRAMES
 from nightingale.backends.cuda.graphs import GraphCache, GraphedFunction, bucket_for, copy_async
 from nightingale.backends.cuda.random import normal
+from nightingale.backends.cuda.triton_support import KernelChoice, TritonKernels
 from nightingale.backends.torch.sample_stream import extrapolated_frames
 from nightingale.clocks import CLOCKS
 from nightingale.models.chatterbox.hift.config import ISTFT_HOP, ISTFT_SIZE, NOISY_HARMONICS
@@ -36,18 +37,48 @@ from nightingale.models.layers.conv import PaddedConv1d, UpsamplingConv1d
 HALF = ISTFT_SIZE // 2
 COLUMNS = CLOCKS.samples_per_frame // ISTFT_HOP
 """STFT columns per mel frame; there is one more at the end."""
+BATCHES = (1, 4, 16)
+FRAMES = tuple(2**n * quarter // 4 for n in range(5, 12) for quarter in range(4, 8))
+"""Buckets: four in each octave from 32 frames on."""
+CHECKED_FRAMES, LARGEST_ERROR = 8, 1e-4
+"""Frames with which kernels are checked, and the energy of their error over the signal's. With TF32 it is 1e-6."""
+MAX_FRAMES = 8192
+"""Frames of all windows of a batch: beyond that it is not faster, and takes gigabytes."""
 
 
 class BucketedVocoder:
-    """HiFT with one graph for each bucket of (utterances, frames)."""
+    """HiFT with one graph for each bucket of (utterances, frames).
+
+    kernels: "auto" is Triton on a GPU, if the weights are in float32; precision: bfloat16 lets these kernels keep
+    values in 16 bits. They are float16: with bfloat16 the samples' error would be 20 dB higher, with float32 and
+    TF32 products it is the same (dev/LOG.md).
+    """
 
     @torch.no_grad()
-    def __init__(self, hift: Hift, *, batches: tuple[int, ...], frames: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        hift: Hift,
+        *,
+        batches: tuple[int, ...] = BATCHES,
+        frames: tuple[int, ...] = FRAMES,
+        kernels: KernelChoice = "auto",
+        precision: torch.dtype | None = None,
+    ) -> None:
         self.hift, self.batches, self.frames = hift, batches, frames
         weight = hift.conv_pre.weight
         self.device, self.dtype = weight.device, weight.dtype
         self._analysis, self._synthesis = (m.to(self.device, self.dtype) for m in _dft(hift.window.cpu()))
         self._graphs: GraphCache[tuple[Tensor, Tensor]] = GraphCache(self.device)
+
+        def load() -> Any:
+            from nightingale.backends.cuda.hift.packed_hift import PackedHift
+
+            return PackedHift(hift, torch.float16 if precision == torch.bfloat16 else torch.float32)
+
+        default = self.device.type == "cuda" and self.dtype == torch.float32
+        self.kernels = TritonKernels[Any](kernels, load, part="the vocoder", default=default)
+        if kernels == "auto":
+            self.check_kernels()
 
     @torch.inference_mode()
     def __call__(self, mel: Tensor, **inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -59,13 +90,9 @@ class BucketedVocoder:
         batch = bucket_for(count, self.batches, what="utterances")
         bucket = bucket_for(wanted, self.frames, what="mel frames")
         padded = F.pad(mel.to(self.dtype), (0, bucket - wanted))
+        inputs["frames"] = F.pad(inputs["frames"], (0, batch - count))  # the kernels skip rows without frames
         samples, after = self._graph(batch, bucket)(mel=padded, **inputs)
         return samples[:count, : wanted * CLOCKS.samples_per_frame], after[:count, :, :wanted]
-
-    def capture(self) -> None:
-        for batch in self.batches:
-            for frames in self.frames:
-                self._graph(batch, frames)
 
     def _graph(self, batch: int, frames: int) -> GraphedFunction[tuple[Tensor, Tensor]]:
         if (batch, frames) not in self._graphs:
@@ -80,7 +107,13 @@ class BucketedVocoder:
                 "anchor": torch.zeros(batch, dtype=torch.int64),
             }
             name = f"HiFT, {batch} of {frames} frames"
-            self._graphs.capture((batch, frames), name, self.render, inputs)
+
+            def capture() -> None:
+                if self.kernels.loaded is not None:
+                    self.kernels.loaded.compile(batch, frames)
+                self._graphs.capture((batch, frames), name, self.render, inputs)
+
+            self.kernels.retry(capture)
         return self._graphs[batch, frames]
 
     def render(
@@ -110,9 +143,33 @@ class BucketedVocoder:
         turned = F.pad(_cycles(f0, hift.config.harmonics), (1, 0))  # before the first frame, and after each
         start = cycles - turned.gather(2, anchor[:, None, None].expand(-1, turned.shape[1], 1))
         source, _ = hift.m_source(f0, phase, noise, start)
-        excitation = self._stft(source[:, 0], frames)  # (batch, 18, 120 · frames + 1), zero beyond the end
+        spectrum = self._stft(source[:, 0], frames)  # (batch, 120 · frames + 1, 18)
+        if self.kernels.loaded is not None:
+            columns = self.kernels.loaded.columns(mel, spectrum, frames).transpose(1, 2)
+        else:
+            columns = self._columns(mel, spectrum, frames)
+        return self._istft(columns, frames), start + turned[..., 1:]
+
+    @torch.inference_mode()
+    def check_kernels(self) -> None:
+        """Drop the kernels if they differ from library calls with these weights, as they would where 16 bits
+        overflow."""
+        if self.kernels.loaded is None:
+            return
+        bands, frames = self.hift.config.mel_bands, torch.tensor([CHECKED_FRAMES], device=self.device)
+        sizes = (1, bands, CHECKED_FRAMES), (1, COLUMNS * CHECKED_FRAMES + 1, 2 * BINS)
+        mel, spectrum = (torch.arange(math.prod(size), device=self.device).sin().view(size) for size in sizes)
+        ours = self.kernels.loaded.columns(mel - 4.0, spectrum, frames).transpose(1, 2).float()
+        theirs = self._columns(mel - 4.0, spectrum, frames)
+        error = float((ours - theirs).square().sum() / theirs.square().sum())
+        if not error < LARGEST_ERROR:
+            self.kernels.drop(ArithmeticError(f"its kernels differ from library calls by {error:.1e}"))
+
+    def _columns(self, mel: Tensor, spectrum: Tensor, frames: Tensor) -> Tensor:
+        """Return the last layer's (batch, 18, columns) by library calls."""
+        hift, rate = self.hift, 1
+        excitation = _mask_end(spectrum.transpose(1, 2), frames * COLUMNS + 1)
         x = hift.conv_pre(_mask_end(mel, frames))
-        rate = 1
         for stage, up in enumerate(hift.ups):
             x = up(_mask_end(F.leaky_relu(x, 0.1), frames * rate))
             assert isinstance(up, UpsamplingConv1d)
@@ -123,8 +180,8 @@ class BucketedVocoder:
             x = x + _resblock(hift.source_resblocks[stage], hift.source_downs[stage](excitation), ends)
             paths = [_resblock(block, x, ends) for block in hift.blocks_of(stage)]
             x = torch.stack(paths).sum(0) / len(paths)
-        columns = hift.conv_post(_mask_end(F.leaky_relu(x), ends))
-        return self._istft(columns, frames), start + turned[..., 1:]
+        columns: Tensor = hift.conv_post(_mask_end(F.leaky_relu(x), ends))
+        return columns
 
     def _f0(self, mel: Tensor, frames: Tensor) -> Tensor:
         """Return f0 (batch, frames) in Hz, zero beyond the end."""
@@ -135,13 +192,13 @@ class BucketedVocoder:
         return _mask_end(f0[:, None], frames)[:, 0]
 
     def _stft(self, source: Tensor, frames: Tensor) -> Tensor:
-        """Return the centred STFT, reflected at both ends of the real samples."""
+        """Return the centred STFT, reflected at both ends of the real samples; beyond them it is undefined."""
         total = source.shape[1]
         end = frames[:, None] * CLOCKS.samples_per_frame
         at = torch.arange(-HALF, total + HALF, device=source.device)[None].abs()
         at = torch.where(at >= end, 2 * (end - 1) - at, at).clamp(0, total - 1)
         windows = source.gather(1, at).unfold(1, ISTFT_SIZE, ISTFT_HOP)  # (batch, columns, 16)
-        return _mask_end((windows @ self._analysis).transpose(1, 2), frames * COLUMNS + 1)
+        return windows @ self._analysis
 
     def _istft(self, x: Tensor, frames: Tensor) -> Tensor:
         magnitude = x[:, :BINS].exp().clamp(max=MAGNITUDE_LIMIT)
@@ -240,6 +297,18 @@ class VocoderWindows:
     def __init__(self, vocoder: BucketedVocoder) -> None:
         self.vocoder, self.extrapolated = vocoder, extrapolated_frames(vocoder.hift)
         self._context, self._f0_context = context_frames(vocoder.hift)
+
+    def batches(self, windows: Sequence[Window], mels: Sequence[Tensor]) -> list[list[int]]:
+        """Return which windows to push together: those of about the same length, by their numbers."""
+        groups: dict[int, list[int]] = {}
+        for number, (window, mel) in enumerate(zip(windows, mels, strict=True)):
+            frames = window.known - window.first + mel.shape[1] + self.extrapolated
+            groups.setdefault(bucket_for(frames, self.vocoder.frames, what="mel frames"), []).append(number)
+        batches = []
+        for frames, group in groups.items():
+            limit = max(size for size in self.vocoder.batches if size * frames <= MAX_FRAMES or size == 1)
+            batches += [group[at : at + limit] for at in range(0, len(group), limit)]
+        return batches
 
     @torch.inference_mode()
     def push(

@@ -9,18 +9,22 @@ a request that was cancelled, is dropped.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from nightingale.backends.base import Decoder, ModelSource, Setup
 from nightingale.backends.cuda.t3.batched_sampling import needs_sorting
 from nightingale.backends.cuda.t3.decode_loop import DecodeLoop, DecodePlan, PendingTokens
-from nightingale.backends.torch.runner import embed_prompt
+from nightingale.backends.torch.runner import Conditionings, embed_prompt
 from nightingale.backends.torch.weights import t3_weights
 from nightingale.decoding.decoding import Decoding
 from nightingale.decoding.host_decoder import DecodeRow, Tokens
 from nightingale.decoding.kv_budget import KVBudget
+from nightingale.decoding.lru import BytesLRU
 
 STEPS_AHEAD = 4
 """Decode steps per launch."""
+CONDITIONING_BYTES = 64 << 20
+"""Limit of the embeddings of voices, which take 70 KB each."""
 
 
 class GraphDecoder:
@@ -30,40 +34,74 @@ class GraphDecoder:
 
     def __init__(self, loop: DecodeLoop, kv_budget: KVBudget, *, max_new_tokens: int) -> None:
         self._loop, self._max_new_tokens = loop, max_new_tokens
-        self.kv_budget, self.kv_bytes = kv_budget, loop.kv_bytes
-        self.release, self.move, self.reset = loop.release, loop.move, loop.reset
+        self.kv_budget, self.kv_bytes, self.reset = kv_budget, loop.kv_bytes, loop.reset
+        self._conditionings: Conditionings = BytesLRU(CONDITIONING_BYTES)
+        self._captures = loop.captures()
+        self._running: dict[int, Decoding] = {}
+        """The utterance of each slot in use."""
         self._pending: tuple[PendingTokens, Mapping[Decoding, int]] | None = None
         """Tokens to come, and the slot of each utterance when they were launched."""
+        self._unread: dict[Decoding, list[int]] = {}
+        """Tokens of utterances that took no part in the call that read them."""
 
     def start(self) -> None: ...
 
     def prefill(self, slot: int, decoding: Decoding) -> list[int]:
-        prompt = embed_prompt(self._loop.t3, decoding.prompt, max_new_tokens=self._max_new_tokens)
+        limit, cache = self._max_new_tokens, self._conditionings
+        prompt = embed_prompt(self._loop.t3, decoding.prompt, max_new_tokens=limit, cache=cache)
         self._loop.prefill(
             slot, prompt, sampling=decoding.sampling, seed=decoding.seed, budget=decoding.budget
         )
+        self._forget(slot)
+        self._running[slot] = decoding
         return []
 
     def decode(self, rows: Sequence[DecodeRow]) -> list[Tokens]:
-        launched = self._loop.launch(STEPS_AHEAD)
+        """Launch some steps, and return the tokens of those before.
+
+        All utterances advance, also those that are not among `rows`, whose tokens are returned later.
+        """
         earlier = self._pending
-        self._pending = launched, {row.decoding: row.slot for row in rows}
-        if earlier is None:
-            return [[] for _ in rows]
-        pending, slots = earlier
-        tokens = pending.take()
-        return [_checked(tokens[slots[row.decoding]]) if row.decoding in slots else [] for row in rows]
+        launched = self._loop.launch(STEPS_AHEAD)
+        self._pending = launched, {decoding: slot for slot, decoding in self._running.items()}
+        if earlier is not None:
+            pending, slots = earlier
+            tokens, current = pending.take(), set(self._running.values())
+            for decoding, slot in slots.items():
+                if decoding in current:
+                    self._unread.setdefault(decoding, []).extend(tokens[slot])
+        return [_checked(self._unread.pop(row.decoding, [])) for row in rows]
+
+    def release(self, slot: int) -> None:
+        self._loop.release(slot)
+        self._forget(slot)
+
+    def move(self, source: int, target: int) -> None:
+        self._loop.move(source, target)
+        self._running[target] = self._running.pop(source)
+
+    def prepare(self) -> bool:
+        """Capture one more graph: a capture takes a tenth of a second, too long for a listener."""
+        with suppress(StopIteration):
+            next(self._captures)()
+            return True
+        return False
+
+    def _forget(self, slot: int) -> None:
+        """Drop the utterance of a slot, and those of its tokens that were not read."""
+        if (decoding := self._running.pop(slot, None)) is not None:
+            self._unread.pop(decoding, None)
 
 
 def _checked(tokens: list[int]) -> Tokens:
     if any(token < 0 for token in tokens):
         return ArithmeticError("T3's logits are not finite numbers")
-    return list(tokens)
+    return tokens
 
 
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
-    """Open T3 on the GPU; its graphs are captured now."""
-    info, slots = source.info, setup.profile.slots
+    """Open T3 on the GPU; the graphs of one utterance are captured now."""
+    info, slots = source.info, setup.slots
     t3 = t3_weights(source, setup.machine.device, setup.precision, owned=True)
     buckets = tuple(2**n for n in range(slots.bit_length()) if 2**n < slots)
     loop = DecodeLoop(
@@ -73,8 +111,7 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
         capacity=info.max_positions,
         plan=DecodePlan(slots=(*buckets, slots), steps=STEPS_AHEAD),
     )
-    prompts = info.preset.t3.prompt_length(0), info.max_prompt_positions
-    loop.capture(prompts=prompts, sorting=needs_sorting(info.defaults.sampling))
+    loop.capture(sorting=needs_sorting(info.defaults.sampling))
     itemsize = t3.speech_head.weight.element_size()
     budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=itemsize)
     return GraphDecoder(loop, budget, max_new_tokens=info.defaults.max_new_tokens)

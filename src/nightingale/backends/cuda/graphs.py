@@ -141,7 +141,7 @@ class GraphedFunction(Generic[Result]):
         self._graph: torch.cuda.CUDAGraph | None = None
         self._result: Result | None = None
         with torch.inference_mode():
-            self._buffers = {key: value.to(device, copy=True) for key, value in inputs.items()}
+            self.buffers = {key: value.to(device, copy=True) for key, value in inputs.items()}
             if stream is not None:
                 self._capture(device, pool, stream)
 
@@ -151,13 +151,13 @@ class GraphedFunction(Generic[Result]):
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream), deterministic_cudnn():
             for _ in range(WARMUP_RUNS):
-                self._function(**self._buffers)
+                self._function(**self.buffers)
             torch.cuda.synchronize(device)
             # Not `torch.cuda.graph`, which collects garbage each time: there are many graphs. Other threads
             # may use the device meanwhile, as when a voice is cloned during a capture.
             self._graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
-                self._result = self._function(**self._buffers)
+                self._result = self._function(**self.buffers)
             finally:
                 self._graph.capture_end()
         current.wait_stream(stream)
@@ -173,18 +173,18 @@ class GraphedFunction(Generic[Result]):
         for key, value in inputs.items():
             self._buffer(key, value).copy_(value, non_blocking=True)
         if self._graph is None:
-            return self._function(**self._buffers)
+            return self._function(**self.buffers)
         self._graph.replay()
         return self._result  # type: ignore[return-value]
 
     def _buffer(self, key: str, value: Tensor) -> Tensor:
-        buffer = self._buffers.get(key)
+        buffer = self.buffers.get(key)
         same = buffer is not None and buffer.dtype == value.dtype and buffer.shape[1:] == value.shape[1:]
         if buffer is None or not same or len(value) > len(buffer):
             raise ConfigError(
                 f"{self.name!r} was captured for other inputs",
                 got=f"{key} {_describe(value)}",
-                allowed=", ".join(f"{name} {_describe(b)}" for name, b in self._buffers.items()) or "none",
+                allowed=", ".join(f"{name} {_describe(b)}" for name, b in self.buffers.items()) or "none",
                 fix="Pad the input to these shapes.",
             )
         return buffer[: len(value)]

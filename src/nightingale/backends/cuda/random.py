@@ -74,7 +74,7 @@ def triton_kernels(device: torch.device) -> Any:
         random_kernels.normal(zero, zero, 1, 4)
         return random_kernels
 
-    return TritonKernels("auto", load, part="sampling and noise", default=device.type == "cuda").loaded
+    return TritonKernels("auto", load, part="noise", default=device.type == "cuda").loaded
 
 
 def _high(word: Tensor) -> Tensor:

@@ -6,8 +6,12 @@ Nothing here imports Triton: it may be missing, or its compiler may fail on this
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Generic, Literal, NamedTuple, TypeVar
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 
@@ -18,6 +22,37 @@ Loaded = TypeVar("Loaded")
 Result = TypeVar("Result")
 KernelChoice = Literal["auto", "library", "triton"]
 """Library calls of torch, or our Triton kernels. auto: the kernels on a GPU, if they can be used."""
+
+
+_COMPILES_ONLY: ContextVar[bool] = ContextVar("_COMPILES_ONLY", default=False)
+
+
+@contextmanager
+def compiling_ahead() -> Iterator[bool]:
+    """Compile the kernels of all launches within, at the same time on all cores, and launch none of them.
+
+    Whatever they would have computed is undefined. It yields False where Triton cannot compile so.
+    """
+    import triton
+
+    mode = getattr(triton, "AsyncCompileMode", None)
+    if mode is None or triton.knobs.runtime.interpret:
+        yield False
+        return
+    with ThreadPoolExecutor(os.cpu_count()) as pool, mode(pool):
+        token = _COMPILES_ONLY.set(True)
+        try:
+            yield True
+        finally:
+            _COMPILES_ONLY.reset(token)
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Launch a Triton kernel, or only compile it: `compiling_ahead`."""
+    if _COMPILES_ONLY.get():
+        kernel.warmup(*arguments, grid=grid, **options)
+    else:
+        kernel[grid](*arguments, **options)
 
 
 class Tuning(NamedTuple):
@@ -57,7 +92,7 @@ class TritonKernels(Generic[Loaded]):
                     got=f"{type(error).__name__}: {error}",
                     fix="Install Triton and a C compiler, or use library calls.",
                 ) from error
-            self._drop(error)
+            self.drop(error)
 
     @property
     def name(self) -> str:
@@ -70,9 +105,10 @@ class TritonKernels(Generic[Loaded]):
         except Exception as error:  # a compiler fails before anything is captured
             if self._choice != "auto" or self.loaded is None:
                 raise
-            self._drop(error)
+            self.drop(error)
             return capture()
 
-    def _drop(self, error: Exception) -> None:
+    def drop(self, error: Exception) -> None:
+        """Use library calls from now on."""
         log.warning("%s runs by library calls, more slowly: %s", self._part, error)
         self.loaded = None

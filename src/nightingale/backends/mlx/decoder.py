@@ -83,6 +83,9 @@ class MlxDecoder:
     def reset(self, slot: int) -> None:
         """Do nothing: the next utterance gets a KV cache of its own."""
 
+    def prepare(self) -> bool:
+        return False
+
     def _launch(self, rows: Sequence[DecodeRow]) -> list[tuple[TokenBlock, Mapping[Decoding, int]]]:
         if self._alone:
             return [(self._loops[row.slot].launch(STEPS_AHEAD), {row.decoding: 0}) for row in rows]
@@ -107,7 +110,7 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     )
     loops = [
         StaticDecodeLoop(t3, order=info.defaults.sampler, capacity=info.max_positions)
-        for _ in range(1 if setup.profile.batched else setup.profile.slots)
+        for _ in range(1 if setup.profile.batched else setup.slots)
     ]
     budget = KVBudget.dense(info.preset.t3, info.defaults, itemsize=t3.dtype.size)
     return MlxDecoder(loops, budget, max_new_tokens=info.defaults.max_new_tokens)

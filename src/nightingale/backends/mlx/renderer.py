@@ -60,6 +60,9 @@ class MlxRenderer:
 
     def decoder_busy(self, busy: bool) -> None: ...
 
+    def prepare(self) -> bool:
+        return False
+
     def close(self) -> None:
         self._prompts = BytesLRU(PROMPT_CACHE_BYTES)
         mx.clear_cache()
@@ -78,9 +81,9 @@ class MlxRenderer:
 
 def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
     """Open the flow and the vocoder; their weights are read now."""
-    preset = source.info.preset
-    flow, hift = source.shared(
-        "s3gen-mlx",
-        lambda: (MlxFlow(preset.flow, flow_weights(source)), MlxHift(preset.hift, hift_weights(source))),
+    preset, steps = source.info.preset, setup.profile.flow_steps
+    flow = source.shared(
+        f"flow-mlx/{steps}", lambda: MlxFlow(preset.flow, flow_weights(source), steps=steps)
     )
-    return MlxRenderer(flow, hift, streaming=setup.profile.streaming)
+    hift = source.shared("hift-mlx", lambda: MlxHift(preset.hift, hift_weights(source)))
+    return MlxRenderer(flow, hift, streaming=setup.profile.in_blocks)

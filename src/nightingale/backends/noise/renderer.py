@@ -67,4 +67,7 @@ class NoiseRenderer:
 
     def decoder_busy(self, busy: bool) -> None: ...
 
+    def prepare(self) -> bool:
+        return False
+
     def close(self) -> None: ...

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from nightingale.backends.base import ModelInfo, Setup
+from nightingale.backends.base import TORCH_MISSING, ModelInfo, Setup
 from nightingale.backends.onnx.embeddings import torch_reason
 from nightingale.backends.profiles import ONNX_PRECISIONS
 from nightingale.backends.shared.capability_checks import (
@@ -37,6 +37,7 @@ SMALL_PROBE: Final = ((1, 320), 2048)
 INT8_INSTRUCTIONS: Final = ("asimddp", "avx_vnni", "avx512_vnni")
 """Instructions, by Linux's names, with which small models are twice as fast in int8: nothing is measured."""
 LARGE_PROBE: Final = ((2, 1024), 4096)
+SEGMENT_PROBE: Final = ((512, 256), 1024)
 """Rows and inputs, and outputs of the products that are measured."""
 
 
@@ -69,21 +70,47 @@ def _draft_needs_torch(draft: str) -> bool:
 
 def renderer_unsupported_reason(model: ModelInfo, setup: Setup) -> str | None:
     """Return why flow and vocoder cannot be run here, or None if they can."""
-    flow, hift = model.preset.flow, model.preset.hift
     if setup.precision not in ONNX_PRECISIONS:
         return f"it renders in {', '.join(ONNX_PRECISIONS)}, not in {setup.precision}"
-    if not setup.profile.streaming and find_spec("torch") is not None:
-        return "PyTorch renders segments whole, as upstream does"
-    if not (flow.block_causal and flow.meanflow):
-        return "its flow has two steps and attends to earlier blocks only"
-    if not (hift.causal and hift.in_phase) or hift.harmonics == NOISY_HARMONICS:
-        return "its vocoder is causal and has harmonics in phase"
+    if (
+        reason := _segments_reason(setup) if _is_official(model) else _blocks_reason(model, setup)
+    ) is not None:
+        return reason
     if (reason := package_reason()) is not None:
         return reason
     parts = setup.precision.split("-")
     if "float16" in parts and platform.machine() not in ("aarch64", "arm64"):
         return "its convolutions in float16 are for ARM; elsewhere they are computed in float32"
-    return _small_int8_reason() if "int8" in parts else None
+    if "int8" not in parts:
+        return None
+    return (
+        _slow_reason(*SEGMENT_PROBE, threads=available_cores())
+        if _is_official(model)
+        else _small_int8_reason()
+    )
+
+
+def _is_official(model: ModelInfo) -> bool:
+    """Return whether flow and vocoder look both ways, so that segments are rendered whole."""
+    flow, hift = model.preset.flow, model.preset.hift
+    return not (flow.block_causal or hift.causal or hift.in_phase) and hift.harmonics == NOISY_HARMONICS
+
+
+def _segments_reason(setup: Setup) -> str | None:
+    if setup.profile.in_blocks:
+        return "it renders segments of this model whole, not in blocks"
+    return TORCH_MISSING if find_spec("torch") is None else None
+
+
+def _blocks_reason(model: ModelInfo, setup: Setup) -> str | None:
+    flow, hift = model.preset.flow, model.preset.hift
+    if not setup.profile.in_blocks and find_spec("torch") is not None:
+        return "PyTorch renders segments whole, as upstream does"
+    if not (flow.block_causal and flow.meanflow and setup.profile.flow_steps in (None, 2)):
+        return "its flow has two steps and attends to earlier blocks only"
+    if not (hift.causal and hift.in_phase) or hift.harmonics == NOISY_HARMONICS:
+        return "its vocoder is causal and has harmonics in phase"
+    return None
 
 
 def int8_unsupported_reason(config: T3Config) -> str | None:

@@ -168,31 +168,32 @@ def sharpen(weights: Mapping[str, Floats], amount: float) -> dict[str, Floats]:
 def flow_weights(source: ModelSource) -> dict[str, Floats | RowQuantized]:
     """Return the flow's tensors; the table of token embeddings stays in int8 where it is stored so."""
     if (networks := source.loaded("s3gen")) is not None:
-        return {**_state(networks[0])}
+        return {**network_weights(networks[0])}
     return read_packed(source.files["s3gen"], "flow.")
 
 
 def hift_weights(source: ModelSource) -> dict[str, Floats]:
     if (networks := source.loaded("s3gen")) is not None:
-        return _state(networks[1])
+        return network_weights(networks[1])
     stored = unpack(read_packed(source.files["s3gen"], "mel2wav."))
     return sharpen(stored, source.info.preset.hift.sharpening)
 
 
 def t3_weights(source: ModelSource) -> dict[str, Floats | RowQuantized]:
     if (t3 := source.loaded("t3")) is not None:
-        return {**_state(t3)}
+        return {**network_weights(t3)}
     return read_packed(source.files["t3"])
 
 
 def encoder_weights(source: ModelSource, name: str) -> dict[str, Floats]:
     """Return the weights of "speech_tokenizer" or "voice_encoder"."""
     if (encoders := source.loaded("encoders")) is not None:
-        return _state(getattr(encoders, name))
+        return network_weights(getattr(encoders, name))
     if name == "voice_encoder":
         return unpack(read_packed(source.files["voice_encoder"]))
     return unpack(read_packed(source.files["s3gen"], "tokenizer."))
 
 
-def _state(network: Any) -> dict[str, Floats]:
+def network_weights(network: Any) -> dict[str, Floats]:
+    """Return the tensors of a network that PyTorch holds."""
     return {name: np.asarray(value.detach(), np.float32) for name, value in network.state_dict().items()}

@@ -18,6 +18,7 @@ from nightingale.backends.onnx.numpy_weights import (
     fitting_weights,
     flow_weights,
     hift_weights,
+    network_weights,
     t3_weights,
 )
 from nightingale.backends.onnx.renderer import OnnxRenderer
@@ -84,7 +85,7 @@ def _open_runner(source: ModelSource, setup: Setup, threads: int) -> tuple[OnnxR
             embeddings,
             graph,
             threads=threads,
-            slots=profile.slots,
+            slots=setup.slots,
             rows_per_slot=info.rows_per_slot,
             capacity=info.max_positions,
             batched=profile.batched,
@@ -96,6 +97,8 @@ def _open_runner(source: ModelSource, setup: Setup, threads: int) -> tuple[OnnxR
 def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
     parts = setup.precision.split("-")
     int8, float16 = "int8" in parts, "float16" in parts
+    if not source.info.preset.flow.block_causal:
+        return _open_segment_renderer(source, setup, int8=int8, float16=float16)
     preset, shares = source.info.preset, CoreShares.of(available_cores(), available_cores())
 
     def load() -> tuple[FlowNetwork, VocoderNetwork]:
@@ -112,6 +115,27 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
     flow, hift = source.shared(f"onnx-renderer/{setup.precision}", load)
     return_freed_memory()
     return OnnxRenderer(flow, hift, shares)
+
+
+def _open_segment_renderer(source: ModelSource, setup: Setup, *, int8: bool, float16: bool) -> Renderer:
+    """Open the renderer of an official model, whose files PyTorch reads."""
+    from nightingale.backends.onnx.rendering.segment_flow import SegmentFlow
+    from nightingale.backends.onnx.segment_renderer import SegmentRenderer
+    from nightingale.backends.torch.weights import load_rendering
+
+    preset, threads, steps = source.info.preset, available_cores(), setup.profile.flow_steps
+
+    def load() -> SegmentRenderer:
+        flow, hift = (network_weights(network) for network in load_rendering(source))
+        return SegmentRenderer(
+            SegmentFlow(preset.flow, flow, threads=threads, int8=int8, steps=steps),
+            VocoderNetwork(preset.hift, hift, threads=threads, float16=float16),
+        )
+
+    check_working_memory()
+    renderer = source.shared(f"onnx-segments/{setup.precision}/{steps}", load)
+    return_freed_memory()
+    return renderer
 
 
 def open_encoders(source: ModelSource) -> Encoders | None:

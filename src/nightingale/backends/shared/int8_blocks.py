@@ -1,4 +1,4 @@
-"""Blocks of int8 weights: their sizes, and their codes. This file is free of torch."""
+"""Blocks of int8 and int4 weights: their sizes, and their codes. This file is free of torch."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from nightingale.errors import ConfigError
 BLOCK_SIZES: Final = (128, 64, 32, 16)
 """Inputs per block, the fastest first; 256 is hardly faster than 128 and less precise."""
 INT8_MAX: Final = 127
+INT4_BLOCK, INT4_GROUP, INT4_MIN, INT4_MAX = 32, 4, -8, 7
+"""A group is as many inputs as a dot-product instruction sums; a byte has the codes of two groups."""
 ZERO_POINT: Final = 128
 """Stored codes are unsigned; this one stands for zero."""
 

@@ -1,4 +1,4 @@
-"""T3 quantized to int8 on disk: written once for a set of weights, verified each time it is opened.
+"""T3 quantized to int8 or int4 on disk: written once for a set of weights, verified each time it is opened.
 
     <cache_dir>/<digest>/weights.bin      the tensors
                          index.json       where in it each tensor lies: data type, shape, offset

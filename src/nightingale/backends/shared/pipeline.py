@@ -46,6 +46,7 @@ class CutStream:
     """A render stream whose blocks have exactly the wanted tokens, and those that are looked ahead to."""
 
     prefers_large_batches = False  # a batch takes as long as its blocks one by one
+    first_block_tokens: int | None = None
     started = False
 
     def next_cut(self, waiting: int, *, finished: bool, wanted: int) -> BlockCut | None:
@@ -100,6 +101,9 @@ class RenderPipeline:
             with self._turn:
                 self._decoder_idle = not busy
                 self._turn.notify_all()
+
+    def prepare(self) -> bool:
+        return False
 
     def close(self) -> None:
         for stage in (self._flow, self._excitation, *self._vocoder):

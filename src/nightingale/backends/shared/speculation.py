@@ -44,7 +44,7 @@ def open_speculation(
         open_model: Opens a draft that is a model; returns it and the cost of one of its tokens.
         costs: Costs of a verification pass of this runner.
     """
-    name, longest, waits = setup.profile.draft, MAX_DRAFT_TOKENS, setup.profile.streaming
+    name, longest, waits = setup.profile.draft, MAX_DRAFT_TOKENS, setup.profile.in_blocks
     draft: Draft
     if name == LOOKUP:
         draft, cost = LookupDraft(), 0.0
@@ -54,7 +54,7 @@ def open_speculation(
     else:
         draft, cost = open_model()
     # A draft that must read the prompt starts after the tokens of the first block.
-    after = setup.profile.first_block_tokens + LOOKAHEAD_TOKENS if waits else 0
+    after = setup.profile.smallest_block_tokens + LOOKAHEAD_TOKENS if waits else 0
     return SpeculativeDecoder(
         runner,
         draft,

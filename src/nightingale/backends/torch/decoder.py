@@ -44,7 +44,7 @@ def pool_options(source: ModelSource, setup: Setup) -> dict[str, Any]:
     """Return the arguments that every T3 runner takes."""
     info = source.info
     return {
-        "slots": setup.profile.slots,
+        "slots": setup.slots,
         "rows_per_slot": info.rows_per_slot,
         "capacity": info.max_positions,
         "batched": setup.profile.batched,
@@ -93,7 +93,7 @@ def _paged_pool(source: ModelSource, setup: Setup, t3: T3, layout: KVBlockLayout
         attend = paged_attention
     return PagedKVPool(
         layout,
-        slots=setup.profile.slots,
+        slots=setup.slots,
         rows_per_slot=source.info.rows_per_slot,
         prompt=source.info.max_prompt_positions,
         tokens=source.info.defaults.max_new_tokens,

@@ -103,7 +103,7 @@ def _draft_runner(t3: T3, source: ModelSource, setup: Setup) -> TorchRunner:
     drafting = setup.draft.source.info if setup.draft else source.info
     return TorchRunner(
         t3,
-        slots=setup.profile.slots,
+        slots=setup.slots,
         rows_per_slot=source.info.rows_per_slot,
         capacity=t3.config.prompt_length(drafting.defaults.max_text_ids)
         + source.info.defaults.max_new_tokens,

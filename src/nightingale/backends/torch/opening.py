@@ -18,8 +18,9 @@ def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
 
 def renderer_for(source: ModelSource, setup: Setup, flow: Flow, hift: Hift) -> Renderer:
     """Return the renderer of networks that PyTorch runs, whatever their layers are."""
-    renderer = TorchRenderer(flow, hift, streaming=setup.profile.streaming)
-    if not setup.profile.streaming or setup.machine.kind != "cpu":
+    flow = flow.with_steps(setup.profile.flow_steps)
+    renderer = TorchRenderer(flow, hift, streaming=setup.profile.in_blocks)
+    if not setup.profile.in_blocks or setup.machine.kind != "cpu":
         return renderer
     shares = share_cores(source.info.preset.t3.backbone.parameters)
     return renderer if shares is None else PipelinedRenderer(renderer, shares)

@@ -63,6 +63,9 @@ class TorchRenderer:
 
     def decoder_busy(self, busy: bool) -> None: ...
 
+    def prepare(self) -> bool:
+        return False
+
     def close(self) -> None: ...
 
     def mark_started(self, block: Block) -> None:

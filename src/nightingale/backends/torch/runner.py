@@ -20,6 +20,7 @@ from torch import Tensor
 
 from nightingale.backends.torch.kv_pools import KVPool, SlotKVCache, SlotKVPool
 from nightingale.decoding.decoding import Decoding, Prompt
+from nightingale.decoding.lru import BytesLRU
 from nightingale.decoding.runner import StepInput, VerifyInput
 from nightingale.decoding.sampling import Logits
 from nightingale.errors import TextTooLong
@@ -27,21 +28,33 @@ from nightingale.models.chatterbox.t3.config import Gpt2Config, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_cache import KVCache
 
+Conditionings = BytesLRU[tuple[str, float], Tensor]
+"""Embeddings of voices, by their hash and the exaggeration."""
+
 
 @torch.inference_mode()
-def embed_prompt(t3: T3, prompt: Prompt, *, max_new_tokens: int) -> Tensor:
-    """Return the embeddings (rows, time, width) of everything before the first speech token."""
+def embed_prompt(
+    t3: T3, prompt: Prompt, *, max_new_tokens: int, cache: Conditionings | None = None
+) -> Tensor:
+    """Return the embeddings (rows, time, width) of everything before the first speech token.
+
+    cache: of the part that depends on the voice.
+    """
     weight = t3.speech_head.weight
     device, dtype = weight.device, weight.dtype
     voice = prompt.voice
     text = torch.tensor([framed_text(t3.config, prompt.text_ids, max_new_tokens)])
-    return t3.prompt(
-        _send(text, device),
-        speaker=_send(torch.tensor(voice.speaker[None]).to(dtype), device),
-        prompt_ids=_send(torch.tensor(voice.prompt_ids[None, : t3.config.prompt_tokens]), device),
-        exaggeration=torch.full((1,), prompt.exaggeration, device=device, dtype=dtype),
-        guided=prompt.guided,
-    )
+
+    def condition() -> Tensor:
+        return t3.conditioning(
+            speaker=_send(torch.tensor(voice.speaker[None]).to(dtype), device),
+            prompt_ids=_send(torch.tensor(voice.prompt_ids[None, : t3.config.prompt_tokens]), device),
+            exaggeration=torch.full((1,), prompt.exaggeration, device=device, dtype=dtype),
+        )
+
+    key = voice.content_hash, prompt.exaggeration
+    conditioning = condition() if cache is None else cache.get(key, condition)
+    return t3.conditioned_prompt(_send(text, device), conditioning, guided=prompt.guided)
 
 
 def framed_text(config: T3Config, text_ids: list[int], max_new_tokens: int) -> list[int]:

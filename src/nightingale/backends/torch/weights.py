@@ -75,12 +75,7 @@ def rendering_weights(
     """
 
     def make() -> tuple[Flow, Hift]:
-        if (networks := source.loaded("s3gen")) is not None:
-            flow, hift = networks
-        else:
-            loaded = load_s3gen(source.info.preset, source.files["s3gen"], unpacker(source))
-            flow, hift = (net.to(torch.float32) for net in loaded)
-        flow, hift = _on(flow, device), _on(hift, device)
+        flow, hift = (_on(net, device) for net in load_rendering(source))
         if convert is not None:
             flow, hift = convert(flow, hift)
         if device == "cpu":
@@ -89,6 +84,15 @@ def rendering_weights(
         return flow, hift
 
     return source.shared(f"s3gen@{device}/{key}", make)
+
+
+def load_rendering(source: ModelSource) -> tuple[Flow, Hift]:
+    """Return the flow and the vocoder in float32 as they are stored."""
+    if (networks := source.loaded("s3gen")) is not None:
+        flow, hift = networks
+        return flow, hift
+    flow, hift = load_s3gen(source.info.preset, source.files["s3gen"], unpacker(source))
+    return flow.to(torch.float32), hift.to(torch.float32)
 
 
 def load_voice_encoders(source: ModelSource) -> VoiceEncoders:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Final
 
 import numpy as np
@@ -19,13 +19,15 @@ from nightingale.engine.load import Model
 from nightingale.engine.rendering.time_stretch import TimeStretcher
 from nightingale.engine.requests.segments import TextSegment
 from nightingale.engine.session import Request, Timing
-from nightingale.models.chatterbox.s3gen.config import SPEECH_CODES
+from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, SPEECH_CODES
 from nightingale.models.chatterbox.t3.config import STOP_SPEECH
 from nightingale.models.defaults import SILENCE_TOKEN
 from nightingale.types import Samples
 
-BUFFER_SHARE: Final = 0.7
-"""The share of a listener's buffered audio within which its next block should be rendered."""
+FAST_GROWTH: Final = 5
+"""The size of a block over that of the one before it, where long blocks cost hardly more than short ones."""
+LONG_BLOCKS: Final = 2
+"""The largest block there, over the profile's."""
 
 
 class Utterance:
@@ -53,8 +55,19 @@ class Utterance:
         """True while other requests are being served too."""
         self.tokens_in_time = math.inf
         """The largest block that leaves enough time for the blocks of other requests."""
+        self.takes_all = False
+        """True if a block takes all tokens that are there, up to `tokens_in_time`."""
         self._stretcher = TimeStretcher(CLOCKS.sample_rate_hz, request.speed)
-        self._block_tokens = model.defaults.first_block_tokens or profile.first_block_tokens
+        self._block_tokens = (
+            profile.first_block_tokens
+            or model.defaults.first_block_tokens
+            or stream.first_block_tokens
+            or profile.smallest_block_tokens
+        )
+
+    def set_first_block(self, tokens: Callable[[int], int]) -> None:
+        """Change the size of the first block by a function of it."""
+        self._block_tokens = tokens(self._block_tokens)
 
     def _start_attempt(self) -> None:
         """Start with no tokens. The first attempt samples as if there were no guard."""
@@ -118,7 +131,13 @@ class Utterance:
     @property
     def least_block_tokens(self) -> int:
         """Tokens of the next block, if it is made as small as possible."""
-        return min(self._block_tokens, self.profile.first_block_tokens)
+        wanted = self._wanted_tokens
+        return min(wanted, self.profile.smallest_block_tokens) if self.profile.in_blocks else wanted
+
+    @property
+    def _wanted_tokens(self) -> int:
+        """Tokens that the next block should have: all of them where segments are rendered whole."""
+        return self._block_tokens if self.profile.in_blocks else len(self._waiting)
 
     @property
     def surplus_tokens(self) -> int:
@@ -132,15 +151,17 @@ class Utterance:
         return None if cut is None else self._stream.batch_key(cut)
 
     def _next_cut(self) -> BlockCut | None:
-        if self.rendered or self.must_restart or not (self.decoding.finished or self.profile.streaming):
+        if self.rendered or self.must_restart or not (self.decoding.finished or self.profile.in_blocks):
             return None
         return self._stream.next_cut(
-            len(self._waiting), finished=self.decoding.finished, wanted=self._block_tokens
+            len(self._waiting), finished=self.decoding.finished, wanted=self._wanted_tokens
         )
 
     def take_block(self, timing: Timing) -> Block:
         """Take the next block, which must be ready. Its tokens cannot be dropped any more."""
-        if self._taken and self.concurrent:
+        if self.takes_all:
+            self._block_tokens = self._all_tokens()
+        elif self._taken and self.concurrent:
             self._block_tokens = self._in_time(self._block_tokens)
         cut = self._next_cut()
         assert cut is not None
@@ -163,15 +184,27 @@ class Utterance:
     def _next_block_tokens(self, *, first: bool) -> int:
         """Return the size of the next block; first: the block before it was the first one."""
         largest, defaults = self.profile.largest_block_tokens, self.model.defaults
-        if self.concurrent and self._stream.prefers_large_batches:
-            return largest
-        if first and defaults.second_block_tokens is not None:
+        if self.takes_all:  # all tokens that are there when its turn comes: it need not wait for many
+            return self.profile.smallest_block_tokens
+        if self._stream.prefers_large_batches:
+            return min(FAST_GROWTH * self._block_tokens, LONG_BLOCKS * largest)
+        if first and defaults.second_block_tokens is not None and self.profile.first_block_tokens is None:
             return defaults.second_block_tokens
         tokens = min(2 * self._block_tokens, largest)
         return self._in_time(tokens) if self.concurrent else tokens
 
+    def _all_tokens(self) -> int:
+        """Return the size of a block that takes the tokens that are there; the rest too, if that is known."""
+        waiting, limit = (
+            len(self._waiting),
+            int(min(self.tokens_in_time, LONG_BLOCKS * self.profile.largest_block_tokens)),
+        )
+        if self.decoding.finished and waiting <= limit:
+            return waiting + 1
+        return max(self._block_tokens, min(waiting - LOOKAHEAD_TOKENS, limit))
+
     def _in_time(self, tokens: int) -> int:
-        return max(self.profile.first_block_tokens, int(min(tokens, self.tokens_in_time)))
+        return max(self.profile.smallest_block_tokens, int(min(tokens, self.tokens_in_time)))
 
     def finish(self, block: Block, samples: Samples) -> Samples:
         """Return the audio of a rendered block: trimmed, time-stretched, with the pause after the segment."""

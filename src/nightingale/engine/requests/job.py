@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from nightingale.backends.base import Block
 from nightingale.clocks import CLOCKS
+from nightingale.decoding.kv_budget import KVBudget
 from nightingale.engine.rendering.utterance import Utterance
 from nightingale.engine.requests.segments import SegmentQueue, TextSegment
 from nightingale.engine.session import Session
@@ -34,8 +36,8 @@ class Job:
     """Segments that were started."""
     segment: TextSegment | None = None
     """The next segment."""
-    utterance: Utterance | None = None
-    """The segment that is being synthesized."""
+    utterances: deque[Utterance] = field(default_factory=deque)
+    """The segments that are being synthesized, in order: the last one may still be decoded."""
     in_flight_s: float = 0.0
     """Audio that is being rendered."""
     held: list[Samples] = field(default_factory=list)
@@ -43,6 +45,17 @@ class Job:
     held_until_s: float = 0.0
     parked: bool = False
     """Neither queued nor in a slot: it waits for more text, or for its listener."""
+
+    @property
+    def utterance(self) -> Utterance | None:
+        """The segment whose blocks are rendered next; None if none is being synthesized."""
+        unrendered = (one for one in self.utterances if not one.rendered)
+        return next(unrendered, self.utterances[-1] if self.utterances else None)
+
+    @property
+    def is_decoding(self) -> bool:
+        """True while a segment is being decoded."""
+        return bool(self.utterances) and not self.utterances[-1].decoding.finished
 
     @property
     def held_s(self) -> float:
@@ -53,6 +66,26 @@ class Job:
     def is_silent(self) -> bool:
         """True until the first audio was rendered."""
         return self.session.timing.first_audio_s is None and not self.held
+
+    @property
+    def is_at_silence(self) -> bool:
+        """True if the next segment is a pause and nothing else."""
+        return self.segment is not None and not self.segment.text_ids
+
+    def prepare_segment(self) -> bool:
+        """Take the next segment, if there is one already; return False if there will be none."""
+        closed = (
+            self.segments.closed
+        )  # read first: text that is added just before the end belongs to the request
+        self.segment = self.segment or self.segments.next()
+        return self.segment is not None or not closed
+
+    def reserved_bytes(self, budget: KVBudget) -> int:
+        """Return the KV cache bytes that the next segment needs."""
+        self.segment = self.segment or self.segments.next()
+        request, ids = self.session.request, self.segment.text_ids if self.segment else []
+        rows = 2 if request.sampling.cfg_weight > 0 else 1
+        return budget.reserved_bytes(len(ids), request.voice, rows=rows)
 
     def hold(self, audio: Samples, seconds: float) -> None:
         """Keep the first audio for a while."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import Final
@@ -20,6 +20,7 @@ from nightingale.text.sentences import (
     SHORT_CHARS,
     Ending,
     TextSpan,
+    grow_spans,
     span_of,
     split_paragraphs,
     split_sentences,
@@ -55,11 +56,9 @@ class SegmentQueue:
     It needs no lock: the operations of a deque are atomic, and only the worker thread takes segments.
     """
 
-    def __init__(
-        self, known: Iterator[TextSegment] | None = None, *, reached: Callable[[TextSegment], None]
-    ) -> None:
-        """Take segments from `known`, or else from `add`. Call `reached` when all before one are rendered."""
-        self._known, self._reached = known or iter(()), reached
+    def __init__(self, known: Iterator[TextSegment] | None = None) -> None:
+        """Take segments from `known`, or else from `add`."""
+        self._known = known or iter(())
         self._added: deque[TextSegment] = deque()
         self.add = self._added.append
         self.closed = known is not None
@@ -75,8 +74,6 @@ class SegmentQueue:
         segment = next(self._known, None)
         if segment is None and self._added:
             segment = self._added.popleft()
-        if segment is not None:
-            self._reached(segment)
         return segment
 
 
@@ -87,6 +84,7 @@ def segment_text(
     *,
     split_chars: int | None,
     fill: bool = False,
+    short_first: bool = False,
     continues: bool = False,
     max_ids: int | None = None,
     max_chars: int = MAX_CHARS,
@@ -100,6 +98,7 @@ def segment_text(
         source: The text, or an iterable of parts of it; `language` is its code.
         split_chars: Length of the longest segment, in letters of an alphabet; None for a single segment.
         fill: Put as many sentences into a segment as fit. A text that fits as a whole stays as it is written.
+        short_first: With `fill`, begin with the first sentence and let later segments grow (`grow_spans`).
         continues: More text follows. The last segment then keeps its natural pause, and none is no error.
         max_ids: Split a segment of more ids (a line of rare characters) further, if the text may be split.
         max_chars: Length of the longest `source`.
@@ -118,7 +117,7 @@ def segment_text(
     segments = _merge_pauses(
         chain.from_iterable(
             [part] if isinstance(part, int) else _encode(frontend, part, language, max_ids, speed)
-            for part in _parts(frontend, source, language, split_chars, fill, continues)
+            for part in _parts(frontend, source, language, split_chars, fill, short_first and fill, continues)
         ),
         closing_ms=None if continues else closing_ms,
     )
@@ -212,12 +211,19 @@ def _parts(
     language: str | None,
     split_chars: int | None,
     fill: bool,
+    short_first: bool,
     continues: bool,
 ) -> Iterator[TextSpan | int]:
     """Yield normalized text of one segment each and, between them, pauses in milliseconds."""
     if fill and split_chars is not None and isinstance(source, str) and len(source) <= split_chars:
         # Measured only here: for a book, the spoken length takes as long to count as its segments to make.
-        split_chars = None if spoken_length(source) <= split_chars else split_chars
+        fits = spoken_length(source) <= split_chars
+        if fits and not (short_first and _has_several(source, split_chars, language)):
+            split_chars = None
+    if short_first and split_chars is not None:
+        sentences = _parts(frontend, source, language, split_chars, False, False, continues)
+        yield from grow_spans(sentences, split_chars, language)
+        return
     if split_chars is None:
         whole = source if isinstance(source, str) else "".join(source)
         blocks: Iterable[tuple[str, bool]] = [(whole, not continues)]
@@ -241,6 +247,10 @@ def _parts(
             join_below = split_chars if fill else SHORT_CHARS
             for part in split_sentences(normalized, split_chars, language, join_below=join_below):
                 yield span_of(part.text) if goes_on and part.ending is Ending.PARAGRAPH else part
+
+
+def _has_several(text: str, split_chars: int, language: str | None) -> bool:
+    return len(list(islice(grow_spans(split_sentences(text, split_chars, language), 0, language), 2))) > 1
 
 
 def _samples(pause_ms: int) -> int:

@@ -77,8 +77,14 @@ class UpsamplingConv1d(nn.ConvTranspose1d):
         self.causal = causal
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        length = x.shape[-1] * self.stride[0]
+        if _is_by_tap(self.weight):
+            assert self.bias is not None
+            cut = int(self.padding[0])
+            y = transposed_convolve(x, self.weight, self.stride[0])[..., cut : cut + length]
+            return y + self.bias[:, None]
         y = super().forward(x)
-        return y[..., : x.shape[-1] * self.stride[0]] if self.causal else y
+        return y[..., :length] if self.causal else y
 
 
 def convolve(layer: nn.Conv1d, x: Tensor) -> Tensor:
@@ -116,11 +122,15 @@ def transposed_convolve(x: Tensor, weight: Tensor, stride: int) -> Tensor:
 
     weight is (inputs, outputs, taps). Where it is stored tap by tap, `stride` taps at a time are one product.
     """
-    by_tap = weight.permute(2, 1, 0)
-    if not by_tap.is_contiguous():
+    if not _is_by_tap(weight):
         return F.conv_transpose1d(x, weight, stride=stride)
-    rows = [_transposed_tap_products(row, by_tap, stride) for row in x]
+    rows = [_transposed_tap_products(row, weight.permute(2, 1, 0), stride) for row in x]
     return rows[0][None] if len(rows) == 1 else torch.stack(rows)
+
+
+def _is_by_tap(weight: Tensor) -> bool:
+    """Return whether (inputs, outputs, taps) are stored tap by tap (weight_layout.py)."""
+    return weight.permute(2, 1, 0).is_contiguous()
 
 
 def _transposed_tap_products(x: Tensor, by_tap: Tensor, stride: int) -> Tensor:

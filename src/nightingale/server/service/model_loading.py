@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel
 
-from nightingale.backends.profiles import profile_named
+from nightingale.backends.profiles import profile_named, with_options
 from nightingale.engine.load import default_model, load_model
 from nightingale.engine.tts import TTS
 from nightingale.errors import VoiceNotFound
@@ -56,7 +56,8 @@ class ModelCard(BaseModel):
 def load_engine(settings: ServerSettings) -> TTS:
     name = settings.model or default_model()
     model = load_model(name, offline=settings.offline, options=settings.option)
-    profile = profile_named(settings.profile or model.defaults.profile)
+    asked = with_options(settings.profile, {"stream": settings.stream})
+    profile = profile_named(asked, default=model.defaults.profile)
     profile = replace(profile, slots=settings.slots, queue_limit=settings.max_queue)
     return TTS.over(
         model,

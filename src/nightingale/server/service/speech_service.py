@@ -95,7 +95,7 @@ class SpeechService:
     @property
     def occupancy(self) -> Occupancy:
         if self._tts is None:
-            return Occupancy(waiting=0, speaking=0, slots=self.settings.slots)
+            return Occupancy(waiting=0, speaking=0, slots=self.settings.slots or 0)
         return self._tts.occupancy
 
     async def start(self) -> None:

@@ -80,9 +80,10 @@ def _measure_upstream(
         model = same_weights(weights, size)
         from nightingale.engine.tts import TTS
 
-        for profile in settings.profiles or [model.defaults.profile]:
-            who = f"ours {size} {profile}"
-            with TTS.over(model, profile, device=settings.device) as tts, progress(who) as step:
+        for profile in settings.profiles or ["default"]:
+            tts = TTS.over(model, profile, device=settings.device)
+            who = f"ours {size} {tts.plan.profile.name}"
+            with tts, progress(who) as step:
                 result["peers"].append({"who": who, "what": "Nightingale, over upstream's weights"})
                 measure(result, engine_target(tts), plan, who=who, on_request=step)
 

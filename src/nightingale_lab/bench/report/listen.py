@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from nightingale.types import Samples
 from nightingale_lab.bench.report.pictures import data_uri, outline_svg, spectrogram_png
 from nightingale_lab.bench.report.rows import Line
 
@@ -29,15 +30,10 @@ def players(verify: Sequence[Line], clips: int) -> str:
 
 
 def _card(wav: Path) -> str:
-    import soundfile
-
     from nightingale.audio.read import read_audio
 
     samples, rate_hz = read_audio(wav)
-    # MP3: every browser plays it, and it has a tenth of the size of a WAV.
-    encoded = io.BytesIO()
-    soundfile.write(encoded, samples, rate_hz, format="MP3")
-    sound = data_uri(encoded.getvalue(), "audio/mpeg")
+    sound = mp3_uri(samples, rate_hz)
     picture = data_uri(spectrogram_png(samples), "image/png")
     name = escape(wav.parent.name)
     return (
@@ -45,3 +41,12 @@ def _card(wav: Path) -> str:
         f'<audio controls preload="none" src="{sound}"></audio>{outline_svg(samples)}'
         f'<img alt="spectrogram, {name}" src="{picture}"></figure>'
     )
+
+
+def mp3_uri(samples: Samples, rate_hz: int) -> str:
+    """Return a clip as MP3: every browser plays it, and it has a tenth of the size of a WAV."""
+    import soundfile
+
+    encoded = io.BytesIO()
+    soundfile.write(encoded, samples, rate_hz, format="MP3")
+    return data_uri(encoded.getvalue(), "audio/mpeg")

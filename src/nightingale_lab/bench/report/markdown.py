@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from nightingale_lab.bench.report import rows
@@ -44,10 +45,10 @@ def source(line: Line, kind: str) -> str:
     return f"*{where}{loaded}{when}{commit}: `benchmarks/results/{kind}.jsonl`*"
 
 
-def newest(lines: Sequence[Line]) -> Line | None:
-    """Return the last line that was not made at tiny sizes."""
-    real = [line for line in lines if not line.get("tiny")]
-    return real[-1] if real else None
+def newest(lines: Sequence[Line], among: str = "", name: str = "") -> Line | None:
+    """Return the last line that was not made at tiny sizes or of some parts only; one with `name` if given."""
+    real = [line for line in lines if not line.get("tiny") and line.get("part", "*") == "*"]
+    return next((line for line in reversed(real) if not name or name in line[among]), None)
 
 
 def _measured(
@@ -60,28 +61,30 @@ def _measured(
 
 
 def cpu(lines: Sequence[Line], goals: Goals) -> str:
-    """Return the goals of the large models on a CPU, and what their times consist of."""
+    """Return the goals of the large models on a CPU, and what their times consist of.
 
-    def body(line: Line) -> Iterable[Sequence[object]]:
-        reached = line["table"]
+    A run may measure some models only: other rows are those of the run before it, and name its commit.
+    """
+
+    def body(own: Sequence[Line], line: Line) -> Iterable[Sequence[object]]:
         for name, (sign, must, aim) in goals.items():
-            yield (
-                name,
-                f"{sign} {must:g}",
-                f"{sign} {aim:g}",
-                number(reached.get(name)) or NOT_YET,
-                _made_of(name, line["parts"]),
-            )
+            found = newest(own, "table", name) or line
+            made_of = _made_of(name, found["parts"])
+            if found is not line:
+                made_of = f"{made_of}; commit {found.get('commit', '?')}".removeprefix("; ")
+            limit = "" if must is None else f"{sign} {must:g}"
+            yield name, limit, f"{sign} {aim:g}", number(found["table"].get(name)) or NOT_YET, made_of
 
     head = ["102 tokens, warm", "must", "aim", "reached", "of which"]
-    return "\n\n".join(_measured(own, "cpu", head, body) for own in _by_machine(lines))
+    return "\n\n".join(_measured(own, "cpu", head, partial(body, own)) for own in _by_machine(lines))
 
 
 def _made_of(name: str, parts: Mapping[str, Any]) -> str:
     family = "nano" if name.startswith("Nano") or name.endswith("Nano") else "multilingual"
+    family += "+meanflow" if "meanflow" in name else ""
     step, sentence = parts.get(f"step {family}", {}), parts.get(f"sentence {family}", {})
     theirs = parts.get(f"upstream {family}", {})
-    if "step" in name and "step_ms" in step:
+    if "int8 step" in name and "step_ms" in step:
         bandwidth = f"{step['gb_per_s']:.1f} GB/s"
         took = f"{step['step_ms']:.1f} ms, at least {step['step_ms_least']:.1f},"
         return f"{took} over {step['reading_ms']:.1f} ms at {bandwidth}"
@@ -97,9 +100,10 @@ def _made_of(name: str, parts: Mapping[str, Any]) -> str:
 def cpu_quality(lines: Sequence[Line]) -> str:
     """Return int8 against float32 on the same weights and the same tokens."""
 
-    def body(line: Line) -> Iterable[Sequence[object]]:
+    def body(own: Sequence[Line], line: Line) -> Iterable[Sequence[object]]:
         for family in ("multilingual", "nano"):
-            if "greedy_same" in (found := line["parts"].get(f"quality {family}", {})):
+            name = f"quality {family}"
+            if "greedy_same" in (found := (newest(own, "parts", name) or line)["parts"].get(name, {})):
                 yield (
                     family,
                     percent(found["score_error_of_spread"]),
@@ -115,7 +119,7 @@ def cpu_quality(lines: Sequence[Line]) -> str:
         "among the first five",
         "steps",
     ]
-    return "\n\n".join(_measured(own, "cpu", head, body) for own in _by_machine(lines))
+    return "\n\n".join(_measured(own, "cpu", head, partial(body, own)) for own in _by_machine(lines))
 
 
 def _by_machine(lines: Sequence[Line]) -> list[list[Line]]:
@@ -131,11 +135,11 @@ def gpu(lines: Sequence[Line]) -> str:
 
     def body(line: Line) -> Iterable[Sequence[object]]:
         for name, found in line["table"].items():
-            sign = "≥" if "per second" in name else "≤"
-            goals = [f"{sign} {found[goal]:g}" if found[goal] else "" for goal in ("must", "aim")]
+            sign = found.get("sign") or ("≥" if "per second" in name else "≤")
+            goals = ["" if found[goal] is None else f"{sign} {found[goal]:g}" for goal in ("must", "aim")]
             yield name, number(found["upstream"], 4), *goals, number(found["reached"])
 
-    what = "one H200, multilingual size, 102 tokens, ten-second reference"
+    what = "random weights of full size: multilingual (ten guided steps) unless Turbo is named; 102 tokens"
     head = [what, "upstream", "must", "aim", "reached"]
     return _measured(lines, "gpu_engine", head, body)
 

@@ -69,7 +69,7 @@ def table_rows(bench: Sequence[Line], verify: Sequence[Line]) -> list[ReportRow]
                 model=model,
                 profile=who,
                 speed=next((row for row in lengths if row["text"] == "short"), lengths[0] if lengths else {}),
-                memory_mb=cold[0].get("peak_memory_mb") if cold else None,
+                memory_mb=cold[-1].get("peak_memory_mb") if cold else None,
                 verify=checked[-1] if checked else None,
                 quality=checked[-1]["facts"] if checked else _as_reference(verify, model, who),
             )

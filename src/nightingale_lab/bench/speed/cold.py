@@ -1,4 +1,4 @@
-"""The first request of a fresh process: its latency and peak memory.
+"""The first request of a fresh process: its latency and peak memory, with empty caches and with filled ones.
 
     python -m nightingale_lab.bench.speed.cold '{"model": "wren", …}'
 
@@ -8,19 +8,44 @@ is what `cold_start` runs in a new process, since a warm one cannot measure this
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from nightingale.errors import EngineFault
+from nightingale_lab.bench.speed.memory import gpu_peak_mb, peak_memory_mb
 
 
-def cold_start(settings: dict[str, Any], text: str) -> dict[str, float]:
+def cold_rows(settings: dict[str, Any], text: str) -> list[dict[str, Any]]:
+    """Return the start of two processes: the first one on a machine, and another one after it.
+
+    For the first one, the caches of compiled kernels and packed weights are empty. Weights are not fetched.
+    """
+    with tempfile.TemporaryDirectory(prefix="nightingale-cold-") as folder:
+        caches = empty_caches(Path(folder))
+        return [
+            {"run": run, **cold_start(settings, text, caches)} for run in ("first on this machine", "again")
+        ]
+
+
+def empty_caches(folder: Path) -> dict[str, str]:
+    """Return environment variables that put every cache of machine code and packed weights into a folder."""
+    names = ("NIGHTINGALE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    return {name: str(folder / name.lower()) for name in names}
+
+
+def cold_start(
+    settings: dict[str, Any], text: str, environment: dict[str, str] | None = None
+) -> dict[str, float]:
     """Return the ms to import, to load and to the first audio, from the start of a process; peak memory."""
     asked = json.dumps({**settings, "text": text, "begun": time.time()})
     command = [sys.executable, "-m", "nightingale_lab.bench.speed.cold", asked]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, **(environment or {})}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise EngineFault(
             "a fresh process made no audio",
@@ -29,22 +54,6 @@ def cold_start(settings: dict[str, Any], text: str) -> dict[str, float]:
         )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
-
-
-def peak_memory_mb() -> float | None:
-    """Return the peak resident memory of this process on the host, where the system reports it."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return round(peak / (1e6 if sys.platform == "darwin" else 1e3), 1)
-
-
-def gpu_peak_mb() -> float | None:
-    """Return the peak memory of this process on the GPU; None if it has not used one."""
-    torch = sys.modules.get("torch")
-    return round(torch.cuda.max_memory_allocated() / 1e6, 1) if torch and torch.cuda.is_available() else None
 
 
 def main() -> None:

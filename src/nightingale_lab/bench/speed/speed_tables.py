@@ -32,8 +32,35 @@ LEVELS = {
     "underruns": "underruns",
     "failed": "failed",
 }
+LISTENERS = {
+    "who": "who",
+    "listeners": "listeners",
+    "voices": "voices",
+    "ttfa p50": "ttfa_ms_p50",
+    "p95": "ttfa_ms_p95",
+    "audio s/s": "audio_seconds_per_s",
+    "underruns": "underruns",
+    "listeners with underruns": "stalled_listeners",
+    "memory MB": "memory_mb",
+    "GPU MB": "gpu_memory_mb",
+}
+CAPACITY = {
+    "who": "who",
+    "most listeners": "listeners",
+    "voices": "voices",
+    "arrivals": "arrivals",
+    "more are limited by": "limited_by",
+}
+NEW_VOICE = {
+    "who": "who",
+    "ttfa seen": "ttfa_ms_seen",
+    "ttfa new": "ttfa_ms_new",
+    "extra ms": "extra_ms",
+    "kept MB per voice": "kept_mb_per_voice",
+}
 COLD = {
     "who": "who",
+    "run": "run",
     "import": "import_ms",
     "load": "load_ms",
     "first ttfa": "first_ttfa_ms",
@@ -48,7 +75,7 @@ FLOOR = {
     "over floor": "over_floor",
     "": "floor_of",
 }
-LEFT = ("who", "text", "stage", "floor_of", "what", "unit")
+LEFT = ("who", "text", "stage", "floor_of", "what", "unit", "run", "arrivals", "limited_by")
 """Columns of text."""
 CAPTION = (
     "ttfa: time to first audio, ms. rtf: seconds of waiting per second of audio. flow, vocoder: ms per",
@@ -57,10 +84,14 @@ CAPTION = (
 
 
 def tables(result: Mapping[str, Any]) -> list[Table]:
-    lengths = [{**row.get("stage_ms_per_audio_s", {}), **row} for row in result["lengths"]]
+    lengths = [{**row.get("stage_ms_per_audio_s", {}), **row} for row in result.get("lengths", ())]
+    listeners = result.get("listeners") if result.get("kind") == "listeners" else None
     parts = (
         ("one request at a time", LENGTHS, lengths),
-        ("several requests at a time", LEVELS, result["concurrency"]),
+        ("several requests at a time", LEVELS, result.get("concurrency")),
+        (f"listeners at once, arriving: {result.get('arrivals')}", LISTENERS, listeners),
+        ("capacity", CAPACITY, result.get("capacity")),
+        ("a voice never seen before", NEW_VOICE, result.get("new_voice")),
         ("a fresh process", COLD, result.get("cold")),
         ("distance from the floor", FLOOR, result.get("distance")),
         (machine_name(result), HEADLINE, result.get("headline")),

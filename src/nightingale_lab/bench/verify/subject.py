@@ -11,6 +11,7 @@ import numpy as np
 
 from nightingale.clocks import CLOCKS
 from nightingale.types import Audio, Metrics, Samples
+from nightingale_lab.bench.verify.baseline import Baseline, measure_baseline
 
 GREEDY_TEMPERATURE = 0.0001
 NO_METRICS = Metrics(ttfa_ms=0.0, total_ms=0.0, audio_seconds=0.0, tokens=0)
@@ -70,6 +71,8 @@ class Subject(Protocol):
 
     def text_ids(self, text: str, language: str) -> list[int]: ...
 
+    def baseline(self) -> Baseline: ...
+
     @property
     def unknown_text_id(self) -> int | None: ...
 
@@ -96,7 +99,7 @@ class EngineSubject:
         self._tts = TTS.over(model, profile, device=device)
         self._decoder = open_decoder(model)
         self.name: str = model.name
-        self.profile: str = profile or model.defaults.profile
+        self.profile: str = self._tts.plan.profile.name
         self.languages = self._tts.languages
 
     def say(self, text: str, *, seed: int, language: str | None = None) -> RecordedUtterance:
@@ -116,13 +119,14 @@ class EngineSubject:
     def _expected_samples(self, text: str, language: str | None, tokens: int) -> int:
         from nightingale.engine.requests.segments import MAX_CHARS, segment_text
 
-        defaults = self.model.defaults
+        defaults, profile = self.model.defaults, self._tts.plan.profile
         segments = segment_text(
             self.model.frontend,
             text,
             language,
             split_chars=defaults.split_chars,
             fill=defaults.fill_segments,
+            short_first=profile.short_first_segment and not profile.in_blocks,
             max_ids=defaults.max_text_ids,
             max_chars=MAX_CHARS,
             speed=1.0,
@@ -159,6 +163,9 @@ class EngineSubject:
             at_once=samples_of(self.model, mel, seed=seed),
             whole=samples_of(self.model, whole, seed=seed),
         )
+
+    def baseline(self) -> Baseline:
+        return measure_baseline(self._tts, self.model)
 
     def text_ids(self, text: str, language: str) -> list[int]:
         one_language = len(self.languages) == 1

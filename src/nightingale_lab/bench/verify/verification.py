@@ -10,7 +10,8 @@ from nightingale.audio.samples import wav_bytes
 from nightingale.files import write_whole
 from nightingale_lab.bench.quality import Ask, Clip, Quality, measure
 from nightingale_lab.bench.sentences import sentences as all_sentences
-from nightingale_lab.bench.verify.against import against
+from nightingale_lab.bench.verify.against import against, same_length_and_spectrum
+from nightingale_lab.bench.verify.baseline import baseline_checks
 from nightingale_lab.bench.verify.check import Check, VerifyReport, WorstClip, missing
 from nightingale_lab.bench.verify.determinism import counts, determinism
 from nightingale_lab.bench.verify.ending_checks import endings
@@ -24,6 +25,8 @@ FIRST_SEED = 100
 RENDERED_TWICE = 3
 """Sentences that are rendered in blocks and in one piece."""
 WORST = 10
+BASELINES = "baselines.jsonl"
+"""File of the baselines of this machine, in the folder of the recordings."""
 
 Progress = Callable[[str, int, int], object]
 """Takes the name of the step, and how many of how many are done."""
@@ -54,11 +57,16 @@ def verify(
     *,
     panel: Panel,
     other: Subject | None = None,
+    accept: bool = False,
     progress: Progress = lambda *_: None,
 ) -> VerifyReport:
-    """Run everything. Recordings stay in `folder`; `other` is the profile to compare with."""
-    progress("determinism", 0, 1)
-    checks = determinism(subject, texts[0])
+    """Run everything. Recordings and baselines stay in `folder`; `other` is the profile to compare with.
+
+    accept: store this run's baseline instead of comparing it with the stored one.
+    """
+    progress("baseline and determinism", 0, 1)
+    checks = baseline_checks(subject.baseline(), folder / BASELINES, accept=accept)
+    checks += determinism(subject, texts[0])
     clips, wavs = record(subject, texts, folder / subject.profile, progress)
     checks += [check for check in counts(clips) if check.verdict == "fail"]
     checks += spectrum(clips) + seams(clips)
@@ -72,7 +80,7 @@ def verify(
     checks += languages(subject)
     facts = {**quality.summary(), "wavs": [str(wav) for wav in wavs], "texts": list(texts)}
     if other is not None:
-        compared, reference = compare(quality, other, texts, folder, panel, progress)
+        compared, reference = compare(clips, quality, other, folder, panel, progress)
         checks += compared
         facts["against"] = reference.summary() if reference else None
     return VerifyReport(
@@ -108,12 +116,18 @@ def quality_of(texts: Sequence[str], wavs: Sequence[Path], panel: Panel, progres
 
 
 def compare(
-    quality: Quality, other: Subject, texts: Sequence[str], folder: Path, panel: Panel, progress: Progress
+    clips: Sequence[RecordedUtterance],
+    quality: Quality,
+    other: Subject,
+    folder: Path,
+    panel: Panel,
+    progress: Progress,
 ) -> tuple[list[Check], Quality | None]:
     """Return the checks against another profile, and the quality of that one."""
     if other.profile == quality.clips[0].clip.wav.parent.name:
         return [missing("against", other.profile, "it is the profile that was verified")], None
-    _, wavs = record(other, texts, folder / other.profile, progress)
+    texts = [clip.text for clip in clips]
+    references, wavs = record(other, texts, folder / other.profile, progress)
     reference = quality_of(texts, wavs, panel, progress)
     cosines: list[float] = []
     if panel.ask and "speaker" in panel.names:
@@ -123,7 +137,9 @@ def compare(
         ]
         compared = measure(paired, panel.ask, ("speaker",))
         cosines = [clip.cosine for clip in compared.clips if clip.cosine is not None]
-    return against(quality, reference, cosines, panel.absent.get("speaker", "not asked")), reference
+    checks = same_length_and_spectrum(clips, references)
+    checks += against(quality, reference, cosines, panel.absent.get("speaker", "not asked"))
+    return checks, reference
 
 
 def merged(clips: Sequence[WorstClip]) -> list[WorstClip]:

@@ -188,7 +188,7 @@ def test_what_was_measured_before_a_peer_failed_is_kept(
     assert done.exit_code == EngineFault.exit_code
     (line,) = read_lines(tmp_path, "bench")
     assert line["complete"] is False
-    assert [row["who"] for row in line["lengths"]] == ["exact"]
+    assert [row["who"] for row in line["lengths"]] == ["balanced"]
 
 
 def test_every_peer_has_a_worker_and_exact_versions() -> None:

@@ -40,11 +40,36 @@ def test_a_goal_stands_beside_what_was_reached_and_what_it_is_made_of() -> None:
     assert "2 cores abacus, load 0.5 before the end, 2026-01-02, commit abc" in said
 
 
+def test_a_goal_without_a_must_and_a_decoder_of_another_model() -> None:
+    name = "multilingual + s3gen=meanflow, real-time factor"
+    seconds = {"whole": 4.0, "prompt": 1.0, "steps": 1.0, "flow": 1.0, "vocoder": 1.0}
+    line = cpu_line(
+        table={name: 2.0}, parts={"sentence multilingual+meanflow": {"seconds": seconds, "rtf": 2.0}}
+    )
+    found = cells(markdown.cpu([line], {name: ("≤", None, 0.9)}), name)
+    assert found[1:] == ["", "≤ 0.9", "2", "T3 1.00, flow 0.50, vocoder 0.50"]
+
+
 def test_the_newest_line_counts_and_toy_sizes_never_do() -> None:
     newer = cpu_line(table={"Nano int8, real-time factor": 0.7})
     toy = cpu_line(table={"Nano int8, real-time factor": 0.1}, tiny=True)
     said = markdown.cpu([cpu_line(), newer, toy], GOALS)
     assert cells(said, "Nano int8, real-time factor")[3] == "0.7"
+
+
+def test_a_row_that_the_newest_line_lacks_is_that_of_an_older_one_with_its_commit() -> None:
+    older = cpu_line(commit="old")
+    newer = cpu_line(table={"speed-up over upstream: Nano": 3.0}, parts={})
+    said = markdown.cpu([older, newer], GOALS)
+    assert cells(said, "Nano int8, real-time factor")[3:] == [
+        "1.5",
+        "T3 0.25, flow 0.50, vocoder 0.75; commit old",
+    ]
+    assert cells(said, "speed-up over upstream: Nano")[3:] == ["3", ""]
+    quality = {"score_error_of_spread": 0.01, "greedy_same": 1.0, "greedy_among_five": 1.0, "tokens": 24}
+    lines = [cpu_line(parts={"quality nano": quality}), cpu_line(parts={"quality multilingual": quality})]
+    for family in ("multilingual", "nano"):
+        assert cells(markdown.cpu_quality(lines), family)[1] == "1.0 %"
 
 
 def test_goals_on_a_gpu_stand_beside_upstream_of_the_same_run() -> None:
@@ -81,3 +106,13 @@ def test_a_machine_in_words_is_kept_as_it_was_written() -> None:
     said = markdown.engine([{**line, **more}])
     assert "0.90 to 1.10" in said
     assert "*2 cores, busy: `benchmarks/results/engine.jsonl`*" in said
+
+
+def test_goals_on_a_gpu_have_their_signs_and_a_run_of_some_parts_is_left_out() -> None:
+    goal = {"upstream": None, "must": 0, "aim": 0, "reached": 0.0}
+    more = {"upstream": None, "must": 80, "aim": 200, "reached": 100.0, "sign": "≥"}
+    whole = {"table": {"listeners with underruns": goal, "audio s/s": more}, "part": "*", **SIGNED}
+    part = {"table": {}, "part": "turbo/alone", **SIGNED}
+    said = markdown.gpu([whole, part])
+    assert cells(said, "listeners with underruns")[2:] == ["≤ 0", "≤ 0", "0"]
+    assert cells(said, "audio s/s")[2:] == ["≥ 80", "≥ 200", "100"]

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import re
 import struct
 import zlib
+from base64 import b64decode
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import soundfile
 from planted import RATE_HZ, sound
 from typer.testing import CliRunner
 
+from nightingale.audio.loudness import integrated_loudness
 from nightingale.audio.samples import wav_bytes
 from nightingale.cli.commands import app
 from nightingale_lab.bench.report import rows, svg
+from nightingale_lab.bench.report.blind import blind_page, equally_loud
 from nightingale_lab.bench.report.page import page
 from nightingale_lab.bench.report.pictures import outline_svg, spectrogram_png
 from nightingale_lab.bench.store import append
@@ -230,3 +235,38 @@ def test_no_results_folder_is_a_typed_error(tmp_path: Path) -> None:
     )
     assert done.exit_code == 2
     assert not (tmp_path / "r.html").exists()
+
+
+def test_the_blind_page_holds_everything_and_shows_no_label(tmp_path: Path) -> None:
+    verify_line(tmp_path)
+    html = blind_page(tmp_path / "balanced", tmp_path / "exact", ["</script><b>"])
+    assert not re.search(r"https?://|@import|url\(|src=", html)
+    visible = re.sub(r"<(script|style).*?</\1>", "", html, flags=re.DOTALL)
+    assert "balanced" not in visible
+    assert html.count("</script>") == 2, "a text cannot end the data"
+    assert html.count("data:audio/mpeg;base64,") == 2
+
+
+def test_the_louder_clip_of_a_pair_is_made_as_loud_as_the_other(tmp_path: Path) -> None:
+    for name, gain in (("one", 1.0), ("two", 0.25)):
+        (tmp_path / f"{name}.wav").write_bytes(wav_bytes(gain * sound(), RATE_HZ))
+    levels = []
+    for uri in equally_loud(tmp_path / "one.wav", tmp_path / "two.wav"):
+        samples, rate_hz = soundfile.read(io.BytesIO(b64decode(uri.partition(",")[2])), dtype="float32")
+        levels.append(integrated_loudness(samples, rate_hz))
+    assert levels[0] == pytest.approx(levels[1], abs=0.3)
+
+
+def test_report_writes_a_blind_page_of_the_newest_comparison(tmp_path: Path) -> None:
+    append(verify_line(tmp_path), "verify", tmp_path / "results")
+    out = tmp_path / "blind.html"
+    words = ["report", "--blind", "-o", str(out)]
+    done = CliRunner().invoke(app, [*words, "--results", str(tmp_path / "results")])
+    assert done.exit_code == 0, done.output
+    assert "Say <b>it" in out.read_text()
+    folders = [word for name in ("exact", "balanced") for word in ("--folder", str(tmp_path / name))]
+    assert CliRunner().invoke(app, [*words, *folders]).exit_code == 0
+    assert '"labels": ["exact", "balanced"]' in out.read_text()
+    assert CliRunner().invoke(app, [*words, *folders[:2]]).exit_code == 2
+    (tmp_path / "nothing").mkdir()
+    assert CliRunner().invoke(app, [*words, "--results", str(tmp_path / "nothing")]).exit_code == 2

@@ -16,7 +16,6 @@ import pytest
 from nightingale.errors import ConfigError, EngineFault
 from nightingale_lab.bench.speed.bench_run import BenchPlan, measure, new_result
 from nightingale_lab.bench.speed.floor import Distance, distances, operations, step_bytes
-from nightingale_lab.bench.speed.listeners import measure_listeners
 from nightingale_lab.bench.speed.load import Interrupted, growth, percentile, run_load
 from nightingale_lab.bench.speed.player import play
 from nightingale_lab.bench.speed.request import Chunks, Details, Target, time_request
@@ -41,36 +40,6 @@ def test_a_late_chunk_is_an_underrun_as_long_as_it_is_late() -> None:
 def test_playback_resumes_after_an_underrun() -> None:
     assert play([0.0, 1.0, 1.4], [0.5, 0.5, 0.5]).underruns == 1
     assert play([0.0, 1.0, 1.6], [0.5, 0.5, 0.5]).underruns == 2
-
-
-def test_listeners_are_measured_by_their_order_of_arrival() -> None:
-    """Each of them is served after the one before it, and the player of the last one has underruns."""
-
-    def target(text: str, seed: int) -> tuple[Chunks, Callable[[], Details]]:
-        place = seed % 100
-
-        def sound() -> Iterator[float]:
-            time.sleep(0.05 * (place + 1))
-            yield 0.1
-            time.sleep(0.2 if place == 2 else 0.0)
-            yield 0.1
-
-        return sound(), Details
-
-    row = measure_listeners(target, ["a", "b"], 3)
-    first, second, third = row["ttfa_ms_by_arrival"]
-    assert 50 <= first < 100 <= second < 150 <= third
-    assert (row["sentences"], row["underruns"]) == (6, 2), "a first round is not counted"
-
-
-def test_a_listener_that_fails_is_not_hidden() -> None:
-    def target(text: str, seed: int) -> tuple[Chunks, Callable[[], Details]]:
-        if seed % 100 == 1:
-            return (1 / seconds for seconds in [0.0]), Details
-        return iter([1.0]), Details
-
-    with pytest.raises(ZeroDivisionError):
-        measure_listeners(target, ["a"], 2)
 
 
 def test_one_chunk_has_no_gaps() -> None:

@@ -11,6 +11,7 @@ import pytest
 from planted import BOUNDARIES, RATE_HZ, TEXT, PlantedJudges, PlantedSubject, sound
 
 from nightingale.types import Samples
+from nightingale_lab.bench.verify.against import same_length_and_spectrum
 from nightingale_lab.bench.verify.check import Check, VerifyReport, missing
 from nightingale_lab.bench.verify.ending_checks import endings
 from nightingale_lab.bench.verify.judged import JUDGES, find_judges, judged
@@ -49,13 +50,24 @@ def caught_by(judges: PlantedJudges, said: tuple[list[RecordedUtterance], list[P
 
 
 def test_a_healthy_subject_passes_every_check(tmp_path: Path) -> None:
+    first = report_on(PlantedSubject(), tmp_path, PlantedJudges(), clips=6)
+    assert [check.group for check in first.absent] == ["baseline"], "a first run stores it"
     report = report_on(PlantedSubject(), tmp_path, PlantedJudges(), clips=6)
     assert failures(report) == set(), [c for c in report.checks if c.verdict == "fail"]
     assert not report.absent
     assert report.ok
     assert {check.group for check in report.checks} == {
-        "determinism", "spectrum", "streaming", "judges", "endings", "languages",
+        "baseline", "determinism", "spectrum", "streaming", "judges", "endings", "languages",
     }  # fmt: skip
+
+
+def test_other_tokens_than_the_stored_ones_are_caught(tmp_path: Path) -> None:
+    report_on(PlantedSubject(), tmp_path)
+    changed = failures(report_on(PlantedSubject(token_slip=1), tmp_path))
+    assert {"tokens", "tokens, other sha256"} <= changed
+    assert failures(report_on(PlantedSubject(nondeterministic=True, _said=5), tmp_path)) >= {
+        "WAV file, other sha256"
+    }
 
 
 def tone(samples: Samples) -> Samples:
@@ -229,10 +241,27 @@ def test_without_judges_the_other_checks_run_and_the_missing_are_named(tmp_path:
     assert ask is None
     report = verify(PlantedSubject(), TEXTS[:2], tmp_path, panel=Panel(ask=ask, absent=absent))
     assert report.ok
-    assert {check.name for check in report.absent} == {
+    absent = [check for check in report.absent if check.group != "baseline"]
+    assert {check.name for check in absent} == {
         "word error rate, tiny", "word error rate, moonshine", "DNSMOS overall", "speaker cosine",
     }  # fmt: skip
-    assert all("make judges" in check.detail for check in report.absent)
+    assert all("make judges" in check.detail for check in absent)
+
+
+def recorded(subject: PlantedSubject) -> list[RecordedUtterance]:
+    return [subject.say(TEXT, seed=seed) for seed in range(4)]
+
+
+def test_a_profile_of_other_lengths_or_another_sound_is_caught() -> None:
+    def failed(subject: PlantedSubject) -> list[str]:
+        checks = same_length_and_spectrum(recorded(subject), recorded(PlantedSubject()))
+        return [check.name for check in checks if check.verdict == "fail"]
+
+    assert failed(PlantedSubject()) == []
+    assert failed(PlantedSubject(token_slip=2)) == []
+    assert failed(PlantedSubject(token_slip=3)) == ["tokens, mean difference"]
+    assert failed(PlantedSubject(token_slip=-3)) == ["tokens, mean difference"]
+    assert failed(PlantedSubject(damage=dull)) == ["spectrum, mean difference"]
 
 
 def test_two_equal_profiles_pass_the_comparison(tmp_path: Path) -> None:

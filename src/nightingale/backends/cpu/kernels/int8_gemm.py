@@ -1,4 +1,4 @@
-"""Int8 matrix product with quantized inputs: the linear layers of T3, and of the flow.
+"""Int8 matrix product with quantized inputs: the linear layers of T3 (int4 weights too), and of the flow.
 
     y[m, n] = epilogue(bias[n] + Σ_b x_scale[m, b] · w_scale[n, b] · Σ_{i in b} x_code[m, i] · w_code[n, i])
 
@@ -11,6 +11,10 @@ Shapes and layout (k: inputs, blocks = k / QUANT_BLOCK)
     w_scales        (n / 16, blocks, 16) float32
     product         (rows, 64) float32            one group of 4 tiles, before bias and activation
 
+    Weights of 4 bits have blocks of INT4_BLOCK:
+    w_codes         (n / 16, k / 8, 16, 4) int8   bytes of inputs i + 4 … i + 8, whose low halves are those of i … i + 4
+    w_scales        (n / 16, blocks, 16) float16
+
 Pseudo-code of `emit_gemm`, for one group of outputs and 4, 2 or 1 rows
     for block in blocks:
         sums[row, output] = 0                                    # int32 registers
@@ -22,7 +26,8 @@ Why it is fast: with one to four rows the product is bound by reading the weight
 order in which they lie, a quarter of the bytes of float32; a weight that was loaded serves all rows; sums
 stay in registers. Norm and quantization before it, and the activation after it, work on rows that are still
 in the L1 cache. Each row is computed alone, in the same order whatever else is in the batch, so a batch
-gives the same bits as its rows one by one.
+gives the same bits as its rows one by one. Of weights of 4 bits, a byte is one weight as it lies and another one
+after a shift (shared/quantize.py). Both are 16 times as large, so products are divided by 16 at the end.
 """
 
 from __future__ import annotations
@@ -33,13 +38,15 @@ from typing import Any, Final
 
 from llvmlite import ir
 
-from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I32, I64, Function, Pointer, Value
+from nightingale.backends.cpu.kernels.llvm_builder import F16, F32, I8, I32, I64, Function, Pointer, Value
 from nightingale.backends.cpu.kernels.target import DOT_INPUTS, TILE_OUTPUTS, Target
 from nightingale.backends.cpu.kernels.vector_math import LANES, emit_gelu, emit_sigmoid
-from nightingale.backends.shared.int8_blocks import INT8_MAX, ZERO_POINT
+from nightingale.backends.shared.int8_blocks import INT4_BLOCK, INT8_MAX, ZERO_POINT
 
 QUANT_BLOCK: Final = 128
 """Inputs that share a scale in T3's layers."""
+T3_BLOCKS: Final = {8: QUANT_BLOCK, 4: INT4_BLOCK}
+"""The same by the bits of a weight."""
 NORM_EPSILON: Final = 1e-5
 GROUP_TILES: Final = 4
 """Tiles that a thread claims at a time."""
@@ -138,26 +145,38 @@ def emit_quantize_row(module: ir.Module, target: Target, norm: Norm, block: int 
 
 
 def emit_dot_16(
-    f: Function, target: Target, i: Value, tiles: list[Pointer], rows: list[Pointer], sums: Mapping[Any, Any]
+    f: Function,
+    target: Target,
+    i: Value,
+    tiles: list[Pointer],
+    rows: list[Pointer],
+    sums: Mapping[Any, Any],
+    bits: int = 8,
 ) -> None:
     """Add the products of inputs i … i + 16 to `sums`: variables by row, tile and part of a tile."""
     broadcasts = [target.emit_broadcasts(f, row.offset(i)) for row in rows]
+    per_byte = 8 // bits
     for group, inputs in enumerate(zip(*broadcasts, strict=True)):
-        start = i * TILE_OUTPUTS + group * DOT_INPUTS * TILE_OUTPUTS
+        start = i * (TILE_OUTPUTS // per_byte) + group // per_byte * DOT_INPUTS * TILE_OUTPUTS
         for tile, codes in enumerate(tiles):
-            if target.prefetch_bytes:
+            if target.prefetch_bytes and group % per_byte == 0:
                 codes.prefetch(start + target.prefetch_bytes)
             for part in range(TILE_OUTPUTS // target.lanes):
                 width = target.lanes * DOT_INPUTS
                 weights = codes.load_vector(start + part * width, width)
+                if group % per_byte != per_byte - 1:
+                    weights = weights << 4
+                    weights = weights if target.signed_weights else weights + ZERO_POINT
                 for row, broadcast in enumerate(inputs):
                     total = sums[row, tile, part]
                     total.value = target.emit_dot(f, total.value, weights, broadcast)
 
 
-def emit_gemm(module: ir.Module, target: Target, rows: int, block: int = QUANT_BLOCK) -> Function:
+def emit_gemm(
+    module: ir.Module, target: Target, rows: int, block: int = QUANT_BLOCK, bits: int = 8
+) -> Function:
     """Emit gemm: one group of outputs of `rows` rows, to product (rows, GROUP_OUTPUTS)."""
-    w = {"w_codes": I8, "w_scales": F32}
+    w = {"w_codes": I8, "w_scales": F32 if bits == 8 else F16}
     x = {"x_codes": I8, "x_scales": F32, "x_corrections": I32}
     f = Function(module, f"gemm_{rows}_{block}", {**w, **x, "product": F32, "k": I64})
     w_codes, w_scales, x_codes, x_scales, x_corrections, product, k = f.params
@@ -169,31 +188,35 @@ def emit_gemm(module: ir.Module, target: Target, rows: int, block: int = QUANT_B
         with f.loop(blocks) as number:
             sums = {place: f.variable(f.zeros(I32, lanes)) for place in registers}
             starts = [k * (first + tile) + number * block for tile in range(at_once)]
-            tiles = [w_codes.offset(start * TILE_OUTPUTS) for start in starts]
+            tiles = [w_codes.offset(start * (TILE_OUTPUTS * bits // 8)) for start in starts]
             sources = [x_codes.offset(k * row + number * block) for row in range(rows)]
-            with f.loop(block, step=4 * DOT_INPUTS) as i:
-                emit_dot_16(f, target, i, tiles, sources, sums)
+            unrolled = 4 * DOT_INPUTS if bits == 8 else block
+            with f.loop(block, step=unrolled) as i:
+                for part in range(0, unrolled, 4 * DOT_INPUTS):
+                    emit_dot_16(f, target, i + part, tiles, sources, sums, bits)
             for row in range(rows):
                 x_scale, correction = x_scales[blocks * row + number], x_corrections[blocks * row + number]
                 for tile in range(at_once):
                     for part in parts:
                         at = (blocks * (first + tile) + number) * TILE_OUTPUTS + part * lanes
-                        scale = w_scales.load_vector(at, lanes) * x_scale
+                        w_scale = w_scales.load_vector(at, lanes)
+                        scale = (w_scale if bits == 8 else w_scale.cast(F32)) * x_scale
                         exact, total = sums[row, tile, part].value, totals[row, tile, part]
                         if not target.signed_weights:
                             exact = exact + correction
                         total.value = exact.cast(F32).fma(scale, total.value)
         for row, tile, part in registers:
             at = row * GROUP_OUTPUTS + (first + tile) * TILE_OUTPUTS + part * lanes
-            product[at] = totals[row, tile, part].value
+            result = totals[row, tile, part].value
+            product[at] = result if bits == 8 else result * (1 / 16)
     return f.ret()
 
 
 class Gemm:
     """The product of one group of outputs with any number of rows."""
 
-    def __init__(self, module: ir.Module, target: Target, block: int = QUANT_BLOCK) -> None:
-        self._kernels = {rows: emit_gemm(module, target, rows, block) for rows in GEMM_ROWS}
+    def __init__(self, module: ir.Module, target: Target, block: int = QUANT_BLOCK, bits: int = 8) -> None:
+        self._kernels = {rows: emit_gemm(module, target, rows, block, bits) for rows in GEMM_ROWS}
 
     def emit_call(
         self, f: Function, w_codes: Pointer, w_scales: Pointer, x: GemmScratch, rows: Value

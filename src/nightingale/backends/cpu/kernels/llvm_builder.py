@@ -101,6 +101,7 @@ class Value:
     __floordiv__ = _binary("udiv", "")
     __mod__ = _binary("urem", "")
     __and__ = _binary("and_", "")
+    __lshift__ = _binary("shl", "")
     __lt__ = _comparison("<")
     __gt__ = _comparison(">")
     __ge__ = _comparison(">=")
@@ -112,7 +113,7 @@ class Value:
     round = _intrinsic("roundeven")
     """To the nearest integer, ties to even."""
     min = _intrinsic("minnum", "smin")
-    max = _intrinsic("maxnum")
+    max = _intrinsic("maxnum", "smax")
 
     def __neg__(self) -> Value:
         return self.splat(0) - self

@@ -1,6 +1,6 @@
 """The operations of the flow and the vocoder: convolution, Snake, attention and linear layers in one module.
 
-The convolution and the attention have files of their own (int8_conv1d.py, flow_attention.py); here are
+Convolutions and attention have files of their own (int8_conv1d.py, winograd_conv1d.py, flow_attention.py); here are
 
     linear   (rows, k) -> (rows, n) float32. A thread quantizes ROWS_PER_PASS rows and takes them through all
              groups of outputs (int8_gemm.py): rows are many here, so they are divided, not the weights.
@@ -26,6 +26,7 @@ from nightingale.backends.cpu.kernels.llvm_builder import F32, I8, I64, Function
 from nightingale.backends.cpu.kernels.target import Target
 from nightingale.backends.cpu.kernels.thread_pool import Arg, Operation, emit_thread_pool
 from nightingale.backends.cpu.kernels.vector_math import LANES, emit_sin_squared
+from nightingale.backends.cpu.kernels.winograd_conv1d import emit_winograd_conv1d
 
 ROWS_PER_PASS: Final = 16
 """Rows of a linear layer that fit in a core's cache."""
@@ -41,6 +42,7 @@ class RenderOpcode(IntEnum):
     ATTENTION = 4
     LINEAR_128 = 5
     LINEAR_64 = 6
+    WINOGRAD_CONV1D = 7
 
 
 LINEAR_OPCODES: Final = {128: RenderOpcode.LINEAR_128, 64: RenderOpcode.LINEAR_64}
@@ -75,6 +77,7 @@ def emit_render_module(target: Target) -> ir.Module:
         RenderOpcode.SNAKE: _emit_snake(module),
         RenderOpcode.PACK_KEYS: emit_pack_keys(module, target),
         RenderOpcode.ATTENTION: emit_flow_attention(module, target, quantize[HEAD_DIM]),
+        RenderOpcode.WINOGRAD_CONV1D: emit_winograd_conv1d(module, target),
     }
     for block, opcode in LINEAR_OPCODES.items():
         operations[opcode] = _emit_linear(module, target, block, quantize[block], store)

@@ -31,7 +31,7 @@ from typing import Final
 from llvmlite import ir
 
 from nightingale.backends.cpu.kernels import int8_gemm
-from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS, QUANT_BLOCK, Epilogue, GemmScratch, Norm
+from nightingale.backends.cpu.kernels.int8_gemm import GROUP_OUTPUTS, T3_BLOCKS, Epilogue, GemmScratch, Norm
 from nightingale.backends.cpu.kernels.llvm_builder import F16, F32, I8, I64, WORDS
 from nightingale.backends.cpu.kernels.t3_attention import emit_attention
 from nightingale.backends.cpu.kernels.target import Target
@@ -84,30 +84,31 @@ class SequenceField(IntEnum):
     """Positions that the cache holds."""
 
 
-def scratch_bytes(max_k: int, positions: int) -> int:
+def scratch_bytes(max_k: int, positions: int, bits: int) -> int:
     """Return the bytes that a thread needs for rows of `max_k` inputs, or for logits of so many positions."""
-    return max(GemmScratch.size_bytes(max_k, QUANT_BLOCK, MAX_TOKENS), 4 * positions)
+    return max(GemmScratch.size_bytes(max_k, T3_BLOCKS[bits], MAX_TOKENS), 4 * positions)
 
 
-def emit_t3_step(target: Target, *, head_dim: int, rotary: bool) -> ir.Module:
-    """Emit the module of a T3 with heads of this size, with rotary or with learned positions."""
+def emit_t3_step(target: Target, *, head_dim: int, rotary: bool, bits: int = 8) -> ir.Module:
+    """Emit the module of a T3 with heads of this size, rotary or learned positions, and weights of 8 or 4 bits."""
     module = ir.Module("t3")
     operations = {
-        T3Opcode.LINEAR: _emit_linear(module, target),
+        T3Opcode.LINEAR: _emit_linear(module, target, bits),
         T3Opcode.ATTENTION: _emit_attention(module, head_dim=head_dim, rotary=rotary),
     }
     emit_thread_pool(module, target, operations, spin_ms=SPIN_MS)
     return module
 
 
-def _emit_linear(module: ir.Module, target: Target) -> Operation:
-    quantize = {norm: int8_gemm.emit_quantize_row(module, target, norm) for norm in Norm}
-    gemm = int8_gemm.Gemm(module, target)
+def _emit_linear(module: ir.Module, target: Target, bits: int) -> Operation:
+    block = T3_BLOCKS[bits]
+    quantize = {norm: int8_gemm.emit_quantize_row(module, target, norm, block) for norm in Norm}
+    gemm = int8_gemm.Gemm(module, target, block, bits)
     epilogues = {epilogue: int8_gemm.emit_epilogue(module, epilogue) for epilogue in Epilogue}
     f = Operation(module, "linear")
     op, job = f.args(LinearOp), f.args(T3Job, f.job)
     k, threads, claims = op.k, f.threads, f.claims
-    blocks = k // QUANT_BLOCK
+    blocks, w_scales = k // block, op.w_scales.cast(F32 if bits == 8 else F16)
     scratch = GemmScratch(f.scratch, k, blocks, MAX_TOKENS)
     rows = (op.logits_only > 0).select(job.logits_tokens, job.tokens)
     x = op.x.offset((job.tokens - rows) * k)
@@ -130,7 +131,8 @@ def _emit_linear(module: ir.Module, target: Target) -> Operation:
                 claimed.value = end - 1 - claim.fetch_add(ClaimField.STOLEN, 1)
         group = claimed.value
         at = group * GROUP_OUTPUTS
-        gemm.emit_call(f, op.w_codes.offset(at * k), op.w_scales.offset(at * blocks), scratch, rows)
+        w_codes = op.w_codes.offset(at * k * bits // 8)
+        gemm.emit_call(f, w_codes, w_scales.offset(at * blocks), scratch, rows)
         bias, out = op.bias.offset(at), op.out.offset(group * outputs)
         for epilogue, function in epilogues.items():
             with f.if_then(op.epilogue.equals(epilogue)):

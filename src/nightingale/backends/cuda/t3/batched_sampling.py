@@ -5,7 +5,8 @@ requests; a parameter that is off has a value that changes nothing. Only sorting
 and which costs more than everything else, is left out of the graph while no request asks for it.
 
 Tokens are drawn by the Gumbel-max trick with the numbers of decoding/philox.py: for the same logits, seed and
-draw number, decoding/sampling.py gives the same token.
+draw number, decoding/sampling.py gives the same token. On a GPU with Triton, sampling_kernels.py does the same
+in three kernels.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from nightingale.backends.cuda.random import triton_kernels, uniform
+from nightingale.backends.cuda.random import uniform
 from nightingale.decoding.sampling import is_greedy
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH
 from nightingale.types import Sampling
@@ -193,10 +194,6 @@ def top_k_top_p(logits: Tensor, state: DecodeState) -> Tensor:
 
 def sample(logits: Tensor, state: DecodeState) -> Tensor:
     """Sample the next id of each slot: (slots, vocab) -> (slots,). See `decoding.sampling.draw`."""
-    kernels = triton_kernels(logits.device)
-    if kernels is not None:
-        sampled: Tensor = kernels.sample(logits, state.key, state.sampled, state.greedy)
-        return sampled
     waits = -torch.log(uniform(state.key, state.sampled, logits.shape[-1]))
     return torch.where(state.greedy[:, None], logits.double(), logits - torch.log(waits)).argmax(dim=-1)
 

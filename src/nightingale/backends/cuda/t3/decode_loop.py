@@ -10,9 +10,10 @@ Reference: `HostDecoder` in decoding/host_decoder.py. In float32 a seed gives th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -25,7 +26,7 @@ from nightingale.backends.cuda.t3 import batched_sampling
 from nightingale.backends.cuda.t3.batched_sampling import NO_TOKEN, DecodeState, SamplerOrder
 from nightingale.backends.cuda.t3.packed_network import PackedT3
 from nightingale.backends.cuda.t3.packed_weights import KVCaches
-from nightingale.backends.cuda.triton_support import KernelChoice, Tuning
+from nightingale.backends.cuda.triton_support import KernelChoice, Tuning, compiling_ahead
 from nightingale.errors import MemoryFull
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_cache import DenseKVCache
@@ -33,6 +34,10 @@ from nightingale.types import Sampling
 
 PROMPT_STRIDE = 32
 """Prompts are padded to a multiple of this, so that few graphs serve all lengths."""
+COMMON_PROMPTS = (96, 128, 160, 192, 256)
+"""Padded lengths of the conditioning and a sentence."""
+PREFILL_BATCHES = (1, 4)
+"""Prompts of one length that are computed together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +69,14 @@ class PendingTokens(NamedTuple):
         return [[token for token in row if token != NO_TOKEN] for row in rows]
 
 
+class _Prompt(NamedTuple):
+    """A prompt that waits for its prefill. embedded: (rows, padded length, width)."""
+
+    slot: int
+    embedded: Tensor
+    length: int
+
+
 class DecodeLoop:
     """T3 with a KV cache of fixed size. Its tensors belong to the thread that calls it.
 
@@ -92,20 +105,37 @@ class DecodeLoop:
         self._graphs: graphs.GraphCache[None] = graphs.GraphCache(self.device, plan.mode, reserved=True)
         self._slots: dict[int, tuple[int, bool]] = {}
         """For each slot in use: the most positions it has cached, and whether its sampling sorts."""
+        self._sorting = False
+        self._prompts: list[_Prompt] = []
+        """Prompts for the next launch, which computes them first, several at a time."""
 
-    def capture(self, *, prompts: tuple[int, int], sorting: bool) -> None:
-        """Capture all graphs before the first utterance. prompts: the shortest and the longest."""
-        assert not self._slots, "a capture would overwrite the KV cache of utterances"
-        for slots in self.plan.slots:
-            for span in self.plan.spans:
-                self._step_graph(slots, span, sorting)
-        shortest, longest = (self._padded(length) for length in prompts)
-        for length in [*range(shortest, longest, PROMPT_STRIDE), longest]:
-            self._prefill_graph(length, 0)
+    def capture(self, *, sorting: bool) -> None:
+        """Compile the kernels, and capture the graphs of one utterance; others are captured when first used, or by
+        `captures`."""
+        self._sorting = sorting
+        if self.packed.kernels.loaded is not None:
+            with torch.inference_mode(), self._state_preserved(), compiling_ahead() as possible:
+                for slots in (self.plan.slots[0], self.plan.slots[-1]) if possible else ():
+                    self._step(*self._views(slots, self.plan.spans[0]), sorting)
+        for span in self.plan.spans:
+            self._step_graph(self.plan.slots[0], span, sorting)
+
+    def captures(self) -> Iterator[Callable[[], object]]:
+        """Yield functions that capture the graphs of many utterances, for prompts and sentences as they are common.
+
+        They may be called while no slot is in use.
+        """
+        for slots in reversed(self.plan.slots):
+            for span in self.plan.spans[:2]:
+                yield partial(self._step_graph, slots, span, self._sorting)
+        for batch in reversed(PREFILL_BATCHES):
+            for time in COMMON_PROMPTS:
+                if time <= self.capacity:
+                    yield partial(self._prefill_graph, batch, time, 0)
 
     @torch.inference_mode()
     def prefill(self, slot: int, prompt: Tensor, *, sampling: Sampling, seed: int, budget: int) -> None:
-        """Fill a slot with a prompt (rows, time, width); the next step samples its first token."""
+        """Take a prompt (rows, time, width) for a slot; the next step samples its first token."""
         length, table = prompt.shape[1], self.t3.config.learned_positions
         padded = self._padded(length)
         limit = self.capacity if table is None else min(self.capacity, length + table[1] - 1)
@@ -119,20 +149,25 @@ class DecodeLoop:
         # An unguided request in a guided pool: both rows are conditional, and guidance adds nothing.
         x = prompt.new_zeros(self.rows, padded, prompt.shape[2])
         x[:, :length] = prompt
-        first = slot * self.rows
-        self._prefill_graph(padded, slot)(
-            x=x,
-            last=torch.full((1,), length - 1, device=self.device),
-            rows=torch.arange(first, first + self.rows, device=self.device),
-            slot=torch.full((1,), slot, device=self.device),
-        )
+        self._prompts = [one for one in self._prompts if one.slot != slot]
+        self._prompts.append(_Prompt(slot, x, length))
         self.state.start(slot, sampling, key=int64_key(seed, "tokens"), length=length, budget=budget)
         self._slots[slot] = (length, batched_sampling.needs_sorting(sampling))
+
+    @torch.inference_mode()
+    def compute_prompts(self) -> None:
+        """Compute the prompts that wait, those of one padded length together."""
+        prompts, self._prompts = self._prompts, []
+        for time in sorted({one.embedded.shape[1] for one in prompts}):
+            alike, most = [one for one in prompts if one.embedded.shape[1] == time], PREFILL_BATCHES[-1]
+            for at in range(0, len(alike), most):
+                self._prefill(alike[at : at + most], time)
 
     @torch.inference_mode()
     def launch(self, steps: int) -> PendingTokens:
         """Launch decode steps for every slot in use."""
         graphs.bucket_for(steps, (self.plan.steps,), what="steps at a time")
+        self.compute_prompts()
         slots = graphs.bucket_for(max(self._slots) + 1, self.plan.slots, what="utterances")
         longest = max(length for length, _ in self._slots.values()) + steps
         span = graphs.bucket_for(min(longest, self.capacity), self.plan.spans, what="positions")
@@ -146,6 +181,7 @@ class DecodeLoop:
 
     @torch.inference_mode()
     def release(self, slot: int) -> None:
+        self._prompts = [one for one in self._prompts if one.slot != slot]
         self.state.release(slot)
         self._slots.pop(slot, None)
 
@@ -160,6 +196,7 @@ class DecodeLoop:
     @torch.inference_mode()
     def move(self, source: int, target: int) -> None:
         """Move an utterance to a free slot, so that slots in use have no gaps."""
+        self.compute_prompts()
         length, _ = self._slots[source]
         old, new = source * self.rows, target * self.rows
         for tensor in chain(*self._caches):
@@ -168,32 +205,46 @@ class DecodeLoop:
         self._slots[target] = self._slots.pop(source)
         self.state.release(source)
 
+    def _prefill(self, prompts: list[_Prompt], time: int) -> None:
+        batch = graphs.bucket_for(len(prompts), PREFILL_BATCHES, what="prompts")
+        prompts = prompts + prompts[:1] * (batch - len(prompts))  # the first one again: it writes the same
+        slots = torch.tensor([[one.slot, one.length - 1] for one in prompts])
+        rows = slots[:, :1] * self.rows + torch.arange(self.rows)
+        table = torch.stack([rows.flatten(), slots[:, 1].repeat_interleave(self.rows)])
+        rows, last = graphs.copy_async(table, self.device)
+        self._prefill_graph(batch, time, prompts[0].slot)(
+            x=torch.cat([one.embedded for one in prompts]),
+            last=last,
+            rows=rows,
+            slots=rows[:: self.rows] // self.rows,
+        )
+
     def _padded(self, length: int) -> int:
         return min(-(-length // PROMPT_STRIDE) * PROMPT_STRIDE, max(self.capacity, length))
 
-    def _prefill_graph(self, time: int, slot: int) -> graphs.GraphedFunction[None]:
-        """Return the graph of a prompt length. slot: one whose cache a capture may overwrite."""
-        if time not in self._graphs:
+    def _prefill_graph(self, batch: int, time: int, slot: int) -> graphs.GraphedFunction[None]:
+        """Return the graph of a batch and a prompt length. slot: one whose cache a capture may overwrite."""
+        if (batch, time) not in self._graphs:
             logits, width = self.state.logits, self.t3.config.backbone.width
 
-            def prefill(x: Tensor, last: Tensor, rows: Tensor, slot: Tensor) -> None:
-                logits.index_copy_(0, slot, self.packed.prefill(x, last, self._caches, rows)[None])
+            def prefill(x: Tensor, last: Tensor, rows: Tensor, slots: Tensor) -> None:
+                found = self.packed.prefill(x, last, self._caches, rows)
+                logits.index_copy_(0, slots, found.view(batch, *logits.shape[1:]))
 
             inputs = {
-                "x": torch.zeros(self.rows, time, width, dtype=self.dtype),
-                "last": torch.tensor([time - 1]),
-                "rows": torch.arange(slot * self.rows, (slot + 1) * self.rows),
-                "slot": torch.tensor([slot]),
+                "x": torch.zeros(batch * self.rows, time, width, dtype=self.dtype),
+                "last": torch.full((batch * self.rows,), time - 1),
+                "rows": torch.arange(slot * self.rows, (slot + 1) * self.rows).repeat(batch),
+                "slots": torch.full((batch,), slot),
             }
             with self._state_preserved():
-                self._graphs.capture(time, f"T3 prompt of {time}", prefill, inputs)
-        return self._graphs[time]
+                self._graphs.capture((batch, time), f"{batch} T3 prompts of {time}", prefill, inputs)
+        return self._graphs[batch, time]
 
     def _step_graph(self, slots: int, span: int, sorting: bool) -> graphs.GraphedFunction[None]:
         size = (slots, span, sorting)
         if size not in self._graphs:
-            state, rows = self.state.first(slots), slots * self.rows
-            caches = [(keys[:rows, :, :span], values[:rows, :, :span]) for keys, values in self._caches]
+            state, caches = self._views(slots, span)
 
             def capture() -> None:
                 name = f"T3 step of {slots}, {span} positions, {self.packed.kernels.name}"
@@ -204,7 +255,26 @@ class DecodeLoop:
             self.packed.kernels.retry(capture)
         return self._graphs[size]
 
+    def _views(self, slots: int, span: int) -> tuple[DecodeState, KVCaches]:
+        """Return the state and the caches of the first slots, and of so many positions."""
+        rows = slots * self.rows
+        caches = [(keys[:rows, :, :span], values[:rows, :, :span]) for keys, values in self._caches]
+        return self.state.first(slots), caches
+
     def _step(self, state: DecodeState, caches: KVCaches, sorting: bool) -> None:
+        if self.packed.kernels.loaded is None:
+            x, lengths = self._sample(state, sorting)
+        else:
+            from nightingale.backends.cuda.t3 import sampling_kernels as kernels
+
+            tokens = kernels.sample(state, order=self.order, cuts=sorting)
+            x, lengths = kernels.embed(self.t3, tokens, state, self.packed.position_embeddings)
+        state.logits.copy_(self.packed.step(x, caches, lengths).view_as(state.logits))
+        # A slot that has stopped writes to the same position again, which is never read.
+        state.lengths.add_(state.running)
+
+    def _sample(self, state: DecodeState, sorting: bool) -> tuple[Tensor, Tensor]:
+        """Sample the next tokens by library calls; return the embedding and the length of each row."""
         logits = batched_sampling.apply_guidance(state.logits, state.cfg_weight)
         processed = batched_sampling.process_logits(logits, state, order=self.order, sorting=sorting)
         tokens = batched_sampling.sample(processed, state)
@@ -213,10 +283,8 @@ class DecodeLoop:
         def per_row(value: Tensor) -> Tensor:
             return value[:, None].expand(-1, self.rows).flatten()
 
-        after = self.packed.step(per_row(tokens), per_row(state.sampled), caches, per_row(state.lengths))
-        state.logits.copy_(after.view_as(state.logits))
-        # A slot that has stopped writes to the same position again, which is never read.
-        state.lengths.add_(state.running)
+        lengths = per_row(state.lengths)
+        return self.packed.embed(per_row(tokens), per_row(state.sampled), lengths), lengths
 
     @contextmanager
     def _state_preserved(self) -> Iterator[None]:

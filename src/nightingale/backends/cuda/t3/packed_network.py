@@ -50,18 +50,26 @@ class PackedT3:
 
         self.kernels = TritonKernels[Any](kernels, load, part="T3", default=device.type == "cuda")
 
-    def step(self, tokens: Tensor, position: Tensor, caches: KVCaches, lengths: Tensor) -> Tensor:
-        """Decode one token of each row and return the logits after it, (rows, vocab) float32.
+    @property
+    def position_embeddings(self) -> Tensor | None:
+        """GPT-2's, (positions, width)."""
+        return self._backbone.wpe.weight if isinstance(self._backbone, Gpt2Backbone) else None
 
-        tokens, position: (rows,) speech ids and their positions after the start token; caches: views of the
-        positions that are attended to, which are written at `lengths` (rows,), those cached before.
+    def embed(self, tokens: Tensor, position: Tensor, lengths: Tensor) -> Tensor:
+        """Embed one token of each row: all (rows,); position: after the start token."""
+        return self._add_positions(self.t3.embed_speech_at(tokens, position), lengths)
+
+    def step(self, x: Tensor, caches: KVCaches, lengths: Tensor) -> Tensor:
+        """Decode one embedded token of each row, (rows, width); return the logits after it, (rows, vocab).
+
+        caches: views of the positions that are attended to, which are written at `lengths` (rows,), those
+        cached before. Logits are float32.
         """
-        x = self.t3.embed_speech_at(tokens, position)
         if self.kernels.loaded is not None:
-            logits: Tensor = self.kernels.loaded(self._add_positions(x, lengths), caches, lengths)
+            logits: Tensor = self.kernels.loaded(x, caches, lengths)
             return logits
-        rows = torch.arange(len(tokens), device=tokens.device)
-        masked = torch.arange(caches[0][0].shape[2], device=tokens.device) > lengths[:, None]
+        rows = torch.arange(len(x), device=x.device)
+        masked = torch.arange(caches[0][0].shape[2], device=x.device) > lengths[:, None]
         mask = x.new_zeros(masked.shape).masked_fill(masked, -torch.inf)[:, None, None]
 
         def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor) -> Tensor:
@@ -72,7 +80,7 @@ class PackedT3:
         return self._logits(self._layers(x[:, None], lengths[:, None], caches, attend)[:, 0])
 
     def prefill(self, x: Tensor, last: Tensor, caches: KVCaches, rows: Tensor) -> Tensor:
-        """Fill the caches' `rows` with a prompt (rows, time, width); return the logits after `last` (1,).
+        """Fill the caches' `rows` with prompts (rows, time, width); return the logits after `last` (rows,).
 
         Positions after `last` are padding: no position before them attends to them, and decode steps
         overwrite them.
@@ -84,15 +92,15 @@ class PackedT3:
             values[:, :, :time].index_copy_(0, rows, v)
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-        x = self._layers(x, torch.arange(time, device=x.device)[None], caches, attend)
-        return self._logits(x.index_select(1, last)[:, 0])
+        positions = torch.arange(time, device=x.device)[None]
+        x = self._layers(self._add_positions(x, positions), positions, caches, attend)
+        return self._logits(x[torch.arange(len(x), device=x.device), last])
 
     def _layers(self, x: Tensor, positions: Tensor, caches: KVCaches, attend: Attention) -> Tensor:
         """Apply all layers to x (rows, time, width) at positions (rows or 1, time)."""
         fused = self.kernels.loaded
         norm = nn.Module.__call__ if fused is None else fused.norm
         heads, rotation = self.t3.config.backbone.heads, self._rotation(positions, x.dtype)
-        x = self._add_positions(x, positions)
         for w, (keys, values) in zip(self.layers, caches, strict=True):
             qkv = F.linear(norm(w.norm_1, x), *w.qkv).view(*x.shape[:2], 3, heads, -1)
             q, k, v = qkv.permute(2, 0, 3, 1, 4)

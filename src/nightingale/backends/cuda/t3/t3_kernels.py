@@ -38,7 +38,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from nightingale.backends.cuda.t3.packed_weights import RotationTable
-from nightingale.backends.cuda.triton_support import Tuning
+from nightingale.backends.cuda.triton_support import Tuning, launch
 
 MAX_ROWS = 4
 """Rows of the `linear` kernel, which are written out and not an axis."""
@@ -234,7 +234,8 @@ def linear(
     out = torch.empty(rows, outputs, dtype=dtype or x.dtype, device=x.device)
     # So many values are held for each row, twice as many if gated: no more than there are registers for.
     block_out = max(1, tuning.block_out // ((2 if gated else 1) * (2 if rows > 2 else 1)))
-    _linear_kernel[(-(-outputs // block_out),)](
+    launch(
+        _linear_kernel, (-(-outputs // block_out),),
         x, x if norm_weight is None else norm_weight, weight, x if bias is None else bias,
         x if residual is None else residual, out, outputs,
         INPUTS=inputs, ROWS=rows, BLOCK_OUT=block_out,
@@ -267,7 +268,8 @@ def attend(
     assert lengths.is_contiguous()
     out = torch.empty(rows, heads * width, dtype=qkv.dtype, device=qkv.device)
     cos, sin = rotation or (qkv, qkv)
-    _attend_kernel[(rows, heads)](
+    launch(
+        _attend_kernel, (rows, heads),
         qkv, cos, sin, keys, values, lengths, out, keys.stride(0), keys.stride(1), width**-0.5,
         HEADS=heads, WIDTH=width, BLOCK=128, ROTATE=rotation is not None, num_warps=4, **_pdl(pdl),
     )  # fmt: skip
@@ -278,7 +280,16 @@ def rms_norm(x: Tensor, weight: Tensor) -> Tensor:
     """Return the RMS norm of x (rows, width)."""
     rows, width = x.shape
     out = torch.empty_like(x)
-    _rms_norm_kernel[(rows,)](x, weight, out, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=4)
+    launch(
+        _rms_norm_kernel,
+        (rows,),
+        x,
+        weight,
+        out,
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        num_warps=4,
+    )
     return out
 
 
@@ -287,5 +298,5 @@ def swiglu(x: Tensor) -> Tensor:
     rows, width = x.shape[0], x.shape[1] // 2
     out = torch.empty(rows, width, dtype=x.dtype, device=x.device)
     block = min(1024, triton.next_power_of_2(width))
-    _swiglu_kernel[(rows, -(-width // block))](x, out, WIDTH=width, BLOCK=block, num_warps=4)
+    launch(_swiglu_kernel, (rows, -(-width // block)), x, out, WIDTH=width, BLOCK=block, num_warps=4)
     return out

@@ -27,9 +27,10 @@ MEANFLOW_STEPS = 2
 class MlxFlow:
     """The flow's weights. It keeps no state between calls."""
 
-    def __init__(self, config: FlowConfig, weights: NetworkWeights) -> None:
+    def __init__(self, config: FlowConfig, weights: NetworkWeights, *, steps: int | None = None) -> None:
+        """steps: of the solver; None for upstream's number."""
         self.config = config
-        self.steps = MEANFLOW_STEPS if config.meanflow else GUIDED_STEPS
+        self.steps = steps or (MEANFLOW_STEPS if config.meanflow else GUIDED_STEPS)
         self.times = (linear_times if config.meanflow else cosine_times)(self.steps)
         self.tokens = weights.take("input_embedding.weight", SPEECH_CODES, config.encoder_width)
         self.speaker = take_linear(weights, "spk_embed_affine_layer", config.speaker_width, config.mel_bands)

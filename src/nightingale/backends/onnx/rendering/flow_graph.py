@@ -51,13 +51,15 @@ class TokenEncoderGraph(NetworkGraph):
     tail          (rows, 0 or 3, width)        zeros after the last token of an utterance
     speaker       (rows, 1, mel)
     prompt_mel    (rows, 2 · tokens, mel)      normalized; zeros after the prompt
-    mask.0, mask.1                             of the blocks before and after the doubling of the rate
+    mask.0, mask.1                             of the blocks before and after the doubling of the rate; not if whole
     NAME.distances  (heads, head_width, cached + 2 · positions)   of each attention layer
     conditioning  (rows, 2 · tokens, 3 · mel)
     """
 
-    def __init__(self, config: FlowConfig, weights: PackedWeights, *, int8: bool) -> None:
-        super().__init__(weights, int8=int8)
+    def __init__(
+        self, config: FlowConfig, weights: PackedWeights, *, int8: bool, whole: bool = False
+    ) -> None:
+        super().__init__(weights, int8=int8, whole=whole)
         self.config = config
         width, mel = config.encoder_width, config.mel_bands
         self.input("embedded", FLOAT, ("rows", "tokens_ahead", width))
@@ -86,7 +88,9 @@ class TokenEncoderGraph(NetworkGraph):
         return self.node("Add", [known, self.causal_conv(y, f"{name}.conv2")])
 
     def _blocks(self, x: str, name: str, count: int, rate: int) -> str:
-        mask = self.input(f"mask.{rate}", FLOAT, ("rows", 1, f"time.{rate}", f"positions.{rate}"))
+        mask = ""
+        if not self.whole:
+            mask = self.input(f"mask.{rate}", FLOAT, ("rows", 1, f"time.{rate}", f"positions.{rate}"))
         residual: Residual = None
         for number in range(count):
             at = f"{name}.{number}"
@@ -123,7 +127,7 @@ class TokenEncoderGraph(NetworkGraph):
             head_width=head_width,
             positions_per_token=positions_per_token,
             max_positions=self.config.left_context,
-            score_bias=self.node("Add", [scores, mask]),
+            score_bias=self.node("Add", [scores, mask]) if mask else scores,
             input_bias=input_bias,
         )
         return self.matmul(attended, f"{name}.linear_out")
@@ -142,7 +146,7 @@ class TokenEncoderGraph(NetworkGraph):
         end = self.node("Add", [start, self.node("Mul", [queries, length])])
         flat = self.node("Slice", [flat, start, end, self.ints(2)])
         rows = self.node("Reshape", [flat, self.node("Concat", [lead, queries, length], axis=0)])
-        keys = self.node("Shape", [mask], start=3)
+        keys = self.node("Shape", [mask], start=3) if mask else queries
         return self.node("Slice", [rows, self.ints(0), keys, self.ints(3)])
 
 
@@ -151,19 +155,29 @@ class EstimatorGraph(NetworkGraph):
 
     x             (rows, frames, mel)
     conditioning  (rows, frames, 3 · mel)        of the token encoder
-    mask          (rows, 1, frames, cached + frames)
+    mask          (rows, 1, frames, cached + frames)   not if whole
     STAGE.time    (width,)                       of each stage: its time embedding in this step
-    next_x        (rows, frames, mel)            after the step
+    next_x        (rows, frames, mel)            after the step; or
+    velocity      (rows, frames, mel)            if the graph is not made for one length of a step
     """
 
-    def __init__(self, config: FlowConfig, weights: PackedWeights, step: float, *, int8: bool) -> None:
-        """step: the length of a solver step; all steps of a meanflow have the same length."""
-        super().__init__(weights, int8=int8)
+    def __init__(
+        self,
+        config: FlowConfig,
+        weights: PackedWeights,
+        step: float | None,
+        *,
+        int8: bool,
+        whole: bool = False,
+    ) -> None:
+        """step: the length of a solver step, if all have the same length."""
+        super().__init__(weights, int8=int8, whole=whole)
         self.config = config
         mel = config.mel_bands
         self.input("x", FLOAT, ("rows", "frames", mel))
         self.input("conditioning", FLOAT, ("rows", "frames", 3 * mel))
-        self.input("mask", FLOAT, ("rows", 1, "frames", "positions"))
+        if not whole:
+            self.input("mask", FLOAT, ("rows", 1, "frames", "positions"))
         down, *middle, up = stages(config)
         skip = self._stage(self.node("Concat", ["x", "conditioning"], axis=2), down)
         h = self.causal_conv(skip, f"{down}.2")
@@ -171,11 +185,15 @@ class EstimatorGraph(NetworkGraph):
             h = self._stage(h, stage)
         h = self._stage(self.node("Concat", [h, skip], axis=2), up)
         h = self._conv_block(self.causal_conv(h, f"{up}.2"), f"{ESTIMATOR}.final_block")
-        name = f"{ESTIMATOR}.final_proj"
-        proj = self.tensor("final_proj", step * self.weights[f"{name}.weight"][..., 0])
-        velocity = self.node("FusedMatMul", [h, proj], domain=CONTRIB, transB=1)
-        bias = self.tensor("final_proj.bias", step * self.weights[f"{name}.bias"])
-        self.node("Add", ["x", self.node("Add", [velocity, bias])], ["next_x"])
+        name, scale = f"{ESTIMATOR}.final_proj", 1.0 if step is None else step
+        proj = self.tensor("final_proj", scale * self.weights[f"{name}.weight"][..., 0])
+        product = self.node("FusedMatMul", [h, proj], domain=CONTRIB, transB=1)
+        bias = self.tensor("final_proj.bias", scale * self.weights[f"{name}.bias"])
+        if step is None:
+            self.node("Add", [product, bias], ["velocity"])
+            self.output("velocity", FLOAT, ("rows", "frames", mel))
+            return
+        self.node("Add", ["x", self.node("Add", [product, bias])], ["next_x"])
         self.output("next_x", FLOAT, ("rows", "frames", mel))
 
     def _stage(self, x: str, name: str) -> str:
@@ -191,7 +209,7 @@ class EstimatorGraph(NetworkGraph):
                 head_width=HEAD_WIDTH,
                 positions_per_token=2,
                 max_positions=self.config.left_context,
-                score_bias="mask",
+                score_bias="" if self.whole else "mask",
             )
             out, inner, outer = f"{at}.attn1.to_out.0", f"{at}.ff.net.0.proj", f"{at}.ff.net.2"
             residual = self.matmul(attended, out), out

@@ -80,7 +80,7 @@ class FlowNetwork:
         self.prompt = lru_cache(CACHED_PROMPTS)(self._render_prompt)
         self._speaker = floats["spk_embed_affine_layer.weight"], floats["spk_embed_affine_layer.bias"]
         self._distances = [
-            _DistanceTables({name: floats[f"{name}.linear_pos.weight"] for name in names}, config)
+            DistanceTables({name: floats[f"{name}.linear_pos.weight"] for name in names}, config)
             for names in attention_names(config)
         ]
 
@@ -200,7 +200,7 @@ class FlowStream:
         return fresh
 
 
-class _DistanceTables:
+class DistanceTables:
     """Distance encodings of some attention layers, projected to keys and scaled as scores are."""
 
     def __init__(self, weights: dict[str, Floats], config: FlowConfig) -> None:
@@ -235,7 +235,10 @@ class _DistanceTables:
 
 
 def time_inputs(config: FlowConfig, weights: Weights, t: float, r: float) -> dict[str, Floats]:
-    """Return the time embedding of each stage's resnet block for the solver step from t to r."""
+    """Return the time embedding of each stage's resnet block for the solver step from t to r.
+
+    A flow that is no meanflow predicts the velocity at t, so its steps do not depend on r.
+    """
 
     def embed(time: float) -> Floats:
         width = 4 * config.mel_bands
@@ -249,7 +252,9 @@ def time_inputs(config: FlowConfig, weights: Weights, t: float, r: float) -> dic
         result: Floats = weights[f"{ESTIMATOR}.{name}.weight"] @ x + weights[f"{ESTIMATOR}.{name}.bias"]
         return result
 
-    time = weights[f"{ESTIMATOR}.time_embed_mixer.weight"] @ np.concatenate([embed(t), embed(r)])
+    time = embed(t)
+    if config.meanflow:
+        time = weights[f"{ESTIMATOR}.time_embed_mixer.weight"] @ np.concatenate([time, embed(r)])
     mish = time * np.tanh(np.logaddexp(0, time))
     return {
         f"{stage}.0.time": weights[f"{stage}.0.mlp.1.weight"] @ mish + weights[f"{stage}.0.mlp.1.bias"]

@@ -53,12 +53,15 @@ PADDED_SNAKE = -1.0
 
 
 class ConvGraph(NetworkGraph):
-    """Streaming convolutions over (rows, channels, 1, columns)."""
+    """Convolutions over (rows, channels, 1, columns).
 
-    def __init__(self, weights: Weights, *, float16: bool = False) -> None:
+    Those of a causal vocoder are streaming. A two-sided one is computed whole: its layers are padded.
+    """
+
+    def __init__(self, config: HiftConfig, weights: Weights, *, float16: bool = False) -> None:
         """float16: compute the convolutions of resblocks in float16."""
-        super().__init__(weights)
-        self.float16 = float16
+        super().__init__(weights, whole=not config.causal)
+        self.config, self.float16 = config, float16
 
     def conv(
         self, x: str, weight: Floats, bias: Floats, name: str, *, stride: int = 1, dilation: int = 1
@@ -70,7 +73,12 @@ class ConvGraph(NetworkGraph):
     def join_inputs(
         self, x: str, name: str, channels: int, *, span: int, left: int, fill: float = 0.0
     ) -> str:
-        """Return x after the columns before it: `left` padding at first, later `span` from earlier blocks."""
+        """Return x after the columns before it: `left` padding at first, later `span` from earlier blocks.
+
+        Computed whole, x has half of the span on each side.
+        """
+        if self.whole:
+            return self.pad(x, 4, 3, span // 2, span - span // 2, fill)
         cache = self.cache(f"{name}.inputs", (channels, 1, f"{name}.past"), axis=3, start=left, fill=fill)
         joined = self.node("Concat", [cache, x], axis=3)
         self.slice(joined, -span, None, 3, NEW + cache)
@@ -112,19 +120,21 @@ class PitchGraph(ConvGraph):
     """mel (rows, bands, 1, frames) -> f0_hz (rows, 1, 1, frames).
 
     The first layers look one frame ahead each, so the output is three frames behind the input. In the last
-    block they are padded by mel_tail and hidden_tail (rows, bands or channels, 1, 0 or 1), which are zeros.
+    block they are padded by mel_tail and hidden_tail (rows, bands or channels, 1, 0 or 1), which are zeros. A
+    two-sided vocoder has neither.
     """
 
     def __init__(self, config: HiftConfig, weights: Weights) -> None:
-        super().__init__(weights)
+        super().__init__(config, weights)
         self.input("mel", FLOAT, ("rows", config.mel_bands, 1, "frames"))
-        self.input("mel_tail", FLOAT, ("rows", config.mel_bands, 1, "tail"))
-        self.input("hidden_tail", FLOAT, ("rows", config.f0_channels, 1, "tail"))
+        if not self.whole:
+            self.input("mel_tail", FLOAT, ("rows", config.mel_bands, 1, "tail"))
+            self.input("hidden_tail", FLOAT, ("rows", config.f0_channels, 1, "tail"))
         x = "mel"
         for layer in range(F0_LAYERS):
             name = f"f0_predictor.condnet.{2 * layer}"
             weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
-            looks_ahead = layer < CAUSAL_LOOKAHEAD_FRAMES
+            looks_ahead = layer < CAUSAL_LOOKAHEAD_FRAMES and not self.whole
             if looks_ahead:
                 x = self.node("Concat", [x, "hidden_tail" if layer else "mel_tail"], axis=3)
             span = weight.shape[2] - 1
@@ -144,7 +154,7 @@ class SourceGraph(ConvGraph):
     """
 
     def __init__(self, config: HiftConfig, weights: Weights, *, float16: bool = False) -> None:
-        super().__init__(weights, float16=float16)
+        super().__init__(config, weights, float16=float16)
         self.input("excitation", FLOAT, ("rows", 1, 1, "samples"))
         zeros = np.zeros(2 * BINS, np.float32)
         spectrum = self.conv("excitation", stft_kernel(), zeros, "stft", stride=ISTFT_HOP)
@@ -153,7 +163,9 @@ class SourceGraph(ConvGraph):
             weight, bias = self.weights[f"{name}.weight"], self.weights[f"{name}.bias"]
             x = spectrum
             if stride > 1:
-                x = self.join_inputs(x, name, 2 * BINS, span=weight.shape[2] - 1, left=stride)
+                # A two-sided layer has as many columns of padding as its stride, half of them on each side.
+                span = stride // 2 * 2 if self.whole else weight.shape[2] - 1
+                x = self.join_inputs(x, name, 2 * BINS, span=span, left=stride)
             x = self.resblock(self.conv(x, weight, bias, name, stride=stride), f"source_resblocks.{stage}")
             self.node("Identity", [x], [f"source.{stage}"])
             channels = config.base_channels >> (stage + 1)
@@ -175,8 +187,8 @@ class GeneratorGraph(ConvGraph):
     def __init__(
         self, config: HiftConfig, weights: Weights, *, stages: range = STAGES, float16: bool = False
     ) -> None:
-        super().__init__(weights, float16=float16)
-        self.config, self.kernels = config, len(config.resblock_kernels)
+        super().__init__(config, weights, float16=float16)
+        self.kernels = len(config.resblock_kernels)
         x = self._pre() if 0 in stages else self.input("x", FLOAT, self._shape(stages[0], "columns"))
         if LAST_STAGE in stages:
             self.input("reflect", INT64, ("reflected",))
@@ -212,9 +224,13 @@ class GeneratorGraph(ConvGraph):
         return blocks[0] if self.kernels == 1 else self.node("Sum", blocks)
 
     def _upsample(self, x: str, stage: int, scale: float) -> str:
-        """Apply a causal transposed convolution; inputs before the block reach into it."""
+        """Apply a transposed convolution; in a causal one, inputs before the block reach into it."""
         name, stride, taps = f"ups.{stage}", UPSAMPLE_RATES[stage], UPSAMPLE_KERNELS[stage]
         weight = scale * self.weights[f"{name}.weight"]  # (inputs, outputs, taps)
+        if self.whole:
+            inputs = [x, self.tensor(f"{name}.weight", weight[:, :, None]), self.weight(f"{name}.bias")]
+            cut = (taps - stride) // 2
+            return self.node("ConvTranspose", inputs, strides=(1, stride), pads=(0, cut, 0, cut))
         before = -(-taps // stride) - 1
         joined = self.join_inputs(x, name, weight.shape[0], span=before, left=before)
         inputs = [joined, self.tensor(f"{name}.weight", weight[:, :, None]), self.weight(f"{name}.bias")]
@@ -230,6 +246,8 @@ class GeneratorGraph(ConvGraph):
         channels = self.config.base_channels >> (stage + 1)
         columns = ("rows", channels, 1, f"columns.{stage}")
         source = self.input(f"source.{stage}", FLOAT, columns)
+        if self.whole:
+            return self.node("Add", [x, source])
         ahead, behind = (x, source) if stage == 0 else (source, x)
         cache = self.cache(f"ahead.{stage}", (channels, 1, f"ahead.{stage}.columns"), axis=3)
         joined = self.node("Concat", [cache, ahead], axis=3)
@@ -246,7 +264,10 @@ class GeneratorGraph(ConvGraph):
         phase = self.node("Sin", ["raw_phase"])
         parts = [self.node("Mul", [magnitude, self.node(wave, [phase])]) for wave in ("Cos", "Sin")]
         spectrum = self.node("Concat", [self.node("Concat", parts, axis=1), "tail"], axis=3)
-        joined = self.join_inputs(spectrum, "istft", 2 * BINS, span=HOPS - 1, left=HOPS - 1)
+        if self.whole:
+            joined = self.pad(spectrum, 4, 3, HOPS - 1, 0)
+        else:
+            joined = self.join_inputs(spectrum, "istft", 2 * BINS, span=HOPS - 1, left=HOPS - 1)
         zeros = np.zeros(ISTFT_HOP, np.float32)
         self.node("Identity", [self.conv(joined, istft_kernel(), zeros, "istft")], ["hops"])
         self.output("hops", FLOAT, ("rows", ISTFT_HOP, 1, "n"))

@@ -1,7 +1,8 @@
 """Mel frames to samples, block by block, over the graphs of hift_graph.py.
 
-The vocoder is causal except for its first layers, so samples are three frames and a few columns behind the
-mel, and the joined blocks equal the whole. `models/chatterbox/hift/hift_stream.py` is the reference.
+A causal vocoder looks ahead in its first layers only, so samples are three frames and a few columns behind the
+mel, and the joined blocks equal the whole. A two-sided one, that of the official models, takes an utterance in
+one block. `models/chatterbox/hift/hift_stream.py` is the reference.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from nightingale.audio.crossfade import apply_fade_in
 from nightingale.backends.onnx.numpy_weights import Floats, Weights
-from nightingale.backends.onnx.rendering.excitation import ExcitationStream
+from nightingale.backends.onnx.rendering.excitation import excitation_stream
 from nightingale.backends.onnx.rendering.hift_graph import (
     BINS,
     LAST_STAGE,
@@ -67,7 +68,7 @@ class VocoderStream:
     """The state of one utterance."""
 
     def __init__(self, hift: VocoderNetwork, *, seed: int) -> None:
-        self.excitation = ExcitationStream(hift.source_weights, seed=seed)
+        self.excitation = excitation_stream(hift.config, hift.source_weights, seed=seed)
         self.pitch, self.features, self.front, self.back = hift.start()
         self.excitation_started = self.samples_started = False
         self.kept_excitation: Floats = np.zeros(0, np.float32)
@@ -111,7 +112,8 @@ class VocoderNetwork:
 
         Each pass then goes through `upsample` and `synthesize`; other threads may do that meanwhile.
         """
-        count = -(-len(mels[0]) // (LAST_PASS_FRAMES if final else PASS_FRAMES))
+        assert self.config.causal or final, "a two-sided vocoder takes an utterance in one block"
+        count = -(-len(mels[0]) // (LAST_PASS_FRAMES if final else PASS_FRAMES)) if self.config.causal else 1
         passes = list(zip(*(np.array_split(mel, count) for mel in mels), strict=True))
         for number, rows in enumerate(passes):
             yield self._excite(streams, list(rows), final=final and number == count - 1)
@@ -140,7 +142,7 @@ class VocoderNetwork:
     def upsample(self, streams: Sequence[VocoderStream], excited: ExcitedPass) -> UpsampledPass:
         """Run all stages of the generator but the last one."""
         mel = _channels_first(excited.mels)
-        if excited.final:
+        if excited.final and self.config.causal:
             mel = np.concatenate(
                 [mel, np.zeros((*mel.shape[:3], CAUSAL_LOOKAHEAD_FRAMES), np.float32)], axis=3
             )
@@ -173,12 +175,13 @@ class VocoderNetwork:
 
     def _f0(self, streams: Sequence[VocoderStream], mels: Sequence[Floats], *, final: bool) -> Floats:
         """Return f0 (rows, frames) of the frames that no later frame can change, in Hz."""
-        rows, tail = len(streams), int(final)
-        inputs = {
-            "mel": _channels_first(mels),
-            "mel_tail": np.zeros((rows, self.config.mel_bands, 1, tail), np.float32),
-            "hidden_tail": np.zeros((rows, self.config.f0_channels, 1, tail), np.float32),
-        }
+        rows, inputs = len(streams), {"mel": _channels_first(mels)}
+        if self.config.causal:
+            for name, channels in (
+                ("mel_tail", self.config.mel_bands),
+                ("hidden_tail", self.config.f0_channels),
+            ):
+                inputs[name] = np.zeros((rows, channels, 1, int(final)), np.float32)
         (f0,), states = self._pitch.run(inputs, [stream.pitch for stream in streams])
         for stream, state in zip(streams, states, strict=True):
             stream.pitch = state

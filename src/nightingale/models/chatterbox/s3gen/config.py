@@ -40,3 +40,10 @@ class FlowConfig:
     limit the cost of a block does not grow with the utterance."""
     noise_scale: float = 1.0
     """The scale of the initial noise: less is clearer, and less varied."""
+
+    @property
+    def step_counts(self) -> range:
+        """The numbers of solver steps that may be asked for. Without noise, the steps were trained as two."""
+        if not self.noise_scale:
+            return range(2, 3)
+        return range(1, 11) if self.meanflow else range(1, 51)

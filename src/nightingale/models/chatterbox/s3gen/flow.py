@@ -8,6 +8,7 @@ for each solver step in the estimator.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,14 @@ class Flow(nn.Module):
         self.encoder = TokenEncoder(config)
         self.encoder_proj = nn.Linear(config.encoder_width, config.mel_bands)
         self.decoder = nn.ModuleDict({"estimator": Estimator(config)})
+
+    def with_steps(self, steps: int | None) -> Flow:
+        """Return a flow with the same weights whose solver takes so many steps; None leaves them as they are."""
+        if steps in (None, self.steps):
+            return self
+        other = copy.copy(self)
+        other.steps = steps
+        return other
 
     def encode(
         self,

@@ -64,18 +64,29 @@ class T3(nn.Module):
         `text` (1, n) are framed text ids, `prompt_ids` (1, m) speech tokens of the reference clip, `speaker`
         is (1, speaker_width) and `exaggeration` (1,). The second row has no text.
         """
-        prompt, embedded = self.speech_emb(prompt_ids), self.text_emb(text)
-        if guided:
-            embedded = torch.cat([embedded, torch.zeros_like(embedded)])
+        conditioning = self.conditioning(speaker=speaker, prompt_ids=prompt_ids, exaggeration=exaggeration)
+        return self.conditioned_prompt(text, conditioning, guided=guided)
+
+    def conditioning(self, *, speaker: Tensor, prompt_ids: Tensor, exaggeration: Tensor) -> Tensor:
+        """Embed what comes before the text, which depends on the voice: (1, time, width)."""
+        prompt = self.speech_emb(prompt_ids)
         # PARITY: only the perceiver's prompt has learned positions; Turbo's has none.
         #         tests/models/test_t3.py::test_turbos_prompt_has_no_positions
         if self.config.learned_positions is not None:
             prompt = prompt + self.speech_pos_emb(prompt.shape[1])
+        conditioning: Tensor = self.cond_enc(speaker, prompt, exaggeration)
+        return conditioning
+
+    def conditioned_prompt(self, text: Tensor, conditioning: Tensor, *, guided: bool) -> Tensor:
+        """Embed the text and put it after the conditioning; see `prompt`."""
+        embedded = self.text_emb(text)
+        if guided:
+            embedded = torch.cat([embedded, torch.zeros_like(embedded)])
+        if self.config.learned_positions is not None:
             embedded = embedded + self.text_pos_emb(embedded.shape[1])
         rows = len(embedded)
-        conditioning = self.cond_enc(speaker, prompt, exaggeration).expand(rows, -1, -1)
         start = self.embed_speech(torch.full((rows, 1), START_SPEECH, device=text.device), 0)
-        return torch.cat([conditioning, embedded, *[start] * self.config.starts], dim=1)
+        return torch.cat([conditioning.expand(rows, -1, -1), embedded, *[start] * self.config.starts], dim=1)
 
     def embed_speech(self, ids: Tensor, position: int) -> Tensor:
         """Embed (rows, n) speech tokens, the first at `position` after the start token."""

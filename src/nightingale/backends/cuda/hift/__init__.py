@@ -1,0 +1,1 @@
+"""HiFT's convolutions on the GPU, in Triton kernels."""

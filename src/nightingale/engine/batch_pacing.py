@@ -1,0 +1,131 @@
+"""Keep streams in time where a renderer takes large batches, as a GPU's does.
+
+There a block costs about the same whatever its length, because each one is rendered with its voice's prompt, and
+a full batch costs much less per block than a small one. So a block takes all tokens that are there, and what is
+decided is which blocks share the next batch: as many first blocks as streams that play already can wait for.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from nightingale.clocks import CLOCKS
+from nightingale.engine.deadlines import deadline_s
+from nightingale.engine.pacing import Pacing
+from nightingale.engine.rendering.utterance import Utterance
+from nightingale.engine.requests.job import Job
+
+MARGIN: Final = 1.15
+"""Rendering is expected to take this much longer than the measured time per block says."""
+WAIT_S: Final = 0.1
+"""The longest time that blocks wait for the first blocks of streams that start now."""
+DECODE_S: Final = 0.3
+"""Time for the tokens of the next blocks of all streams, about."""
+LARGEST_FIRST_BLOCK: Final = 32
+"""Tokens of a first block that others wait for, at most."""
+
+
+class BatchPacing(Pacing):
+    """Decisions about a worker's requests whose blocks are rendered in batches."""
+
+    _waiting_since_s = math.inf
+    """The time since when a batch that is not full waits."""
+
+    @property
+    def most_starting(self) -> int | None:
+        """Two batches: while one is rendered, the next one is decoded, and the first one does not wait for all."""
+        return None if self._capacity.whole_segments else 2 * self._renderer.max_batch
+
+    def rows_to_decode(self, rows: list[int], ready: Sequence[int]) -> list[int]:
+        """Leave the GPU to first blocks that wait to be rendered, while all who play have enough audio."""
+        jobs = self._snapshot()
+        if any(jobs[request].is_new for request in rows) or not any(
+            jobs[request].is_new for request in ready
+        ):
+            return rows
+        now_s, deadlines = time.perf_counter(), self._deadlines(jobs, time.perf_counter())
+        enough_s = now_s + DECODE_S + 2 * self._renderer.max_batch * self._capacity.block_s
+        return rows if any(deadlines[request] < enough_s for request in rows) else []
+
+    def may_render(self, ready: int, in_flight: int, *, decoding: bool) -> bool:
+        """Let a batch that is not full wait for blocks that are about to come, unless a listener would be late.
+
+        These are the first blocks of streams that start now, and any others while a batch is being rendered.
+        """
+        since_s, self._waiting_since_s = self._waiting_since_s, math.inf
+        if ready >= self._renderer.max_batch or not decoding:
+            return in_flight < self._renderer.max_in_flight
+        if in_flight:
+            return False
+        now_s, jobs = time.perf_counter(), self._snapshot()
+        starting = ready < sum(job.is_new and job.is_decoding for job in jobs.values())
+        if not starting or now_s >= since_s + WAIT_S or not self._in_time(jobs, 0, now_s + WAIT_S):
+            return True
+        self._waiting_since_s = min(since_s, now_s)
+        return False
+
+    def in_order(self, ready: Sequence[int]) -> list[int]:
+        """Put as many first blocks in front as leave all streams that play in time, served by their deadlines."""
+        jobs = self._snapshot()
+        new = sorted((request for request in ready if jobs[request].is_new), key=lambda r: _opened_s(jobs[r]))
+        now_s = time.perf_counter()
+        deadlines = self._deadlines(jobs, now_s)
+        started = sorted(set(ready) - set(new), key=lambda request: deadlines[request])
+        first = min(len(new), self._renderer.max_batch)
+        while first and not self._in_time(jobs, first, now_s):
+            first -= 1
+        return [*new[:first], *started, *new[first:]]
+
+    def _in_time(self, jobs: Mapping[int, Job], first: int, start_s: float) -> bool:
+        """Return whether all who play get their next blocks in time, if so many first blocks go before them."""
+        deadlines, block_s = self._deadlines(jobs, start_s), MARGIN * self._capacity.block_s
+        playing = sorted(deadlines[request] for request, job in jobs.items() if _needs_more(job))
+        size, free_s = self._renderer.max_batch, self._free_s(jobs, start_s)
+        for number, at_s in enumerate(playing, start=first + 1):
+            # Those of its batch, and of the batches before it.
+            blocks = min(first + len(playing), -(-number // size) * size)
+            if at_s < free_s + blocks * block_s:
+                return False
+        return True
+
+    def _free_s(self, jobs: Mapping[int, Job], now_s: float) -> float:
+        """Return when the blocks that are being rendered will be ready."""
+        in_flight = sum(bool(job.in_flight_s) for job in jobs.values())
+        return now_s + MARGIN * in_flight * self._capacity.block_s
+
+    def _deadlines(self, jobs: Mapping[int, Job], now_s: float) -> dict[int, float]:
+        """Return when listeners run out of audio; one whose first block is being rendered plays after that."""
+        free_s = self._free_s(jobs, now_s)
+        return {
+            request: free_s + job.in_flight_s
+            if job.session.timing.first_audio_s is None and job.in_flight_s
+            else deadline_s(job)
+            for request, job in jobs.items()
+        }
+
+    def first_block_tokens(self, smallest: int) -> int:
+        """Return the tokens of the first block of a stream that starts now: their audio lasts until the first blocks
+        of all streams that start now are rendered, and a batch after them."""
+        new = sum(job.is_new and job.session.plays for job in self._snapshot().values())
+        blocks = new + min(new, self._renderer.max_batch)
+        tokens = math.ceil(MARGIN * blocks * self._capacity.block_s * CLOCKS.token_rate_hz)
+        return max(smallest, min(tokens, LARGEST_FIRST_BLOCK)) if new > 1 else smallest
+
+    def limit_block(self, job: Job, utterance: Utterance) -> None:
+        utterance.concurrent = self._is_concurrent()
+        utterance.takes_all = utterance.concurrent and job.session.plays and utterance.profile.in_blocks
+        utterance.tokens_in_time = LARGEST_FIRST_BLOCK if job.is_new else math.inf
+
+
+def _opened_s(job: Job) -> float:
+    return job.session.timing.opened_s
+
+
+def _needs_more(job: Job) -> bool:
+    """Return whether a listener has begun and its audio has not all been given to the renderer."""
+    if not job.session.plays or job.is_new or job.parked or job.utterance is None:
+        return False
+    return not job.utterance.rendered or job.segment is not None or not job.segments.closed
