@@ -82,8 +82,6 @@ class MlxRenderer:
 def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
     """Open the flow and the vocoder; their weights are read now."""
     preset, steps = source.info.preset, setup.profile.flow_steps
-    flow = source.shared(
-        f"flow-mlx/{steps}", lambda: MlxFlow(preset.flow, flow_weights(source), steps=steps)
-    )
+    flow = source.shared(f"flow-mlx/{steps}", lambda: MlxFlow(preset.flow, flow_weights(source), steps=steps))
     hift = source.shared("hift-mlx", lambda: MlxHift(preset.hift, hift_weights(source)))
     return MlxRenderer(flow, hift, streaming=setup.profile.in_blocks)
