@@ -92,10 +92,10 @@ def test_a_thread_that_ends_leaves_no_streams_behind(monkeypatch: pytest.MonkeyP
     """MLX would sometimes abort the process at its exit."""
     cleared: list[int] = []
     monkeypatch.setattr(mx, "clear_streams", lambda: cleared.append(threading.get_ident()))
-    thread = threading.Thread(target=arrays.enter_thread)
+    thread = threading.Thread(target=arrays.OwnThread().enter)
     thread.start()
     thread.join()
-    arrays.enter_thread()  # not for the main thread, whose streams are in use until the end
+    arrays.OwnThread().enter()  # not for the main thread, whose streams are in use until the end
     assert cleared == [thread.ident]
 
 

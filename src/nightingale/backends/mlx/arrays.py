@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nightingale.backends.mlx.weight_files import NetworkWeights
+from nightingale.errors import EngineFault
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -68,10 +69,29 @@ class _ThreadStreams:
 _THREAD = threading.local()
 
 
-def enter_thread() -> None:
-    """Prepare the calling thread, which will compute with MLX."""
-    if threading.current_thread() is not threading.main_thread():
-        _THREAD.streams = _ThreadStreams()
+class OwnThread:
+    """The thread that computes with MLX: one for each engine. Arrays of others may not be evaluated in it."""
+
+    def __init__(self) -> None:
+        self._ident: int | None = None
+
+    def enter(self) -> None:
+        """Prepare the calling thread."""
+        self._ident = threading.get_ident()
+        if threading.current_thread() is not threading.main_thread():
+            _THREAD.streams = _ThreadStreams()
+
+    def check(self) -> None:
+        """Raise EngineFault if another thread has entered; enter if none has."""
+        if self._ident is None:
+            self.enter()
+        elif self._ident != threading.get_ident():
+            raise EngineFault(
+                "MLX was called from a second thread",
+                got=threading.current_thread().name,
+                allowed="the thread that made the first call, because MLX's streams belong to one thread each",
+                fix="Open an engine of its own for each thread, or use TTS, which has a worker thread.",
+            )
 
 
 class Linear(NamedTuple):

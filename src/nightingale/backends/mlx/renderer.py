@@ -9,6 +9,7 @@ from concurrent.futures import Future
 import mlx.core as mx
 
 from nightingale.backends.base import Block, BlockCut, ModelSource, Renderer, Setup
+from nightingale.backends.mlx.arrays import OwnThread
 from nightingale.backends.mlx.rendering.flow_network import MlxFlow
 from nightingale.backends.mlx.rendering.frame_stream import FrameStream, PromptPast, prepare_prompt
 from nightingale.backends.mlx.rendering.hift_network import MlxHift
@@ -43,8 +44,10 @@ class MlxRenderer:
     def __init__(self, flow: MlxFlow, hift: MlxHift, *, streaming: bool) -> None:
         self._flow, self._hift, self._streaming = flow, hift, streaming
         self._prompts: BytesLRU[str, PromptPast] = BytesLRU(PROMPT_CACHE_BYTES)
+        self._thread = OwnThread()
 
     def open(self, voice: Voice, *, seed: int) -> MlxRenderStream:
+        self._thread.check()
         prompt = None
         if self._streaming:
             prompt = self._prompts.get(voice.content_hash, lambda: prepare_prompt(self._flow, voice))
@@ -54,6 +57,7 @@ class MlxRenderer:
         )
 
     def render(self, blocks: Sequence[Block]) -> Future[list[Samples]]:
+        self._thread.check()
         future: Future[list[Samples]] = Future()
         future.set_result([self._samples(block) for block in blocks])
         return future

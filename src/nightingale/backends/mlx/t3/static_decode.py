@@ -122,11 +122,17 @@ class StaticDecodeLoop:
     def release(self, slot: int) -> None:
         self._used.pop(slot, None)
         if not self._used:
-            self._caches, self._state, self._rows = [], None, None
-            mx.clear_cache()
+            self.clear()
+
+    def clear(self) -> None:
+        """Drop all utterances, and give unused memory back."""
+        self._caches, self._state, self._rows, self._used = [], None, None, {}
+        mx.clear_cache()
 
     def move(self, source: int, target: int) -> None:
         """Move an utterance to a free slot, so that slots in use have no gaps. Nothing is copied."""
+        if source not in self._used:  # its state was dropped
+            return
         assert self._state is not None
         assert self._rows is not None
         rows = SamplingRows(*(part[source : source + 1] for part in self._rows))
