@@ -103,6 +103,16 @@ def test_a_width_that_no_group_divides_is_refused() -> None:
     )
 
 
+@pytest.mark.usefixtures("_installed")
+def test_a_mac_with_too_little_memory_uses_its_cpu_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", "darwin")
+    small = replace(MAC, free_bytes=int(1.8 * 2**30))
+    plan = select(BACKENDS, info_of("english"), small, PROFILES["balanced"])
+    assert plan.decoder.backend.name != "mlx"
+    assert "mlx bfloat16: it needs 2.0 GiB of memory, and the GPU may use 1.8 GiB" in plan.warnings[0]
+    assert chosen(select(BACKENDS, info_of("english"), small, PROFILES["fast"]))[0] == ("mlx", "int8")
+
+
 def test_a_model_without_weights_is_refused() -> None:
     setup = Setup(profile=PROFILES["exact"], machine=MAC, precision="float32")
     assert MlxBackend().unsupported_reason("renderer", NOISE, setup) == "the model has no weights"

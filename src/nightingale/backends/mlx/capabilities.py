@@ -19,6 +19,10 @@ DECODER_PRECISIONS: Final = ("float32", "float16", "bfloat16", "int8", "int4")
 RENDERER_PRECISIONS: Final = ("float32",)
 GROUP_SIZES: Final = (64, 32)
 """Weights that share a scale, where T3 is quantized."""
+BYTES_PER_WEIGHT: Final = {"int8": 1.07, "int4": 0.72}
+"""With scales; some of the layers in int4 have six bits."""
+RENDERER_BYTES: Final = 600 << 20
+"""The flow and the vocoder of official models in float32."""
 INSTALL: Final = "pip install 'nightingale-tts[mlx]'"
 
 
@@ -75,9 +79,26 @@ def unsupported_reason(role: Role, model: ModelInfo, setup: Setup) -> str | None
             return "it has no speculative decoding"
         if setup.profile.needs_torch_kv_cache:
             return "this profile's KV cache needs T3's layers in PyTorch"
+        if (reason := memory_reason(model, setup)) is not None:
+            return reason
         if setup.precision in ("int8", "int4") and (reason := group_reason(model.preset.t3)) is not None:
             return reason
     return missing_reason()
+
+
+def memory_reason(model: ModelInfo, setup: Setup) -> str | None:
+    """Return why a model does not fit the memory that the GPU may use, or None if it fits or that is not known."""
+    free, t3 = setup.machine.free_bytes, model.preset.t3
+    if free is None:
+        return None
+    itemsize = 4 if setup.precision == "float32" else 2
+    tables = t3.backbone.width * (t3.text_vocab + 2 * t3.speech_vocab)
+    layers = t3.backbone.parameters * BYTES_PER_WEIGHT.get(setup.precision, itemsize)
+    needed = layers + tables * itemsize + model.kv_cache_bytes(1, itemsize) + RENDERER_BYTES
+    if needed <= free:
+        return None
+    gib = 1 << 30
+    return f"it needs {needed / gib:.1f} GiB of memory, and the GPU may use {free / gib:.1f} GiB"
 
 
 def group_size_for(inputs: int, bits: int) -> int:
