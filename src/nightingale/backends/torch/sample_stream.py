@@ -18,17 +18,31 @@ from nightingale.models.chatterbox.hift.hift_stream import HiftStream, Noise
 from nightingale.models.chatterbox.hift.receptive_field import lookahead_samples
 from nightingale.types import Samples
 
+MPS_FRAMES = 400
+"""Mel frames that MPS vocodes at a time: older versions fail where a convolution has over 65,536 columns, and
+HiFT's last ones have 120 for each frame."""
+
 
 @torch.inference_mode()
 def render_samples(hift: Hift, mel: Tensor, *, seed: int) -> Samples:
     """Return 480 samples per frame of mel (bands, frames), with the family's fade over the first 40 ms."""
     weight = hift.conv_pre.weight
     device, dtype = weight.device, weight.dtype
+    if device.type == "mps":
+        return apply_fade_in(_render_in_blocks(hift, mel[None].to(device, dtype), seed), 0)
     noise = source_noise(seed)(0, mel.shape[1] * CLOCKS.samples_per_frame).T[None]
     mel = mel[None].to(device, dtype)
     source, _ = hift.m_source(hift.f0_predictor(mel), harmonic_phase(hift.config, seed), noise)
     samples: Samples = hift(mel, source)[0].float().cpu().numpy()
     return apply_fade_in(samples, 0)
+
+
+def _render_in_blocks(hift: Hift, mel: Tensor, seed: int) -> Samples:
+    """Vocode mel (1, bands, frames) in blocks, which together equal the whole."""
+    stream = HiftStream(hift, phase=harmonic_phase(hift.config, seed), noise=source_noise(seed))
+    blocks = mel.split(MPS_FRAMES, dim=2)
+    parts = [stream.push(block, final=number == len(blocks)) for number, block in enumerate(blocks, 1)]
+    return np.concatenate([_numpy(part) for part in parts])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
