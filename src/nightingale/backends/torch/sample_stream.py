@@ -40,9 +40,12 @@ def render_samples(hift: Hift, mel: Tensor, *, seed: int) -> Samples:
 def _render_in_blocks(hift: Hift, mel: Tensor, seed: int) -> Samples:
     """Vocode mel (1, bands, frames) in blocks, which together equal the whole."""
     stream = HiftStream(hift, phase=harmonic_phase(hift.config, seed), noise=source_noise(seed))
-    blocks = mel.split(MPS_FRAMES, dim=2)
-    parts = [stream.push(block, final=number == len(blocks)) for number, block in enumerate(blocks, 1)]
-    return np.concatenate([_numpy(part) for part in parts])
+    frames = mel.shape[2]
+    parts = [
+        _numpy(stream.push(mel[..., start : start + MPS_FRAMES], final=start + MPS_FRAMES >= frames))
+        for start in range(0, frames, MPS_FRAMES)
+    ]
+    return np.concatenate(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
