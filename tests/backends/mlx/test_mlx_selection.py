@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
 
 from nightingale.backends import BACKENDS
 from nightingale.backends.base import Machine, ModelInfo, Setup
-from nightingale.backends.mlx import MlxBackend, capabilities
+from nightingale.backends.mlx import MlxBackend, capabilities, host_blas
 from nightingale.backends.profiles import PROFILES, profile_named
 from nightingale.backends.selection import Plan, find_machine, select
 from nightingale.engine.noise_model import NOISE
@@ -122,6 +123,27 @@ def test_an_old_mlx_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capabilities, "find_spec", lambda name: object())
     monkeypatch.setattr(capabilities, "version", lambda name: "0.22.1")
     assert "mlx 0.22.1 is too old" in str(capabilities.missing_reason())
+
+
+def test_a_fast_blas_is_loaded_before_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+
+    class Library:
+        cblas_sgemm = None
+
+        def __init__(self, name: str, mode: int) -> None:
+            loaded.append(name)
+            if name == "damaged":
+                raise OSError
+
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setattr(host_blas, "_candidates", lambda: ["damaged", "good"])
+    monkeypatch.setattr(host_blas.ctypes, "CDLL", Library)
+    monkeypatch.delitem(sys.modules, "mlx.core", raising=False)
+    assert host_blas.load_fast_blas.__wrapped__() == "good"
+    assert loaded == ["damaged", "good"]
+    monkeypatch.setitem(sys.modules, "mlx.core", None)
+    assert host_blas.load_fast_blas.__wrapped__() is None
 
 
 def test_linux_uses_mlx_only_if_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

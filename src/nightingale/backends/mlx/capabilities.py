@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Final
 
 from nightingale.backends.base import Machine, ModelInfo, Role, Setup
+from nightingale.backends.mlx.host_blas import load_fast_blas
 from nightingale.backends.shared.capability_checks import failed_package_reason, ffn_width
 from nightingale.errors import DeviceError
 from nightingale.models.chatterbox.t3.config import T3Config
@@ -40,6 +41,7 @@ def missing_reason() -> str | None:
         return f"mlx is not installed ({INSTALL})"
     if tuple(int(part) for part in found.split(".")[:2]) < MIN_VERSION:
         return f"mlx {found} is too old ({INSTALL})"
+    load_fast_blas()
     try:
         import mlx.core  # noqa: F401, is it usable?
     except Exception as error:  # a wheel for another system, or an old C library
