@@ -217,12 +217,12 @@ def _keep(value: str) -> int:
 def _preference(value: str) -> tuple[Preference, ...]:
     if value not in ONNX_PRECISIONS:
         raise _bad("unknown precision", value, ", ".join(ONNX_PRECISIONS), "renderer=float16")
-    return (Preference("onnx", value),)
+    return Preference("mlx", value), Preference("onnx", value)
 
 
 def _decoder(value: str) -> tuple[Preference, ...]:
     if value == INT4:  # on a GPU, and where the kernels cannot run, as in the profile "fast"
-        return (Preference("cpu", INT4), *FAST.decoder)
+        return (Preference("mlx", INT4), Preference("cpu", INT4), *FAST.decoder)
     if value not in ONNX_PRECISIONS:
         raise _bad("unknown precision", value, ", ".join((INT4, *ONNX_PRECISIONS)), "decoder=int8")
     return _preference(value)
@@ -257,7 +257,7 @@ FIRST_BLOCK_TOKENS: Final = range(5, 33)
 ONNX_PRECISIONS: Final = ("float32", "int8", "float16", "int8-float16")
 """Precisions of the onnx backend. In a renderer, int8 is the flow's and float16 the vocoder's."""
 INT4: Final = "int4"
-"""A precision of the CPU backend's decoder, for models with a GPT-2 backbone."""
+"""A precision of the decoder: of MLX, and of the CPU backend for models with a GPT-2 backbone."""
 OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "stream": ("stream", _stream),
     "flow_steps": ("flow_steps", _flow_steps),

@@ -60,6 +60,16 @@ def test_a_floating_point_precision_can_be_asked_for() -> None:
     assert chosen(plan_of("english", "balanced", dtype="float32"))[0] == ("mlx", "float32")
 
 
+@pytest.mark.usefixtures("_installed")
+@pytest.mark.parametrize("name", ["english", "nano", "wren"])
+def test_precisions_can_be_asked_for(name: str) -> None:
+    assert chosen(plan_of(name, "balanced+decoder=int4+renderer=float16")) == [
+        ("mlx", "int4"),
+        ("mlx", "float16"),
+    ]
+    assert chosen(plan_of(name, "balanced+decoder=int8"))[0] == ("mlx", "int8")
+
+
 def test_a_mac_without_mlx_uses_its_cpu_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capabilities, "missing_reason", lambda: "mlx is not installed")
     monkeypatch.setattr("sys.platform", "darwin")

@@ -6,7 +6,8 @@ Sequences are (batch, time, channels) everywhere, as MLX's convolutions take the
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
 from functools import wraps
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -17,6 +18,9 @@ from numpy.typing import NDArray
 from nightingale.backends.mlx.weight_files import NetworkWeights
 from nightingale.errors import EngineFault
 
+DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
+COMPILED_SHAPES = 32
+"""Compiled functions that are kept for each network."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -37,6 +41,39 @@ def compiled_elementwise(function: Function) -> Function:
 
     fused = mx.compile(function, shapeless=True)
     return cast("Function", call)
+
+
+class CompiledFunctions:
+    """Compile a function for each set of options and shapes; those that were not used for long are dropped."""
+
+    def __init__(self, function: Callable[..., tuple[Any, Any]]) -> None:
+        """function: takes options, then arrays in lists or dictionaries; returns arrays, and anything else."""
+        self._function = function
+        self._compiled: OrderedDict[Hashable, tuple[Callable[..., Any], list[Any]]] = OrderedDict()
+
+    def __call__(self, options: Hashable, *arrays: Any) -> tuple[Any, Any]:
+        """Return the function's arrays, and what else it returned when it was traced."""
+        if not compiles():
+            return self._function(options, *arrays)
+        shapes = tuple((name, array.shape) for name, array in named_arrays(list(arrays)).items())
+        key = options, shapes
+        if key not in self._compiled:
+            if len(self._compiled) >= COMPILED_SHAPES:
+                self._compiled.popitem(last=False)
+            self._compiled[key] = self._trace(options)
+        self._compiled.move_to_end(key)
+        call, others = self._compiled[key]
+        return call(*arrays), others[0]
+
+    def _trace(self, options: Hashable) -> tuple[Callable[..., Any], list[Any]]:
+        others: list[Any] = []
+
+        def run(*arrays: Any) -> Any:
+            result, other = self._function(options, *arrays)
+            others.append(other)
+            return result
+
+        return mx.compile(run), others
 
 
 def compiles() -> bool:

@@ -17,7 +17,7 @@ from nightingale.models.chatterbox.t3.config import T3Config
 MIN_VERSION: Final = (0, 32)
 """The oldest version that was tested."""
 DECODER_PRECISIONS: Final = ("float32", "float16", "bfloat16", "int8", "int4")
-RENDERER_PRECISIONS: Final = ("float32",)
+RENDERER_PRECISIONS: Final = ("float32", "float16", "bfloat16")
 GROUP_SIZES: Final = (64, 32)
 """Weights that share a scale, where T3 is quantized."""
 BYTES_PER_WEIGHT: Final = {"int8": 1.07, "int4": 0.72}

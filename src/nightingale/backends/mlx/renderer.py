@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import mlx.core as mx
 
 from nightingale.backends.base import Block, BlockCut, ModelSource, Renderer, Setup
-from nightingale.backends.mlx.arrays import OwnThread
+from nightingale.backends.mlx.arrays import DTYPES, OwnThread
 from nightingale.backends.mlx.rendering.flow_network import MlxFlow
 from nightingale.backends.mlx.rendering.frame_stream import FrameStream, PromptPast, prepare_prompt
 from nightingale.backends.mlx.rendering.hift_network import MlxHift
@@ -85,7 +85,12 @@ class MlxRenderer:
 
 def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
     """Open the flow and the vocoder; their weights are read now."""
-    preset, steps = source.info.preset, setup.profile.flow_steps
-    flow = source.shared(f"flow-mlx/{steps}", lambda: MlxFlow(preset.flow, flow_weights(source), steps=steps))
-    hift = source.shared("hift-mlx", lambda: MlxHift(preset.hift, hift_weights(source)))
+    preset, steps, dtype = source.info.preset, setup.profile.flow_steps, DTYPES[setup.precision]
+    flow = source.shared(
+        f"flow-mlx/{setup.precision}/{steps}",
+        lambda: MlxFlow(preset.flow, flow_weights(source), steps=steps, dtype=dtype),
+    )
+    hift = source.shared(
+        f"hift-mlx/{setup.precision}", lambda: MlxHift(preset.hift, hift_weights(source), dtype=dtype)
+    )
     return MlxRenderer(flow, hift, streaming=setup.profile.in_blocks)

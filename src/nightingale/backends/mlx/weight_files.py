@@ -26,13 +26,15 @@ NAMES_SHOWN: Final = 6
 
 
 class NetworkWeights:
-    """The tensors of one network in float32, which it takes by name and shape."""
+    """The tensors of one network, which it takes by name and shape."""
 
     def __init__(
         self, tensors: Mapping[str, mx.array], source: Path | None, *, unused: frozenset[str] = frozenset()
     ) -> None:
         """source: the file; None for a network that a program holds in memory, whose values are not checked."""
         self._tensors, self._source = tensors, source
+        self.dtype: mx.Dtype = mx.float32
+        """The type of what is taken."""
         self._left = set(tensors) - unused
         self._faults: dict[str, list[str]] = {"missing": [], "misshapen": [], "not finite": []}
 
@@ -45,8 +47,8 @@ class NetworkWeights:
         elif found.shape != shape:
             self._faults["misshapen"].append(f"{name} {found.shape} instead of {shape}")
         else:
-            return found.astype(mx.float32)
-        return mx.zeros(shape)
+            return found.astype(self.dtype)
+        return mx.zeros(shape, self.dtype)
 
     def finish(self, arrays: Mapping[str, mx.array]) -> None:
         """Evaluate a network's arrays; raise CheckpointError unless every tensor was used, and is finite."""

@@ -113,7 +113,7 @@ class OverlapAdd(NamedTuple):
         """
         batch, columns, _ = x.shape
         if kept is None:
-            kept = mx.zeros((batch, self.kept, self.outputs))
+            kept = mx.zeros((batch, self.kept, self.outputs), x.dtype)
         if columns == 0:
             return kept[:, :0], kept
         groups = self.kept // self.stride + 1

@@ -43,6 +43,8 @@ class EncoderLayer(NamedTuple):
         p = split_heads(self.distance(distances), heads)  # (1, heads, keys + queries - 1, head)
         scale = float(q.shape[-1]) ** -0.5
         by_distance = align_distances((q + self.distance_bias) @ p.swapaxes(2, 3)) * scale
+        if (mask := state.mask(q.shape[2], k.shape[2])) is not None:
+            by_distance = mx.where(mask, by_distance, -mx.inf)
         out = mx.fast.scaled_dot_product_attention(q + self.key_bias, k, v, scale=scale, mask=by_distance)
         x = x + self.out(join_heads(out))
         y = self.up(self.norm2(x))
@@ -72,6 +74,8 @@ class FlowEncoder:
         linear, norm = self.embed
         x = norm(linear(x)) * self._scale
         tokens = x.shape[1] - lookahead
+        if (mask := state.mask(tokens, tokens)) is not None:  # zeros follow the last token
+            x = x * mask[:, None].astype(x.dtype)
         y = self.conv1(x)[:, :tokens]
         y = mx.maximum(y, 0.01 * y)
         x = x[:, :tokens] + self.conv2.unpadded(state.prepend_inputs(y, self.conv2.left))
@@ -85,7 +89,7 @@ class FlowEncoder:
 
 
 def _run(layers: list[EncoderLayer], x: mx.array, state: BlockState) -> mx.array:
-    distances = distance_encoding(x.shape[1], state.cached_positions + x.shape[1], x.shape[2])
+    distances = distance_encoding(x.shape[1], state.cached_positions + x.shape[1], x.shape[2]).astype(x.dtype)
     for layer in layers:
         x = layer(x, distances, state)
     return x

@@ -34,10 +34,10 @@ MISH_LINEAR_FROM = 20.0
 
 @compiled_elementwise
 def mish(x: mx.array) -> mx.array:
-    """Return x·tanh(ln(1 + eˣ)), computed as x·n/(n + 2) with n = eˣ·(eˣ + 2)."""
-    e = mx.exp(mx.minimum(x, MISH_LINEAR_FROM))
+    """Return x·tanh(ln(1 + eˣ)), computed as x·n/(n + 2) with n = eˣ·(eˣ + 2), in float32."""
+    e = mx.exp(mx.minimum(x.astype(mx.float32), MISH_LINEAR_FROM))
     n = e * (e + 2)
-    return x * (n / (n + 2))
+    return (x * (n / (n + 2))).astype(x.dtype)
 
 
 @compiled_elementwise
@@ -68,7 +68,8 @@ class AttentionBlock(NamedTuple):
         heads = self.qkv.weight.shape[0] // (3 * HEAD_WIDTH)
         q, k, v = (split_heads(part, heads) for part in mx.split(self.qkv(self.norm1(x)), 3, axis=-1))
         k, v = state.prepend_kv(k), state.prepend_kv(v)
-        out = mx.fast.scaled_dot_product_attention(q, k, v, scale=HEAD_WIDTH**-0.5)
+        mask = state.mask(q.shape[2], k.shape[2])
+        out = mx.fast.scaled_dot_product_attention(q, k, v, scale=HEAD_WIDTH**-0.5, mask=mask)
         x = x + self.out(join_heads(out))
         return x + self.down(gelu(self.up(self.norm2(x))))
 
@@ -155,7 +156,7 @@ def _take_stage(
     width = config.estimator_width
     return UNetStage(
         block1=_take_conv_block(weights, f"{name}.0.block1", inputs, width),
-        times=take_linear(weights, f"{name}.0.mlp.1", 4 * width, width)(times),
+        times=take_linear(weights, f"{name}.0.mlp.1", 4 * width, width)(times).astype(weights.dtype),
         block2=_take_conv_block(weights, f"{name}.0.block2", width, width),
         residual=take_conv(weights, f"{name}.0.res_conv", inputs, width, 1),
         blocks=[

@@ -18,14 +18,22 @@ class BlockState:
     """The state of one pass over one block: it reads `past` and collects what is saved for the next block.
 
     The next block starts at the fraction `advance` of this one. `store` saves the keys and values of this block
-    too, and not only those of `past`, of at most `max_positions`.
+    too, and not only those of `past`, of at most `max_positions`. `padded`: how many tokens the block has with
+    its padding, and how many without.
     """
 
     def __init__(
-        self, past: SavedArrays | None, *, advance: Fraction, store: bool, max_positions: int | None
+        self,
+        past: SavedArrays | None,
+        *,
+        advance: Fraction,
+        store: bool,
+        max_positions: int | None,
+        padded: tuple[int, mx.array] | None,
     ) -> None:
         self._past = None if past is None else list(reversed(past))
         self._advance, self._store, self._max_positions = advance, store, max_positions
+        self._padded = padded
         self._saved: list[mx.array] = []
 
     def saved(self) -> SavedArrays:
@@ -38,9 +46,16 @@ class BlockState:
         """The positions whose keys and values the next attention layer has."""
         return 0 if self._past is None else int(self._past[-1].shape[2])
 
+    def mask(self, positions: int, keys: int) -> mx.array | None:
+        """Return which of the keys are no padding, None for all; the last `positions` are this block's."""
+        if self._padded is None:
+            return None
+        tokens, real = self._padded
+        return mx.arange(keys) < keys - positions + real * (positions // tokens)
+
     def prepend_inputs(self, x: mx.array, width: int) -> mx.array:
         """Return x after the `width` inputs before it, which are zeros at the start."""
-        past = mx.zeros((len(x), width, x.shape[2])) if self._past is None else self._past.pop()
+        past = mx.zeros((len(x), width, x.shape[2]), x.dtype) if self._past is None else self._past.pop()
         joined = mx.concatenate([past, x], axis=1)
         start = int(self._advance * x.shape[1])
         self._saved.append(mx.contiguous(joined[:, start : start + width]))

@@ -81,6 +81,7 @@ class FrameStream:
             past=self._past,
             advance=Fraction(following - start, ready - start),
             store=exact,
+            final=final,
         )
         fresh = mel[:, FRAMES * (self._done - start) :]
         self._past = None if final else past
@@ -104,6 +105,7 @@ def _render(
     past: FlowPast | None,
     advance: Fraction = Fraction(1),
     store: bool = True,
+    final: bool = False,
 ) -> tuple[mx.array, FlowPast]:
     """Render `tokens` tokens from `start` on, counted from the prompt's first; later ids are the lookahead."""
     first, last = FRAMES * start, FRAMES * (start + tokens)
@@ -116,4 +118,5 @@ def _render(
         past=past,
         advance=advance,
         store=store,
+        final=final,
     )

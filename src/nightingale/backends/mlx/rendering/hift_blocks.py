@@ -8,11 +8,13 @@ depends on shapes alone, so building a block's graph never waits for the device.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
+from typing import NamedTuple
 
 import mlx.core as mx
 
-from nightingale.backends.mlx.arrays import compiled_elementwise
+from nightingale.backends.mlx.arrays import CompiledFunctions, compiled_elementwise
 from nightingale.backends.mlx.rendering.convolutions import Conv
 from nightingale.backends.mlx.rendering.hift_network import (
     BINS,
@@ -32,13 +34,28 @@ Noise = Callable[[int, int], mx.array]
 """(start, count) -> standard normal rows (count, NOISY_HARMONICS), addressed by absolute sample."""
 
 
+@lru_cache(maxsize=4)
+def compiled_vocoder(hift: MlxHift) -> CompiledFunctions:
+    return CompiledFunctions(partial(vocode, hift=hift))
+
+
 @compiled_elementwise
 def _snake(x: mx.array, alpha: mx.array) -> mx.array:
-    return x + mx.square(mx.sin(x * alpha)) / (alpha + 1e-9)
+    """Return x + sin²(αx)/α. α is in float32."""
+    return (x + mx.square(mx.sin(x * alpha)) / (alpha + 1e-9)).astype(x.dtype)
 
 
 def _leaky_relu(x: mx.array, slope: float) -> mx.array:
     return mx.maximum(x, slope * x)
+
+
+class Progress(NamedTuple):
+    """What a stream's next block depends on besides arrays, whose shapes tell the rest."""
+
+    final: bool = False
+    reflected: bool = False
+    dropped: tuple[tuple[str, int], ...] = ()
+    """Columns of the stream's start that were dropped, by layer."""
 
 
 class HiftBlocks:
@@ -47,26 +64,43 @@ class HiftBlocks:
     def __init__(self, hift: MlxHift, *, phase: mx.array, noise: Noise) -> None:
         self._hift, self._phase, self._noise = hift, phase, noise
         self._kept: dict[str, mx.array] = {}
-        self._dropped: dict[str, int] = {}
-        """Columns of the stream's start that were dropped, by layer."""
-        self._cycles: mx.array | None = None
-        self._source_samples = 0
-        self._reflected = False
+        self._progress = Progress()
+        self._frames = self._source_frames = 0
 
     def fork(self) -> HiftBlocks:
         """Return an independent stream that continues from here."""
-        other = copy.copy(self)
-        other._kept, other._dropped = dict(self._kept), dict(self._dropped)
-        return other
+        return copy.copy(self)
 
     def state(self) -> list[mx.array]:
         """Return what must be evaluated with a block, so that no graph grows from block to block."""
-        return [*self._kept.values(), *([] if self._cycles is None else [self._cycles])]
+        return list(self._kept.values())
 
     def push(self, mel: mx.array, *, final: bool) -> mx.array:
         """Return the samples (n,) after mel (1, frames, bands) that no later frame can change."""
+        self._frames += mel.shape[1]
+        start, self._source_frames = (
+            self._source_frames,
+            max(self._source_frames, self._frames - (0 if final else self._hift.f0_lookahead)),
+        )
+        per_frame = CLOCKS.samples_per_frame
+        noise = self._noise(start * per_frame, (self._source_frames - start) * per_frame)
+        (samples, self._kept), self._progress = compiled_vocoder(self._hift)(
+            self._progress._replace(final=final), mel, noise, self._phase, self._kept
+        )
+        return samples
+
+
+class BlockPass:
+    """One pass over one block."""
+
+    def __init__(self, hift: MlxHift, progress: Progress, kept: Mapping[str, mx.array]) -> None:
+        self._hift, self._kept = hift, dict(kept)
+        self._dropped, self._reflected = dict(progress.dropped), progress.reflected
+
+    def run(self, mel: mx.array, noise: mx.array, phase: mx.array, final: bool) -> mx.array:
         hift = self._hift
-        spectrum = self._stft(self._excitation(self._f0(mel, final)), final)
+        spectrum = self._stft(self._excitation(self._f0(mel, final), noise, phase), final)
+        spectrum, mel = spectrum.astype(hift.dtype), mel.astype(hift.dtype)
         x = self._conv("pre", hift.pre, mel, final)
         for number, stage in enumerate(hift.stages):
             source = self._conv(f"down{number}", stage.source_down, spectrum, final)
@@ -81,6 +115,10 @@ class HiftBlocks:
             x = self._sum(f"mean{number}", paths) / len(paths)
         return self._istft(self._conv("post", hift.post, _leaky_relu(x, 0.01), final), final)
 
+    def state(self) -> tuple[dict[str, mx.array], Progress]:
+        """Return what the next block needs."""
+        return self._kept, Progress(reflected=self._reflected, dropped=tuple(self._dropped.items()))
+
     def _f0(self, mel: mx.array, final: bool) -> mx.array:
         """Return f0 of the frames that no later frame can change: (frames,), in Hz."""
         for n, layer in enumerate(self._hift.f0):
@@ -88,14 +126,13 @@ class HiftBlocks:
             mel = mx.where(mel > 0, mel, mx.expm1(mx.minimum(mel, 0)))
         return mx.abs(self._hift.f0_head(mel)[0, :, 0])
 
-    def _excitation(self, f0_hz: mx.array) -> mx.array:
+    def _excitation(self, f0_hz: mx.array, noise: mx.array, phase: mx.array) -> mx.array:
         """Return the excitation of the next frames: (1, samples)."""
-        count = f0_hz.shape[0] * CLOCKS.samples_per_frame
-        if not count:
+        if not f0_hz.shape[0]:
             return mx.zeros((1, 0))
-        noise = self._noise(self._source_samples, count)
-        source, self._cycles = excitation(f0_hz, self._phase, noise, self._hift.mix, self._cycles)
-        self._source_samples += count
+        source, self._kept["cycles"] = excitation(
+            f0_hz, phase, noise, self._hift.mix, self._kept.get("cycles")
+        )
         return source
 
     def _stft(self, source: mx.array, final: bool) -> mx.array:
@@ -117,6 +154,7 @@ class HiftBlocks:
         return windows @ self._hift.analysis
 
     def _istft(self, x: mx.array, final: bool) -> mx.array:
+        x = x.astype(mx.float32)
         magnitude = mx.minimum(mx.exp(x[..., :BINS]), MAGNITUDE_LIMIT)
         phase = mx.sin(x[..., BINS:])
         columns = [magnitude * mx.cos(phase), magnitude * mx.sin(phase), mx.ones((*x.shape[:2], 1))]
@@ -129,12 +167,12 @@ class HiftBlocks:
     def _conv(self, name: str, layer: Conv, x: mx.array, final: bool) -> mx.array:
         kept = self._kept.get(name)
         if kept is None:
-            kept = mx.zeros((1, layer.left, x.shape[2]))
-        right = mx.zeros((1, layer.right if final else 0, x.shape[2]))
+            kept = mx.zeros((1, layer.left, x.shape[2]), x.dtype)
+        right = mx.zeros((1, layer.right if final else 0, x.shape[2]), x.dtype)
         x = mx.concatenate([kept, x, right], axis=1)
         columns = max(0, (x.shape[1] - layer.span) // layer.stride + 1)
         self._keep(name, x[:, columns * layer.stride :])
-        return layer.unpadded(x) if columns else mx.zeros((1, 0, layer.weight.shape[0]))
+        return layer.unpadded(x) if columns else mx.zeros((1, 0, layer.weight.shape[0]), x.dtype)
 
     def _block(self, name: str, block: ResidualBlock, x: mx.array, final: bool) -> mx.array:
         def layer(part: str, own: SnakeConv, x: mx.array) -> mx.array:
@@ -186,3 +224,19 @@ class HiftBlocks:
                 self._keep(f"{name}+{n}", term[:, columns:])
         first, *others = (term[:, :columns] for term in joined)
         return sum(others, first)
+
+
+def vocode(
+    progress: Progress,
+    mel: mx.array,
+    noise: mx.array,
+    phase: mx.array,
+    kept: dict[str, mx.array],
+    *,
+    hift: MlxHift,
+) -> tuple[tuple[mx.array, dict[str, mx.array]], Progress]:
+    """Return the samples of a block, and what the next block needs."""
+    block = BlockPass(hift, progress, kept)
+    samples = block.run(mel, noise, phase, progress.final)
+    kept, progress = block.state()
+    return (samples, kept), progress

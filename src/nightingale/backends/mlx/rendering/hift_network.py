@@ -55,8 +55,9 @@ class HiftStage(NamedTuple):
 class MlxHift:
     """The vocoder's weights."""
 
-    def __init__(self, config: HiftConfig, weights: NetworkWeights) -> None:
-        self.config = config
+    def __init__(self, config: HiftConfig, weights: NetworkWeights, *, dtype: mx.Dtype = mx.float32) -> None:
+        """dtype: of the convolutions after f0, whose phase needs float32, as do the windows of the STFT."""
+        self.config, self.dtype = config, dtype
         bands, width = config.mel_bands, config.f0_channels
         self.f0: list[Conv] = []
         for layer in range(F0_LAYERS):
@@ -66,6 +67,9 @@ class MlxHift:
             self.f0.append(take_same_conv(weights, name, inputs, width, 3, causal=causal))
         self.f0_head: Linear = take_linear(weights, "f0_predictor.classifier", width, 1)
         self.mix: Linear = take_linear(weights, "m_source.l_linear", config.harmonics, 1)
+        self.f0_lookahead = sum(layer.right for layer in self.f0)
+        """Frames that f0 looks ahead."""
+        weights.dtype = dtype
         self.pre = take_same_conv(weights, "conv_pre", bands, config.base_channels, 7, causal=False)
         self.stages = [_take_stage(config, weights, number) for number in range(len(UPSAMPLE_RATES))]
         channels = config.base_channels >> len(UPSAMPLE_RATES)
@@ -125,7 +129,8 @@ def _take_block(
             causal=causal,
             dilation=dilation,
         )
-        return SnakeConv(weights.take(f"{name}.activations{half}.{number}.alpha", channels), conv)
+        alpha = weights.take(f"{name}.activations{half}.{number}.alpha", channels).astype(mx.float32)
+        return SnakeConv(alpha, conv)
 
     return ResidualBlock([(layer(1, n, d), layer(2, n, 1)) for n, d in enumerate(RESBLOCK_DILATIONS)])
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import lru_cache
 
 import mlx.core as mx
 import numpy as np
 
 from nightingale.audio.crossfade import CROSSFADE_SAMPLES, HOLD_FRAMES, Crossfade
-from nightingale.backends.mlx.arrays import read
+from nightingale.backends.mlx.arrays import compiles, read
 from nightingale.backends.mlx.philox_arrays import key_words, normal
 from nightingale.backends.mlx.rendering.hift_blocks import HiftBlocks, Noise
 from nightingale.backends.mlx.rendering.hift_network import MlxHift
@@ -18,6 +18,8 @@ from nightingale.decoding.philox import stream_key, uniform
 from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS, HiftConfig
 from nightingale.types import Samples
 
+TIME_BLOCK_FRAMES = 128
+"""Frames that are vocoded at once where functions are compiled for each size."""
 PROBE_FRAMES = 64
 """Mel frames after which a vocoder has emitted its first samples: more than it looks ahead."""
 
@@ -51,8 +53,13 @@ class WaveformStream:
             return np.zeros(0, np.float32)
         if mel.shape[1]:
             self._last_frame = mx.contiguous(mel[:, -1:])
-        parts = [self._blocks.push(mel, final=final)]
-        start, self._settled = self._settled, self._settled + parts[0].shape[0]
+        size = TIME_BLOCK_FRAMES if compiles() else max(1, mel.shape[1])
+        ends = [*range(size, mel.shape[1], size), mel.shape[1]]
+        parts = [
+            self._blocks.push(mel[:, max(0, end - 1) // size * size : end], final=final and end == ends[-1])
+            for end in ends
+        ]
+        start, self._settled = self._settled, self._settled + sum(len(part) for part in parts)
         end = self._settled
         if self._extrapolated_frames:
             if not final:
@@ -73,7 +80,7 @@ def extrapolated_frames(hift: MlxHift) -> int:
     return math.ceil((missing + blend) / CLOCKS.samples_per_frame) if missing > 0 else 0
 
 
-@cache
+@lru_cache(maxsize=4)
 def lookahead_samples(hift: MlxHift) -> int:
     """Return the samples before a mel frame's own first one that it affects: those that a stream holds back.
 

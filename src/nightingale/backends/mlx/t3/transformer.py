@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from nightingale.backends.mlx.arrays import (
+    DTYPES,
     LayerNorm,
     Linear,
     join_heads,
@@ -29,7 +30,6 @@ from nightingale.models.chatterbox.t3.config import Gpt2Config, LlamaConfig
 
 ROPE_FACTOR, ROPE_LOW, ROPE_HIGH, ROPE_CONTEXT = 8.0, 1.0, 4.0, 8192
 """Llama 3's frequency scaling (models/layers/rope.py)."""
-DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 BITS = {"int8": 8, "int4": 4}
 RESIDUAL_BITS = 6
 """Bits of the layers that write to the residual stream, where the others have four: wren's logits are then off by
