@@ -146,8 +146,8 @@ def bench(
 
         for one in profiles:
             with progress_line(f"measuring {one} …", quiet=quiet):
-                line = measure_share(model, one, voice, load, model_options)
-            print(line)
+                pasted = measure_share(model, one, voice, load, model_options)
+            print(pasted)
         return
     if listeners or capacity:
         asked = listeners_plan(listeners, voices, arrivals, plan.rounds, capacity=capacity, limit_ms=limit_ms)

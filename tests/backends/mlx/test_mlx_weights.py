@@ -15,7 +15,8 @@ from backends.conformance import source_of  # noqa: E402
 
 from nightingale import wren  # noqa: E402
 from nightingale.backends.base import ModelSource  # noqa: E402
-from nightingale.backends.mlx import weight_files  # noqa: E402
+from nightingale.backends.mlx import arrays, weight_files  # noqa: E402
+from nightingale.backends.mlx.decoder import load_t3 as load_quantized  # noqa: E402
 from nightingale.backends.mlx.philox_arrays import gumbel, key_words, normal, uniform_bits  # noqa: E402
 from nightingale.backends.mlx.rendering.flow_network import MlxFlow  # noqa: E402
 from nightingale.backends.mlx.rendering.hift_network import MlxHift  # noqa: E402
@@ -71,6 +72,33 @@ def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(CheckpointError, match="cannot be read"):
         load_t3(source)
+
+
+def test_quantized_layers_are_stored_and_read_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NIGHTINGALE_HOME", str(tmp_path))
+    source = saved(tmp_path, {})
+
+    def layers() -> list[np.ndarray]:
+        backbone = load_quantized(source, "int4").backbone
+        assert backbone.layers[0].qkv.bits == 4
+        return [np.array(array) for array in arrays.named_arrays(backbone.layers).values()]
+
+    expected = layers()
+    (stored,) = (tmp_path / "cache" / "mlx").iterdir()
+    mark = dict(mx.load(str(stored)))
+    mx.save_safetensors(str(stored), mark | {"0.scales": mark["0.scales"] + 1})
+    again = layers()
+    assert [np.array_equal(*pair) for pair in zip(again, expected, strict=True)].count(False) == 1
+    mx.save_safetensors(str(stored), mark)
+    stored.write_bytes(stored.read_bytes()[:500])  # a damaged file is written again
+    assert all(map(np.array_equal, layers(), expected))
+    assert len(stored.read_bytes()) > 500
+    stored.unlink()
+    stored.parent.rmdir()
+    stored.parent.write_text("no folder")  # where nothing can be stored, weights are quantized each time
+    assert all(map(np.array_equal, layers(), expected))
 
 
 @pytest.mark.parametrize("family", ["english", "wren"])

@@ -17,6 +17,7 @@ from typing import Final
 
 from nightingale.backends.base import Decoder, ModelSource, Setup
 from nightingale.backends.mlx.arrays import OwnThread, runs_on_gpu
+from nightingale.backends.mlx.t3.prepared_layers import PreparedLayers
 from nightingale.backends.mlx.t3.static_decode import StaticDecodeLoop, TokenBlock
 from nightingale.backends.mlx.t3.t3_network import MlxT3
 from nightingale.backends.mlx.t3.transformer import Precision
@@ -160,13 +161,20 @@ def _checked(tokens: list[int]) -> Tokens:
     return tokens
 
 
+def load_t3(source: ModelSource, name: str) -> MlxT3:
+    """Read T3 in a precision. Quantized layers are stored, and read the next time."""
+    precision = Precision.named(name, gpu=runs_on_gpu())
+    prepared = PreparedLayers.of(source, f"{name} {precision.dtype}") if precision.bits else None
+    t3 = MlxT3(source.info.preset.t3, t3_weights(source), precision._replace(prepared=prepared))
+    if prepared is not None:
+        prepared.save()
+    return t3
+
+
 def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     """Open T3; its weights are read now."""
     info = source.info
-    precision = Precision.named(setup.precision, gpu=runs_on_gpu())
-    t3 = source.shared(
-        f"t3-mlx/{setup.precision}", lambda: MlxT3(info.preset.t3, t3_weights(source), precision)
-    )
+    t3 = source.shared(f"t3-mlx/{setup.precision}", lambda: load_t3(source, setup.precision))
     loops = [
         StaticDecodeLoop(t3, order=info.defaults.sampler, capacity=info.max_positions)
         for _ in range(1 if setup.profile.batched else setup.slots)

@@ -25,6 +25,7 @@ from nightingale.backends.mlx.arrays import (
     take_norm,
 )
 from nightingale.backends.mlx.capabilities import group_size_for
+from nightingale.backends.mlx.t3.prepared_layers import PreparedLayers
 from nightingale.backends.mlx.weight_files import NetworkWeights
 from nightingale.models.chatterbox.t3.config import Gpt2Config, LlamaConfig
 
@@ -45,6 +46,8 @@ class Precision(NamedTuple):
     dtype: mx.Dtype
     bits: int = 0
     """Bits of the layers' weights; 0 if they are of `dtype`."""
+    prepared: PreparedLayers | None = None
+    """Quantized layers on disk."""
 
     @classmethod
     def named(cls, name: str, *, gpu: bool) -> Precision:
@@ -59,7 +62,8 @@ class Precision(NamedTuple):
         if not self.bits:
             return linear
         bits = RESIDUAL_BITS if residual and self.bits == 4 else self.bits
-        return linear.quantized(bits, group_size_for(linear.weight.shape[1], bits))
+        quantized = linear.quantized(bits, group_size_for(linear.weight.shape[1], bits))
+        return quantized if self.prepared is None else self.prepared.layer(quantized)
 
     def norm(self, norm: LayerNorm) -> LayerNorm:
         return LayerNorm(norm.weight.astype(self.dtype), norm.bias.astype(self.dtype), norm.eps)
