@@ -30,7 +30,7 @@ class MpsTensor(Tensor):
 
 
 class MpsRefusal(AssertionError):
-    """What MPS cannot compute, or computes wrongly."""
+    """An operation that MPS cannot compute, or computes wrongly."""
 
 
 class OperationGuard(TorchDispatchMode):

@@ -118,7 +118,7 @@ def test_the_lookahead_counted_on_a_graph_is_that_of_the_layers(family: str) -> 
 
 @pytest.mark.parametrize("family", ["english", "wren"])
 def test_a_padded_last_block_has_the_same_mel(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where functions are compiled, the last block is padded, so that few sizes occur."""
+    """The last block is padded where functions are compiled, so that few sizes occur."""
     flow, voice, (tokens,) = flow_of(family), voice_of(16), streams([CUTS[-1]])
 
     def rendered() -> list[np.ndarray]:

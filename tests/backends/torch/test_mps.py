@@ -1,4 +1,4 @@
-"""What PyTorch computes on MPS, Apple's GPU, under a device that refuses what MPS cannot do."""
+"""PyTorch on MPS, Apple's GPU, under a device that refuses what MPS cannot do."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ BUCKET_TOKENS = 32
 
 
 class BlockOptions(NamedTuple):
-    """What a function that renders blocks is compiled for, besides shapes."""
+    """The options, besides shapes, that a function that renders blocks is compiled for."""
 
     lookahead: int
     advance: Fraction

@@ -50,7 +50,7 @@ def _leaky_relu(x: mx.array, slope: float) -> mx.array:
 
 
 class Progress(NamedTuple):
-    """What a stream's next block depends on besides arrays, whose shapes tell the rest."""
+    """The state that a stream's next block depends on besides its arrays and their shapes."""
 
     final: bool = False
     reflected: bool = False

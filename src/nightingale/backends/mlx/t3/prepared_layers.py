@@ -14,7 +14,7 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from secrets import token_hex
-from typing import Final
+from typing import Final, cast
 
 import mlx.core as mx
 
@@ -35,7 +35,7 @@ class PreparedLayers:
         self._stored: dict[str, mx.array] = {}
         if path.is_file():
             with suppress(Exception):  # a damaged file may raise anything
-                self._stored = dict(mx.load(str(path)))
+                self._stored = dict(cast("dict[str, mx.array]", mx.load(str(path))))
         self._is_complete = bool(self._stored)
 
     @classmethod
