@@ -6,14 +6,12 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
 mx = pytest.importorskip("mlx.core")
 
 from backends.conformance import FAMILIES, GREEDY, MLX, Case, Driver, decoding_of, open_decoder, source_of  # noqa: E402
-from backends.small_t3 import relative_error  # noqa: E402
 from tiny_torch import seeded  # noqa: E402
 
 from nightingale.backends.base import ModelSource, Setup  # noqa: E402
@@ -26,11 +24,10 @@ from nightingale.backends.mlx.weight_files import t3_weights  # noqa: E402
 from nightingale.backends.profiles import PROFILES  # noqa: E402
 from nightingale.backends.torch.runner import generate  # noqa: E402
 from nightingale.backends.torch.weights import in_memory  # noqa: E402
-from nightingale.decoding.decoding import Prompt  # noqa: E402
 from nightingale.decoding.host_decoder import DecodeRow  # noqa: E402
-from nightingale.engine.load import load_model  # noqa: E402
 from nightingale.models.chatterbox.t3.config import ENGLISH, NANO, T3Config  # noqa: E402
 from nightingale.models.chatterbox.t3.model import T3  # noqa: E402
+from nightingale_lab.bench.mlx_precisions import logit_error  # noqa: E402
 
 FLOAT32 = Case("mlx", "float32")
 TOKENS = 64
@@ -168,26 +165,9 @@ def test_steps_write_into_the_kv_cache_in_place() -> None:
         assert mx.get_peak_memory() - before < keys / 2
 
 
-def wren_logits(precision: Precision) -> np.ndarray:
-    """Return the logits of wren after a prompt and after each of the speech tokens that follow it."""
-    model = load_model("wren", offline=True, options={})
-    t3 = MlxT3(model.info.preset.t3, t3_weights(model.source), precision)
-    assert model.default_voice is not None
-    text_ids = np.random.default_rng(0).integers(1, 250, size=30).tolist()
-    prompt = Prompt(text="", text_ids=text_ids, voice=model.default_voice, exaggeration=0.0, guided=False)
-    tokens = np.random.default_rng(1).integers(6561, size=20)
-    speech = t3.embed_speech(mx.array(tokens), mx.arange(20))[None]
-    x = mx.concatenate([t3.embed_prompt(prompt, max_new_tokens=100), speech], axis=1)
-    hidden, _ = t3.backbone.read(x, t3.backbone.new_caches(1, 256))
-    return np.array(t3.head(hidden[:, -21:]).astype(mx.float32))
-
-
 @pytest.mark.parametrize("precision", LOGIT_ERROR)
 def test_lower_precisions_of_trained_weights_stay_near_float32(precision: str) -> None:
-    error = relative_error(
-        wren_logits(Precision.named(precision, gpu=False)), wren_logits(Precision(mx.float32))
-    )
-    assert 1e-5 < error < LOGIT_ERROR[precision]
+    assert 1e-5 < logit_error(precision) < LOGIT_ERROR[precision]
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
