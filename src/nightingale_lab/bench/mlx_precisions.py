@@ -83,20 +83,21 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(SPOKEN), choices=list(SPOKEN))
     asked = parser.parse_args()
     for precision, limit in LIMITS.items():
-        print(
-            f"logits in {precision}: {100 * logit_error(precision):.2f} % of their spread, at most {100 * limit:g} %"
-        )
+        error = 100 * logit_error(precision)
+        _tell(f"logits in {precision}: {error:.2f} % of their spread, at most {100 * limit:g} %")
     lines, recognizers = sentences("wren_200")[: asked.sentences], asked.recognizers.split(",")
     reference: dict[str, float] = {}
     for name in asked.only if lines else ():
         with tempfile.TemporaryDirectory() as folder:
             rates = word_errors(name, lines, recognizers, Path(folder))
         reference = reference or rates
-        told = ", ".join(
-            f"{one} {rates[one]:.2f} % ({rates[one] - reference[one]:+.2f})" for one in recognizers
-        )
-        print(f"wrong words, {len(lines)} sentences, {name}: {told}")
-        sys.stdout.flush()
+        told = (f"{one} {rates[one]:.2f} % ({rates[one] - reference[one]:+.2f})" for one in recognizers)
+        _tell(f"wrong words, {len(lines)} sentences, {name}: {', '.join(told)}")
+
+
+def _tell(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

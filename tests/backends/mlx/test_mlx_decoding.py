@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -22,7 +23,7 @@ from nightingale.backends.mlx.t3.t3_network import MlxT3  # noqa: E402
 from nightingale.backends.mlx.t3.transformer import Precision  # noqa: E402
 from nightingale.backends.mlx.weight_files import t3_weights  # noqa: E402
 from nightingale.backends.profiles import PROFILES  # noqa: E402
-from nightingale.backends.torch.runner import generate  # noqa: E402
+from nightingale.backends.torch.runner import embed_prompt, generate  # noqa: E402
 from nightingale.backends.torch.weights import in_memory  # noqa: E402
 from nightingale.decoding.host_decoder import DecodeRow  # noqa: E402
 from nightingale.models.chatterbox.t3.config import ENGLISH, NANO, T3Config  # noqa: E402
@@ -61,6 +62,21 @@ def test_64_tokens_equal_the_reference(family: str, sampling: dict[str, Any]) ->
     expected = list(generate(t3_of(source), decoding_of(source, 4, **sampling)))
     assert Driver(source, decoder_of(source), **sampling).run([4])[4] == expected
     assert len(expected) == TOKENS
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("float32", 1e-4), ("bfloat16", 0.15), ("int8", 0.15)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_first_logits_are_near_the_reference(family: str, precision: str, bound: float) -> None:
+    source = source_of(family)
+    prompt, limit = decoding_of(source, 1).prompt, source.info.defaults.max_new_tokens
+    t3 = MlxT3(source.info.preset.t3, t3_weights(source), Precision.named(precision, gpu=False))
+    x = t3.embed_prompt(prompt, max_new_tokens=limit)
+    logits, _ = t3.read(x, mx.array(x.shape[1] - 1), t3.backbone.new_caches(len(x), 256))
+    with torch.inference_mode():
+        own = embed_prompt(t3_of(source), prompt, max_new_tokens=limit)
+        cache = t3_of(source).new_kv_cache(rows=len(own), capacity=own.shape[1])
+        expected = t3_of(source).next_logits(own, cache).numpy()
+    assert np.abs(np.array(logits) - expected).max() < bound * expected.std()
 
 
 @pytest.mark.slow
