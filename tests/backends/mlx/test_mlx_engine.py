@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 
 mx = pytest.importorskip("mlx.core")
 
+from synthetic_clip import voice_like  # noqa: E402
 from tiny_torch import TINY_PRESET, load_tiny  # noqa: E402
 
 from nightingale.backends.mlx import arrays  # noqa: E402
@@ -97,6 +100,15 @@ def test_a_thread_that_ends_leaves_no_streams_behind(monkeypatch: pytest.MonkeyP
     thread.join()
     arrays.OwnThread().enter()  # not for the main thread, whose streams are in use until the end
     assert cleared == [thread.ident]
+
+
+def test_a_voice_is_enrolled_by_another_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NIGHTINGALE_HOME", str(tmp_path))
+    clip = tmp_path / "clip.wav"
+    soundfile.write(clip, voice_like(6.0, 24_000), 24_000)
+    with TTS("wren", device="mlx") as mine, TTS("wren", device="cpu") as theirs:
+        one, other = (engine.learn(clip.read_bytes(), name="x", max_seconds=60) for engine in (mine, theirs))
+    np.testing.assert_allclose(one.speaker, other.speaker, atol=1e-4)
 
 
 @pytest.mark.slow

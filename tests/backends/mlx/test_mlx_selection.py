@@ -6,12 +6,14 @@ import sys
 from dataclasses import replace
 
 import pytest
+from typer.testing import CliRunner
 
 from nightingale.backends import BACKENDS
 from nightingale.backends.base import Machine, ModelInfo, Setup
 from nightingale.backends.mlx import MlxBackend, capabilities, host_blas
 from nightingale.backends.profiles import PROFILES, profile_named
 from nightingale.backends.selection import Plan, find_machine, select
+from nightingale.cli.commands import app
 from nightingale.engine.noise_model import NOISE
 from nightingale.errors import DeviceError
 from nightingale.models.chatterbox.presets import PRESETS
@@ -133,6 +135,16 @@ def test_an_old_mlx_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capabilities, "find_spec", lambda name: object())
     monkeypatch.setattr(capabilities, "version", lambda name: "0.22.1")
     assert "mlx 0.22.1 is too old" in str(capabilities.missing_reason())
+
+
+def test_doctor_on_a_mac_says_what_will_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlx.core")
+    monkeypatch.setattr(capabilities, "is_apple_silicon", lambda: True)
+    printed = CliRunner().invoke(app, ["doctor", "--plan", "balanced", "--model", "wren"])
+    assert printed.exit_code == 0, printed.output
+    lines = [line.split() for line in printed.stdout.splitlines()]
+    for role in ("decoder", "renderer"):
+        assert any({role, "mlx", "float32"} <= set(words) for words in lines), printed.stdout
 
 
 def test_a_fast_blas_is_loaded_before_mlx(monkeypatch: pytest.MonkeyPatch) -> None:
