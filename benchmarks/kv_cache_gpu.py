@@ -178,9 +178,16 @@ def in_slots(t3: T3, streams: int, tokens: int, kernels: KernelChoice) -> Run:
     lengths = torch.full((2 * streams,), PROMPT, dtype=torch.int64, device=device)
     token = torch.zeros(2 * streams, dtype=torch.int64, device=device)
 
+    logits = torch.empty(2 * streams, t3.config.speech_vocab, device=device)
+
     def of_span(span: int) -> Callable[[Tensor], Tensor]:
         part = [(keys[:, :, :span], values[:, :, :span]) for keys, values in caches]
-        return lambda _: packed.step(token, lengths - PROMPT + 1, part, lengths)
+
+        def step(_: Tensor) -> Tensor:
+            packed.step(packed.embed(token, lengths - PROMPT + 1, lengths), part, lengths, out=logits)
+            return logits
+
+        return step
 
     spans = [span for span in (256, 512) if span < whole] + [whole]
     return recorded(t3, streams, tokens, lengths, {span: of_span(span) for span in spans})

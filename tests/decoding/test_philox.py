@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from nightingale.decoding.philox import normal, philox, stream_key, uniform, uniform_rows
+from nightingale.decoding.philox import first_uniforms, normal, philox, stream_key, uniform, uniform_rows
 from nightingale.decoding.sampling import draw
 
 KEY = stream_key(7, "flow")
@@ -80,6 +80,13 @@ def test_rows_read_in_chunks_equal_the_rows_read_whole(sizes: list[int], width: 
         chunks.append(normal(KEY, at, size, width))
         at += size
     assert np.array_equal(np.concatenate(chunks), normal(KEY, 11, 50, width))
+
+
+@pytest.mark.parametrize("count", [1, 4, 9])
+def test_the_first_numbers_are_those_of_the_first_ids(count: int) -> None:
+    for seed in (0, 7):
+        key = stream_key(seed, "phase")
+        assert first_uniforms(key, count) == uniform(key, 0, np.arange(count)).tolist()
 
 
 def test_rows_beyond_32_bits_are_other_rows() -> None:

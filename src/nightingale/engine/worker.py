@@ -8,6 +8,7 @@ there is something to decode, such as the next segment. An error in one request 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -39,6 +40,7 @@ from nightingale.engine.stream_capacity import Capacity, MaxStreams
 from nightingale.errors import NightingaleError
 from nightingale.types import Samples
 
+log = logging.getLogger(__name__)
 IDLE_S: Final = 0.3
 """Time without work after which the renderer prepares for other sizes of batches."""
 
@@ -80,10 +82,7 @@ class Worker:
         self._thread: threading.Thread | None = None
 
     def submit(self, session: Session, segments: SegmentQueue, *, chars: int | None = None) -> None:
-        """Queue a request; raise QueueFull if too many are waiting or stalled.
-
-        chars: the characters of its text; None if it still arrives.
-        """
+        """Queue a request; raise QueueFull if too many wait. chars: None if its text still arrives."""
         with self._changed:
             if self._stopped:
                 raise engine_closed()
@@ -141,9 +140,11 @@ class Worker:
                 job.session.end(reason)
 
     def _prepare(self) -> None:
-        self.preparing = False  # as after a failure: what could not be prepared is when it is needed
-        with suppress(Exception):
+        try:
             self.preparing = self.decoder.prepare() or self.renderer.prepare()
+        except Exception:  # what is missing is made when it is needed
+            self.preparing = False
+            log.warning("preparation failed: first requests are slower", exc_info=True)
 
     def _step(self) -> None:
         self._sweep()

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from parity.tiny import fill
+from parity.tiny import TINY_GPT2, TINY_LLAMA, fill
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from nightingale.backends.cuda import random_kernels
+from nightingale.backends.cuda import random_kernels, triton_support
 from nightingale.backends.cuda.flow import packed_estimator
 from nightingale.backends.cuda.flow.flow_steps import FlowSteps
 from nightingale.backends.cuda.hift import packed_hift
@@ -26,6 +26,7 @@ from nightingale.models.chatterbox.hift.config import HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
 from nightingale.models.chatterbox.s3gen.flow import Flow
+from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.kv_blocks import KVBlockLayout, KVBlockPool
 
 
@@ -84,8 +85,10 @@ def compile_random() -> None:
 def compile_sampling() -> None:
     for rows, vocab, order in ((2, 8194, "chatterbox"), (1, 6563, "turbo")):
         state = DecodeState.empty(slots=2, rows=rows, vocab=vocab, steps=4, device=torch.device("cpu"))
+        t3 = fill(T3(TINY_LLAMA if rows == 2 else TINY_GPT2))
         for cuts in (False, True):
-            sampling_kernels.sample(state, order=order, cuts=cuts)  # type: ignore[arg-type]
+            drawn = sampling_kernels.draw(state, order=order, cuts=cuts)  # type: ignore[arg-type]
+            sampling_kernels.append(t3, drawn, state, None, order=order)  # type: ignore[arg-type]
 
 
 def compile_flow() -> None:
@@ -106,8 +109,7 @@ def compile_hift() -> None:
 if __name__ == "__main__":
     driver.set_active(Hopper())
     JITFunction.run = compile_only
-    packed_hift.supports_pdl = lambda _: True
-    packed_estimator._pdl = lambda _: {"PDL": True, "launch_pdl": True}
+    triton_support.supports_pdl = lambda _: True
     with torch.inference_mode():
         compile_random()
         compile_sampling()

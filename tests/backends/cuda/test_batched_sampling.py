@@ -12,6 +12,7 @@ from torch import Tensor
 from nightingale.backends.cuda.t3.batched_sampling import (
     DecodeState,
     SamplerOrder,
+    SlotStart,
     apply_guidance,
     needs_sorting,
     process_logits,
@@ -40,8 +41,8 @@ CPU = torch.device("cpu")
 def state_of(requests: list[Sampling], seen: Tensor | None = None, *, vocab: int = VOCAB) -> DecodeState:
     """Return a state with a request in each slot; seen: (slots, vocab)."""
     state = DecodeState.empty(slots=len(requests), rows=1, vocab=vocab, steps=1, device=CPU)
-    for slot, sampling in enumerate(requests):
-        state.set_sampling(slot, sampling, key=slot)
+    starts = [SlotStart(slot, sampling, slot, length=0, budget=9) for slot, sampling in enumerate(requests)]
+    state.set_parameters(starts)
     return state if seen is None else replace(state, seen=seen)
 
 

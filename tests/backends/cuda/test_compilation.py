@@ -13,6 +13,7 @@ KERNELS = {
     "_normal_kernel": 2,
     "_process_kernel": 4,
     "_draw_kernel": 4,
+    "_append_kernel": 4,
     "_linear_kernel": 6 + 2 * 16,
     "_attend_kernel": 4 + 3 + 2 * 3,
     "_rms_norm_kernel": 1,

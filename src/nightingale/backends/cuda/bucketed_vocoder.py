@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,8 +41,8 @@ COLUMNS = CLOCKS.samples_per_frame // ISTFT_HOP
 BATCHES = (1, 4, 16)
 FRAMES = tuple(2**n * quarter // 4 for n in range(5, 12) for quarter in range(4, 8))
 """Buckets: four in each octave from 32 frames on."""
-CHECKED_FRAMES, LARGEST_ERROR = 8, 1e-4
-"""Frames with which kernels are checked, and the energy of their error over the signal's. With TF32 it is 1e-6."""
+LARGEST_ERROR = 1e-4
+"""The energy of the kernels' error over the signal's, at most. With TF32 it is 1e-6."""
 MAX_FRAMES = 8192
 """Frames of all windows of a batch: beyond that it is not faster, and takes gigabytes."""
 
@@ -77,8 +78,6 @@ class BucketedVocoder:
 
         default = self.device.type == "cuda" and self.dtype == torch.float32
         self.kernels = TritonKernels[Any](kernels, load, part="the vocoder", default=default)
-        if kernels == "auto":
-            self.check_kernels()
 
     @torch.inference_mode()
     def __call__(self, mel: Tensor, **inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -109,12 +108,15 @@ class BucketedVocoder:
             name = f"HiFT, {batch} of {frames} frames"
 
             def capture() -> None:
-                if self.kernels.loaded is not None:
-                    self.kernels.loaded.compile(batch, frames)
+                self._compile(batch, frames)
                 self._graphs.capture((batch, frames), name, self.render, inputs)
 
             self.kernels.retry(capture)
         return self._graphs[batch, frames]
+
+    def _compile(self, batch: int, frames: int) -> None:
+        if self.kernels.loaded is not None:
+            self.kernels.loaded.compile(batch, frames)
 
     def render(
         self,
@@ -151,16 +153,18 @@ class BucketedVocoder:
         return self._istft(columns, frames), start + turned[..., 1:]
 
     @torch.inference_mode()
-    def check_kernels(self) -> None:
+    def check_kernels(self, frames: int) -> None:
         """Drop the kernels if they differ from library calls with these weights, as they would where 16 bits
-        overflow."""
+        overflow. They are compiled for a window of so many frames."""
+        count = bucket_for(frames, self.frames, what="mel frames")
+        self.kernels.retry(partial(self._compile, self.batches[0], count))
         if self.kernels.loaded is None:
             return
-        bands, frames = self.hift.config.mel_bands, torch.tensor([CHECKED_FRAMES], device=self.device)
-        sizes = (1, bands, CHECKED_FRAMES), (1, COLUMNS * CHECKED_FRAMES + 1, 2 * BINS)
+        bands, lengths = self.hift.config.mel_bands, torch.tensor([count], device=self.device)
+        sizes = (1, bands, count), (1, COLUMNS * count + 1, 2 * BINS)
         mel, spectrum = (torch.arange(math.prod(size), device=self.device).sin().view(size) for size in sizes)
-        ours = self.kernels.loaded.columns(mel - 4.0, spectrum, frames).transpose(1, 2).float()
-        theirs = self._columns(mel - 4.0, spectrum, frames)
+        ours = self.kernels.loaded.columns(mel - 4.0, spectrum, lengths).transpose(1, 2).float()
+        theirs = self._columns(mel - 4.0, spectrum, lengths)
         error = float((ours - theirs).square().sum() / theirs.square().sum())
         if not error < LARGEST_ERROR:
             self.kernels.drop(ArithmeticError(f"its kernels differ from library calls by {error:.1e}"))

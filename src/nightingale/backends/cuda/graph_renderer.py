@@ -66,6 +66,8 @@ FIRST_BLOCK_TOKENS, MANY_MULTIPROCESSORS = 5, 100
 """Tokens of a first block on a large GPU, which has the next block long before they have been played."""
 PROMPT_TOKENS = 250
 """Tokens of a prompt of ten seconds, which most voices have."""
+SEGMENT_TOKENS = 100
+"""Tokens of a sentence, whose graphs are captured at load where segments are rendered whole."""
 PREPARED_TOKENS = 153
 """The longest window, without its prompt, whose graphs are captured before it occurs."""
 PROMPT_BYTES = 64 << 20
@@ -73,7 +75,7 @@ PROMPT_BYTES = 64 << 20
 
 
 class CudaRenderStream(CutStream):
-    """An utterance between two blocks. phase: (harmonics, 1) radians; whole: it is rendered as one block."""
+    """An utterance between two blocks. phase: (harmonics, 1) radians, on the host; whole: it is one block."""
 
     prefers_large_batches = True
 
@@ -153,15 +155,22 @@ class CudaGraphRenderer:
             # Weights that were converted above may still be on their way on the current stream.
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
+    def check_kernels(self, tokens: int) -> None:
+        """Compile and check the vocoder's kernels for a segment, or for a block of so many tokens."""
+        frames = FRAMES * SEGMENT_TOKENS if self._whole else FRAMES * tokens + self._windows.extrapolated
+        with self._on_stream():
+            self._windows.vocoder.check_kernels(frames)
+
     def warm_up(self, voice: Voice, tokens: int) -> None:
-        """Compile the kernels and capture the graphs of a block of so many tokens in this voice."""
-        stream, ids = self.open(voice, seed=0), [0] * (tokens + LOOKAHEAD_TOKENS)
+        """Capture the graphs of a segment, or of a block of so many tokens, in this voice."""
+        ids = [0] * (SEGMENT_TOKENS if self._whole else tokens + LOOKAHEAD_TOKENS)
+        stream = self.open(voice, seed=0)
         self.render([Block(stream=stream, tokens=ids, first=True, final=self._whole, alone=True)]).result()
 
     def open(self, voice: Voice, *, seed: int) -> CudaRenderStream:
         with self._on_stream():
             prompt = self._prompts.get(voice.content_hash, lambda: self._flow.prompt(voice))
-            phase = copy_async(harmonic_phase(self._hift, seed)[0], self._device)
+        phase = harmonic_phase(self._hift, seed)[0]
         stream = CudaRenderStream(prompt, seed=seed, phase=phase, whole=self._whole)
         stream.first_block_tokens = self._first_block_tokens
         return stream
@@ -202,7 +211,7 @@ class CudaGraphRenderer:
         yield from self._flow.captures(FRAMES * prompt_tokens)
 
     def _render_silence(self, prompt: VoicePrompt, batch: int, tokens: int) -> None:
-        phase = torch.zeros(self._hift.harmonics, 1, device=self._device)
+        phase = torch.zeros(self._hift.harmonics, 1)
         streams = [CudaRenderStream(prompt, seed=0, phase=phase, whole=self._whole) for _ in range(batch)]
         ids = [0] * (tokens + LOOKAHEAD_TOKENS)
         self.launch([Block(stream=one, tokens=ids, first=True, final=False, alone=False) for one in streams])
@@ -227,7 +236,7 @@ class CudaGraphRenderer:
                     [mels[number] for number in numbers],
                     final,
                     key=copy_async(torch.tensor([s.source_key for s in streams]), self._device),
-                    phase=torch.stack([s.phase for s in streams]),
+                    phase=copy_async(torch.stack([s.phase for s in streams]), self._device),
                 )
                 for number, s, later, last in zip(numbers, streams, after, final, strict=True):
                     frames = later.known - s.window.first + (0 if last else self._windows.extrapolated)
@@ -269,6 +278,7 @@ def _advance(stream: CudaRenderStream, rendered: FlowWindow, following: Window) 
 def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
     """Open the flow and the vocoder on the GPU, with graphs for the first audio of a request."""
     renderer = CudaGraphRenderer(*rendering_weights(source, setup.machine.device), setup)
+    renderer.check_kernels(setup.profile.smallest_block_tokens)
     if setup.voice is not None:
         renderer.warm_up(setup.voice, setup.profile.smallest_block_tokens)
     return renderer

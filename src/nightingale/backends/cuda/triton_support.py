@@ -71,6 +71,11 @@ def supports_pdl(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
 
 
+def pdl_options(device: torch.device) -> dict[str, bool]:
+    """Return the options of a kernel that uses programmatic dependent launch where there is one."""
+    return {"PDL": True, "launch_pdl": True} if supports_pdl(device) else {"PDL": False}
+
+
 class TritonKernels(Generic[Loaded]):
     """The Triton kernels of one part of the model, as `load` returns them.
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from nightingale.audio.crossfade import CROSSFADE_SAMPLES, HOLD_FRAMES, Crossfade, apply_fade_in
 from nightingale.clocks import CLOCKS
-from nightingale.decoding.philox import normal, stream_key, uniform
+from nightingale.decoding.philox import first_uniforms, normal, stream_key
 from nightingale.models.chatterbox.hift.config import NOISY_HARMONICS, HiftConfig
 from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.hift.hift_stream import HiftStream, Noise
@@ -142,10 +142,8 @@ def harmonic_phase(config: HiftConfig, seed: int) -> Tensor:
     """Return the initial phase (1, harmonics, 1): zero for the fundamental, and for all if they are in phase."""
     if config.in_phase:
         return torch.zeros(1, config.harmonics, 1)
-    turns = uniform(stream_key(seed, "phase"), 0, np.arange(config.harmonics)).astype(np.float32)
-    phase = (2 * torch.from_numpy(turns)[None, :, None] - 1) * math.pi
-    phase[:, 0] = 0
-    return phase
+    turns = torch.tensor([0.5, *first_uniforms(stream_key(seed, "phase"), config.harmonics)[1:]])
+    return (2 * turns[None, :, None] - 1) * math.pi
 
 
 def _numpy(samples: Tensor) -> Samples:

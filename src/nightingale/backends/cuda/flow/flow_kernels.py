@@ -6,25 +6,26 @@ a guided flow follow the conditional ones. Two tables say where windows begin an
 only convolutions and attention need them.
 
 By library calls one evaluation of the estimator is over a thousand kernels. Here rows are never transposed,
-and each norm, activation, bias and sum is part of a product. A tile that has all outputs of its rows
-normalizes what it has computed:
+and each norm, activation, bias and sum is part of a product:
 
-    resnet       conv · norm · mish · time  |  conv · norm · mish  |  1×1 of the input + h, norm
-    transformer  qkv  |  attend  |  out + x, norm  |  up · gelu  |  down + x, norm
+    resnet       conv · norm · mish · time  |  conv · norm · mish  |  1×1 of the input + h, statistics
+    transformer  norm · qkv  |  attend  |  out + x, statistics  |  norm · up · gelu  |  down + x, statistics
 
-Few rows do not fill the GPU with such tiles. Then a transformer's product normalizes its inputs itself, each
-tile of outputs again:
+A product of normalized rows is computed from the rows as they are. With a norm's weight γ and bias β,
 
-    transformer  norm · qkv  |  attend  |  out + x  |  norm · up · gelu  |  down + x
+    norm(x) · W + b  =  (x · W' - mean · sum(W')) / deviation + b',    W' = γ · W,    b' = b + β · W
+
+where sum(W') is over the inputs. Mean and deviation of each row are written by the product before it, one pair for
+each tile of outputs. So tiles need not have all outputs of their rows, and nothing is normalized twice.
 
 Kernels, with a tile of BM rows by BN outputs, and tl.dot over blocks of BK inputs:
 
-    _linear_kernel   x (rows, K), weight (outputs, K)        out = gelu(norm(x) · weight + bias) + other, norm(out)
+    _linear_kernel   x (rows, K), weight (outputs, K)        out = gelu(norm(x) · weight + bias) + other, statistics
     _conv_kernel     x (rows, C), weight (3, outputs, C)     causal, three taps, zeros before a window
     _attend_kernel   qkv (rows, 3, HEADS, WIDTH)             flash attention within each window
     _euler_kernel    x (rows, BANDS)                         x += width · velocity, guidance included
 
-Products are summed in float32 and nothing is rounded between a norm and its product, so the result is nearer
+Products are summed in float32, and normalized rows are never rounded, so the result is nearer
 to float32 than the library's in bfloat16. PDL: see t3/t3_kernels.py. Reference: `FlowSteps.solve`
 (tests/backends/cuda/test_flow_kernels.py).
 """
@@ -34,6 +35,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from nightingale.backends.cuda.prefetch import prefetch
 
 
 @triton.jit
@@ -54,19 +57,6 @@ def _gelu(x):
 
 
 @triton.jit
-def _prefetch(pointers):
-    """Bring the cache lines of some addresses to L2, before the inputs of the kernel are there."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [pointers.to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@triton.jit
 def _layer_norm(x, channel, weight_ptr, bias_ptr, C: tl.constexpr):
     """Return the layer norm of rows (M, C) in float32."""
     mean = tl.sum(x, axis=1) / C
@@ -76,58 +66,72 @@ def _layer_norm(x, channel, weight_ptr, bias_ptr, C: tl.constexpr):
     return x * scale[:, None] * weight[None, :] + tl.load(bias_ptr + channel).to(tl.float32)[None, :]
 
 
+@triton.jit
+def _row_statistics(stats_ptr, r, rows, PARTS: tl.constexpr, SIZE: tl.constexpr):
+    """Return mean and 1 / deviation of rows from those of their PARTS, of SIZE values each."""
+    part = tl.arange(0, PARTS)[:, None]
+    place = stats_ptr + 2 * (part * rows + tl.minimum(r, rows - 1)[None, :])
+    means, squares = tl.load(place), tl.load(place + 1)
+    mean = tl.sum(means, axis=0) / PARTS
+    apart = means - mean[None, :]
+    variance = tl.sum(squares + SIZE * apart * apart, axis=0) / (PARTS * SIZE)
+    return mean, 1.0 / tl.sqrt(variance + 1e-5)
+
+
 @triton.jit(do_not_specialize=["rows"])
 def _linear_kernel(
-    x_ptr, before_ptr, before_bias_ptr, weight_ptr, bias_ptr, other_ptr, after_ptr, after_bias_ptr, out_ptr,
-    normed_ptr, rows, outputs, x_stride, other_stride, out_stride,
-    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    BEFORE: tl.constexpr, GELU: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, NORMED: tl.constexpr,
+    x_ptr, stats_ptr, weight_ptr, sums_ptr, bias_ptr, other_ptr, out_ptr, out_stats_ptr,
+    rows, outputs, x_stride, other_stride, out_stride,
+    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PARTS: tl.constexpr,
+    GELU: tl.constexpr, ADD: tl.constexpr, BIAS: tl.constexpr, STATS: tl.constexpr,
     PRECISION: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out[r, n] = gelu(norm(x[r]) · weight[n] + bias[n]) + other[r, n]; each part is optional.
 
-    K: width of x; BEFORE: x is normalized; NORMED: BN is all outputs, and their norm is stored to `normed`
-    (rows, outputs) as well.
+    K: width of x; PARTS: of the statistics of x, if it is normalized, else 0, with the sums (outputs,) of the weights.
+    STATS: mean and squared deviation of each row of the tile are stored to out_stats (tiles, rows, 2).
     """
     r = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     real, wide = (r < rows)[:, None], n < outputs
-    kind = x_ptr.dtype.element_ty
     if PDL:
         gdc_launch_dependents()
-    if not BEFORE:
-        if PDL:
-            if tl.program_id(0) == 0:
-                for first in tl.static_range(0, K, BK):
-                    _prefetch(weight_ptr + tl.minimum(n, outputs - 1) * K + first)
-            gdc_wait()
-        total = tl.zeros([BM, BN], tl.float32)
-        for start in range(0, K, BK):
-            k = start + tl.arange(0, BK)
-            x = tl.load(x_ptr + r[:, None] * x_stride + k[None, :], mask=real, other=0.0)
-            w = tl.load(weight_ptr + n[None, :] * K + k[:, None], mask=wide[None, :], other=0.0)
-            total = tl.dot(x, w, total, input_precision=PRECISION)
-    else:
-        k = tl.arange(0, K)
-        w = tl.load(weight_ptr + n[None, :] * K + k[:, None], mask=wide[None, :], other=0.0)
-        if PDL:
-            gdc_wait()
-        x = tl.load(x_ptr + r[:, None] * x_stride + k[None, :], mask=real, other=0.0).to(tl.float32)
-        x = _layer_norm(x, k, before_ptr, before_bias_ptr, K)
-        total = tl.dot(x.to(kind), w, input_precision=PRECISION)
+        if tl.program_id(0) == 0:
+            for first in tl.static_range(0, K, BK):
+                prefetch(weight_ptr + tl.minimum(n, outputs - 1) * K + first)
+        gdc_wait()
+    # What follows the product is loaded before it, so that a tile does not end with waiting.
+    if PARTS:
+        mean, scale = _row_statistics(stats_ptr, r, rows, PARTS, K // PARTS)
+        sums = tl.load(sums_ptr + n, mask=wide, other=0.0)
     if BIAS:
-        total += tl.load(bias_ptr + n, mask=wide, other=0.0).to(tl.float32)[None, :]
+        bias = tl.load(bias_ptr + n, mask=wide, other=0.0).to(tl.float32)
+    total = tl.zeros([BM, BN], tl.float32)
+    for start in range(0, K, BK):
+        k = start + tl.arange(0, BK)
+        x = tl.load(x_ptr + r[:, None] * x_stride + k[None, :], mask=real, other=0.0)
+        w = tl.load(weight_ptr + n[None, :] * K + k[:, None], mask=wide[None, :], other=0.0)
+        total = tl.dot(x, w, total, input_precision=PRECISION)
+    if PARTS:
+        total = (total - mean[:, None] * sums[None, :]) * scale[:, None]
+    if BIAS:
+        total += bias[None, :]
     here = real & wide[None, :]
     if GELU:
         total = _gelu(total)
     if ADD:
         other = other_ptr + r[:, None] * other_stride + n[None, :]
         total += tl.load(other, mask=here, other=0.0).to(tl.float32)
-    tl.store(out_ptr + r[:, None] * out_stride + n[None, :], total.to(out_ptr.dtype.element_ty), mask=here)
-    if NORMED:
-        # Of the rounded rows: a product that normalizes its inputs sees those.
-        normed = _layer_norm(total.to(kind).to(tl.float32), n, after_ptr, after_bias_ptr, BN)
-        tl.store(normed_ptr + r[:, None] * BN + n[None, :], normed.to(kind), mask=real)
+    stored = total.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + r[:, None] * out_stride + n[None, :], stored, mask=here)
+    if STATS:
+        # Of the rounded rows, which the next product reads.
+        total = stored.to(tl.float32)
+        mean = tl.sum(total, axis=1) / BN
+        apart = total - mean[:, None]
+        place = out_stats_ptr + 2 * (tl.program_id(1) * rows + r)
+        tl.store(place, mean, mask=r < rows)
+        tl.store(place + 1, tl.sum(apart * apart, axis=1), mask=r < rows)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -150,7 +154,7 @@ def _conv_kernel(
         if tl.program_id(0) == 0:
             for tap in tl.static_range(3):
                 for first in tl.static_range(0, C, BK):
-                    _prefetch(weight_ptr + (tap * outputs + tl.minimum(n, outputs - 1)) * C + first)
+                    prefetch(weight_ptr + (tap * outputs + tl.minimum(n, outputs - 1)) * C + first)
         gdc_wait()
     start = tl.load(starts_ptr + r // TILE, mask=r < rows, other=0)
     total = tl.zeros([BM, BN], tl.float32)
@@ -173,6 +177,31 @@ def _conv_kernel(
 
 
 @triton.jit
+def _attend_block(
+    q, head_ptr, first, end, scale, maximum, weight, total,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, BK: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Attend to BK keys from number `first` on, which are all seen if WHOLE."""
+    key, at = first + tl.arange(0, BK), tl.arange(0, WIDTH)
+    keys_ptr = head_ptr + HEADS * WIDTH + key[None, :] * (3 * HEADS * WIDTH) + at[:, None]
+    values_ptr = head_ptr + 2 * HEADS * WIDTH + key[:, None] * (3 * HEADS * WIDTH) + at[None, :]
+    if WHOLE:
+        k, v = tl.load(keys_ptr), tl.load(values_ptr)
+        score = tl.dot(q, k, input_precision=PRECISION)
+    else:
+        seen = key < end
+        k = tl.load(keys_ptr, mask=seen[None, :], other=0.0)
+        v = tl.load(values_ptr, mask=seen[:, None], other=0.0)
+        score = tl.where(seen[None, :], tl.dot(q, k, input_precision=PRECISION), float("-inf"))
+    higher = tl.maximum(maximum, tl.max(score, axis=1) * scale)
+    share = tl.exp2(score * scale - higher[:, None])
+    shrink = tl.exp2(maximum - higher)
+    weight = weight * shrink + tl.sum(share, axis=1)
+    total = tl.dot(share.to(q.dtype), v, total * shrink[:, None], input_precision=PRECISION)
+    return higher, weight, total
+
+
+@triton.jit
 def _attend_kernel(
     qkv_ptr, starts_ptr, ends_ptr, out_ptr, scale,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, BQ: tl.constexpr, BK: tl.constexpr, TILE: tl.constexpr,
@@ -182,34 +211,27 @@ def _attend_kernel(
     first_row, head = tl.program_id(0) * BQ, tl.program_id(1)
     r, tile = first_row + tl.arange(0, BQ), first_row // TILE
     at = tl.arange(0, WIDTH)
-    stride = 3 * HEADS * WIDTH
-    kind = qkv_ptr.dtype.element_ty
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    own_ptr = qkv_ptr + head * WIDTH
-    q = tl.load(own_ptr + r[:, None] * stride + at[None, :])
-    end = tl.load(ends_ptr + tile)
+    head_ptr = qkv_ptr + head * WIDTH
+    q = tl.load(head_ptr + r[:, None] * (3 * HEADS * WIDTH) + at[None, :])
+    start, end = tl.load(starts_ptr + tile), tl.load(ends_ptr + tile)
     maximum = tl.zeros([BQ], tl.float32) - float("inf")
     weight = tl.zeros([BQ], tl.float32)
     total = tl.zeros([BQ, WIDTH], tl.float32)
-    for first in range(tl.load(starts_ptr + tile), end, BK):  # the first key is always seen
-        key = first + tl.arange(0, BK)
-        seen = key < end
-        keys_ptr = own_ptr + HEADS * WIDTH + key[None, :] * stride + at[:, None]
-        k = tl.load(keys_ptr, mask=seen[None, :], other=0.0)
-        values_ptr = own_ptr + 2 * HEADS * WIDTH + key[:, None] * stride + at[None, :]
-        v = tl.load(values_ptr, mask=seen[:, None], other=0.0)
-        score = tl.where(seen[None, :], tl.dot(q, k, input_precision=PRECISION) * scale, float("-inf"))
-        higher = tl.maximum(maximum, tl.max(score, axis=1))
-        share = tl.exp2(score - higher[:, None])
-        shrink = tl.exp2(maximum - higher)
-        weight = weight * shrink + tl.sum(share, axis=1)
-        total = tl.dot(share.to(kind), v, total * shrink[:, None], input_precision=PRECISION)
-        maximum = higher
+    whole = start + (end - start) // BK * BK
+    for first in range(start, whole, BK):
+        maximum, weight, total = _attend_block(
+            q, head_ptr, first, end, scale, maximum, weight, total, HEADS, WIDTH, BK, True, PRECISION
+        )
+    if whole < end:
+        maximum, weight, total = _attend_block(
+            q, head_ptr, whole, end, scale, maximum, weight, total, HEADS, WIDTH, BK, False, PRECISION
+        )
     total = total / weight[:, None]
     out = r[:, None] * (HEADS * WIDTH) + head * WIDTH + at[None, :]
-    tl.store(out_ptr + out, total.to(kind))
+    tl.store(out_ptr + out, total.to(qkv_ptr.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=["count"])

@@ -19,17 +19,43 @@ from torch import Tensor, nn
 from nightingale.backends.cuda.flow import flow_kernels as kernels
 from nightingale.backends.cuda.flow.flow_steps import FlowSteps
 from nightingale.backends.cuda.graphs import GraphCache, GraphMode, copy_async
-from nightingale.backends.cuda.triton_support import compiling_ahead, launch, supports_pdl
-from nightingale.models.chatterbox.s3gen.estimator import EstimatorAttention, ResnetBlock, mish
+from nightingale.backends.cuda.triton_support import compiling_ahead, launch, pdl_options
+from nightingale.models.chatterbox.s3gen.estimator import ResnetBlock, TransformerBlock, mish
 from nightingale.models.chatterbox.s3gen.flow import GUIDANCE
 
 LOG2_E = 1.4426950408889634
 TILE = 64
 """Windows begin at multiples of so many rows."""
 MANY_ROWS = 2048
-"""From so many rows on, tiles that have all outputs of their rows leave enough programs to fill the GPU."""
+"""From so many rows on, large tiles leave enough programs to fill the GPU."""
 Weights = tuple[Tensor, Tensor | None]
 """Weight and bias; the weight of a convolution over three frames is (3, outputs, inputs)."""
+
+
+class NormedLinear(NamedTuple):
+    """A linear layer with the norm before it, as `flow_kernels` computes them."""
+
+    weight: Tensor
+    bias: Tensor
+    sums: Tensor
+    """(outputs,): of the weights of each output."""
+
+    @classmethod
+    def of(cls, norm: Any, layers: Sequence[Any], dtype: torch.dtype) -> NormedLinear:
+        """Join layers that read the same normalized rows."""
+        weight = torch.cat([layer.weight.float() for layer in layers])
+        bias = weight @ norm.bias.float()
+        if layers[0].bias is not None:
+            bias += torch.cat([layer.bias.float() for layer in layers])
+        weight = (weight * norm.weight.float()).to(dtype)
+        return cls(weight, bias, weight.float().sum(dim=1))
+
+
+class Rows(NamedTuple):
+    """Values (rows, channels), and their statistics (parts, rows, 2): see `flow_kernels`."""
+
+    values: Tensor
+    stats: Tensor
 
 
 def row_bucket(rows: int) -> int:
@@ -67,14 +93,19 @@ class PackedEstimator:
     def __init__(self, steps: FlowSteps, mode: GraphMode | None = None) -> None:
         self.steps, self._net, device = steps, steps.estimator, steps.device
         self._packed: dict[nn.Module, Weights] = {}
+        self._normed: dict[nn.Module, NormedLinear] = {}
         self._resnets: dict[nn.Module, int] = {}
         times: list[Tensor] = []
-        for module in self._net.modules():
+        unrounded = steps.flow.decoder["estimator"]
+        for name, module in self._net.named_modules():
             if isinstance(module, nn.Conv1d):
                 self._packed[module] = module.weight.permute(2, 0, 1).contiguous().squeeze(0), module.bias
-            elif isinstance(module, EstimatorAttention):
-                qkv = [module.to_q.weight, module.to_k.weight, module.to_v.weight]
-                self._packed[module] = torch.cat(qkv), None
+            elif isinstance(module, TransformerBlock):
+                layer: Any = unrounded.get_submodule(name)
+                attn, up = layer.attn1, layer.ff.net["0"].proj
+                qkv = [attn.to_q, attn.to_k, attn.to_v]
+                self._normed[module.norm1] = NormedLinear.of(layer.norm1, qkv, steps.precision)
+                self._normed[module.norm3] = NormedLinear.of(layer.norm3, [up], steps.precision)
             elif isinstance(module, ResnetBlock):
                 self._resnets[module] = len(times)
                 times.append(module.mlp["1"](mish(steps.times[:, 0])))
@@ -178,22 +209,17 @@ class PackedEstimator:
     ) -> Tensor:
         """Apply a resnet and transformers to x (rows, channels); write to `out`, if given."""
         resnet, layers, packed = stage[0], list(stage[1]), self._packed
-        first, second, many = resnet.block1.block, resnet.block2.block, len(x) >= MANY_ROWS
+        first, second = resnet.block1.block, resnet.block2.block
         own_time = time[self._resnets[resnet]]
         h = _convolve(x, packed[first["0"]], tables, norm=_pair(first["2"]), time=own_time)
         h = _convolve(h, packed[second["0"]], tables, norm=_pair(second["2"]))
-        norm1 = _pair(layers[0].norm1) if many else None
-        x, normed = _add(x, packed[resnet.res_conv], h, norm=norm1)
-        for layer, following in zip(layers, [*layers[1:], None], strict=True):
-            attn, up, norm3 = layer.attn1, _pair(layer.ff.net["0"].proj), _pair(layer.norm3)
-            qkv = _linear_of_norm(x, normed, _pair(layer.norm1), packed[attn])
-            attended = _attend(qkv, attn.heads, tables)
-            x, normed = _add(attended, _pair(attn.to_out[0]), x, norm=norm3 if many else None)
-            inner = _linear_of_norm(x, normed, norm3, up, gelu=True)
-            norm1 = _pair(following.norm1) if many and following is not None else None
-            end = out if following is None else None
-            x, normed = _add(inner, _pair(layer.ff.net["2"]), x, norm=norm1, out=end)
-        return x
+        rows = _add(x, packed[resnet.res_conv], h)
+        for layer in layers:
+            attended = _attend(_normed_linear(rows, self._normed[layer.norm1]), layer.attn1.heads, tables)
+            rows = _add(attended, _pair(layer.attn1.to_out[0]), rows.values)
+            inner = _normed_linear(rows, self._normed[layer.norm3], gelu=True)
+            rows = _add(inner, _pair(layer.ff.net["2"]), rows.values, out if layer is layers[-1] else None)
+        return rows.values
 
 
 def _pair(layer: Any) -> Weights:
@@ -202,10 +228,6 @@ def _pair(layer: Any) -> Weights:
 
 def _precision(x: Tensor) -> str:
     return "ieee" if x.dtype == torch.float32 else "tf32"
-
-
-def _pdl(x: Tensor) -> dict[str, Any]:
-    return {"PDL": True, "launch_pdl": True} if supports_pdl(x.device) else {"PDL": False}
 
 
 class Tile(NamedTuple):
@@ -218,20 +240,15 @@ class Tile(NamedTuple):
     stages: int = 3
 
 
-def linear_tile(rows: int, outputs: int, *, before: bool, normed: bool, wide: bool) -> Tile:
-    """Return the tiles of a product that were fastest on an H200.
-
-    before, normed: its inputs or its result are normalized; wide: four bytes per value.
-    """
-    if normed:
-        return Tile(16 if wide else 32 if rows < 2 * MANY_ROWS else 64, outputs, 64, warps=8)
+def linear_tile(rows: int, outputs: int, *, wide: bool) -> Tile:
+    """Return the tiles of a product that were fastest on an H200. wide: four bytes per value."""
     if wide:
         return Tile(32, 64, 64, warps=4)
-    if before:
-        return Tile(64, 128, 64, warps=4, stages=2)
-    if outputs > 1024:
-        return Tile(128, 128, 64, warps=8)
-    return Tile(64, 64 if rows < MANY_ROWS else 128, 64, warps=8 if outputs <= 256 else 4)
+    if rows < MANY_ROWS:
+        if outputs <= 256:
+            return Tile(64, 64, 128, warps=4)
+        return Tile(64, 64, 64, warps=4, stages=4) if outputs <= 1024 else Tile(64, 128, 64, warps=4)
+    return Tile(64, 128, 64, warps=4) if outputs <= 1024 else Tile(128, 128, 64, warps=8)
 
 
 def conv_tile(rows: int, outputs: int, *, normed: bool, wide: bool) -> Tile:
@@ -259,11 +276,11 @@ def _linear(
     x: Tensor,
     layer: Weights,
     *,
-    before: Weights | None = None,
+    normed: tuple[Tensor, Tensor] | None = None,
     gelu: bool = False,
     other: Tensor | None = None,
     out: Tensor | None = None,
-    normed: tuple[Weights, Tensor] | None = None,
+    stats: Tensor | None = None,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return x (rows, inputs) times a layer's weight (outputs, inputs), plus its bias, plus `other`.
@@ -271,56 +288,49 @@ def _linear(
     Args:
         x: The inputs.
         layer: Weight and bias.
-        before: A norm of the inputs.
+        normed: Statistics of x and the sums of the weights, if x is normalized.
         gelu: Apply GELU to the result.
         other: (rows, outputs) of any row stride, that is added.
         out: (rows, outputs) of any row stride, where the result is written.
-        normed: A norm, and where the normalized result is written in addition.
+        stats: Where its statistics are written.
         dtype: Of the result.
     """
     weight, bias = layer
     (rows, inputs), outputs = x.shape, len(weight)
     if out is None:
         out = torch.empty(rows, outputs, dtype=dtype or x.dtype, device=x.device)
-    before_weight, before_bias = before or (x, x)
-    after_weight, after_bias = normed[0] if normed else (x, x)
-    tile = linear_tile(
-        rows,
-        outputs,
-        before=before is not None,
-        normed=normed is not None,
-        wide=x.dtype == torch.float32,
-    )
+    given, sums = normed or (x, x)
+    tile = linear_tile(rows, outputs, wide=x.dtype == torch.float32)
     launch(
         kernels._linear_kernel, (-(-rows // tile.rows), -(-outputs // tile.outputs)),
-        x, before_weight, before_bias, weight, x if bias is None else bias, x if other is None else other,
-        after_weight, after_bias, out, normed[1] if normed else out,
+        x, given, weight, sums, x if bias is None else bias, x if other is None else other,
+        out, out if stats is None else stats,
         rows, outputs, x.stride(0), 0 if other is None else other.stride(0), out.stride(0),
-        K=inputs, BM=tile.rows, BN=tile.outputs, BK=_block(inputs, tile.inputs),
-        BEFORE=before is not None, GELU=gelu, ADD=other is not None, BIAS=bias is not None,
-        NORMED=normed is not None, PRECISION=_precision(x),
-        num_warps=tile.warps, num_stages=tile.stages, **_pdl(x),
+        K=inputs, BM=tile.rows, BN=min(tile.outputs, _power_of_two(outputs)), BK=_block(inputs, tile.inputs),
+        PARTS=0 if normed is None else len(given), GELU=gelu, ADD=other is not None, BIAS=bias is not None,
+        STATS=stats is not None, PRECISION=_precision(x),
+        num_warps=tile.warps, num_stages=tile.stages, **pdl_options(x.device),
     )  # fmt: skip
     return out
 
 
-def _linear_of_norm(
-    x: Tensor, normed: Tensor | None, norm: Weights, layer: Weights, *, gelu: bool = False
-) -> Tensor:
-    """Return the product of norm(x), which may have been computed already."""
-    if normed is not None:
-        return _linear(normed, layer, gelu=gelu)
-    return _linear(x, layer, before=norm, gelu=gelu)
+def _power_of_two(outputs: int) -> int:
+    """Return the smallest size of tiles that has so many outputs."""
+    return max(16, 1 << (outputs - 1).bit_length())
 
 
-def _add(
-    x: Tensor, layer: Weights, other: Tensor, *, norm: Weights | None, out: Tensor | None = None
-) -> tuple[Tensor, Tensor | None]:
-    """Return other + layer(x), and its norm if that is asked for."""
-    if norm is None:
-        return _linear(x, layer, other=other, out=out), None
-    normed = torch.empty(len(x), len(layer[0]), dtype=x.dtype, device=x.device)
-    return _linear(x, layer, other=other, out=out, normed=(norm, normed)), normed
+def _normed_linear(rows: Rows, layer: NormedLinear, *, gelu: bool = False) -> Tensor:
+    """Return the product of normalized rows."""
+    return _linear(rows.values, (layer.weight, layer.bias), normed=(rows.stats, layer.sums), gelu=gelu)
+
+
+def _add(x: Tensor, layer: Weights, other: Tensor, out: Tensor | None = None) -> Rows:
+    """Return other + layer(x); write it to `out`, if given."""
+    rows, outputs = len(x), len(layer[0])
+    size = min(linear_tile(rows, outputs, wide=x.dtype == torch.float32).outputs, outputs)
+    assert outputs % size == 0, "a tile would have fewer outputs than the others"
+    stats = torch.empty(outputs // size, rows, 2, device=x.device)
+    return Rows(_linear(x, layer, other=other, out=out, stats=stats), stats)
 
 
 def _convolve(
@@ -343,7 +353,7 @@ def _convolve(
         rows, outputs, x.stride(0), out.stride(0),
         C=inputs, BM=tile.rows, BN=tile.outputs, BK=_block(inputs, tile.inputs),
         TILE=TILE, NORM=norm is not None, TIME=time is not None,
-        PRECISION=_precision(x), num_warps=tile.warps, num_stages=tile.stages, **_pdl(x),
+        PRECISION=_precision(x), num_warps=tile.warps, num_stages=tile.stages, **pdl_options(x.device),
     )  # fmt: skip
     return out
 
@@ -357,7 +367,7 @@ def _attend(qkv: Tensor, heads: int, tables: _Tables) -> Tensor:
         kernels._attend_kernel, (rows // tile.rows, heads),
         qkv, tables.starts, tables.ends, out, (inner // heads) ** -0.5 * LOG2_E,
         HEADS=heads, WIDTH=inner // heads, BQ=tile.rows, BK=tile.inputs, TILE=TILE, PRECISION=_precision(qkv),
-        num_warps=tile.warps, num_stages=tile.stages, **_pdl(qkv),
+        num_warps=tile.warps, num_stages=tile.stages, **pdl_options(qkv.device),
     )  # fmt: skip
     return out
 
@@ -371,5 +381,5 @@ def _euler(x: Tensor, velocity: Tensor, width: Tensor, target: Tensor, *, guided
     launch(
         kernels._euler_kernel, (-(-x.numel() // block),),
         x, velocity, width, target, x.numel(), target.stride(0), GUIDANCE,
-        BANDS=x.shape[1], GUIDED=guided, BLOCK=block, num_warps=4, **_pdl(x),
+        BANDS=x.shape[1], GUIDED=guided, BLOCK=block, num_warps=4, **pdl_options(x.device),
     )  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nightingale.backends.cuda.hift import hift_kernels as kernels
-from nightingale.backends.cuda.triton_support import compiling_ahead, launch, supports_pdl
+from nightingale.backends.cuda.triton_support import compiling_ahead, launch, pdl_options
 from nightingale.models.chatterbox.hift.config import RESBLOCK_DILATIONS, UPSAMPLE_RATES
 from nightingale.models.chatterbox.hift.generator import BINS, Hift
 from nightingale.models.layers.conv import UpsamplingConv1d, padding_of
@@ -104,7 +104,7 @@ class PackedHift:
     def __init__(self, hift: Hift, dtype: torch.dtype) -> None:
         self.device, self.dtype, self._bands = hift.window.device, dtype, hift.config.mel_bands
         self._options: dict[str, Any] = {"PRECISION": "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"}
-        self._options |= {"PDL": True, "launch_pdl": True} if supports_pdl(self.device) else {"PDL": False}
+        self._options |= pdl_options(self.device)
         self._pre, self._post = self._layer([hift.conv_pre]), self._layer([hift.conv_post])
         self._stages = []
         for stage, up in enumerate(hift.ups):

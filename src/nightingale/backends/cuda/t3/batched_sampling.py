@@ -12,12 +12,14 @@ in three kernels.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from nightingale.backends.cuda.graphs import copy_async
 from nightingale.backends.cuda.random import uniform
 from nightingale.decoding.sampling import is_greedy
 from nightingale.models.chatterbox.t3.config import START_SPEECH, STOP_SPEECH
@@ -27,6 +29,17 @@ SamplerOrder = Literal["chatterbox", "turbo"]
 NO_TOKEN = -1
 INVALID_LOGITS = -2
 """Stands for a token: the logits are not finite, and the utterance must end."""
+
+
+class SlotStart(NamedTuple):
+    """An utterance whose prompt has so many positions, and which may have so many tokens."""
+
+    slot: int
+    sampling: Sampling
+    key: int
+    """The key of its random numbers."""
+    length: int
+    budget: int
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,25 +112,35 @@ class DecodeState:
         views = {name: value[:slots] for name, value in self.tensors().items()}
         return DecodeState(**views | {"cursor": self.cursor, "recent": self.recent[:, :slots]})
 
-    def start(self, slot: int, sampling: Sampling, *, key: int, length: int, budget: int) -> None:
-        """Reset a slot whose prompt of `length` positions is cached and whose logits are set."""
-        self.set_sampling(slot, sampling, key=key)
-        self._fill(slot, seen=False, sampled=0, lengths=length, budget=budget, running=True)
-        self.seen[slot, START_SPEECH].fill_(True)
+    def start(self, starts: Sequence[SlotStart]) -> None:
+        """Reset slots whose prompts are cached and whose logits are set."""
+        slots = self.set_parameters(starts)
+        self.sampled.index_fill_(0, slots, 0)
+        self.running.index_fill_(0, slots, True)
+        self.seen.index_fill_(0, slots, False)
+        self.seen[:, START_SPEECH].index_fill_(0, slots, True)
 
-    def set_sampling(self, slot: int, sampling: Sampling, *, key: int) -> None:
-        greedy, vocab = is_greedy(sampling), self.seen.shape[1]
-        self._fill(
-            slot,
-            temperature=1.0 if greedy else sampling.temperature,
-            greedy=greedy,
-            top_p=sampling.top_p,
-            log_min_p=math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf,
-            top_k=min(sampling.top_k, vocab) if sampling.top_k > 0 else vocab,
-            penalty=sampling.repetition_penalty,
-            cfg_weight=sampling.cfg_weight,
-            key=key,
-        )
+    def set_parameters(self, starts: Sequence[SlotStart]) -> Tensor:
+        """Set the parameters of slots, with two copies from the host for all; return the slots on the device."""
+        vocab, device = self.seen.shape[1], self.seen.device
+        whole, real = [], []
+        for one in starts:
+            sampling, greedy = one.sampling, is_greedy(one.sampling)
+            top_k = min(sampling.top_k, vocab) if sampling.top_k > 0 else vocab
+            log_min_p = math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf
+            temperature = 1.0 if greedy else sampling.temperature
+            whole.append([one.slot, one.key, one.length, one.budget, top_k, greedy])
+            real.append(
+                [temperature, sampling.top_p, log_min_p, sampling.repetition_penalty, sampling.cfg_weight]
+            )
+        slots: Tensor
+        slots, *numbers = copy_async(torch.tensor(whole).T.contiguous(), device)
+        numbers += copy_async(torch.tensor(real, dtype=torch.float64).T.contiguous(), device)
+        names = "key lengths budget top_k greedy temperature top_p log_min_p penalty cfg_weight"
+        for name, values in zip(names.split(), numbers, strict=True):
+            field = getattr(self, name)
+            field.index_copy_(0, slots, values.to(field.dtype))
+        return slots
 
     def _fill(self, slot: int, **values: float) -> None:
         for name, value in values.items():

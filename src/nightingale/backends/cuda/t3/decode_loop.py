@@ -23,7 +23,7 @@ from torch import Tensor
 from nightingale.backends.cuda import graphs
 from nightingale.backends.cuda.random import int64_key
 from nightingale.backends.cuda.t3 import batched_sampling
-from nightingale.backends.cuda.t3.batched_sampling import NO_TOKEN, DecodeState, SamplerOrder
+from nightingale.backends.cuda.t3.batched_sampling import NO_TOKEN, DecodeState, SamplerOrder, SlotStart
 from nightingale.backends.cuda.t3.packed_network import PackedT3
 from nightingale.backends.cuda.t3.packed_weights import KVCaches
 from nightingale.backends.cuda.triton_support import KernelChoice, Tuning, compiling_ahead
@@ -34,8 +34,8 @@ from nightingale.types import Sampling
 
 PROMPT_STRIDE = 32
 """Prompts are padded to a multiple of this, so that few graphs serve all lengths."""
-COMMON_PROMPTS = (96, 128, 160, 192, 256)
-"""Padded lengths of the conditioning and a sentence."""
+COMMON_TEXTS, COMMON_TOKENS = (40, 70, 100, 140, 200), 250
+"""Text ids of a sentence, and speech tokens of a long one."""
 PREFILL_BATCHES = (1, 4)
 """Prompts of one length that are computed together."""
 
@@ -72,9 +72,8 @@ class PendingTokens(NamedTuple):
 class _Prompt(NamedTuple):
     """A prompt that waits for its prefill. embedded: (rows, padded length, width)."""
 
-    slot: int
     embedded: Tensor
-    length: int
+    start: SlotStart
 
 
 class DecodeLoop:
@@ -125,13 +124,15 @@ class DecodeLoop:
 
         They may be called while no slot is in use.
         """
+        lengths = [self.t3.config.prompt_length(count) for count in COMMON_TEXTS]
+        spans = [span for span in self.plan.spans if span >= lengths[0]]
+        needed = [span for span in spans if span < lengths[0] + COMMON_TOKENS]
         for slots in reversed(self.plan.slots):
-            for span in self.plan.spans[:2]:
+            for span in spans[: len(needed) + 1]:
                 yield partial(self._step_graph, slots, span, self._sorting)
         for batch in reversed(PREFILL_BATCHES):
-            for time in COMMON_PROMPTS:
-                if time <= self.capacity:
-                    yield partial(self._prefill_graph, batch, time, 0)
+            for time in sorted({self._padded(length) for length in lengths if length <= self.capacity}):
+                yield partial(self._prefill_graph, batch, time, 0)
 
     @torch.inference_mode()
     def prefill(self, slot: int, prompt: Tensor, *, sampling: Sampling, seed: int, budget: int) -> None:
@@ -149,9 +150,9 @@ class DecodeLoop:
         # An unguided request in a guided pool: both rows are conditional, and guidance adds nothing.
         x = prompt.new_zeros(self.rows, padded, prompt.shape[2])
         x[:, :length] = prompt
-        self._prompts = [one for one in self._prompts if one.slot != slot]
-        self._prompts.append(_Prompt(slot, x, length))
-        self.state.start(slot, sampling, key=int64_key(seed, "tokens"), length=length, budget=budget)
+        start = SlotStart(slot, sampling, int64_key(seed, "tokens"), length, budget)
+        self._prompts = [one for one in self._prompts if one.start.slot != slot]
+        self._prompts.append(_Prompt(x, start))
         self._slots[slot] = (length, batched_sampling.needs_sorting(sampling))
 
     @torch.inference_mode()
@@ -162,6 +163,8 @@ class DecodeLoop:
             alike, most = [one for one in prompts if one.embedded.shape[1] == time], PREFILL_BATCHES[-1]
             for at in range(0, len(alike), most):
                 self._prefill(alike[at : at + most], time)
+        if prompts:
+            self.state.start([one.start for one in prompts])
 
     @torch.inference_mode()
     def launch(self, steps: int) -> PendingTokens:
@@ -181,7 +184,7 @@ class DecodeLoop:
 
     @torch.inference_mode()
     def release(self, slot: int) -> None:
-        self._prompts = [one for one in self._prompts if one.slot != slot]
+        self._prompts = [one for one in self._prompts if one.start.slot != slot]
         self.state.release(slot)
         self._slots.pop(slot, None)
 
@@ -208,11 +211,11 @@ class DecodeLoop:
     def _prefill(self, prompts: list[_Prompt], time: int) -> None:
         batch = graphs.bucket_for(len(prompts), PREFILL_BATCHES, what="prompts")
         prompts = prompts + prompts[:1] * (batch - len(prompts))  # the first one again: it writes the same
-        slots = torch.tensor([[one.slot, one.length - 1] for one in prompts])
+        slots = torch.tensor([[one.start.slot, one.start.length - 1] for one in prompts])
         rows = slots[:, :1] * self.rows + torch.arange(self.rows)
         table = torch.stack([rows.flatten(), slots[:, 1].repeat_interleave(self.rows)])
         rows, last = graphs.copy_async(table, self.device)
-        self._prefill_graph(batch, time, prompts[0].slot)(
+        self._prefill_graph(batch, time, prompts[0].start.slot)(
             x=torch.cat([one.embedded for one in prompts]),
             last=last,
             rows=rows,
@@ -267,11 +270,10 @@ class DecodeLoop:
         else:
             from nightingale.backends.cuda.t3 import sampling_kernels as kernels
 
-            tokens = kernels.sample(state, order=self.order, cuts=sorting)
-            x, lengths = kernels.embed(self.t3, tokens, state, self.packed.position_embeddings)
-        state.logits.copy_(self.packed.step(x, caches, lengths).view_as(state.logits))
-        # A slot that has stopped writes to the same position again, which is never read.
-        state.lengths.add_(state.running)
+            drawn = kernels.draw(state, order=self.order, cuts=sorting)
+            positions = self.packed.position_embeddings
+            x, lengths = kernels.append(self.t3, drawn, state, positions, order=self.order)
+        self.packed.step(x, caches, lengths, out=state.logits.flatten(0, 1))
 
     def _sample(self, state: DecodeState, sorting: bool) -> tuple[Tensor, Tensor]:
         """Sample the next tokens by library calls; return the embedding and the length of each row."""
@@ -283,7 +285,9 @@ class DecodeLoop:
         def per_row(value: Tensor) -> Tensor:
             return value[:, None].expand(-1, self.rows).flatten()
 
-        lengths = per_row(state.lengths)
+        lengths = per_row(state.lengths).clone()
+        # A slot that has stopped writes to the same position again, which is never read.
+        state.lengths.add_(state.running)
         return self.packed.embed(per_row(tokens), per_row(state.sampled), lengths), lengths
 
     @contextmanager

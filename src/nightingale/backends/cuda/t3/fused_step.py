@@ -45,8 +45,11 @@ class FusedStep:
         self._norm: Any = t3.tfmr.get_submodule("norm" if self._llama else "ln_f")
         self._head = _fold_bias(self._norm, (t3.speech_head.weight, t3.speech_head.bias))
 
-    def __call__(self, x: Tensor, caches: KVCaches, lengths: Tensor) -> Tensor:
-        """Return logits (rows, vocab) float32 after x (rows, width) at positions `lengths` (rows,)."""
+    def __call__(self, x: Tensor, caches: KVCaches, lengths: Tensor, *, out: Tensor) -> None:
+        """Write logits (rows, vocab) float32 after x (rows, width) at positions `lengths` (rows,) to `out`.
+
+        x may be overwritten.
+        """
         lengths = lengths.contiguous()  # those of one guided slot are one number, expanded
         few = len(x) <= MAX_ROWS
         layer = self._few_rows if few else self._many_rows
@@ -58,14 +61,18 @@ class FusedStep:
         for w, (keys, values) in zip(self._folded if few else self._layers, caches, strict=True):
             x = layer(x, w, partial(kernels.attend, keys=keys, values=values, **shared))
         if few:
-            return self._linear(x, self._head, norm=self._norm, dtype=torch.float32)
+            self._linear(x, self._head, norm=self._norm, out=out)
+            return
         if self._llama:
             x = kernels.rms_norm(x, self._norm.weight)
         else:
             x = F.layer_norm(x, (x.shape[-1],), self._norm.weight, None, 1e-5)  # its bias is folded
         weight, bias = self._head
-        logits = F.linear(x, weight).float()
-        return logits if bias is None else logits + bias
+        logits = F.linear(x, weight)
+        if bias is None:
+            out.copy_(logits)
+        else:
+            torch.add(logits, bias, out=out)
 
     def norm(self, module: Any, x: Tensor) -> Tensor:
         """Apply a layer's norm to a prompt (rows, time, width): Llama's by one kernel instead of eight."""
@@ -85,9 +92,9 @@ class FusedStep:
             hidden = F.linear(w.norm_2(x), *w.up)
             return x + F.linear(F.gelu(hidden, approximate="tanh"), *w.down)
         qkv = F.linear(kernels.rms_norm(x, w.norm_1.weight), *w.qkv)
-        x = torch.addmm(x, attend(qkv), w.out[0].t())
+        x.addmm_(attend(qkv), w.out[0].t())  # `addmm` would copy x first
         hidden = kernels.swiglu(F.linear(kernels.rms_norm(x, w.norm_2.weight), *w.up))
-        return torch.addmm(x, hidden, w.down[0].t())
+        return x.addmm_(hidden, w.down[0].t())
 
     def _linear(self, x: Tensor, layer: Linear, *, norm: Any = None, **more: Any) -> Tensor:
         """Return a product by one kernel, with the norm before it."""
@@ -111,7 +118,8 @@ def check_kernels(device: torch.device) -> None:
     x, w = (torch.arange(rows * 256, device=device).sin().bfloat16().view(rows, 256) for rows in (2, 24))
     ones = torch.ones(256, device=device, dtype=torch.bfloat16)
     tuning = best_tuning(device, llama=True)
-    result = linear(x, w, tuning, norm_weight=ones, norm=RMS_NORM, dtype=torch.float32)
+    result = torch.empty(2, 24, device=device)
+    linear(x, w, tuning, norm_weight=ones, norm=RMS_NORM, out=result)
     expected = F.rms_norm(x.float(), (256,), eps=1e-5) @ w.float().t()
     if not torch.allclose(result, expected, rtol=1e-2, atol=1e-2):
         raise RuntimeError("a matrix product by Triton is wrong on this device")

@@ -59,15 +59,15 @@ class PackedT3:
         """Embed one token of each row: all (rows,); position: after the start token."""
         return self._add_positions(self.t3.embed_speech_at(tokens, position), lengths)
 
-    def step(self, x: Tensor, caches: KVCaches, lengths: Tensor) -> Tensor:
-        """Decode one embedded token of each row, (rows, width); return the logits after it, (rows, vocab).
+    def step(self, x: Tensor, caches: KVCaches, lengths: Tensor, *, out: Tensor) -> None:
+        """Decode one embedded token of each row, (rows, width), which may be overwritten.
 
         caches: views of the positions that are attended to, which are written at `lengths` (rows,), those
-        cached before. Logits are float32.
+        cached before; out: the logits after the token, (rows, vocab) float32, contiguous.
         """
         if self.kernels.loaded is not None:
-            logits: Tensor = self.kernels.loaded(x, caches, lengths)
-            return logits
+            self.kernels.loaded(x, caches, lengths, out=out)
+            return
         rows = torch.arange(len(x), device=x.device)
         masked = torch.arange(caches[0][0].shape[2], device=x.device) > lengths[:, None]
         mask = x.new_zeros(masked.shape).masked_fill(masked, -torch.inf)[:, None, None]
@@ -77,7 +77,7 @@ class PackedT3:
             values[rows, :, lengths] = v[:, :, 0]
             return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
 
-        return self._logits(self._layers(x[:, None], lengths[:, None], caches, attend)[:, 0])
+        out.copy_(self._logits(self._layers(x[:, None], lengths[:, None], caches, attend)[:, 0]))
 
     def prefill(self, x: Tensor, last: Tensor, caches: KVCaches, rows: Tensor) -> Tensor:
         """Fill the caches' `rows` with prompts (rows, time, width); return the logits after `last` (rows,).

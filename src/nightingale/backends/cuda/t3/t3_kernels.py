@@ -21,7 +21,7 @@ before the row is known. Sums have a fixed order, so a seed gives the same token
 one row: it rotates q and k, stores k and v at the row's length, and attends to all positions up to there in
 blocks, with a running maximum (flash attention).
 
-PDL (programmatic dependent launch): the next kernel starts, and loads its weights, while this one ends.
+PDL (programmatic dependent launch): the next kernel starts, and fetches its weights, while this one ends.
 Before its `gdc_wait` a kernel reads weights only, which never change, and writes nothing; after it, the
 previous kernel has ended, and that one ended after the one before it. So memory that torch reuses two kernels
 later is no longer read, and a kernel without PDL waits for everything.
@@ -37,12 +37,15 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from nightingale.backends.cuda.prefetch import prefetch
 from nightingale.backends.cuda.t3.packed_weights import RotationTable
 from nightingale.backends.cuda.triton_support import Tuning, launch
 
 MAX_ROWS = 4
 """Rows of the `linear` kernel, which are written out and not an axis."""
 NO_NORM, RMS_NORM, LAYER_NORM = 0, 1, 2
+LINE = tl.constexpr(64)
+"""Values of 16 bits in a cache line."""
 
 
 @triton.jit
@@ -113,6 +116,14 @@ def _linear_kernel(
     if GATED:
         u = tl.load(places + outputs * INPUTS, mask=real, other=0.0).to(tl.float32)
     if PDL:
+        # The first block is on its way to registers, the others to L2.
+        if BLOCK_IN < INPUTS:
+            LINES: tl.constexpr = BLOCK_IN // LINE
+            lines = tl.minimum(out, outputs - 1)[:, None] * INPUTS + tl.arange(0, LINES)[None, :] * LINE
+            for start in tl.static_range(BLOCK_IN, INPUTS, BLOCK_IN):
+                prefetch(weight_ptr + lines + start)
+                if GATED:
+                    prefetch(weight_ptr + lines + (outputs * INPUTS + start))
         gdc_wait()
     zeros = tl.zeros([BLOCK_OUT, BLOCK_IN], tl.float32)
     weighted = zeros
@@ -226,12 +237,13 @@ def linear(
     gated: bool = False,
     gelu: bool = False,
     residual: Tensor | None = None,
-    dtype: torch.dtype | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Return norm(x) (rows, inputs) times weight (outputs, inputs), and what follows."""
+    """Return norm(x) (rows, inputs) times weight (outputs, inputs), and what follows; write it to `out`, if given."""
     rows, inputs = x.shape
     outputs = weight.shape[0] // 2 if gated else weight.shape[0]
-    out = torch.empty(rows, outputs, dtype=dtype or x.dtype, device=x.device)
+    if out is None:
+        out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
     # So many values are held for each row, twice as many if gated: no more than there are registers for.
     block_out = max(1, tuning.block_out // ((2 if gated else 1) * (2 if rows > 2 else 1)))
     launch(
