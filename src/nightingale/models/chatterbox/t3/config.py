@@ -12,6 +12,8 @@ UNUSED_BY_T3 = frozenset({"tfmr.embed_tokens.weight", "tfmr.wte.weight", "text_h
 """Weights that only training needs."""
 TAPS = 3
 """Layers of T3 whose inputs a draft head reads, besides the final hidden state."""
+SPEECH_VOCAB_KEY = "speech_vocab"
+"""Metadata in the file of a draft head: the size of its T3's speech vocabulary."""
 
 
 def tapped_layers(layers: int) -> tuple[int, ...]:
