@@ -62,7 +62,6 @@ ALL_DECODERS = [
     Case("onnx", "int8"),
     Case("cpu", "int8"),
     Case("mlx", "float32"),
-    Case("mlx", "int8"),
     Case("noise", "float32"),
 ]
 ALL_RENDERERS = [
@@ -74,7 +73,6 @@ ALL_RENDERERS = [
     Case("onnx", "float32"),
     Case("onnx", "int8"),
     Case("mlx", "float32"),
-    Case("mlx", "float16"),
     Case("noise", "float32"),
 ]
 
