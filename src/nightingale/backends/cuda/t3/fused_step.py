@@ -21,7 +21,6 @@ from nightingale.backends.cuda.triton_support import Tuning, supports_pdl
 from nightingale.models.chatterbox.t3.config import tapped_layers
 from nightingale.models.chatterbox.t3.model import T3
 
-
 LLAMA_TUNINGS: dict[tuple[int, ...], Tuning] = {}
 GPT2_TUNINGS: dict[tuple[int, ...], Tuning] = {}
 """By the shape of a weight, where another tuning than `best_tuning` was faster on an H200."""
