@@ -175,6 +175,9 @@ OUT_OF_MEMORY: Final = (
     "bad allocation",
     "failed to allocate memory",
     "cannot allocate memory",
+    "unable to allocate",
+    "attempting to allocate",
+    "insufficient memory",
     "can't start new thread",
     "failed to map segment",
 )

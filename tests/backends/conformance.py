@@ -28,9 +28,10 @@ from nightingale.models.defaults import MODEL_DEFAULTS
 from nightingale.types import Sampling
 from nightingale.voices.voice import Voice
 
-TOKENS, SLOTS = 16, 4
+TOKENS, SLOTS = 24, 4
 FAMILIES = ("english", "multilingual", "turbo", "nano", "wren")
 CPU = Machine(device="cpu", name="cpu", instructions="")
+MLX = Machine(device="mlx", name="mlx", instructions="CPU")
 GREEDY = {"temperature": 0.0, "repetition_penalty": 1.0, "top_p": 1.0, "min_p": 0.0, "top_k": 0}
 
 
@@ -60,6 +61,7 @@ ALL_DECODERS = [
     Case("onnx", "float32"),
     Case("onnx", "int8"),
     Case("cpu", "int8"),
+    Case("mlx", "float32"),
     Case("noise", "float32"),
 ]
 ALL_RENDERERS = [
@@ -70,6 +72,7 @@ ALL_RENDERERS = [
     Case("cpu", "float32"),
     Case("onnx", "float32"),
     Case("onnx", "int8"),
+    Case("mlx", "float32"),
     Case("noise", "float32"),
 ]
 
@@ -132,7 +135,8 @@ def setup_for(case: Case, family: str, profile: Profile) -> tuple[ModelSource, S
     The CUDA backend is opened on the CPU, where it runs its graphs' functions eagerly.
     """
     source = source_of("noise" if case.backend == "noise" else family)
-    setup = Setup(profile=profile, machine=CPU, precision=case.precision)
+    machine = MLX if case.backend == "mlx" else CPU
+    setup = Setup(profile=profile, machine=machine, precision=case.precision)
     return source, setup
 
 

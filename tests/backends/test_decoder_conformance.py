@@ -46,8 +46,8 @@ def cases(
         for case in DECODERS
         if not (networks and case.backend == "noise")
         and not (float32 and not case.exact)
-        and not (logits and case.backend == "cuda")
-        and not (verify and (case.backend in ("cuda", "cpu") or case.precision == "int8"))
+        and not (logits and case.backend in ("cuda", "mlx"))
+        and not (verify and (case.backend in ("cuda", "cpu", "mlx") or case.precision == "int8"))
     ]
     return pytest.mark.parametrize("case", chosen, ids=str)
 

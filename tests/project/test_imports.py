@@ -45,7 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "server": BASE | {"audio", "voices", "backends", "engine"},
     "cli": BASE | {"audio", "voices", "hub", "wren", "backends", "engine", "export", "server"},
 }
-BACKENDS = {"torch", "cuda", "cpu", "onnx"}
+BACKENDS = {"torch", "cuda", "cpu", "onnx", "mlx"}
 CONTRACT = {"base", "profiles", "selection"}
 """Modules of backends/ that other packages may import, besides the registry in its __init__.py."""
 NAME_BACKENDS = {"export"}
@@ -58,6 +58,7 @@ BACKENDS_MAY_IMPORT: dict[str, set[str]] = {
     "selection": {"base", "profiles"},
     "shared": {"base", "profiles"},
     "noise": {"base", "profiles", "shared"},
+    "mlx": {"base", "profiles", "shared"},
     "torch": {"base", "profiles", "shared"},
     **{name: {"base", "profiles", "shared", "torch"} for name in ("cuda", "cpu", "onnx")},
     "": BACKENDS | {"base", "noise"},

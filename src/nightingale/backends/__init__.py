@@ -11,12 +11,14 @@ from typing import Final
 from nightingale.backends.base import Backend
 from nightingale.backends.cpu import CpuBackend
 from nightingale.backends.cuda import CudaBackend
+from nightingale.backends.mlx import MlxBackend
 from nightingale.backends.noise import NoiseBackend
 from nightingale.backends.onnx import OnnxBackend
 from nightingale.backends.torch import TorchBackend
 
 BACKENDS: Final[tuple[Backend, ...]] = (
     CudaBackend(),
+    MlxBackend(),
     CpuBackend(),
     OnnxBackend(),
     NoiseBackend(),

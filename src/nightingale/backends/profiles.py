@@ -87,14 +87,17 @@ EXACT: Final = Profile(
     stream="segment",
     short_first_segment=False,
     batched=False,
+    decoder=(Preference("mlx", "float32", warn=False),),
     # Other backends give other samples, so a warning says when one of them renders.
-    renderer=(Preference("torch", "float32"),),
+    renderer=(Preference("mlx", "float32", warn=False), Preference("torch", "float32")),
 )
 BALANCED: Final = Profile(
     name="balanced",
     batched=True,
     decoder=(
         Preference("cuda", "bfloat16"),
+        Preference("mlx", "float32", warn=False, models=("wren",)),
+        Preference("mlx", "bfloat16"),
         # Wren's weights are stored in int8; here the inputs of its products are rounded too.
         Preference("onnx", "int8", warn=False, models=("wren",)),
         # Its logits must pass a self-test on this processor (docs/performance.md has the bounds).
@@ -104,6 +107,7 @@ BALANCED: Final = Profile(
     renderer=(
         # Only the flow's estimator: on wren's trained flow the mel differs by 0.1 dB from float32's.
         Preference("cuda", "bfloat16"),
+        Preference("mlx", "float32"),
         # Judged beside float32 on wren's 200 sentences (docs/wren.md); float16 is fast on ARM only.
         Preference("onnx", "int8-float16", warn=False, models=("wren",)),
         # With a warning, for wren only: the other models never have this renderer.
@@ -119,12 +123,14 @@ FAST: Final = Profile(
     batched=True,
     decoder=(
         Preference("cuda", "bfloat16"),
+        Preference("mlx", "int8"),
         Preference("cpu", "int8", warn=False),
         Preference("onnx", "int8"),
         Preference("onnx", "float32", warn=False),
     ),
     renderer=(
         Preference("cuda", "bfloat16"),
+        Preference("mlx", "float32"),
         # Before the CPU backend, which imports PyTorch: that takes longer than a sentence of wren.
         Preference("onnx", "int8-float16", warn=False, models=("wren",)),
         Preference("onnx", "int8", warn=False, models=("wren",)),
@@ -211,12 +217,12 @@ def _keep(value: str) -> int:
 def _preference(value: str) -> tuple[Preference, ...]:
     if value not in ONNX_PRECISIONS:
         raise _bad("unknown precision", value, ", ".join(ONNX_PRECISIONS), "renderer=float16")
-    return (Preference("onnx", value),)
+    return Preference("mlx", value), Preference("onnx", value)
 
 
 def _decoder(value: str) -> tuple[Preference, ...]:
     if value == INT4:  # on a GPU, and where the kernels cannot run, as in the profile "fast"
-        return (Preference("cpu", INT4), *FAST.decoder)
+        return (Preference("mlx", INT4), Preference("cpu", INT4), *FAST.decoder)
     if value not in ONNX_PRECISIONS:
         raise _bad("unknown precision", value, ", ".join((INT4, *ONNX_PRECISIONS)), "decoder=int8")
     return _preference(value)
@@ -251,7 +257,7 @@ FIRST_BLOCK_TOKENS: Final = range(5, 33)
 ONNX_PRECISIONS: Final = ("float32", "int8", "float16", "int8-float16")
 """Precisions of the onnx backend. In a renderer, int8 is the flow's and float16 the vocoder's."""
 INT4: Final = "int4"
-"""A precision of the CPU backend's decoder, for models with a GPT-2 backbone."""
+"""A precision of the decoder: of MLX, and of the CPU backend for models with a GPT-2 backbone."""
 OPTIONS: Final[Mapping[str, tuple[str, Callable[[str], Any]]]] = {
     "stream": ("stream", _stream),
     "flow_steps": ("flow_steps", _flow_steps),

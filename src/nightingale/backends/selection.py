@@ -122,6 +122,13 @@ def find_machine(backends: Sequence[Backend], device: str) -> Machine:
     )
 
 
+def machine_for(backend: Backend, machine: Machine) -> Machine:
+    """Return the machine as a backend sees it: where MLX's device is asked for, others may use the CPU beside it."""
+    if machine.kind == "mlx" and "mlx" not in backend.device_kinds:
+        return replace(machine, device="cpu")
+    return machine
+
+
 def check_precision(asked: str) -> None:
     """Raise ConfigError unless `asked` is "auto" or a floating-point precision for T3."""
     allowed = ("auto", *FLOAT_PRECISIONS)
@@ -142,7 +149,7 @@ def select(
         dtype: T3's floating-point precision if the user chose one; "auto" leaves it to the profile.
     """
     by_name = {backend.name: backend for backend in backends}
-    profile = for_model(profile, model)
+    profile = for_model(profile, model, machine.kind)
     profile = replace(profile, slots=profile.slots or default_slots(model, machine))
 
     def choose(role: Role, preferences: Sequence[Preference], fallback: str) -> Choice:
@@ -156,8 +163,9 @@ def select(
         ]
         for preference in tried:
             backend = by_name[preference.backend]
-            setup = Setup(profile=profile, machine=machine, precision=preference.precision)
-            if backend.device_kinds and machine.kind not in backend.device_kinds:
+            own = machine_for(backend, machine)
+            setup = Setup(profile=profile, machine=own, precision=preference.precision)
+            if backend.device_kinds and own.kind not in backend.device_kinds:
                 reason = f"it runs on {' or '.join(backend.device_kinds)}, not on {machine.kind}"
                 skipped.append(Skipped(preference.backend, preference.precision, reason, warn=False))
                 continue
@@ -194,7 +202,7 @@ def default_slots(model: ModelInfo, machine: Machine) -> int:
     return slots
 
 
-def for_model(profile: Profile, model: ModelInfo) -> Profile:
+def for_model(profile: Profile, model: ModelInfo, device_kind: str = "cpu") -> Profile:
     """Return a profile with a model's defaults in place of what it leaves open.
 
     Raises:
@@ -210,7 +218,11 @@ def for_model(profile: Profile, model: ModelInfo) -> Profile:
             param="first_block_tokens",
         )
     is_gpt2 = isinstance(model.preset.t3.backbone, Gpt2Config)
-    if not is_gpt2 and any(preference.precision == INT4 for preference in profile.decoder):
+    if (
+        not is_gpt2
+        and device_kind != "mlx"
+        and any(preference.precision == INT4 for preference in profile.decoder)
+    ):
         raise ConfigError(
             "int4 weights are for models with a GPT-2 backbone, whose steps have one row",
             got=f"decoder=int4 and the model {model.name!r}",

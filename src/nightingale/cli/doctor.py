@@ -121,7 +121,7 @@ def _hardware() -> Iterator[Finding]:
     yield Finding("instruction set", cpu.instructions)
     if cpu.problem:
         yield Finding("cuda", cpu.problem)
-    for device in (*(f"cuda:{index}" for index in range(MAX_GPUS)), "mps"):
+    for device in (*(f"cuda:{index}" for index in range(MAX_GPUS)), "mlx", "mps"):
         try:
             machine = find_machine(BACKENDS, device)
         except DeviceError:

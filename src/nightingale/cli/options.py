@@ -43,7 +43,7 @@ Model = Annotated[
         default="wren, the built-in model",
     ),
 ]
-Device = Annotated[str, option("auto, cpu, cuda, cuda:1, mps.", default=True)]
+Device = Annotated[str, option("auto, cpu, cuda, cuda:1, mlx, mps.", default=True)]
 Offline = Annotated[bool, option("Never use the network.", "--offline")]
 Choices = Annotated[
     list[str] | None,

@@ -32,7 +32,7 @@ def serve(
     root_path: Annotated[Text, flag("Path prefix that a proxy strips.")] = None,
     model: options.Model = None,
     option: options.Choices = None,
-    device: Annotated[Text, flag("auto, cpu, cuda, cuda:1, mps.")] = None,
+    device: Annotated[Text, flag("auto, cpu, cuda, cuda:1, mlx, mps.")] = None,
     profile: options.Profile = None,
     stream: options.Stream = None,
     offline: Annotated[Switch, flag("Never use the network.", "--offline")] = None,

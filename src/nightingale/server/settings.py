@@ -94,7 +94,7 @@ class ServerSettings(BaseSettings):
 
     model: str | None = Field(None, description="A name of `nightingale models list`, or a folder.")
     option: StringMap = Field({}, description="Options of the model, as KEY=VALUE.")
-    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mps.")
+    device: str = Field("auto", description="auto, cpu, cuda, cuda:1, mlx, mps.")
     profile: str | None = Field(None, description="exact, balanced or fast; default: the model's own.")
     stream: Literal["segment", "block"] | None = Field(
         None, description="Render text segments whole, or in blocks; default: the model's own."

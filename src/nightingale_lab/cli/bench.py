@@ -65,6 +65,12 @@ Headline = Annotated[
         "memory, and underruns of 1, 2 and 4 listeners.",
     ),
 ]
+Share = Annotated[
+    bool,
+    typer.Option(
+        "--share", help="Measure a few sentences, and print one line for each profile that can be pasted."
+    ),
+]
 Listeners = Annotated[
     str | None,
     typer.Option(help="Measure listeners at once instead: numbers with commas.", show_default=False),
@@ -107,6 +113,7 @@ def bench(
     distance: Distance = False,
     quick: Quick = False,
     table: Headline = False,
+    share: Share = False,
     listeners: Listeners = None,
     voices: Voices = "own",
     clips: VoiceClips = None,
@@ -133,6 +140,14 @@ def bench(
     profiles, peers = parse_profiles(profile, stream), parse_peers(peer)
     if table:
         measure_headline(model, profiles, voice, load, model_options, results, quick=quick, quiet=quiet)
+        return
+    if share:
+        from nightingale_lab.bench.speed.share import measure_share
+
+        for one in profiles:
+            with progress_line(f"measuring {one} …", quiet=quiet):
+                pasted = measure_share(model, one, voice, load, model_options)
+            print(pasted)
         return
     if listeners or capacity:
         asked = listeners_plan(listeners, voices, arrivals, plan.rounds, capacity=capacity, limit_ms=limit_ms)

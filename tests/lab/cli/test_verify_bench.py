@@ -147,6 +147,20 @@ def test_bench_prints_the_table_of_what_users_notice(tmp_path: Path) -> None:
     assert "counts one" in done.stdout
 
 
+def test_bench_prints_one_line_to_paste() -> None:
+    done = run("bench", "-m", "noise", "--share", "--quiet", "--profile", "balanced")
+    assert done.exit_code == 0, done.output
+    (line,) = done.stdout.splitlines()
+    parts = line.split(" | ")
+    assert parts[0].startswith("nightingale ")
+    assert parts[1] == "noise balanced"
+    assert "T3 noise float32" in parts
+    (factor,) = (part for part in parts if part.startswith("real-time factor "))
+    assert float(factor.removeprefix("real-time factor ")) > 0
+    for unit in (" ms", " s", " MB"):
+        assert any(part.endswith(unit) for part in parts)
+
+
 def test_bench_measures_a_smaller_kv_cache_and_drafts(tmp_path: Path) -> None:
     profiles = ["balanced", "balanced+cache=int8", "balanced+draft=lookup"]
     small = ["--text", "short", "--concurrency", "", "--rounds", "2", "--no-cold"]

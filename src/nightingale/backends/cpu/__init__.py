@@ -6,6 +6,7 @@ See docs/internals/cpu-kernels.md. The networks around the kernels are PyTorch m
 from __future__ import annotations
 
 import importlib.util
+import sys
 
 from nightingale.backends.base import TORCH_MISSING, Decoder, ModelInfo, ModelSource, Renderer, Role, Setup
 from nightingale.backends.shared.capability_checks import SMALL_MODEL_WEIGHTS, weight_count
@@ -24,6 +25,8 @@ class CpuBackend:
             return TORCH_MISSING
         if model.synthetic:
             return "the model has no weights"
+        if sys.platform == "darwin":
+            return "its kernels have not been measured on macOS"
         small = role == "decoder" and weight_count(model.preset.t3) <= SMALL_MODEL_WEIGHTS
         if small and not setup.profile.needs_torch_kv_cache:
             return "onnxruntime starts sooner with such a small model"  # and PyTorch need not be imported

@@ -30,8 +30,7 @@ from torch import Tensor
 from nightingale.backends.base import ModelSource
 from nightingale.errors import OutputError
 from nightingale.files import write_whole
-from nightingale.models.chatterbox.build import UNUSED_BY_T3
-from nightingale.models.chatterbox.t3.config import T3Config
+from nightingale.models.chatterbox.t3.config import UNUSED_BY_T3, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import load, read_tensors
 from nightingale.models.layers.weight_layout import release_pages

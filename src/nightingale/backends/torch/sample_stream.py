@@ -18,17 +18,34 @@ from nightingale.models.chatterbox.hift.hift_stream import HiftStream, Noise
 from nightingale.models.chatterbox.hift.receptive_field import lookahead_samples
 from nightingale.types import Samples
 
+MPS_FRAMES = 400
+"""Mel frames that MPS vocodes at a time: older versions fail where a convolution has over 65,536 columns, and
+HiFT's last ones have 120 for each frame."""
+
 
 @torch.inference_mode()
 def render_samples(hift: Hift, mel: Tensor, *, seed: int) -> Samples:
     """Return 480 samples per frame of mel (bands, frames), with the family's fade over the first 40 ms."""
     weight = hift.conv_pre.weight
     device, dtype = weight.device, weight.dtype
+    if device.type == "mps":
+        return apply_fade_in(_render_in_blocks(hift, mel[None].to(device, dtype), seed), 0)
     noise = source_noise(seed)(0, mel.shape[1] * CLOCKS.samples_per_frame).T[None]
     mel = mel[None].to(device, dtype)
     source, _ = hift.m_source(hift.f0_predictor(mel), harmonic_phase(hift.config, seed), noise)
     samples: Samples = hift(mel, source)[0].float().cpu().numpy()
     return apply_fade_in(samples, 0)
+
+
+def _render_in_blocks(hift: Hift, mel: Tensor, seed: int) -> Samples:
+    """Vocode mel (1, bands, frames) in blocks, which together equal the whole."""
+    stream = HiftStream(hift, phase=harmonic_phase(hift.config, seed), noise=source_noise(seed))
+    frames = mel.shape[2]
+    parts = [
+        _numpy(stream.push(mel[..., start : start + MPS_FRAMES], final=start + MPS_FRAMES >= frames))
+        for start in range(0, frames, MPS_FRAMES)
+    ]
+    return np.concatenate(parts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

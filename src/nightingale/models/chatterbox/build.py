@@ -19,12 +19,10 @@ from nightingale.models.chatterbox.hift.generator import Hift
 from nightingale.models.chatterbox.hift.sharpen import sharpen_weights
 from nightingale.models.chatterbox.presets import Preset
 from nightingale.models.chatterbox.s3gen.flow import Flow
-from nightingale.models.chatterbox.t3.config import T3Config
+from nightingale.models.chatterbox.t3.config import UNUSED_BY_T3, T3Config
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.checkpoint import fold_weight_norm, load, part, read_tensors
 
-UNUSED_BY_T3 = frozenset({"tfmr.embed_tokens.weight", "tfmr.wte.weight", "text_head.weight"})
-"""Weights that only training needs."""
 COMPUTED_BY_TOKENIZER = frozenset({"_mel_filters", "window"})
 """Buffers that some files contain; they are computed here."""
 

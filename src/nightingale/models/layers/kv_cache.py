@@ -13,9 +13,9 @@ from typing import Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from nightingale.models.layers.attention import attention
 from nightingale.models.layers.capacity import check_capacity
 
 
@@ -64,9 +64,7 @@ class DenseKVCache:
         if k.shape[2] > 1:
             at = torch.arange(end, device=q.device)
             mask = at[None, :] <= at[start:, None]
-        return F.scaled_dot_product_attention(
-            q, self.keys[:, :, :end], self.values[:, :, :end], attn_mask=mask
-        )
+        return attention(q, self.keys[:, :, :end], self.values[:, :, :end], mask)
 
     def rewind(self, position: int) -> None:
         self.position = position
@@ -111,7 +109,7 @@ class BatchedKVCache:
         at = self.lengths[:, None] + torch.arange(k.shape[2], device=k.device)
         self.keys[self._rows, :, at] = k.transpose(1, 2)
         self.values[self._rows, :, at] = v.transpose(1, 2)
-        return F.scaled_dot_product_attention(q, self.keys, self.values, attn_mask=self._mask)
+        return attention(q, self.keys, self.values, self._mask)
 
 
 def lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

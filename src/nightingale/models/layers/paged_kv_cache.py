@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from nightingale.models.layers.attention import attention
 from nightingale.models.layers.capacity import check_capacity
 from nightingale.models.layers.kv_blocks import MAX_QUANTIZED, KVBlockPool, dequantize, quantize
 
@@ -77,7 +77,7 @@ class PagedKVCache:
         start, self.position = self.position, self.position + k.shape[2]
         self._store(start, k, v)
         if not start:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            return attention(q, k, v, is_causal=True)
         return self._attend_stored(start, q)
 
     def _store(self, start: int, k: Tensor, v: Tensor) -> None:
@@ -100,7 +100,7 @@ class PagedKVCache:
         mask = self._mask(start, count, q.device)
         keys, values = self._gather(pool.keys, count), self._gather(pool.values, count)
         if pool.layout.dtype not in MAX_QUANTIZED:
-            return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+            return attention(q, keys, values, mask)
         key_scales, value_scales = (self._gather(b, count) for b in (pool.key_scales, pool.value_scales))
         dtype, q = q.dtype, q.float() * q.shape[-1] ** -0.5
         tiles = [slice(at, min(at + TILE, count)) for at in range(0, count, TILE)]

@@ -80,7 +80,7 @@ class HarmonicSource(nn.Module):
         if separate:
             sines = SINE_AMPLITUDE * torch.sin(2 * math.pi * (cycles.to(f0.dtype) % 1) + phase)
             mixed = (sines * _per_sample(voiced) + level * noise).transpose(1, 2)
-            merged = self.l_linear(mixed.to(self.l_linear.weight.dtype)).transpose(1, 2)
+            merged = self.l_linear(mixed.to(self.l_linear.weight)).transpose(1, 2)
             return torch.tanh(merged.to(f0_hz)), cycles[..., -1:].clone()
         weight = self.l_linear.weight.to(f0)[0]
         audible = voiced * (f0 * harmonic < MAX_HARMONIC_HZ)

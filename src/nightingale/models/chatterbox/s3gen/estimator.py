@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nightingale.models.chatterbox.s3gen.config import FlowConfig
+from nightingale.models.layers.attention import attention
 from nightingale.models.layers.conv import same_conv
 from nightingale.models.layers.streaming_state import StreamingState
 
@@ -73,7 +74,7 @@ class AttentionProduct(nn.Module):
     """Scaled dot-product attention as a module, so that a backend can replace it."""
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return attention(q, k, v, mask)
 
 
 class EstimatorAttention(nn.Module):

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS, FlowConfig
+from nightingale.models.layers.attention import attention
 from nightingale.models.layers.conv import PaddedConv1d
 from nightingale.models.layers.streaming_state import StreamingState
 
@@ -42,7 +43,7 @@ class RelativeAttention(nn.Module):
         by_distance = _align_distances((q + self.pos_bias_v[:, None]) @ p) * scale
         if mask is not None:
             by_distance = by_distance.masked_fill(~mask, -torch.inf)
-        out = F.scaled_dot_product_attention(q + self.pos_bias_u[:, None], k, v, attn_mask=by_distance)
+        out = attention(q + self.pos_bias_u[:, None], k, v, by_distance)
         return self.linear_out(out.transpose(1, 2).flatten(2))
 
     def _heads(self, x: Tensor) -> Tensor:

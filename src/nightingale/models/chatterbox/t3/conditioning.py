@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nightingale.models.chatterbox.t3.config import PERCEIVER_QUERIES, T3Config
+from nightingale.models.layers.attention import attention
 
 PERCEIVER_HEADS = 4
 
@@ -26,7 +26,7 @@ class PerceiverAttention(nn.Module):
             y.unflatten(-1, (PERCEIVER_HEADS, -1)).transpose(1, 2)
             for y in (self.to_q(queries), self.to_k(keys), self.to_v(keys))
         )
-        out = F.scaled_dot_product_attention(q, k, v)
+        out = attention(q, k, v)
         return x + self.proj_out(out.transpose(1, 2).flatten(2))
 
 

@@ -8,6 +8,8 @@ START_SPEECH = 6561
 STOP_SPEECH = 6562
 PERCEIVER_QUERIES = 32
 """Vectors that the perceiver compresses a speech prompt to."""
+UNUSED_BY_T3 = frozenset({"tfmr.embed_tokens.weight", "tfmr.wte.weight", "text_head.weight"})
+"""Weights that only training needs."""
 TAPS = 3
 """Layers of T3 whose inputs a draft head reads, besides the final hidden state."""
 SPEECH_VOCAB_KEY = "speech_vocab"

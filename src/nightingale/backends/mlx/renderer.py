@@ -1,0 +1,96 @@
+"""Speech tokens to samples on MLX, one block at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Sequence
+from concurrent.futures import Future
+
+import mlx.core as mx
+
+from nightingale.backends.base import Block, BlockCut, ModelSource, Renderer, Setup
+from nightingale.backends.mlx.arrays import DTYPES, OwnThread
+from nightingale.backends.mlx.rendering.flow_network import MlxFlow
+from nightingale.backends.mlx.rendering.frame_stream import FrameStream, PromptPast, prepare_prompt
+from nightingale.backends.mlx.rendering.hift_network import MlxHift
+from nightingale.backends.mlx.rendering.waveform_stream import WaveformStream
+from nightingale.backends.mlx.weight_files import flow_weights, hift_weights
+from nightingale.backends.shared.pipeline import CutStream
+from nightingale.decoding.lru import BytesLRU
+from nightingale.types import Samples
+from nightingale.voices.voice import Voice
+
+PROMPT_CACHE_BYTES = 3 << 30
+"""Limit of cached voice prompts. Ten seconds of a guided flow's prompt take 2.3 GB in float32."""
+
+
+class MlxRenderStream(CutStream):
+    """One utterance: mel frames, then samples."""
+
+    def __init__(self, mel: FrameStream, samples: WaveformStream) -> None:
+        self.mel, self.samples = mel, samples
+
+    def batch_key(self, cut: BlockCut) -> Hashable:  # noqa: ARG002, a protocol
+        return id(self)
+
+
+class MlxRenderer:
+    """Render each block when it is submitted. The host waits for a block once, when it reads the samples."""
+
+    max_batch = 1
+    max_in_flight = 1
+    decoder_threads: int | None = None
+
+    def __init__(self, flow: MlxFlow, hift: MlxHift, *, streaming: bool) -> None:
+        self._flow, self._hift, self._streaming = flow, hift, streaming
+        self._prompts: BytesLRU[str, PromptPast] = BytesLRU(PROMPT_CACHE_BYTES)
+        self._thread = OwnThread()
+
+    def open(self, voice: Voice, *, seed: int) -> MlxRenderStream:
+        self._thread.check()
+        prompt = None
+        if self._streaming:
+            prompt = self._prompts.get(voice.content_hash, lambda: prepare_prompt(self._flow, voice))
+        return MlxRenderStream(
+            FrameStream(self._flow, voice, seed=seed, prompt=prompt),
+            WaveformStream(self._hift, seed=seed, streaming=self._streaming),
+        )
+
+    def render(self, blocks: Sequence[Block]) -> Future[list[Samples]]:
+        self._thread.check()
+        future: Future[list[Samples]] = Future()
+        future.set_result([self._samples(block) for block in blocks])
+        return future
+
+    def decoder_busy(self, busy: bool) -> None: ...
+
+    def prepare(self) -> bool:
+        return False
+
+    def close(self) -> None:
+        self._prompts = BytesLRU(PROMPT_CACHE_BYTES)
+        mx.clear_cache()
+
+    def _samples(self, block: Block) -> Samples:
+        stream: MlxRenderStream = block.stream
+        stream.started = stream.started or bool(block.tokens)
+        started = time.perf_counter()
+        mel = stream.mel.push(block.tokens, final=block.final)
+        mx.async_eval(mel, stream.mel.state())
+        started = block.record("flow", started)
+        samples = stream.samples.push(mel, final=block.final)
+        block.record("vocoder", started)
+        return samples
+
+
+def open_renderer(source: ModelSource, setup: Setup) -> Renderer:
+    """Open the flow and the vocoder; their weights are read now."""
+    preset, steps, dtype = source.info.preset, setup.profile.flow_steps, DTYPES[setup.precision]
+    flow = source.shared(
+        f"flow-mlx/{setup.precision}/{steps}",
+        lambda: MlxFlow(preset.flow, flow_weights(source), steps=steps, dtype=dtype),
+    )
+    hift = source.shared(
+        f"hift-mlx/{setup.precision}", lambda: MlxHift(preset.hift, hift_weights(source), dtype=dtype)
+    )
+    return MlxRenderer(flow, hift, streaming=setup.profile.in_blocks)

@@ -1,0 +1,1 @@
+"""The flow and the vocoder on MLX."""

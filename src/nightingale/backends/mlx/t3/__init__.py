@@ -1,0 +1,1 @@
+"""T3 on MLX: prompt, layers, sampling and the decode loop."""
