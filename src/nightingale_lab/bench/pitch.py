@@ -16,6 +16,8 @@ VOICED = 0.6
 OCTAVE_PREFERENCE = 0.9
 """The shortest period whose peak reaches this share of the highest is chosen; longer ones are multiples."""
 QUIET_DB = -35.0
+FINAL_FRAMES = 10
+"""Voiced frames at the end of an utterance whose median is its final pitch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,3 +59,10 @@ def pitch_of(samples: Samples, rate_hz: int) -> Pitch:
     semitones = 12.0 * np.log2(voiced / median)
     near = semitones[np.abs(semitones) < 12.0]  # octave errors of the tracker
     return Pitch(median_hz=median, spread_semitones=float(np.std(near)), voiced_share=len(voiced) / len(hz))
+
+
+def final_semitones(samples: Samples, rate_hz: int) -> float | None:
+    """Return the pitch of the last voiced tenth of a second, in semitones over 1 Hz; None if little is voiced."""
+    hz = track_hz(samples, rate_hz)
+    voiced = hz[hz > 0]
+    return float(np.median(12.0 * np.log2(voiced[-FINAL_FRAMES:]))) if len(voiced) > FINAL_FRAMES else None

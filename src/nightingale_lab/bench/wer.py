@@ -7,10 +7,12 @@ two errors. The rate of a set is all its errors over all its words.
 
 from __future__ import annotations
 
+import operator
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
 
 import jiwer
 from rapidfuzz.fuzz import ratio
@@ -71,6 +73,35 @@ def compare(expected: str, transcript: str, language: str = "en") -> Comparison:
         insertions=found.insertions,
         lost_tail=_unmatched_end(tail, recognized_tail),
         extra_tail=_unmatched_end(recognized_tail, tail),
+    )
+
+
+def skipped_or_repeated(expected: str, transcripts: Sequence[str], language: str = "en") -> int:
+    """Count the words that every transcript lacks, or adds at the same place.
+
+    One recognizer alone is no proof: each of them misses words that were spoken.
+    """
+    agreed = [_omissions_and_additions(expected, transcript, language) for transcript in transcripts]
+    return reduce(operator.and_, agreed).total() if agreed else 0
+
+
+def _omissions_and_additions(expected: str, transcript: str, language: str) -> Counter[tuple[str, int, str]]:
+    """Return (kind, place in the expected text, word) of each."""
+    found = jiwer.process_words(_words(expected, language), _words(transcript, language))
+    words, recognized = found.references[0], found.hypotheses[0]
+    return Counter(
+        place
+        for chunk in found.alignments[0]
+        for place in (
+            [("delete", at, words[at]) for at in range(chunk.ref_start_idx, chunk.ref_end_idx)]
+            if chunk.type == "delete"
+            else [
+                ("insert", chunk.ref_start_idx, word)
+                for word in recognized[chunk.hyp_start_idx : chunk.hyp_end_idx]
+            ]
+            if chunk.type == "insert"
+            else []
+        )
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nightingale_lab.bench.wer import compare, corpus_rate
+from nightingale_lab.bench.wer import compare, corpus_rate, skipped_or_repeated
 
 SAME = [
     ("It was nineteen eighty-four.", "It was 1984."),
@@ -121,3 +121,21 @@ def test_the_corpus_rate_weighs_words_not_utterances() -> None:
 def test_words_recognized_where_none_were_expected_are_a_full_error() -> None:
     assert compare("", "thank you").rate == 1.0
     assert compare("", "").rate == 0.0
+
+
+@pytest.mark.parametrize(
+    ("transcripts", "count"),
+    [
+        (["he told her that he had gone"] * 2, 0),
+        (["he told her he had gone", "he told her that he had gone"], 0),
+        (["he told her he had gone", "he sold her he had gone"], 1),
+        (["he told her told her that he had gone"] * 2, 2),
+        (["he told her that he had gun"] * 2, 0),
+        (["he told her that he had gone away", "he told her that he had gone home"], 0),
+        ([], 0),
+    ],
+)
+def test_words_are_skipped_or_repeated_only_if_all_recognizers_agree(
+    transcripts: list[str], count: int
+) -> None:
+    assert skipped_or_repeated("He told her that he had gone.", transcripts) == count

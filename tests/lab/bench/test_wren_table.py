@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,9 +13,19 @@ from nightingale import TTS
 from nightingale.audio.samples import wav_bytes
 from nightingale.engine.load import Model
 from nightingale_lab.bench.endings import expected_seconds
-from nightingale_lab.bench.quality import Clip, ClipQuality, Quality, measure, measure_clip
+from nightingale_lab.bench.quality import Clip, Quality, measure, measure_clip
 from nightingale_lab.bench.sentences import sentences
-from nightingale_lab.bench.wren import Goal, Speed, goals, judged_again, render, table
+from nightingale_lab.bench.wren import (
+    Goal,
+    Measured,
+    Speed,
+    goals,
+    render,
+    rises,
+    share_with_errors,
+    skipped_per_10000,
+    table,
+)
 
 
 @pytest.mark.parametrize(
@@ -40,39 +52,57 @@ def test_sentences_are_rendered_to_numbered_files_and_end_in_the_table(
     assert speed.real_time_factor > 0
     assert speed.first_audio_ms > 0
     report = measure(clips)
-    shown = table(goals(report, [report], report, Speed(real_time_factor=0.2, first_audio_ms=90), 3.0))
-    assert "real-time factor                       0.200    0.35    0.12  must" in shown
+    speed = Speed(real_time_factor=0.2, first_audio_ms=90)
+    found = Measured(default=report, voices={"a": report}, varied=report, rises=[5.0, 3.0, 1.0], speed=speed)
+    shown = table(goals(found))
+    assert "real-time factor                           0.200    0.35    0.12  must" in shown
+    assert "question minus statement, semitones         3.00     2.5       4  must" in shown
+    assert "questions above +1.5, %                       67      80      95  missed" in shown
     assert "WER %, default voice, tiny" in shown
     assert "not measured" in shown
 
 
 def test_the_sentences_are_there() -> None:
-    assert (len(sentences("wren_200")), len(sentences("wren_500"))) == (200, 500)
+    counts = {"wren_200": 200, "wren_500": 500, "wren_hard": 200, "wren_questions": 40}
+    assert {name: len(set(sentences(name))) for name in counts} == counts
 
 
-def test_defective_clips_are_judged_again_by_two_recognizers(tmp_path: Path) -> None:
-    text, words = "We went up the hill.", {"tiny": "We went up the", "base": "We went up the hill."}
-    clips = [tone(tmp_path / f"{name}.wav", text) for name in ("good", "misheard", "cut")]
-
-    def judged(clip: Clip, **transcripts: str) -> ClipQuality:
-        return measure_clip(clip, {name: {"transcript": text} for name, text in transcripts.items()})
-
-    first = Quality(
-        clips=(judged(clips[0], tiny=text), *(judged(clip, tiny=words["tiny"]) for clip in clips[1:]))
-    )
-    asked: list[list[Clip]] = []
-
-    def ask(doubted: list[Clip]) -> Quality:
-        asked.append(doubted)
-        return Quality(
-            clips=(judged(doubted[0], **words), judged(doubted[1], tiny=words["tiny"], base=words["tiny"]))
+def test_a_word_counts_as_skipped_if_both_recognizers_miss_it(tmp_path: Path) -> None:
+    text, without = "We went up the hill.", "We went the hill."
+    transcripts = [
+        {"tiny": text, "base": text},
+        {"tiny": without, "base": text},
+        {"tiny": without, "base": without},
+    ]
+    clips = tuple(
+        measure_clip(
+            tone(tmp_path / f"{number}.wav", text),
+            {name: {"transcript": transcript} for name, transcript in each.items()},
         )
+        for number, each in enumerate(transcripts)
+    )
+    report = Quality(clips=clips)
+    assert skipped_per_10000(report) == pytest.approx(10_000 / 15)
+    assert share_with_errors(report, "tiny") == pytest.approx(200 / 3)
+    assert share_with_errors(report, "base") == pytest.approx(100 / 3)
+    assert skipped_per_10000(Quality(clips=())) is share_with_errors(report, "moonshine") is None
 
-    found = judged_again(first, ask)
-    assert asked == [clips[1:]]
-    assert [clip.report()["wav"] for clip in found.defective] == ["cut.wav"]
-    assert found.defective[0].defects == ("cut-off",)
-    assert len(found.clips) == 3
+
+def test_the_rise_of_a_question_is_that_of_its_final_pitch(tmp_path: Path) -> None:
+    class Speaker:
+        sample_rate_hz = 24_000
+
+        def say(self, text: str, *, seed: int) -> SimpleNamespace:
+            del seed
+            at = np.arange(24_000) / 24_000
+            end_hz = 240.0 if text.endswith("?") else 120.0
+            phase = 2 * np.pi * np.cumsum(np.where(at < 0.7, 120.0, end_hz)) / 24_000
+            sound = np.sum([np.sin(k * phase) / k for k in range(1, 10)], axis=0)
+            return SimpleNamespace(samples=np.float32(0.1) * sound.astype(np.float32) * (text[0] != "S"))
+
+    found = rises(cast(TTS, Speaker()), ["You know", "Silent"], tmp_path)
+    assert found == [pytest.approx(12.0, abs=0.3)]
+    assert len(list(tmp_path.glob("*.wav"))) == 4
 
 
 def tone(path: Path, text: str) -> Clip:

@@ -181,8 +181,9 @@ def test_lab_modules_run(tmp_path: Path) -> None:
 
     run_module("copy_synthesis", "clips", "out")
     assert last_line(run_module("score", "out/flow", "texts.txt", "--judges", ""))["clips"] == 1
-    card = run_module("wren", "--tiny", "--parts", "default,varied", "--judges", "")
+    card = run_module("wren", "--tiny", "--parts", "default,varied,hard,questions", "--judges", "")
     assert last_line(card)["default"]["clips"] == 2
+    assert last_line(card)["hard"]["clips"] == 4
     attention = run_module("attention", "--sentences", "1", "--out", str(tmp_path / "table.json"))
     assert last_line(attention)["sentences"] == 1
     guard = run_module("guard", "--model", "noise", "--rounds", "1", "--results", str(tmp_path))
