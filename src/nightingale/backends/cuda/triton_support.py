@@ -64,6 +64,8 @@ class Tuning(NamedTuple):
     warps: int = 4
     pdl: bool = False
     """Programmatic dependent launch: the next kernel starts, and loads its weights, while this one ends."""
+    prefetch: bool = False
+    """With PDL, all weights of a program are fetched to L2 meanwhile, and not its first block alone."""
 
 
 def supports_pdl(device: torch.device) -> bool:

@@ -41,7 +41,7 @@ REQUEST_FIELDS = {
 BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
 EVENT_DATA: Final = {"type": "string", "contentMediaType": "application/json"}
 EVENTS: Final = {"schema": {"type": "object", "required": ["data"], "properties": {"data": EVENT_DATA}}}
-"""Of a stream, OpenAPI before 3.2 describes each event."""
+"""The schema of one event: OpenAPI before 3.2 has no schema of a whole stream."""
 MEDIA_TYPES: Final = sorted({FORMATS[name].media_type for name in get_args(ResponseFormat)})
 RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     200: {

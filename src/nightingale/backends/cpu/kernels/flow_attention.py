@@ -76,7 +76,7 @@ MASKED: Final = -1e30
 WEIGHT_SERIES: Final = (0.04325128556, 0.0008661396275)
 """127 · 2**s is (127**(1/16) · (1 + c₁ s + c₂ s²))**16 to 0.03 for s from MIN_EXPONENT to 0: a thirtieth of a code."""
 MIN_EXPONENT: Final = -9.0
-"""Of the powers of two that are quantized; 127 · 2**-9 has the code 0."""
+"""The lowest power of two that is quantized; 127 · 2**-9 has the code 0."""
 UNIT: Final = math.sqrt(WEIGHT_SERIES[1] * INT8_MAX ** (1 / 16))
 """Logits are stored times UNIT / ln 2, so that the square is completed without another factor: (u + OFFSET)² + REST."""
 OFFSET: Final = UNIT * WEIGHT_SERIES[0] / (2 * WEIGHT_SERIES[1])

@@ -51,7 +51,7 @@ class NormedLinear(NamedTuple):
         return cls(weight, bias, weight.float().sum(dim=1))
 
 
-class Rows(NamedTuple):
+class RowsWithStatistics(NamedTuple):
     """Values (rows, channels), and their statistics (parts, rows, 2): see `flow_kernels`."""
 
     values: Tensor
@@ -70,7 +70,7 @@ class PackedRows(NamedTuple):
     starts: list[int]
     """The first row of each window."""
     used: int
-    """Rows up to the end of the last window's last tile."""
+    """RowsWithStatistics up to the end of the last window's last tile."""
 
     @classmethod
     def of(cls, frames: Sequence[int]) -> PackedRows:
@@ -319,18 +319,18 @@ def _power_of_two(outputs: int) -> int:
     return max(16, 1 << (outputs - 1).bit_length())
 
 
-def _normed_linear(rows: Rows, layer: NormedLinear, *, gelu: bool = False) -> Tensor:
+def _normed_linear(rows: RowsWithStatistics, layer: NormedLinear, *, gelu: bool = False) -> Tensor:
     """Return the product of normalized rows."""
     return _linear(rows.values, (layer.weight, layer.bias), normed=(rows.stats, layer.sums), gelu=gelu)
 
 
-def _add(x: Tensor, layer: Weights, other: Tensor, out: Tensor | None = None) -> Rows:
+def _add(x: Tensor, layer: Weights, other: Tensor, out: Tensor | None = None) -> RowsWithStatistics:
     """Return other + layer(x); write it to `out`, if given."""
     rows, outputs = len(x), len(layer[0])
     size = min(linear_tile(rows, outputs, wide=x.dtype == torch.float32).outputs, outputs)
     assert outputs % size == 0, "a tile would have fewer outputs than the others"
     stats = torch.empty(outputs // size, rows, 2, device=x.device)
-    return Rows(_linear(x, layer, other=other, out=out, stats=stats), stats)
+    return RowsWithStatistics(_linear(x, layer, other=other, out=out, stats=stats), stats)
 
 
 def _convolve(

@@ -154,8 +154,8 @@ def _draw_kernel(
 @triton.jit
 def _append_kernel(
     value_ptr, best_ptr, highest_ptr, budget_ptr, seen_ptr, sampled_ptr, running_ptr, lengths_ptr, recent_ptr,
-    cursor_ptr, tokens_ptr, speech_ptr, position_ptr, out_ptr, lengths_out_ptr, vocab, recent_stride, draws, parts,
-    DRAWS: tl.constexpr, PARTS: tl.constexpr, START: tl.constexpr, STOP: tl.constexpr, NONE: tl.constexpr,
+    cursor_ptr, tokens_ptr, speech_ptr, position_ptr, out_ptr, lengths_out_ptr, vocab, recent_stride, drawn_parts, parts,
+    DRAWN_PARTS: tl.constexpr, PARTS: tl.constexpr, START: tl.constexpr, STOP: tl.constexpr, NONE: tl.constexpr,
     INVALID: tl.constexpr, TURBO: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, SPEECH: tl.constexpr,
     POSITION: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -168,9 +168,9 @@ def _append_kernel(
         gdc_launch_dependents()
         gdc_wait()
     slot = tl.program_id(0)
-    at = tl.arange(0, DRAWS)
-    values = tl.load(value_ptr + slot * draws + at, mask=at < draws, other=float("-inf"))
-    bests = tl.load(best_ptr + slot * draws + at, mask=at < draws, other=vocab)
+    at = tl.arange(0, DRAWN_PARTS)
+    values = tl.load(value_ptr + slot * drawn_parts + at, mask=at < drawn_parts, other=float("-inf"))
+    bests = tl.load(best_ptr + slot * drawn_parts + at, mask=at < drawn_parts, other=vocab)
     token = tl.min(tl.where(values == tl.max(values, axis=0), bests, vocab), axis=0)
     at = tl.arange(0, PARTS)
     highest = tl.load(highest_ptr + slot * parts + at, mask=at < parts, other=float("-inf"))
@@ -286,7 +286,7 @@ def append(
     positions: GPT-2's position embeddings, if it has any.
     """
     table, (slots, rows, vocab) = t3.speech_emb.weight, state.logits.shape
-    (_, draws), (_, parts), width = drawn.values.shape, drawn.highest.shape, table.shape[1]
+    (_, drawn_parts), (_, parts), width = drawn.values.shape, drawn.highest.shape, table.shape[1]
     out = torch.empty(slots * rows, width, dtype=table.dtype, device=table.device)
     lengths = torch.empty(slots * rows, dtype=torch.int64, device=table.device)
     learned = t3.config.learned_positions is not None
@@ -295,7 +295,7 @@ def append(
         _append_kernel, (slots,),
         *drawn, state.budget, state.seen, state.sampled, state.running, state.lengths, state.recent, state.cursor,
         table, speech, table if positions is None else positions, out, lengths, vocab, state.recent.stride(0),
-        draws, parts, DRAWS=triton.next_power_of_2(draws), PARTS=triton.next_power_of_2(parts),
+        drawn_parts, parts, DRAWN_PARTS=triton.next_power_of_2(drawn_parts), PARTS=triton.next_power_of_2(parts),
         START=START_SPEECH, STOP=STOP_SPEECH, NONE=NO_TOKEN, INVALID=INVALID_LOGITS,
         TURBO=order == "turbo", WIDTH=width, ROWS=rows, SPEECH=learned, POSITION=positions is not None,
         BLOCK=triton.next_power_of_2(width), num_warps=4, **pdl_options(table.device),

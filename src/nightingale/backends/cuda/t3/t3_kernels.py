@@ -101,7 +101,7 @@ def _linear_kernel(
     outputs,
     INPUTS: tl.constexpr, ROWS: tl.constexpr, BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr,
     NORM: tl.constexpr, GATED: tl.constexpr, GELU: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
-    PDL: tl.constexpr,
+    PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out[r, n] = norm(x)[r] · weight[n] + bias[n]; gated: silu of that, times norm(x)[r] · weight[outputs + n].
 
@@ -118,7 +118,7 @@ def _linear_kernel(
         u = tl.load(places + outputs * INPUTS, mask=real, other=0.0).to(tl.float32)
     if PDL:
         # The first block is on its way to registers, the others to L2.
-        if (BLOCK_IN < INPUTS) and (BLOCK_IN >= LINE):
+        if PREFETCH and (BLOCK_IN < INPUTS) and (BLOCK_IN >= LINE):
             LINES: tl.constexpr = BLOCK_IN // LINE
             lines = tl.minimum(out, outputs - 1)[:, None] * INPUTS + tl.arange(0, LINES)[None, :] * LINE
             for start in tl.static_range(BLOCK_IN, INPUTS, BLOCK_IN):
@@ -278,7 +278,7 @@ def linear(
         INPUTS=inputs, ROWS=rows, BLOCK_OUT=block_out,
         BLOCK_IN=min(tuning.block_in, inputs & -inputs),  # a power of two that divides them
         NORM=norm, GATED=gated, GELU=gelu, BIAS=bias is not None, RESIDUAL=residual is not None,
-        num_warps=tuning.warps, **_pdl(tuning.pdl),
+        PREFETCH=tuning.prefetch, num_warps=tuning.warps, **_pdl(tuning.pdl),
     )  # fmt: skip
     return out
 
