@@ -22,6 +22,11 @@ from nightingale.models.chatterbox.t3.config import tapped_layers
 from nightingale.models.chatterbox.t3.model import T3
 
 
+LLAMA_TUNINGS: dict[tuple[int, ...], Tuning] = {}
+GPT2_TUNINGS: dict[tuple[int, ...], Tuning] = {}
+"""By the shape of a weight, where another tuning than `best_tuning` was faster on an H200."""
+
+
 def best_tuning(device: torch.device, *, llama: bool) -> Tuning:
     """Return the fastest of eight tunings on an H200, for the rows of one slot.
 
@@ -40,6 +45,7 @@ class FusedStep:
     ) -> None:
         self._llama, self._rotation, self._layers = rotation is not None, rotation, layers
         self.tuning = tuning or best_tuning(t3.speech_head.weight.device, llama=self._llama)
+        self._tunings = {} if tuning else LLAMA_TUNINGS if self._llama else GPT2_TUNINGS
         self._folded = [
             w._replace(qkv=_fold_bias(w.norm_1, w.qkv), up=_fold_bias(w.norm_2, w.up)) for w in layers
         ]
@@ -118,7 +124,8 @@ class FusedStep:
         weight, bias = layer
         if norm is not None:
             more |= {"norm_weight": norm.weight, "norm": RMS_NORM if self._llama else LAYER_NORM}
-        return linear(x, weight, self.tuning, bias=bias, **more)
+        tuning = self._tunings.get(tuple(weight.shape), self.tuning)._replace(pdl=self.tuning.pdl)
+        return linear(x, weight, tuning, bias=bias, **more)
 
 
 def _fold_bias(norm: Any, layer: Linear) -> Linear:
