@@ -21,6 +21,7 @@ from nightingale.backends.cuda.triton_support import Tuning, supports_pdl
 from nightingale.models.chatterbox.t3.config import tapped_layers
 from nightingale.models.chatterbox.t3.model import T3
 
+
 def best_tuning(device: torch.device, *, llama: bool) -> Tuning:
     """Return the fastest of eight tunings on an H200, for the rows of one slot.
 
