@@ -154,8 +154,8 @@ def _draw_kernel(
 @triton.jit
 def _append_kernel(
     value_ptr, best_ptr, highest_ptr, budget_ptr, seen_ptr, sampled_ptr, running_ptr, lengths_ptr, recent_ptr,
-    cursor_ptr, tokens_ptr, speech_ptr, position_ptr, out_ptr, lengths_out_ptr, vocab, recent_stride, drawn_parts, parts,
-    DRAWN_PARTS: tl.constexpr, PARTS: tl.constexpr, START: tl.constexpr, STOP: tl.constexpr, NONE: tl.constexpr,
+    cursor_ptr, tokens_ptr, speech_ptr, position_ptr, out_ptr, lengths_out_ptr, vocab, recent_stride, drawn_parts,
+    parts, DRAWN_PARTS: tl.constexpr, PARTS: tl.constexpr, START: tl.constexpr, STOP: tl.constexpr, NONE: tl.constexpr,
     INVALID: tl.constexpr, TURBO: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, SPEECH: tl.constexpr,
     POSITION: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
