@@ -43,8 +43,8 @@ SENTENCE = "The birch canoe slid on the smooth planks."
 TINY_SENTENCES = 2
 RECOGNIZERS = ("tiny", "base")
 HARD_SEEDS = (1, 2)
-TEACHER_HARD_PERCENT = 30.0
-"""Hard prompts that hibari, the teacher, has an error in, by Whisper base."""
+TEACHER_HARD_PERCENT = 18.0
+"""Hard prompts in which Whisper base has an error when hibari, the teacher, speaks: 9 of every fourth, 50."""
 RISE_SEMITONES = 1.5
 """A question that ends this much higher than its statement is recognizable as one."""
 
