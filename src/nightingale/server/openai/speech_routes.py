@@ -39,12 +39,15 @@ REQUEST_FIELDS = {
 }  # fmt: skip
 """Fields that are arguments of `SpeechService.open` and `SpeechService.session`."""
 BINARY: Final = {"schema": {"type": "string", "format": "binary"}}
+EVENT_DATA: Final = {"type": "string", "contentMediaType": "application/json"}
+EVENTS: Final = {"schema": {"type": "object", "required": ["data"], "properties": {"data": EVENT_DATA}}}
+"""Of a stream, OpenAPI before 3.2 describes each event."""
 MEDIA_TYPES: Final = sorted({FORMATS[name].media_type for name in get_args(ResponseFormat)})
 RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
     200: {
         "description": "Audio while it is rendered; with stream_format=sse, the events speech.audio.delta "
         "(base64), speech.audio.segments (if requested) and speech.audio.done.",
-        "content": dict.fromkeys(MEDIA_TYPES, BINARY) | {"text/event-stream": {"schema": {"type": "string"}}},
+        "content": dict.fromkeys(MEDIA_TYPES, BINARY) | {"text/event-stream": EVENTS},
     },
 }
 

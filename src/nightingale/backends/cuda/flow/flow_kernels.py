@@ -36,6 +36,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from nightingale.backends.cuda.prefetch import prefetch
+
 
 @triton.jit
 def _mish(x):
@@ -52,19 +54,6 @@ def _gelu(x):
     tail = ((((1.061405429 * t - 1.453152027) * t + 1.421413741) * t - 0.284496736) * t + 0.254829592) * t
     tail = 0.5 * tail * tl.exp(-z * z)  # the normal distribution's, beyond |x|
     return x * tl.where(x < 0.0, tail, 1.0 - tail)
-
-
-@triton.jit
-def _prefetch(pointers):
-    """Bring the cache lines of some addresses to L2, before the inputs of the kernel are there."""
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-        "=r,l",
-        [pointers.to(tl.int64)],
-        dtype=tl.int32,
-        is_pure=False,
-        pack=1,
-    )
 
 
 @triton.jit
@@ -109,7 +98,7 @@ def _linear_kernel(
         gdc_launch_dependents()
         if tl.program_id(0) == 0:
             for first in tl.static_range(0, K, BK):
-                _prefetch(weight_ptr + tl.minimum(n, outputs - 1) * K + first)
+                prefetch(weight_ptr + tl.minimum(n, outputs - 1) * K + first)
         gdc_wait()
     # What follows the product is loaded before it, so that a tile does not end with waiting.
     if PARTS:
@@ -165,7 +154,7 @@ def _conv_kernel(
         if tl.program_id(0) == 0:
             for tap in tl.static_range(3):
                 for first in tl.static_range(0, C, BK):
-                    _prefetch(weight_ptr + (tap * outputs + tl.minimum(n, outputs - 1)) * C + first)
+                    prefetch(weight_ptr + (tap * outputs + tl.minimum(n, outputs - 1)) * C + first)
         gdc_wait()
     start = tl.load(starts_ptr + r // TILE, mask=r < rows, other=0)
     total = tl.zeros([BM, BN], tl.float32)
