@@ -170,8 +170,8 @@ def cold_start_s(model: Path | None) -> float:
 
 
 @dataclass(slots=True, kw_only=True)
-class Measured:
-    """What the parts of the table found; None where a part did not run."""
+class TableResults:
+    """Results of the parts of the table; None where a part did not run."""
 
     default: Quality | None = None
     voices: dict[str, Quality] = field(default_factory=dict)
@@ -182,7 +182,7 @@ class Measured:
     cold_s: float | None = None
 
 
-def goals(found: Measured) -> list[Goal]:
+def goals(found: TableResults) -> list[Goal]:
     """Return the table of the model card. What was not measured has no value."""
 
     def mean_wer(reports: Iterable[Quality], name: str) -> float | None:
@@ -315,7 +315,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         judges = [name for name in by if name != "speaker" or clips[0].reference]
         return measure(clips, ask, judges, progress("judged"))
 
-    parts, found = frozenset(args.parts.split(",")), Measured()
+    parts, found = frozenset(args.parts.split(",")), TableResults()
     engine = TTS(args.folder, profile=args.profile, device=args.device)
     with tempfile.TemporaryDirectory() as scratch, engine as tts:
         folder = args.keep or Path(scratch)
