@@ -17,8 +17,8 @@ from nightingale_lab.bench.quality import Clip, Quality, measure, measure_clip
 from nightingale_lab.bench.sentences import sentences
 from nightingale_lab.bench.wren import (
     Goal,
-    Measured,
     Speed,
+    TableResults,
     goals,
     render,
     rises,
@@ -53,7 +53,9 @@ def test_sentences_are_rendered_to_numbered_files_and_end_in_the_table(
     assert speed.first_audio_ms > 0
     report = measure(clips)
     speed = Speed(real_time_factor=0.2, first_audio_ms=90)
-    found = Measured(default=report, voices={"a": report}, varied=report, rises=[5.0, 3.0, 1.0], speed=speed)
+    found = TableResults(
+        default=report, voices={"a": report}, varied=report, rises=[5.0, 3.0, 1.0], speed=speed
+    )
     shown = table(goals(found))
     assert "real-time factor                           0.200    0.35    0.12  must" in shown
     assert "question minus statement, semitones         3.00     2.5       4  must" in shown
