@@ -5,10 +5,11 @@
 
 - verify: a pass of T3 over 1 … 9 tokens, over a step; for the model, and for random weights of the
   multilingual width with a fifth of its layers (too large for any cache), in torch and, if installed, in
-  onnxruntime: in float32, and with int8 weights. Processor time.
+  onnxruntime: in float32, and with int8 weights; by our own int8 kernels with one row and with both rows of a
+  guided utterance. Processor time.
 - speak: the same sentences with the same seeds, plain and with each draft in turn: tokens per second over
   plain decoding by the same runtime and by torch, with adaptive and with fixed draft lengths; the acceptance
-  rate; whether every token is the same as with torch and no draft. Wall time: run it on an idle machine.
+  rate; whether every token is the same as without a draft. Wall time: run it on an idle machine.
 
 Variants alternate, sentence by sentence. The last line is JSON. --chart FILE plots the acceptance rates.
 """
@@ -45,6 +46,9 @@ from nightingale_lab.random_models import random_t3, random_voice
 TEMPERATURE = 0.8
 FREE = Costs(several=1.0, token=0.0)
 """Costs of nothing, for which the adaptive length is the longest allowed."""
+PRECISIONS = {"torch": "float32", "onnx": "float32", "cpu": "int8"}
+PACKAGES = {"onnx": "onnxruntime", "cpu": "llvmlite"}
+"""The package that a runtime besides torch needs."""
 CACHED = 100
 """Text ids of the prompt before the timed pass, which puts it into the middle of a sentence."""
 
@@ -95,23 +99,24 @@ def verify_tables(model: Model, layers: int, threads: int, rounds: int) -> dict[
     large = ModelSource(info, {}, loaded={"t3": random_t3(preset.t3)})
     cases = [("model", model.source, "torch", "float32"), ("model", model.source, "onnx", "float32")]
     name = f"{layers} layers of 30"
-    cases += [(name, large, "torch", "float32"), (name, large, "onnx", "int8")]
+    cases += [(name, large, "torch", "float32"), (name, large, "onnx", "int8"), (name, large, "cpu", "int8")]
+    cases.append((f"{name}, both rows", large, "cpu", "int8"))
     found = {}
     for what, source, backend, precision in cases:
-        if backend == "torch" or has_onnxruntime():
-            runner = open_runner(source, backend, precision, threads)
-            found[f"{what}, {backend}, {precision}"] = passes(runner, source, rounds)
+        if backend == "torch" or importlib.util.find_spec(PACKAGES[backend]) is not None:
+            guided = what.endswith("both rows")
+            runner = open_runner(source, backend, precision, threads, guided=guided)
+            found[f"{what}, {backend}, {precision}"] = passes(runner, source, rounds, guided=guided)
     return found
 
 
-def has_onnxruntime() -> bool:
-    return importlib.util.find_spec("onnxruntime") is not None
-
-
-def open_runner(source: ModelSource, backend: str, precision: str, threads: int) -> DraftVerifier:
-    """Open a backend's decoder for one utterance without CFG, and return its runner."""
+def open_runner(
+    source: ModelSource, backend: str, precision: str, threads: int, *, guided: bool
+) -> DraftVerifier:
+    """Open a backend's decoder for one utterance, and return its runner."""
     info = source.info
-    defaults = replace(info.defaults, ignored=info.defaults.ignored | {"cfg_weight"}, max_new_tokens=100)
+    ignored = info.defaults.ignored | ({"cfg_weight"} if not guided else set())
+    defaults = replace(info.defaults, ignored=ignored, max_new_tokens=100)
     single = source.with_info(replace(info, defaults=defaults))
     setup = reference.setup_for(replace(EXACT, slots=1), precision=precision, threads=threads)
     decoder = reference.backend_named(backend).open_decoder(single, setup)
@@ -120,9 +125,9 @@ def open_runner(source: ModelSource, backend: str, precision: str, threads: int)
     return runner
 
 
-def passes(runner: DraftVerifier, source: ModelSource, rounds: int) -> list[float]:
+def passes(runner: DraftVerifier, source: ModelSource, rounds: int, *, guided: bool) -> list[float]:
     """Return the median milliseconds of passes over 1 … 9 tokens, in turn."""
-    runner.prefill(0, random_prompt(source.info.preset), max_tokens=50)
+    runner.prefill(0, random_prompt(source.info.preset, guided=guided), max_tokens=50)
     taken: list[list[float]] = [[] for _ in range(MAX_DRAFT_TOKENS + 1)]
     for _ in range(rounds):
         for count, times in enumerate(taken, start=1):
@@ -133,9 +138,9 @@ def passes(runner: DraftVerifier, source: ModelSource, rounds: int) -> list[floa
     return [statistics.median(times) for times in taken]
 
 
-def random_prompt(preset: Preset) -> Prompt:
+def random_prompt(preset: Preset, *, guided: bool) -> Prompt:
     voice = random_voice(preset, prompt_tokens=20)
-    return Prompt(text="", text_ids=[7] * CACHED, voice=voice, exaggeration=0.5, guided=False)
+    return Prompt(text="", text_ids=[7] * CACHED, voice=voice, exaggeration=0.5, guided=guided)
 
 
 class Variant(NamedTuple):
@@ -149,11 +154,17 @@ class Variant(NamedTuple):
 
 
 def variants(model: Model, drafts: list[str], lengths: list[int], threads: int) -> list[Variant]:
-    runtimes = ["torch", *(["onnx"] if has_onnxruntime() else [])]
+    profile = replace(BALANCED, batched=False, slots=1, stream="segment")
+    runtimes = ["torch"]
+    for runtime in PACKAGES:
+        setup = reference.setup_for(profile, precision=PRECISIONS[runtime], threads=threads)
+        backend = reference.backend_named(runtime)
+        if backend.unsupported_reason("decoder", model.info, setup) is None:
+            runtimes.append(runtime)
 
     def opened(runtime: str, draft: str) -> Any:
-        profile = replace(BALANCED, draft=draft, batched=False, slots=1, stream="segment")
-        setup = reference.setup_for(profile, threads=threads)
+        drafted, precision = replace(profile, draft=draft), PRECISIONS[runtime]
+        setup = reference.setup_for(drafted, precision=precision, threads=threads)
         return reference.backend_named(runtime).open_decoder(model.source, setup)
 
     found = [Variant(runtime, "", 0, opened(runtime, "")) for runtime in runtimes]
@@ -182,11 +193,10 @@ def speak_table(
     same = [True] * len(found)
     decode(model, found[0].decoder, texts[0], language, 0)  # warm up
     for seed, text in enumerate(texts):
-        expected: list[int] = []
+        expected: dict[str, list[int]] = {}
         for i, variant in enumerate(found):
             tokens, spent, stats = decode(model, variant.decoder, text, language, seed)
-            expected = expected or tokens
-            same[i] &= tokens == expected
+            same[i] &= tokens == expected.setdefault(variant.runtime, tokens)
             counted = (len(tokens), spent, stats.drafted, stats.accepted, stats.passes)
             sums[i] = [have + more for have, more in zip(sums[i], counted, strict=True)]
     plain = {variant.runtime: sums[i] for i, variant in enumerate(found) if not variant.draft}

@@ -77,6 +77,11 @@ wren on a Neoverse-N1, as the other (docs/speculative.md)."""
 ONNX_COSTS: Final = Costs(several=1.22, token=0.1, sequential=True, by_twos=True)
 """ONNX Runtime, which lays out weights for a few rows; sampling is included."""
 
+CPU_COSTS: Final = {1: Costs(several=0.94, token=0.16, by_twos=True), 2: Costs(several=0.74, token=0.5)}
+"""The CPU backend's int8 kernels by the rows of an utterance: Turbo's, and the multilingual model's."""
+CUDA_COSTS: Final = Costs(several=1.15, token=0.03, draft=0.08)
+"""CUDA graphs of the multilingual T3: an estimate by the bytes that are read; benchmarks/gpu_drafts.py measures it."""
+
 
 class DraftLength:
     """Decide how many tokens to draft for one utterance."""

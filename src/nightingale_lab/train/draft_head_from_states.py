@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.t3.config import TAPS
+from nightingale.models.chatterbox.t3.config import SPEECH_VOCAB_KEY, TAPS
 from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale_lab.train.draft_head import DEPTH_WEIGHTS, RECIPE, draft_ahead, new_head
 from nightingale_lab.train.loop import (
@@ -137,7 +137,8 @@ def train_from_hidden_states(
         with torch.no_grad(), ema.swapped_in():
             validation_loss, accuracy = (float(value) for value in dataset.loss(net, positions))
             if validation_loss < best:
-                save_weights(net.state_dict(), out / "draft_head.safetensors")
+                fits = {SPEECH_VOCAB_KEY: str(len(dataset.tables["head.weight"]))}
+                save_weights(net.state_dict(), out / "draft_head.safetensors", metadata=fits)
         record = {"step": step, "seconds": clock.spent_s, "loss": loss}
         record |= {"validation_loss": validation_loss, "validation_accuracy": accuracy}
         log.write(record)

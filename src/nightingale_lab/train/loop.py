@@ -280,11 +280,15 @@ def load_state(path: Path, device: torch.device) -> dict[str, Any]:
 
 
 def save_weights(
-    tensors: Mapping[str, Tensor], path: Path, dtype: torch.dtype | None = torch.float16
+    tensors: Mapping[str, Tensor],
+    path: Path,
+    dtype: torch.dtype | None = torch.float16,
+    metadata: dict[str, str] | None = None,
 ) -> None:
     """Write copies of the weights atomically, as `dtype` (None keeps their own)."""
     partial = path.with_name(path.name + ".partial")
-    save_file({name: t.detach().to("cpu", dtype).contiguous() for name, t in tensors.items()}, partial)
+    copies = {name: t.detach().to("cpu", dtype).contiguous() for name, t in tensors.items()}
+    save_file(copies, partial, metadata)
     partial.replace(path)
 
 

@@ -59,9 +59,9 @@ def compile_t3() -> None:
         t3_kernels.linear(x, weight, **linear, norm=t3_kernels.LAYER_NORM, bias=torch.zeros(2048), gelu=True)
         t3_kernels.linear(x, weight[:1024], tuning, residual=x)
         for rotation in (None, (table, table)):
-            t3_kernels.attend(
-                torch.zeros(2, 3072).bfloat16(), rotation, cache, cache, lengths, pdl=tuning.pdl
-            )
+            for tokens in (1, 4):
+                qkv = torch.zeros(2 * tokens, 3072).bfloat16()
+                t3_kernels.attend(qkv, rotation, cache, cache, lengths, pdl=tuning.pdl)
     t3_kernels.rms_norm(x, ones)
     t3_kernels.swiglu(x)
 
@@ -89,6 +89,7 @@ def compile_sampling() -> None:
         for cuts in (False, True):
             drawn = sampling_kernels.draw(state, order=order, cuts=cuts)  # type: ignore[arg-type]
             sampling_kernels.append(t3, drawn, state, None, order=order)  # type: ignore[arg-type]
+        sampling_kernels.accept(state, state.recent[:3, 0], state.recent[:3, 0], state.sampled)
 
 
 def compile_flow() -> None:

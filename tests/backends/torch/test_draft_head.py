@@ -17,7 +17,7 @@ from nightingale.backends.torch.draft_heads import TorchDraftHead
 from nightingale.backends.torch.draft_models import load_draft_head
 from nightingale.engine.load import Model
 from nightingale.errors import CheckpointError, ConfigError
-from nightingale.models.chatterbox.t3.config import TAPS
+from nightingale.models.chatterbox.t3.config import SPEECH_VOCAB_KEY, TAPS
 from nightingale.models.chatterbox.t3.draft_head import DraftHead
 
 
@@ -43,6 +43,10 @@ def test_a_file_is_known_by_what_it_holds(tiny_model: Model, tmp_path: Path) -> 
     assert find_draft_head(tiny_model.source, "turbo") is None
     save_file(DraftHead(width + 8, blocks=1, inner=24).state_dict(), tmp_path / "other.safetensors")
     with pytest.raises(ConfigError, match="made for another model"):
+        find_draft_head(tiny_model.source, str(tmp_path / "other.safetensors"))
+    other = {SPEECH_VOCAB_KEY: "8194"}
+    save_file(DraftHead(width, blocks=1, inner=24).state_dict(), tmp_path / "other.safetensors", other)
+    with pytest.raises(ConfigError, match=f"width {width} and 8194 speech tokens"):
         find_draft_head(tiny_model.source, str(tmp_path / "other.safetensors"))
     (tmp_path / "damaged.safetensors").write_bytes(b"not safetensors")
     with pytest.raises(CheckpointError, match="cannot be read"):

@@ -30,7 +30,7 @@ SCRIPTS = {
     "streaming.py": ("mel_relative_l2", "streams", "planted", "segments"),
 }
 """Scripts that run anywhere, and keys of their result."""
-GPU_SCRIPTS = ("gpu.py", "gpu_engine.py")
+GPU_SCRIPTS = ("gpu.py", "gpu_drafts.py", "gpu_engine.py")
 NEEDS_UPSTREAM = ("upstream_side.py",)
 NEEDS_PYPI = ("upstream_env.py",)
 PARTS_OF_OTHERS = ("gpu_models.py",)
@@ -107,6 +107,19 @@ def test_decode_steps_agree_with_the_plain_loop_without_a_gpu() -> None:
         assert result["checks"][f"{family}: float32 library: greedy tokens as plain's"] is True
         for part in ("T3 step, float32 plain", "T3 step, float32 library", "T3 step"):
             assert f"{family}: {part}, ms" in result["rows"]
+
+
+@pytest.mark.nightly
+def test_drafts_change_no_token_and_are_measured_without_a_gpu() -> None:
+    result = run_without_packages("gpu_drafts.py", "--tiny", "--device", "cpu")
+    assert result["errors"] == {}
+    for family in ("multilingual", "turbo"):
+        for drafted in (1, 2, 3):
+            for what in ("all right", "all wrong"):
+                name = f"{family}: float32, {drafted} drafted, {what}: tokens as by plain steps"
+                assert result["checks"][name] is True
+            rows = [f"{family}: {drafted} drafted, {share}% right, tokens per step" for share in (0, 100)]
+            assert [result["rows"][row] for row in rows] == [1, 1 + drafted]
 
 
 @pytest.mark.nightly

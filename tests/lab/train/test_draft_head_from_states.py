@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from nightingale.errors import ConfigError
-from nightingale.models.chatterbox.t3.config import TAPS
+from nightingale.models.chatterbox.t3.config import SPEECH_VOCAB_KEY, TAPS
 from nightingale.models.chatterbox.t3.draft_head import DraftHead
 from nightingale_lab.train import loop
 from nightingale_lab.train.draft_head_from_states import HiddenStateDataset, train_from_hidden_states
@@ -52,6 +53,8 @@ def test_training_learns_the_next_state_and_keeps_the_best_average(
     dataset, weights = HiddenStateDataset.load([path], CPU), load_file(tmp_path / "draft_head.safetensors")
     head = DraftHead.shaped_like(weights).float()
     head.load_state_dict(weights)
+    with safe_open(tmp_path / "draft_head.safetensors", framework="pt") as file:
+        assert file.metadata() == {SPEECH_VOCAB_KEY: str(VOCAB)}
     with torch.no_grad():
         learned, accuracy = dataset.loss(head, dataset.validation)
         untrained, _ = dataset.loss(DraftHead(WIDTH), dataset.validation)

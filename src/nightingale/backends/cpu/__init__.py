@@ -25,7 +25,7 @@ class CpuBackend:
         if model.synthetic:
             return "the model has no weights"
         small = role == "decoder" and weight_count(model.preset.t3) <= SMALL_MODEL_WEIGHTS
-        if small and not (setup.profile.needs_torch_kv_cache or setup.profile.draft):
+        if small and not setup.profile.needs_torch_kv_cache:
             return "onnxruntime starts sooner with such a small model"  # and PyTorch need not be imported
         from nightingale.backends.cpu import opening
 

@@ -1,7 +1,9 @@
 """T3's decode steps in int8 on a CPU, with weights of 8 or 4 bits, by generated machine code.
 
 A row of the KV cache holds the keys and values of one sequence in all layers. Only rows that take part in a
-step are computed, and of a prompt only what follows a cached prefix.
+step are computed, and of a prompt only what follows a cached prefix. Every token of a pass is computed alone, in
+the same order of sums whatever else is in the pass. So drafted tokens, of both rows of a guided utterance, are
+verified in one pass that gives the bits of single steps.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from nightingale.backends.cpu.int8_draft_head import Int8DraftHead
 from nightingale.backends.cpu.kernels.t3_operations import MAX_TOKENS
 from nightingale.backends.cpu.kernels.vector_math import LANES
 from nightingale.backends.cpu.t3_program import T3Program
@@ -21,13 +24,16 @@ from nightingale.backends.shared.slot_runner import SlotRunner
 from nightingale.backends.shared.t3_inputs import Floats, InputEmbeddings
 from nightingale.backends.torch.runner import embed_prompt
 from nightingale.decoding.decoding import Prompt
-from nightingale.decoding.runner import StepInput
+from nightingale.decoding.runner import StepInput, VerifyInput
 from nightingale.decoding.sampling import Logits
+from nightingale.models.chatterbox.t3.config import TAPS
 from nightingale.models.chatterbox.t3.model import T3
 from nightingale.models.layers.capacity import check_capacity
 
 
-class Int8Runner(SlotRunner[Logits]):
+class Int8Runner(SlotRunner[tuple[Logits, Floats]]):
+    """Run T3's step program over a pool of KV caches; implements `DraftVerifier`."""
+
     def __init__(
         self,
         t3: T3,
@@ -39,11 +45,13 @@ class Int8Runner(SlotRunner[Logits]):
         batched: bool,
         max_new_tokens: int,
         threads: int | None = None,
+        draft: Int8DraftHead | None = None,
     ) -> None:
         """Open a runner over weights in `TiledFormat`; of t3 only the embeddings are used."""
         self._t3, self._embeddings, self._max_new_tokens = t3, InputEmbeddings(t3), max_new_tokens
         threads = torch.get_num_threads() if threads is None else threads
-        self._program = T3Program(t3, packed, rows=slots * rows_per_slot, capacity=capacity, threads=threads)
+        rows = slots * rows_per_slot
+        self._program = T3Program(t3, packed, rows=rows, capacity=capacity, threads=threads, draft=draft)
         super().__init__(
             self._program.kv_cache,
             slots=slots,
@@ -51,6 +59,10 @@ class Int8Runner(SlotRunner[Logits]):
             capacity=capacity,
             batched=batched,
         )
+        self._captured: Floats | None = None
+        """(tokens of a pass, (1 + TAPS) · width), if a draft head reads hidden states."""
+        self._hidden: dict[int, tuple[int, Floats]] = {}
+        """The latest pass of each slot: the number of its first draw, and its hidden states (rows, tokens, …)."""
 
     @torch.inference_mode()
     def prefill(self, slot: int, prompt: Prompt, *, max_tokens: int) -> Logits:
@@ -60,42 +72,79 @@ class Int8Runner(SlotRunner[Logits]):
 
     def prefill_embeddings(self, slot: int, prompt: Floats) -> Logits:
         """Read embeddings (rows, time, width) into a slot; return the logits (rows, vocab) after them."""
-        return np.stack(self.read_prompt(slot, prompt, self._embeddings.absolute))
+        logits, hidden = zip(*self.read_prompt(slot, prompt, self._embeddings.absolute), strict=True)
+        self._hidden[slot] = 0, np.stack(hidden)
+        return np.stack(logits)
 
-    @torch.inference_mode()
     def step(self, turns: Sequence[StepInput]) -> list[Logits]:
         """Return the logits (rows, vocab) of each utterance's next token. If this raises, none has advanced."""
+        passed = self.verify([VerifyInput(turn.slot, (turn.token,), turn.position) for turn in turns])
+        return [logits[:, 0] for logits in passed]
+
+    @torch.inference_mode()
+    def verify(self, turns: Sequence[VerifyInput]) -> list[Logits]:
+        """Return the logits (rows, tokens, vocab) after each token of each utterance."""
         for turn in turns:
-            check_capacity(self.lengths[turn.slot] + 1, self.capacity)
-        per_pass = MAX_TOKENS // self.rows_per_slot if self.batched else 1
+            check_capacity(self.lengths[turn.slot] + len(turn.tokens), self.capacity)
+        longest = max(len(turn.tokens) for turn in turns)
+        per_pass = MAX_TOKENS // (self.rows_per_slot * longest) if self.batched else 1
         logits: list[Logits] = []
         for first in range(0, len(turns), per_pass):
             logits += self._run(turns[first : first + per_pass])
         for turn in turns:
-            self.lengths[turn.slot] += 1
+            self.lengths[turn.slot] += len(turn.tokens)
         return logits
 
-    def _run(self, turns: Sequence[StepInput]) -> list[Logits]:
-        """Run one step of some utterances together."""
-        rows = [(turn, row) for turn in turns for row in range(self.rows[turn.slot])]
-        past = [self.lengths[turn.slot] for turn, _ in rows]
-        tokens, positions = zip(*((turn.token, turn.position) for turn, _ in rows), strict=True)
-        self._embeddings.embed(self._program.stream[: len(rows)], tokens, positions, past)
-        sequences = [
-            (number, 1, turn.slot * self.rows_per_slot + row, past[number])
-            for number, (turn, row) in enumerate(rows)
-        ]
-        logits = self._program.run(sequences, logits_tokens=len(rows))
-        return [part.numpy() for part in torch.split(logits, [self.rows[turn.slot] for turn in turns])]
+    def rewind(self, slot: int, count: int) -> None:
+        self.lengths[slot] -= count
 
-    def _read(self, row: int, x: Floats, known: int) -> Logits:
-        logits = torch.empty(0)
+    def capture_hidden_states(self) -> None:
+        self._captured = np.zeros((MAX_TOKENS, (1 + TAPS) * self._t3.config.backbone.width), np.float32)
+
+    def hidden_states(self, slot: int, draw: int) -> Floats:
+        first, states = self._hidden[slot]
+        return states[:, draw - first]
+
+    def move(self, source: int, target: int) -> None:
+        super().move(source, target)
+        self._hidden[target] = self._hidden.pop(source)
+
+    def _run(self, turns: Sequence[VerifyInput]) -> list[Logits]:
+        """Run one pass of some utterances together."""
+        sequences, tokens, positions, past = list[tuple[int, int, int, int]](), *(list[int]() for _ in "123")
+        for turn in turns:
+            length, count = self.lengths[turn.slot], len(turn.tokens)
+            for row in range(self.rows[turn.slot]):
+                sequences.append((len(tokens), count, turn.slot * self.rows_per_slot + row, length))
+                tokens += turn.tokens
+                positions += range(turn.position, turn.position + count)
+                past += range(length, length + count)
+        self._embeddings.embed(self._program.stream[: len(tokens)], tokens, positions, past)
+        logits, hidden = self._pass(sequences, len(tokens), logits_tokens=len(tokens))
+        out, first = [], 0
+        for turn in turns:
+            shape = self.rows[turn.slot], len(turn.tokens), -1
+            own = slice(first, first := first + shape[0] * shape[1])
+            self._hidden[turn.slot] = turn.position, hidden[own].reshape(shape)
+            out.append(logits[own].reshape(shape))
+        return out
+
+    def _pass(
+        self, sequences: Sequence[tuple[int, int, int, int]], tokens: int, *, logits_tokens: int
+    ) -> tuple[Logits, Floats]:
+        """Run the program; return the logits of the last tokens, and the hidden states of all."""
+        hidden = None if self._captured is None else self._captured[:tokens]
+        logits = self._program.run(sequences, logits_tokens=logits_tokens, hidden=hidden).numpy()
+        return logits, np.zeros((tokens, 0), np.float32) if hidden is None else hidden.copy()
+
+    def _read(self, row: int, x: Floats, known: int) -> tuple[Logits, Floats]:
         for first in range(0, len(x), MAX_TOKENS):
             part = x[first : first + MAX_TOKENS]
             self._program.stream[: len(part)] = part
             is_last = first + len(part) == len(x)
-            logits = self._program.run([(0, len(part), row, known + first)], logits_tokens=int(is_last))
-        return logits[0].numpy()
+            sequence = (0, len(part), row, known + first)
+            logits, hidden = self._pass([sequence], len(part), logits_tokens=int(is_last))
+        return logits[0], hidden[-1:]
 
     def _views(self, row: int, positions: int) -> dict[str, NDArray[Any]]:
         """Return the first positions of a row's keys and values, (layers, heads, …)."""

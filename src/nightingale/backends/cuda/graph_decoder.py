@@ -4,22 +4,29 @@ run.
 Tokens arrive late by as many steps as were launched, and a few more may be sampled for an utterance that has
 ended. Rows are matched by their `Decoding`: a token that was sampled for an attempt that was given up, or for
 a request that was cancelled, is dropped.
+
+An utterance that is alone may have a draft head, whose tokens are verified on the GPU too. With several, plain
+steps fill the GPU better.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from weakref import WeakKeyDictionary
 
 from nightingale.backends.base import Decoder, ModelSource, Setup
 from nightingale.backends.cuda.t3.batched_sampling import needs_sorting
 from nightingale.backends.cuda.t3.decode_loop import DecodeLoop, DecodePlan, PendingTokens
+from nightingale.backends.shared.speculation import MAX_HEAD_TOKENS, find_draft_head
+from nightingale.backends.torch.draft_models import load_draft_head
 from nightingale.backends.torch.runner import Conditionings, embed_prompt
 from nightingale.backends.torch.weights import t3_weights
 from nightingale.decoding.decoding import Decoding
 from nightingale.decoding.host_decoder import DecodeRow, Tokens
 from nightingale.decoding.kv_budget import KVBudget
 from nightingale.decoding.lru import BytesLRU
+from nightingale.decoding.speculative import CUDA_COSTS, DraftLength
 
 STEPS_AHEAD = 4
 """Decode steps per launch."""
@@ -43,6 +50,7 @@ class GraphDecoder:
         """Tokens to come, and the slot of each utterance when they were launched."""
         self._unread: dict[Decoding, list[int]] = {}
         """Tokens of utterances that took no part in the call that read them."""
+        self._lengths: WeakKeyDictionary[Decoding, DraftLength] = WeakKeyDictionary()
 
     def start(self) -> None: ...
 
@@ -62,7 +70,7 @@ class GraphDecoder:
         All utterances advance, also those that are not among `rows`, whose tokens are returned later.
         """
         earlier = self._pending
-        launched = self._loop.launch(STEPS_AHEAD)
+        launched = self._loop.launch(STEPS_AHEAD, self._draft_tokens())
         self._pending = launched, {decoding: slot for slot, decoding in self._running.items()}
         if earlier is not None:
             pending, slots = earlier
@@ -70,7 +78,25 @@ class GraphDecoder:
             for decoding, slot in slots.items():
                 if decoding in current:
                     self._unread.setdefault(decoding, []).extend(tokens[slot])
+                    if pending.drafts:
+                        self._count_drafted(decoding, pending)
         return [_checked(self._unread.pop(row.decoding, [])) for row in rows]
+
+    def _draft_tokens(self) -> int:
+        """Return how many tokens to draft in each step of the next launch."""
+        if not self._loop.drafts or list(self._running) != [0]:
+            return 0
+        return self._draft_length(self._running[0]).next(1)
+
+    def _draft_length(self, decoding: Decoding) -> DraftLength:
+        return self._lengths.setdefault(decoding, DraftLength(CUDA_COSTS, longest=self._loop.drafts))
+
+    def _count_drafted(self, decoding: Decoding, pending: PendingTokens) -> None:
+        for accepted in pending.accepted():
+            decoding.stats.drafted += pending.drafts
+            decoding.stats.accepted += accepted
+            decoding.stats.passes += 1
+            self._draft_length(decoding).update(pending.drafts, accepted)
 
     def release(self, slot: int) -> None:
         self._loop.release(slot)
@@ -103,13 +129,19 @@ def open_decoder(source: ModelSource, setup: Setup) -> Decoder:
     """Open T3 on the GPU; the graphs of one utterance are captured now."""
     info, slots = source.info, setup.slots
     t3 = t3_weights(source, setup.machine.device, setup.precision, owned=True)
+    draft, name = None, setup.profile.draft
+    if name:
+        path = find_draft_head(source, name)
+        assert path is not None, "the backend refuses drafts of another kind"
+        draft = load_draft_head(path)
     buckets = tuple(2**n for n in range(slots.bit_length()) if 2**n < slots)
     loop = DecodeLoop(
         t3,
         order=info.defaults.sampler,
         guided=info.guidable,
         capacity=info.max_positions,
-        plan=DecodePlan(slots=(*buckets, slots), steps=STEPS_AHEAD),
+        plan=DecodePlan(slots=(*buckets, slots), steps=STEPS_AHEAD, draft_tokens=MAX_HEAD_TOKENS),
+        draft=draft,
     )
     loop.capture(sorting=needs_sorting(info.defaults.sampling))
     itemsize = t3.speech_head.weight.element_size()

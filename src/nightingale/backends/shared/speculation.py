@@ -16,6 +16,7 @@ from nightingale.decoding.runner import MAX_DRAFT_TOKENS, DraftVerifier
 from nightingale.decoding.speculative import Costs, SpeculativeDecoder
 from nightingale.errors import CheckpointError, ConfigError
 from nightingale.models.chatterbox.s3gen.config import LOOKAHEAD_TOKENS
+from nightingale.models.chatterbox.t3.config import SPEECH_VOCAB_KEY
 
 DRAFT_HEAD = "guess"
 """The profile option for the draft head that came with a model."""
@@ -68,16 +69,16 @@ def open_speculation(
 
 def draft_needs_torch(name: str) -> bool:
     """Return True if a draft is a model, which only PyTorch runs."""
-    return name not in (DRAFT_HEAD, LOOKUP) and _head_width(Path(name)) is None
+    return name not in (DRAFT_HEAD, LOOKUP) and _read_sizes(Path(name)) is None
 
 
 def find_draft_head(source: ModelSource, name: str) -> Path | None:
     """Return the file of the draft head that came with a model ("guess"), or of the one that is named.
 
     Returns None if the name is that of another kind of draft. Raises ConfigError if there is no such head, or
-    if it was trained for another width.
+    if it was trained for a T3 of another width or vocabulary.
     """
-    path, width = Path(name), source.info.preset.t3.backbone.width
+    path, config = Path(name), source.info.preset.t3
     if name == DRAFT_HEAD:
         path = source.files["t3"].parent / wren.DRAFT_FILE if "t3" in source.files else Path()
         if not path.is_file():
@@ -87,26 +88,34 @@ def find_draft_head(source: ModelSource, name: str) -> Path | None:
                 allowed="lookup, a file, or another model",
                 fix="Train one: nightingale train draft.",
             )
-    if (trained := _head_width(path)) is None:
+    if (sizes := _read_sizes(path)) is None:
         return None
-    if trained != width:
+    width, vocab = config.backbone.width, config.speech_vocab
+    if sizes not in ((width, vocab), (width, None)):
         raise ConfigError(
             "this draft was made for another model",
-            got=f"{path.name} for hidden states of width {trained}",
-            allowed=f"{width}, as those of {source.info.name}",
+            got=f"{path.name} for hidden states of width {sizes[0]}"
+            + (f" and {sizes[1]} speech tokens" if sizes[1] else ""),
+            allowed=f"{width} and {vocab}, as those of {source.info.name}",
             fix="Train one for this model: nightingale train draft.",
         )
     return path
 
 
-def _head_width(path: Path) -> int | None:
-    """Return the width of the draft head in a file; None if it holds something else."""
+def _read_sizes(path: Path) -> tuple[int, int | None] | None:
+    """Return the width of the draft head in a file, and the vocabulary of its T3 if the file has it.
+
+    Returns None if the file holds something else.
+    """
     if path.suffix != ".safetensors" or not path.is_file():
         return None
     try:
         with safe_open(path, framework="np") as file:
-            name = "in_proj.weight"
-            return int(file.get_slice(name).get_shape()[0]) if name in file.keys() else None  # noqa: SIM118
+            name, metadata = "in_proj.weight", file.metadata() or {}
+            if name not in file.keys():  # noqa: SIM118
+                return None
+            vocab = metadata.get(SPEECH_VOCAB_KEY)
+            return int(file.get_slice(name).get_shape()[0]), None if vocab is None else int(vocab)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(
             "a draft cannot be read",

@@ -257,9 +257,12 @@ class ThreadPool:
             self._scratch = page_aligned_zeros((self._threads, pages), np.int8)
             self.job[JobField.SCRATCH], self.job[JobField.SCRATCH_BYTES] = address_of(self._scratch), pages
 
-    def run(self) -> None:
-        """Run all operations in their order."""
+    def run(self, operations: range | None = None) -> None:
+        """Run all operations in their order; or those at consecutive places, to which later runs keep."""
         workers, job = self._addresses
+        if operations is not None:
+            self.job[JobField.OPS] = address_of(self._ops[operations.start :])
+            self.job[JobField.OP_COUNT] = len(operations)
         self._wake(workers, self._threads)
         for number, parked in enumerate(self._parked, 1):
             if self._workers[number, WorkerField.STATE_BEFORE] == WorkerState.PARKED:

@@ -18,7 +18,13 @@ from nightingale.backends.cuda.t3 import t3_kernels as kernels
 from nightingale.backends.cuda.t3.packed_weights import KVCaches, LayerWeights, Linear, RotationTable
 from nightingale.backends.cuda.t3.t3_kernels import LAYER_NORM, MAX_ROWS, RMS_NORM, linear
 from nightingale.backends.cuda.triton_support import Tuning, supports_pdl
+from nightingale.models.chatterbox.t3.config import tapped_layers
 from nightingale.models.chatterbox.t3.model import T3
+
+
+LLAMA_TUNINGS: dict[tuple[int, ...], Tuning] = {}
+GPT2_TUNINGS: dict[tuple[int, ...], Tuning] = {}
+"""By the shape of a weight, where another tuning than `best_tuning` was faster on an H200."""
 
 
 def best_tuning(device: torch.device, *, llama: bool) -> Tuning:
@@ -32,23 +38,33 @@ def best_tuning(device: torch.device, *, llama: bool) -> Tuning:
 
 
 class FusedStep:
-    """The layers, final norm and head of T3 for one token of each row. A GPT-2 has no rotation table."""
+    """The layers, final norm and head of T3 for a few tokens of each row. A GPT-2 has no rotation table."""
 
     def __init__(
         self, t3: T3, layers: Sequence[LayerWeights], rotation: RotationTable | None, tuning: Tuning | None
     ) -> None:
         self._llama, self._rotation, self._layers = rotation is not None, rotation, layers
-        self._tuning = tuning or best_tuning(t3.speech_head.weight.device, llama=self._llama)
+        self.tuning = tuning or best_tuning(t3.speech_head.weight.device, llama=self._llama)
+        self._tunings = {} if tuning else LLAMA_TUNINGS if self._llama else GPT2_TUNINGS
         self._folded = [
             w._replace(qkv=_fold_bias(w.norm_1, w.qkv), up=_fold_bias(w.norm_2, w.up)) for w in layers
         ]
         self._norm: Any = t3.tfmr.get_submodule("norm" if self._llama else "ln_f")
         self._head = _fold_bias(self._norm, (t3.speech_head.weight, t3.speech_head.bias))
 
-    def __call__(self, x: Tensor, caches: KVCaches, lengths: Tensor, *, out: Tensor) -> None:
-        """Write logits (rows, vocab) float32 after x (rows, width) at positions `lengths` (rows,) to `out`.
+    def __call__(
+        self,
+        x: Tensor,
+        caches: KVCaches,
+        lengths: Tensor,
+        *,
+        out: Tensor,
+        hidden: list[Tensor] | None = None,
+    ) -> None:
+        """Write logits (n, vocab) float32 after x (n, width), which may be overwritten, to `out`.
 
-        x may be overwritten.
+        x: the tokens of each row, in order, from position `lengths` (rows,) on; hidden: gets the inputs of the layers
+        that a draft head reads, and of the final norm, (n, width) each.
         """
         lengths = lengths.contiguous()  # those of one guided slot are one number, expanded
         few = len(x) <= MAX_ROWS
@@ -56,10 +72,17 @@ class FusedStep:
         shared: dict[str, Any] = {
             "rotation": self._rotation,
             "lengths": lengths,
-            "pdl": self._tuning.pdl and few,
+            "pdl": self.tuning.pdl and few,
         }
-        for w, (keys, values) in zip(self._folded if few else self._layers, caches, strict=True):
+        taps = () if hidden is None else tapped_layers(len(self._layers))
+        for n, (w, (keys, values)) in enumerate(
+            zip(self._folded if few else self._layers, caches, strict=True)
+        ):
+            if hidden is not None and n in taps:
+                hidden += [x if few else x.clone()] * taps.count(n)
             x = layer(x, w, partial(kernels.attend, keys=keys, values=values, **shared))
+        if hidden is not None:
+            hidden.append(x)
         if few:
             self._linear(x, self._head, norm=self._norm, out=out)
             return
@@ -101,7 +124,8 @@ class FusedStep:
         weight, bias = layer
         if norm is not None:
             more |= {"norm_weight": norm.weight, "norm": RMS_NORM if self._llama else LAYER_NORM}
-        return linear(x, weight, self._tuning, bias=bias, **more)
+        tuning = self._tunings.get(tuple(weight.shape), self.tuning)._replace(pdl=self.tuning.pdl)
+        return linear(x, weight, tuning, bias=bias, **more)
 
 
 def _fold_bias(norm: Any, layer: Linear) -> Linear:

@@ -17,9 +17,10 @@ cache write, activation and sum is part of the kernel that reads the weights bes
 The scale of a norm is one number per row and is multiplied in after the product, so that weights are loaded
 before the row is known. Sums have a fixed order, so a seed gives the same tokens each time.
 
-`attend`: qkv (rows, 3 · heads · width); keys, values (rows, heads, span, width). One program is one head of
-one row: it rotates q and k, stores k and v at the row's length, and attends to all positions up to there in
-blocks, with a running maximum (flash attention).
+`attend`: qkv (rows · tokens, 3 · heads · width); keys, values (rows, heads, span, width). One program is one
+head of one token: it rotates q and k, stores k and v after the row's cached positions, and attends to all
+positions up to there in blocks, with a running maximum (flash attention). If a row has several new tokens (a
+draft to verify), each program reads the new tokens before its own from qkv: other programs store them.
 
 PDL (programmatic dependent launch): the next kernel starts, and fetches its weights, while this one ends.
 Before its `gdc_wait` a kernel reads weights only, which never change, and writes nothing; after it, the
@@ -117,7 +118,7 @@ def _linear_kernel(
         u = tl.load(places + outputs * INPUTS, mask=real, other=0.0).to(tl.float32)
     if PDL:
         # The first block is on its way to registers, the others to L2.
-        if BLOCK_IN < INPUTS:
+        if (BLOCK_IN < INPUTS) and (BLOCK_IN >= LINE):
             LINES: tl.constexpr = BLOCK_IN // LINE
             lines = tl.minimum(out, outputs - 1)[:, None] * INPUTS + tl.arange(0, LINES)[None, :] * LINE
             for start in tl.static_range(BLOCK_IN, INPUTS, BLOCK_IN):
@@ -152,6 +153,15 @@ def _linear_kernel(
 
 
 @triton.jit
+def _rotation(cos_ptr, sin_ptr, position, at, WIDTH: tl.constexpr, ROTATE: tl.constexpr):
+    cos, sin = at * 0.0, at * 0.0
+    if ROTATE:
+        cos = tl.load(cos_ptr + position * WIDTH + at).to(tl.float32)
+        sin = tl.load(sin_ptr + position * WIDTH + at).to(tl.float32) * tl.where(at < WIDTH // 2, -1.0, 1.0)
+    return cos, sin
+
+
+@triton.jit
 def _rotated(at_ptr, at, other, cos, sin, ROTATE: tl.constexpr):
     value = tl.load(at_ptr + at)
     if ROTATE:
@@ -164,31 +174,42 @@ def _rotated(at_ptr, at, other, cos, sin, ROTATE: tl.constexpr):
 def _attend_kernel(
     qkv_ptr, cos_ptr, sin_ptr, keys_ptr, values_ptr, lengths_ptr, out_ptr,
     row_stride, head_stride, scale,
-    HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROTATE: tl.constexpr, PDL: tl.constexpr,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, TOKENS: tl.constexpr, BLOCK: tl.constexpr,
+    ROTATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Rotate q and k of one head of one row, append k and v to the cache, and attend to all of it."""
-    row, head = tl.program_id(0), tl.program_id(1)
+    """Rotate q and k of one head of one token, append k and v to the cache, and attend to all of it."""
+    token, head = tl.program_id(0), tl.program_id(1)
+    row, ahead = token // TOKENS, token % TOKENS
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
     at = tl.arange(0, WIDTH)
     other = (at + WIDTH // 2) % WIDTH
     length = tl.load(lengths_ptr + row)
-    cos, sin = at * 0.0, at * 0.0
-    if ROTATE:
-        cos = tl.load(cos_ptr + length * WIDTH + at).to(tl.float32)
-        sin = tl.load(sin_ptr + length * WIDTH + at).to(tl.float32) * tl.where(at < WIDTH // 2, -1.0, 1.0)
-    q_ptr = qkv_ptr + row * 3 * HEADS * WIDTH + head * WIDTH
+    cos, sin = _rotation(cos_ptr, sin_ptr, length + ahead, at, WIDTH, ROTATE)
+    q_ptr = qkv_ptr + token * 3 * HEADS * WIDTH + head * WIDTH
     q = _rotated(q_ptr, at, other, cos, sin, ROTATE).to(tl.float32) * scale
     k = _rotated(q_ptr + HEADS * WIDTH, at, other, cos, sin, ROTATE)
     v = tl.load(q_ptr + 2 * HEADS * WIDTH + at)
     base = row.to(tl.int64) * row_stride + head * head_stride
-    tl.store(keys_ptr + base + length * WIDTH + at, k)
-    tl.store(values_ptr + base + length * WIDTH + at, v)
+    tl.store(keys_ptr + base + (length + ahead) * WIDTH + at, k)
+    tl.store(values_ptr + base + (length + ahead) * WIDTH + at, v)
     # The new position first: it is in registers, and gives the running maximum a start.
     maximum = tl.sum(q * k.to(tl.float32), axis=0)
     weight = maximum * 0.0 + 1.0
     total = v.to(tl.float32)
+    if TOKENS > 1:
+        for earlier in range(ahead):
+            k_ptr = q_ptr + (earlier - ahead) * 3 * HEADS * WIDTH + HEADS * WIDTH
+            cos, sin = _rotation(cos_ptr, sin_ptr, length + earlier, at, WIDTH, ROTATE)
+            new_k = _rotated(k_ptr, at, other, cos, sin, ROTATE).to(tl.float32)
+            new_v = tl.load(k_ptr + HEADS * WIDTH + at).to(tl.float32)
+            score = tl.sum(q * new_k, axis=0)
+            higher = tl.maximum(maximum, score)
+            share, shrink = tl.exp(score - higher), tl.exp(maximum - higher)
+            weight = weight * shrink + share
+            total = total * shrink + new_v * share
+            maximum = higher
     for start in range(0, length, BLOCK):
         time = start + tl.arange(0, BLOCK)
         past = time[:, None] < length
@@ -203,7 +224,9 @@ def _attend_kernel(
         weight = weight * shrink + tl.sum(share, axis=0)
         total = total * shrink + tl.sum(past_v.to(tl.float32) * share[:, None], axis=0)
         maximum = higher
-    tl.store(out_ptr + row * HEADS * WIDTH + head * WIDTH + at, (total / weight).to(out_ptr.dtype.element_ty))
+    tl.store(
+        out_ptr + token * HEADS * WIDTH + head * WIDTH + at, (total / weight).to(out_ptr.dtype.element_ty)
+    )
 
 
 @triton.jit
@@ -245,7 +268,9 @@ def linear(
     if out is None:
         out = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
     # So many values are held for each row, twice as many if gated: no more than there are registers for.
-    block_out = max(1, tuning.block_out // ((2 if gated else 1) * (2 if rows > 2 else 1)))
+    block_out = max(
+        1, tuning.block_out // ((2 if gated else 1) * (1 if rows <= 2 else 2 if rows <= 4 else 4))
+    )
     launch(
         _linear_kernel, (-(-outputs // block_out),),
         x, x if norm_weight is None else norm_weight, weight, x if bias is None else bias,
@@ -271,19 +296,21 @@ def attend(
     *,
     pdl: bool = False,
 ) -> Tensor:
-    """Append one token of each row to the caches at `lengths` (rows,), attend, and return (rows, width).
+    """Append new tokens of each row to the caches from `lengths` (rows,) on, attend, and return (rows · tokens,
+    width).
 
-    qkv: (rows, 3 · width); keys, values: (rows, heads, span, head width), of any row stride.
+    qkv: (rows · tokens, 3 · width); keys, values: (rows, heads, span, head width), of any row stride.
     """
-    rows, heads, _, width = keys.shape
+    (rows, heads, _, width), count = keys.shape, len(qkv)
     assert qkv.is_contiguous()
     assert lengths.is_contiguous()
-    out = torch.empty(rows, heads * width, dtype=qkv.dtype, device=qkv.device)
+    out = torch.empty(count, heads * width, dtype=qkv.dtype, device=qkv.device)
     cos, sin = rotation or (qkv, qkv)
     launch(
-        _attend_kernel, (rows, heads),
+        _attend_kernel, (count, heads),
         qkv, cos, sin, keys, values, lengths, out, keys.stride(0), keys.stride(1), width**-0.5,
-        HEADS=heads, WIDTH=width, BLOCK=128, ROTATE=rotation is not None, num_warps=4, **_pdl(pdl),
+        HEADS=heads, WIDTH=width, TOKENS=count // rows, BLOCK=128, ROTATE=rotation is not None,
+        num_warps=4, **_pdl(pdl),
     )  # fmt: skip
     return out
 

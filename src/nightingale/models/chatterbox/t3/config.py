@@ -10,6 +10,8 @@ PERCEIVER_QUERIES = 32
 """Vectors that the perceiver compresses a speech prompt to."""
 TAPS = 3
 """Layers of T3 whose inputs a draft head reads, besides the final hidden state."""
+SPEECH_VOCAB_KEY = "speech_vocab"
+"""Metadata in the file of a draft head: the size of its T3's speech vocabulary."""
 
 
 def tapped_layers(layers: int) -> tuple[int, ...]:
