@@ -22,7 +22,7 @@ from nightingale.models.chatterbox.t3.config import STOP_SPEECH
 class GpuCosts:
     """Seconds, for the multilingual model on an H200, measured."""
 
-    prefill_s: float = 0.0024
+    prefill_s: float = 0.0013
     step_s: float = 0.00125
     slot_s: float = 0.000015
     batch_s: float = 0.027

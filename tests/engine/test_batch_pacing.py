@@ -53,7 +53,7 @@ def speak(engine: SimulatedEngine, listeners: int, *, apart_s: float = 0.001) ->
         (MULTILINGUAL, 1, 0.06, 18),
         (MULTILINGUAL, 4, 0.15, 45),
         (MULTILINGUAL, 32, 0.5, 120),
-        (MULTILINGUAL, 64, 1.2, 130),
+        (MULTILINGUAL, 64, 0.9, 140),
         (TURBO, 96, 0.5, 300),
     ],
 )

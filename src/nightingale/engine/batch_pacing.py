@@ -22,6 +22,8 @@ MARGIN: Final = 1.15
 """Rendering is expected to take this much longer than the measured time per block says."""
 WAIT_S: Final = 0.1
 """The longest time that blocks wait for the first blocks of streams that start now."""
+URGENT_BATCHES: Final = 2
+"""A block is urgent if its listener would have nothing to play after so many full batches."""
 DECODE_S: Final = 0.3
 """Time for the tokens of the next blocks of all streams, about."""
 LARGEST_FIRST_BLOCK: Final = 32
@@ -50,18 +52,35 @@ class BatchPacing(Pacing):
         enough_s = now_s + DECODE_S + 2 * self._renderer.max_batch * self._capacity.block_s
         return rows if any(deadlines[request] < enough_s for request in rows) else []
 
-    def may_render(self, ready: int, in_flight: int, *, decoding: bool) -> bool:
+    def batch_size(self, ordered: Sequence[int]) -> int:
+        """Leave blocks that can wait to a later batch while streams start, whose first blocks come sooner then."""
+        jobs, size = self._snapshot(), self._renderer.max_batch
+        new = sum(jobs[request].is_new for request in ordered)
+        if new >= size or not self._starting(jobs, new):
+            return size
+        now_s = time.perf_counter()
+        soon_s = self._free_s(jobs, now_s) + URGENT_BATCHES * size * MARGIN * self._capacity.block_s
+        deadlines = self._deadlines(jobs, now_s)
+        urgent = sum(deadlines[request] < soon_s for request in ordered if not jobs[request].is_new)
+        return min(size, new + urgent)
+
+    def _starting(self, jobs: Mapping[int, Job], ready: int) -> bool:
+        """Return whether first blocks are being decoded, besides those that are ready."""
+        return ready < sum(job.is_new and job.is_decoding for job in jobs.values())
+
+    def may_render(self, ready: Sequence[int], in_flight: int, *, decoding: bool) -> bool:
         """Let a batch that is not full wait for blocks that are about to come, unless a listener would be late.
 
         These are the first blocks of streams that start now, and any others while a batch is being rendered.
         """
         since_s, self._waiting_since_s = self._waiting_since_s, math.inf
-        if ready >= self._renderer.max_batch or not decoding:
+        count = min(len(ready), self.batch_size(ready))
+        if count >= self._renderer.max_batch or not decoding:
             return in_flight < self._renderer.max_in_flight
-        if in_flight:
+        if in_flight or not count:
             return False
         now_s, jobs = time.perf_counter(), self._snapshot()
-        starting = ready < sum(job.is_new and job.is_decoding for job in jobs.values())
+        starting = self._starting(jobs, count)
         if not starting or now_s >= since_s + WAIT_S or not self._in_time(jobs, 0, now_s + WAIT_S):
             return True
         self._waiting_since_s = min(since_s, now_s)

@@ -64,8 +64,12 @@ class Pacing:
         utterance = self._jobs[request].utterance
         return 0 if utterance is None else utterance.surplus_tokens
 
-    def may_render(self, ready: int, in_flight: int, *, decoding: bool) -> bool:  # noqa: ARG002, for batches
-        """Return whether blocks are rendered now, with so many ready and `render` calls outstanding."""
+    def batch_size(self, ordered: Sequence[int]) -> int:  # noqa: ARG002, for batches
+        """Return how many of the blocks that are ready, in order, are rendered together."""
+        return self._renderer.max_batch
+
+    def may_render(self, ready: Sequence[int], in_flight: int, *, decoding: bool) -> bool:  # noqa: ARG002
+        """Return whether blocks are rendered now, with so many `render` calls outstanding."""
         most = self._renderer.max_in_flight
         return in_flight < (min(most, IN_FLIGHT) if self._competing else most)
 

@@ -265,7 +265,7 @@ class Worker:
         self._ready = self._pacing.in_order(self._ready)
         key = self._utterance(self._ready[0]).batch_key
         alike = [r for r in self._ready if self._utterance(r).batch_key == key]
-        requests = alike[: self.renderer.max_batch]
+        requests = alike[: self._pacing.batch_size(alike)]
         self._ready = [request for request in self._ready if request not in requests]
         rows = [self._pacing.take_block(request) for request in requests]
         if len(rows) > 1:
@@ -286,8 +286,8 @@ class Worker:
         return utterance
 
     def _can_render(self) -> bool:
-        ready, in_flight, decoding = len(self._ready), len(self._in_flight), bool(self._rows_to_decode())
-        return self._pacing.may_render(ready, in_flight, decoding=decoding)
+        in_flight, decoding = len(self._in_flight), bool(self._rows_to_decode())
+        return self._pacing.may_render(self._ready, in_flight, decoding=decoding)
 
     def _has_other_work(self) -> bool:
         """Return whether there is something to do before the next audio is ready."""
