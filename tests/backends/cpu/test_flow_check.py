@@ -30,7 +30,8 @@ def flow(request: pytest.FixtureRequest) -> Flow:
 
 
 def hift() -> Hift:
-    return fill(Hift(HiftConfig(base_channels=32, f0_channels=16))).eval()
+    torch.manual_seed(0)
+    return Hift(HiftConfig(base_channels=32, f0_channels=16)).eval().requires_grad_(False)
 
 
 def test_the_error_of_the_loaded_weights_is_measured(flow: Flow, caplog: pytest.LogCaptureFixture) -> None:
@@ -56,14 +57,15 @@ def test_weights_that_int8_does_not_fit_stay_in_float32(flow: Flow, caplog: pyte
 
 
 def test_a_vocoder_that_int8_does_not_fit_stays_in_float32(
-    flow: Flow, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    flow: Flow, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plain = hift()
+    """Weights of variance 1 amplify every rounding."""
+    plain, amplifying = hift(), fill(hift())
     with caplog.at_level(logging.WARNING):
         _, rounded = opening._to_int8(flow, plain)
-        assert 1e-3 < opening.spectrum_error(rounded, plain) < opening.MAX_SPECTRUM_ERROR
+        # Of the float32 kernels it would be less than 1e-5.
+        assert 1e-4 < opening.spectrum_error(rounded, plain) < opening.MAX_SPECTRUM_ERROR
         assert not caplog.records
-        monkeypatch.setattr(opening, "MAX_SPECTRUM_ERROR", 1e-3)
-        _, exact = opening._to_int8(flow, plain)
-    assert opening.spectrum_error(exact, plain) < 1e-5
+        _, exact = opening._to_int8(flow, amplifying)
+    assert opening.spectrum_error(exact, amplifying) < 1e-4
     assert "spectrum" in caplog.text
