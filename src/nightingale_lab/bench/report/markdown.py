@@ -131,16 +131,28 @@ def _by_machine(lines: Sequence[Line]) -> list[list[Line]]:
 
 
 def gpu(lines: Sequence[Line]) -> str:
-    """Return the goals on one GPU, beside upstream over the same weights in the same run."""
+    """Return the goals on one GPU, beside upstream over the same weights.
+
+    A run may measure some parts only: each row is that of the last run that measured it, and names its commit.
+    """
+    real = [line for line in lines if not line.get("tiny") and "table" in line]
+
+    def last(name: str, column: str) -> tuple[float | None, str]:
+        """Return the value of the last run that has one, and its commit."""
+        for line in reversed(real):
+            if (value := line["table"].get(name, {}).get(column)) is not None:
+                return value, line.get("commit", "")
+        return None, ""
 
     def body(line: Line) -> Iterable[Sequence[object]]:
         for name, found in line["table"].items():
             sign = found.get("sign") or ("≥" if "per second" in name else "≤")
             goals = ["" if found[goal] is None else f"{sign} {found[goal]:g}" for goal in ("must", "aim")]
-            yield name, number(found["upstream"], 4), *goals, number(found["reached"])
+            reached, commit = last(name, "reached")
+            yield name, number(last(name, "upstream")[0], 4), *goals, number(reached), commit
 
     what = "random weights of full size: multilingual (ten guided steps) unless Turbo is named; 102 tokens"
-    head = [what, "upstream", "must", "aim", "reached"]
+    head = [what, "upstream", "must", "aim", "reached", "commit"]
     return _measured(lines, "gpu_engine", head, body)
 
 

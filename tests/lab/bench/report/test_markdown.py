@@ -108,11 +108,13 @@ def test_a_machine_in_words_is_kept_as_it_was_written() -> None:
     assert "*2 cores, busy: `benchmarks/results/engine.jsonl`*" in said
 
 
-def test_goals_on_a_gpu_have_their_signs_and_a_run_of_some_parts_is_left_out() -> None:
+def test_goals_on_a_gpu_have_their_signs_and_are_of_the_last_run_that_measured_them() -> None:
     goal = {"upstream": None, "must": 0, "aim": 0, "reached": 0.0}
-    more = {"upstream": None, "must": 80, "aim": 200, "reached": 100.0, "sign": "≥"}
+    more = {"upstream": 5.0, "must": 80, "aim": 200, "reached": 100.0, "sign": "≥"}
     whole = {"table": {"listeners with underruns": goal, "audio s/s": more}, "part": "*", **SIGNED}
-    part = {"table": {}, "part": "turbo/alone", **SIGNED}
+    later = {"audio s/s": more | {"reached": 120.0, "upstream": None}}
+    missing = {"listeners with underruns": goal | {"reached": None}}
+    part = {"table": later | missing, "part": "turbo/alone", **SIGNED, "commit": "later"}
     said = markdown.gpu([whole, part])
-    assert cells(said, "listeners with underruns")[2:] == ["≤ 0", "≤ 0", "0"]
-    assert cells(said, "audio s/s")[2:] == ["≥ 80", "≥ 200", "100"]
+    assert cells(said, "listeners with underruns")[2:] == ["≤ 0", "≤ 0", "0", SIGNED["commit"]]
+    assert cells(said, "audio s/s")[1:] == ["5", "≥ 80", "≥ 200", "120", "later"]
