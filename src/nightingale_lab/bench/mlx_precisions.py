@@ -11,7 +11,9 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +26,7 @@ from nightingale.backends.mlx.t3.transformer import Precision
 from nightingale.backends.mlx.weight_files import t3_weights
 from nightingale.backends.profiles import PROFILES, Preference
 from nightingale.decoding.decoding import Prompt
-from nightingale.engine.load import load_model
+from nightingale.engine.load import Model, load_model
 from nightingale.engine.tts import TTS
 from nightingale_lab.bench.judges.client import judges_python
 from nightingale_lab.bench.quality import ask_with, measure
@@ -33,6 +35,9 @@ from nightingale_lab.bench.wren import render
 
 LIMITS: Final = {"int8": 0.02, "int4": 0.15}
 """Largest RMS error of the logits over their spread."""
+SENTENCE: Final = "The birds were singing before anyone in the house was awake."
+TOKENS: Final = 12
+"""Speech tokens after which logits are compared."""
 SPOKEN: Final = {
     "float32": ("float32", Preference("onnx", "int8")),
     "int8": ("int8", Preference("onnx", "int8")),
@@ -41,24 +46,41 @@ SPOKEN: Final = {
 }
 
 
-def wren_logits(precision: Precision) -> np.ndarray:
-    """Return the logits of wren after a prompt and after each of the speech tokens that follow it."""
+def wren_t3(precision: Precision) -> tuple[Model, MlxT3]:
     model = load_model("wren", offline=True, options={})
-    t3 = MlxT3(model.info.preset.t3, t3_weights(model.source), precision)
+    return model, MlxT3(model.info.preset.t3, t3_weights(model.source), precision)
+
+
+def logits_after(model: Model, t3: MlxT3, tokens: Sequence[int]) -> np.ndarray:
+    """Return the logits (1 + tokens, vocab) after a sentence and after each of its speech tokens."""
     assert model.default_voice is not None
-    text_ids = np.random.default_rng(0).integers(1, 250, size=30).tolist()
-    prompt = Prompt(text="", text_ids=text_ids, voice=model.default_voice, exaggeration=0.0, guided=False)
-    tokens = np.random.default_rng(1).integers(6561, size=20)
-    speech = t3.embed_speech(mx.array(tokens), mx.arange(20))[None]
-    x = mx.concatenate([t3.embed_prompt(prompt, max_new_tokens=100), speech], axis=1)
+    text_ids = model.frontend.encode(SENTENCE, None)
+    prompt = Prompt(
+        text=SENTENCE, text_ids=text_ids, voice=model.default_voice, exaggeration=0.0, guided=False
+    )
+    x = t3.embed_prompt(prompt, max_new_tokens=100)
+    if tokens:
+        count = len(tokens)
+        x = mx.concatenate([x, t3.embed_speech(mx.array(list(tokens)), mx.arange(count))[None]], axis=1)
     hidden, _ = t3.backbone.read(x, t3.backbone.new_caches(1, 256))
-    return np.array(t3.head(hidden[:, -21:]).astype(mx.float32))
+    logits: np.ndarray = np.array(t3.head(hidden[:, -(1 + len(tokens)) :]).astype(mx.float32))[0]
+    return logits
+
+
+@cache
+def exact_logits() -> tuple[np.ndarray, tuple[int, ...]]:
+    """Return the logits in float32, and the first speech tokens of the sentence, the most likely ones."""
+    model, t3 = wren_t3(Precision(mx.float32))
+    tokens: list[int] = []
+    for _ in range(TOKENS):
+        tokens.append(int(logits_after(model, t3, tokens)[-1].argmax()))
+    return logits_after(model, t3, tokens), tuple(tokens)
 
 
 def logit_error(precision: str) -> float:
-    """Return the RMS error of wren's logits against float32, over their spread."""
-    exact = wren_logits(Precision(mx.float32))
-    error = wren_logits(Precision.named(precision, gpu=runs_on_gpu())) - exact
+    """Return the RMS error of wren's logits against float32, over their spread, while it speaks a sentence."""
+    exact, tokens = exact_logits()
+    error = logits_after(*wren_t3(Precision.named(precision, gpu=runs_on_gpu())), tokens) - exact
     return float(np.sqrt(np.square(error).mean()) / exact.std())
 
 

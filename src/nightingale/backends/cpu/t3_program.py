@@ -135,7 +135,11 @@ class T3Program:
         self._pool.run(range(first, self._op_count))
         if hidden is not None:
             final[:] = self._final_norm(self.stream[:tokens])
-        return torch.from_numpy(self._logits[:logits_tokens, : self._vocab].copy())
+        logits = self._logits[:logits_tokens, : self._vocab].copy()
+        # Rounding to int8 makes numbers of NaN, which the residual stream keeps.
+        finite = np.isfinite(self.stream[tokens - logits_tokens : tokens]).all(axis=1)
+        logits[~finite] = np.nan
+        return torch.from_numpy(logits)
 
     def _final_norm(self, x: Floats) -> Floats:
         weight, bias = self._weights["logits.norm_weight"], self._weights.get("logits.norm_bias")

@@ -24,7 +24,7 @@ from nightingale_lab.bench.verify.voice_reference import voice_checks, write_ref
 from nightingale_lab.reference import load
 from nightingale_lab.train.pack_weights import pack
 
-pytestmark = pytest.mark.nightly
+pytestmark = pytest.mark.slow
 TEXTS = sentences(12)
 
 
