@@ -21,6 +21,7 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from typing import Any
 
 import checkout  # noqa: F401
@@ -28,7 +29,6 @@ import torch
 from torch import Tensor
 
 from nightingale.backends.cuda.graphs import GraphedFunction
-from nightingale.backends.cuda.t3 import fused_step
 from nightingale.backends.cuda.t3.batched_sampling import DecodeState
 from nightingale.backends.cuda.t3.decode_loop import DecodeLoop, DecodePlan
 from nightingale.backends.cuda.t3.speculative_step import SpeculativeStep
@@ -214,7 +214,7 @@ def main(arguments: list[str] | None = None) -> None:
         shown.part(f"{drafts.family}: tokens", drafts.check)
         shown.part(f"{drafts.family}: times", drafts.measure)
     if shown.device.type == "cuda":
-        module: Any = fused_step
+        module: Any = import_module("nightingale.backends.cuda.t3.fused_step")  # needs Triton
         few, module.MAX_ROWS = module.MAX_ROWS, 8
         for drafts in built:
             shown.part(f"{drafts.family}: times", partial(drafts.measure, ", own kernel for up to 8 rows"))
