@@ -194,7 +194,9 @@ def _name(family: Family) -> str:
 
 
 @pytest.mark.parametrize("name", ["multilingual", "turbo", "wren"])
-@pytest.mark.parametrize(("drafts", "accepted"), [(1, [1, 0, 1]), (3, [2, 1])])
+@pytest.mark.parametrize(
+    ("drafts", "accepted"), [pytest.param(1, [1, 0, 1], marks=pytest.mark.slow), (3, [2, 1])]
+)
 def test_kernels_give_the_tokens_of_plain_steps(
     name: str, drafts: int, accepted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
